@@ -35,9 +35,11 @@ from data.cameras import spike_grid, spike_source
 from data.cameras.self_calibration import calibrated
 from data.clip import Clip
 from data.clip_sources import ClipSources
-from data.clips.io_backend import IO_BACKENDS, CacheReader, DiskFiles
+from data.clips.clip_cache import CacheReader
+from data.clips.clip_lists import join_clips, one_of_each_form
+from data.clips.disk_files import DiskFiles
+from data.clips.io_backend import IO_BACKENDS
 from data.clips.ranges import begins_of
-from data.clips.table import join_clips, one_of_each_form
 from data.root_spikes import is_auto
 from utils import contract
 from utils.errors import OptionError

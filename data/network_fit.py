@@ -12,8 +12,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from data.clips.clip_lists import one_of_each_form
 from data.clips.readers import Reader
-from data.clips.table import one_of_each_form
 from utils.errors import DataError, OptionError
 
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from data.alignment_check import warning_of
 from data.cameras.spike_source import SPIKE_SOURCES
-from data.clips.clip_reader import section_and_info, user_clips
+from data.clips.clip_reader import user_clips
+from data.clips.user_spike_files import section_and_info
 from data.reconstruct import Reconstruction, spike_clip, spike_section
 from utils import utils_dist
 from utils.contract import ClipReader

@@ -31,9 +31,11 @@ import torch
 from data.cameras.representation_section import REPRESENTATIONS, channels_of
 from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.cameras.spike_source import SPIKE_SOURCES, DatSpikes
-from data.clips.clip_reader import UserClips, section_and_info, spike_files, user_clip
+from data.clips.clip_reader import UserClips
 from data.clips.readers import DatasetClip
+from data.clips.user_clip import user_clip
 from data.clips.user_frames import UserFrames
+from data.clips.user_spike_files import section_and_info, spike_files
 from data.spike.formats import FORMATS, count_planes, open_spikes
 from data.spike.pictures import DISPLAY_GAMMA, to_display, to_uint8
 from data.spike.ratios import exposure_estimate

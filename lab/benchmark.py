@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from data.clip_dataset import TrainClips
-from data.clips.io_backend import build_cache
+from data.clips.cache_builder import build_cache
 from data.select_dataset import DATASETS, build_dataset
 from data.spike.formats import write_spikes
 from data.spike.geometry import SpikeGeometry

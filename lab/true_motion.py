@@ -5,7 +5,7 @@
 
 The clips are the photographs of lab/joint_gain.py: photographs that move as layers in front of one
 another. No optical flow has made their motion. Each clip can be painted again from its seed, so the
-true motion of each pixel is known (`data.making.light_in_motion.PhotoScene.shifts`). The program
+true motion of each pixel is known (`data.making.photo_scene.PhotoScene.shifts`). The program
 restores each frame three times:
 
     operator    by weights/operator.pth, without any motion
@@ -22,8 +22,8 @@ place where something else is seen.
 The program writes <out>/true_motion.json and prints a table. Clips that are there are used again.
 
 What must stay: the scene of a clip is painted again from its seed, so it must be painted as when
-the clip was made (data/making/light_in_motion.py; test_a_seed_gives_its_scene notices another
-scene). Free to change: the motions that are compared, and the table.
+the clip was made (data/making/photo_scene.py; test_a_seed_gives_its_scene notices another scene).
+Free to change: the motions that are compared, and the table.
 
 Tests: tests/parts/house/test_true_motion.py tests the choice of the frame and the table, and
 tests/parts/scripts/test_prepare_gopro_spike.py the true motion of a scene. No test runs `main`.
@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.clips.readers import DatasetClip
 from data.clips.user_frames import FrameSource
-from data.making.light_in_motion import PhotoScene
+from data.making.photo_scene import PhotoScene
 from data.motion.exposure import Recording
 from data.motion.finder import Finder, finder_of
 from data.motion.flow import ERROR_BY_LENGTH, LEAST_ERROR

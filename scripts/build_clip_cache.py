@@ -19,13 +19,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.clips.io_backend import build_cache
+from data.clips.cache_builder import build_cache
 from scripts.parts.exit_codes import tracked, with_exit_code
 from utils.errors import OptionError
 from utils.options.load import load_options
 
-# data/clips/io_backend.py writes and reads the cache. tests/stories/test_extending.py builds a
-# cache of each split, trains on one and tests on the other.
+# data/clips/cache_builder.py writes the cache, and data/clips/clip_cache.py reads it.
+# tests/stories/test_extending.py builds a cache of each split, trains on one and tests on the
+# other.
 # Free to change: the printed texts.
 
 

@@ -31,7 +31,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.clips.threads import map_in_threads, usable_cores
-from data.making.light_in_motion import smooth_walk
+from data.making.smooth_walk import smooth_walk
 from data.spike import simulate
 from data.spike.formats import write_spikes
 from data.spike.geometry import SpikeGeometry

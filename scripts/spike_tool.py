@@ -41,8 +41,9 @@ from data.cameras.dataset_info import nearest_info
 from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.clips.pictures import read_bgr
 from data.clips.user_frames import FrameSource
-from data.clips.user_spikes import check_same_view
-from data.making.light_in_motion import LightPath, grey_light
+from data.clips.user_spike_files import check_same_view
+from data.making.frame_light import grey_light
+from data.making.light_path import LightPath
 from data.spike import formats, simulate
 from data.spike.errors import SpikeFileError
 from data.spike.geometry import KNOWN_GEOMETRIES, SPS100_SIDE, SpikeGeometry

@@ -17,7 +17,7 @@ picture of the spike camera. A meta file is a list of the clips of a data set, w
 frames of each clip.
 
 Callers are data/clips/manifest.py and data/clips/preflight.py (data sets), data/clips/kept.py
-(stored results) and data/clips/clip_reader.py (a user's own files).
+(stored results) and data/clips/user_clip.py (a user's own files).
 
 What must stay: if `problems` is empty, the clip is complete. Every tuple of the `Clip` then has an
 entry for each frame, and callers rely on this (test_a_fault_of_the_data_is_named_before_training

@@ -3,7 +3,7 @@
 A decoder leaves out frames of a damaged film without an error. But a container (.mp4, .mkv, ...)
 stores each encoded frame as a packet with a time, and packets can be read without decoding. If no
 frame was decoded at the time of a packet, a frame is missing. `film_times` compares the times of
-packets with the times of decoded frames. data/clips/clip_reader.py calls it for a user's film.
+packets with the times of decoded frames. data/clips/user_clip.py calls it for a user's film.
 
 What must stay: a missing frame is found. The times say which planes of a spike file belong to which
 frame. If a missing frame were not found, all later frames would get the planes of other frames.

@@ -4,8 +4,8 @@ A record is two files in <path.root>/.preflight. Their names begin with a digest
 the check depends on (`digest_of_options`), and the scale of the network:
 
     3f2a90c1d4e5b677_x1.json   {"counts": "22 clips, ...", "warnings": [...], "arrays": SHA-256}
-    3f2a90c1d4e5b677_x1.npz    the clips as arrays (data/clips/table.py), and the state of each
-                               folder (`State` in data/clips/listed_files.py)
+    3f2a90c1d4e5b677_x1.npz    the clips as arrays (data/clips/columns.py), and the state of
+                               each folder (`State` in data/clips/listed_files.py)
 
 `Record` reads and writes the record of one data root. `checked_clips` gives the clips of a record
 to other ranks and to loader workers.
@@ -43,18 +43,13 @@ import numpy as np
 from data.clip import Clip
 from data.clips import manifest
 from data.clips.clip_check import ClipCheck
+from data.clips.column_check import refuse_columns
+from data.clips.columns import Columns, Texts, kinds_of, types_of
 from data.clips.data_root import list_clip
 from data.clips.listed_files import FileEntry, State, entry_of, is_lmdb, state_of, stem_of
 from data.clips.ranges import first_and_end
 from data.clips.source import Kind, Problem, Source
-from data.clips.table import (
-    ClipTable,
-    Columns,
-    Texts,
-    kinds_of,
-    refuse_columns,
-    types_of,
-)
+from data.clips.table import ClipTable
 from data.clips.threads import map_in_threads
 from data.spike.errors import SpikeFileError
 from utils.dist.state import RUN

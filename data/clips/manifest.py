@@ -27,10 +27,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from data.clip import Clip
 from data.clips.clip_check import ClipCheck, Size, most_frequent
+from data.clips.clip_lists import scales_of
 from data.clips.file_content import read_bytes
 from data.clips.listed_files import FileEntry, Folder, Listing
 from data.clips.source import Problem, Source, joined_errors, joined_texts, list_source
-from data.clips.table import scales_of
 from data.clips.threads import map_in_threads
 from utils.errors import DataError
 from utils.files import natural_key

@@ -37,6 +37,8 @@ from typing import Any, NamedTuple
 from data.clip import IMAGE_KINDS, Clip
 from data.clips import manifest
 from data.clips.clip_check import ClipCheck, Size
+from data.clips.clip_lists import frame_counts, one_of_each_form, planes_of
+from data.clips.columns import Columns
 from data.clips.file_content import SLOW_FROM_START, is_read_from_start
 from data.clips.kept import SHARE, Record, RecordId, Result
 from data.clips.listed_files import FileEntry, Folder, Listing, State, entry_of
@@ -44,14 +46,8 @@ from data.clips.look import Look, look_at_picture, look_at_spikes
 from data.clips.picture_losses import what_is_lost
 from data.clips.source import Problem, Source
 from data.clips.spike_check import check_spikes
-from data.clips.table import (
-    ClipTable,
-    Columns,
-    TableBuilder,
-    frame_counts,
-    one_of_each_form,
-    planes_of,
-)
+from data.clips.table import ClipTable
+from data.clips.table_builder import TableBuilder
 from data.clips.threads import map_in_threads
 from utils.dist import watchdog
 from utils.errors import DataError

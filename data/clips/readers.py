@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from data.clips import io_backend
+from data.clips.clip_cache import INDEX, CacheReader
 from data.clips.content import digest_of_clips
 from data.clips.listed_files import stamp
 
@@ -231,7 +231,7 @@ class DatasetClip(Reader):
         # One spike file may be listed for all frames. dict.fromkeys keeps the order.
         paths = list(dict.fromkeys(paths))
         backend = self.dataset.backend
-        if isinstance(backend, io_backend.CacheReader):
+        if isinstance(backend, CacheReader):
             # The stamp of a file that is not on this machine is (0, 0).
             is_here = stamp(paths[0]) != (0, 0)
             if not is_here:
@@ -260,11 +260,11 @@ class DatasetClip(Reader):
 
         paths = []
         backend = self.dataset.backend
-        if isinstance(backend, io_backend.CacheReader):
+        if isinstance(backend, CacheReader):
             # The files from which the cache was built need not be on this machine. But its index
             # changes whenever the cache is built anew.
             for source in self.dataset.sources:
-                paths.append(str(Path(backend.path, source.name_prefix, io_backend.INDEX)))
+                paths.append(str(Path(backend.path, source.name_prefix, INDEX)))
         paths += [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]
         for path in dict.fromkeys(paths):
             size, mtime_ns = stamp(path)

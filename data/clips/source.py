@@ -98,8 +98,8 @@ class Kind(NamedTuple):
 class Source:
     """Where the clips of a data root are, and how they are read.
 
-    `ClipDataset._source_of` makes it from the options of a data set, and `user_clip`
-    (data/clips/clip_reader.py) makes it for a user's own files. Whoever adds a field that changes
+    `ClipSources._source_of` makes it from the options of a data set, and `user_clip`
+    (data/clips/user_clip.py) makes it for a user's own files. Whoever adds a field that changes
     the check must add it to `digest_of_options` in data/clips/kept.py, too.
     """
 

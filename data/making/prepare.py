@@ -54,14 +54,11 @@ from data.clips.listed_files import stamp
 from data.clips.pictures import image_size
 from data.clips.user_folders import clips_in
 from data.clips.user_frames import FrameSource
-from data.making.light_in_motion import (
-    Cut,
-    LightPath,
-    PhotoScene,
-    find_cuts,
-    grey_light,
-    video_scene,
-)
+from data.making.frame_light import grey_light
+from data.making.light_path import LightPath
+from data.making.photo_scene import PhotoScene
+from data.making.video_parts import Cut, find_cuts
+from data.making.video_scene import video_scene
 from data.spike.formats import write_spikes
 from data.spike.geometry import SpikeGeometry
 from data.spike.pictures import to_linear

@@ -36,7 +36,7 @@ TRIED = (
 JUDGED_PLANES = 16  # most planes of a size
 JUDGED_BITS = 4_000_000  # most bits of these planes together
 # Two shapes count as equal up to this relative difference, as in `check_same_view` of
-# data/clips/user_spikes.py.
+# data/clips/user_spike_files.py.
 SHAPE_TOLERANCE = 0.02
 
 

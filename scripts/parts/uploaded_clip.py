@@ -29,8 +29,8 @@ from pathlib import Path
 
 from data.cameras.dataset_info import FILE_NAME
 from data.cameras.spike_errors import spike_errors_as_data_errors
-from data.clips.clip_reader import spike_files
 from data.clips.user_frames import FrameSource
+from data.clips.user_spike_files import spike_files
 from models.restore.flags import JOINT
 from models.restore.request import SHIPPED_WEIGHTS
 from scripts import spike_tool

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from data.clip_dataset import TestClips, TrainClips
-from data.clips.io_backend import build_cache
+from data.clips.cache_builder import build_cache
 from data.clips.manifest import Source
 from data.clips.preflight import Report
 from data.select_dataset import DATASETS, build_dataset

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from data.clips.io_backend import build_cache
+from data.clips.cache_builder import build_cache
 from tests.helpers.clip_files import (
     build_clips,
     data_section,

@@ -33,13 +33,17 @@ import numpy as np
 import pytest
 
 from data.clip import Clip
-from data.clips import manifest, table
+from data.clips import manifest
+from data.clips.clip_lists import frame_counts, join_clips, one_of_each_form, planes_of, scales_of
+from data.clips.column_check import LARGEST_PLANE, LARGEST_SIDE, refuse_columns
+from data.clips.columns import Row
 from data.clips.file_content import SLOW_FROM_START
 from data.clips.listed_files import entry_of
 from data.clips.look import Look
 from data.clips.preflight import Report, check_source
 from data.clips.source import MOST_FRAMES, Source
 from data.clips.table import ClipTable
+from data.clips.table_builder import TableBuilder
 from data.spike.formats import read_spikes, write_spikes
 from data.spike.geometry import SpikeGeometry
 from tests.dist.launching import run_ranks
@@ -241,7 +245,7 @@ def two_roots(tmp_path: Path) -> list[dict[str, Any]]:
 
 def numbers_of(clips: Sequence[Clip]) -> tuple[list[int], list[int], set[int]]:
     """Return frame counts and scales of clips, and the numbers of planes of their spike files."""
-    return table.frame_counts(clips), table.scales_of(clips), table.planes_of(clips)
+    return frame_counts(clips), scales_of(clips), planes_of(clips)
 
 
 def test_a_table_joined_tables_and_a_list_give_the_same_numbers(tmp_path):
@@ -251,7 +255,7 @@ def test_a_table_joined_tables_and_a_list_give_the_same_numbers(tmp_path):
         source = source_of(values)
         found, _ = manifest.scan(source)
         lists.append(found)
-        builder = table.TableBuilder(source)
+        builder = TableBuilder(source)
         for clip in found:
             # The table stores size and time of each file, which the check reads with its look.
             paths = [*clip.lq, *clip.gt, *clip.spike]
@@ -265,18 +269,18 @@ def test_a_table_joined_tables_and_a_list_give_the_same_numbers(tmp_path):
     assert numbers_of(lists[0]) == of_first
     assert numbers_of(tables[0]) == of_first
     assert numbers_of(lists[0] + lists[1]) == of_both
-    assert numbers_of(table.join_clips(lists)) == of_both
-    assert numbers_of(table.join_clips(tables)) == of_both
+    assert numbers_of(join_clips(lists)) == of_both
+    assert numbers_of(join_clips(tables)) == of_both
     # A table and a list may be joined, too, and joined tables may be joined again.
-    assert numbers_of(table.join_clips([tables[0], lists[1]])) == of_both
-    tables_twice = table.join_clips([table.join_clips(tables), tables[0]])
+    assert numbers_of(join_clips([tables[0], lists[1]])) == of_both
+    tables_twice = join_clips([join_clips(tables), tables[0]])
     assert numbers_of(tables_twice)[0] == [6, 6, 3, 6, 6, 6, 3]
 
 
 def test_joined_tables_have_the_clips_of_the_first_root_and_then_of_the_second(tmp_path):
     tables = [checked_at_start(values, tmp_path).clips for values in two_roots(tmp_path)]
 
-    together = table.join_clips(tables)
+    together = join_clips(tables)
 
     lq_files = [clip.lq for clips in tables for clip in clips]
     assert [together[number].lq for number in range(4)] == lq_files
@@ -291,14 +295,14 @@ def test_one_of_each_form_has_the_sizes_of_all_clips(tmp_path):
 
     def names_and_sizes(clips: Sequence[Clip]) -> list[tuple[str, int, int]]:
         """Return name, height and height of the sharp frames of one clip of each form."""
-        forms = table.one_of_each_form(clips)
+        forms = one_of_each_form(clips)
         return [(clip.name, clip.size[0], clip.gt_size[0]) for clip in forms]
 
     # "b" has the form of "a", so a table leaves it out. A list has all its clips.
     assert names_and_sizes(tables[0]) == [("a", 16, 16), ("c", 16, 32)]
     assert names_and_sizes(lists[0]) == [("a", 16, 16), ("b", 16, 16), ("c", 16, 32)]
     in_both = [("a", 16, 16), ("c", 16, 32), ("a", 16, 64)]
-    assert names_and_sizes(table.join_clips(tables)) == in_both
+    assert names_and_sizes(join_clips(tables)) == in_both
 
 
 def test_a_compressed_spike_file_of_a_whole_clip_is_said_to_be_slow_once(root):
@@ -621,7 +625,7 @@ def row_has(**fields: int) -> Callable[[Columns], Columns]:
     def lie(columns: Columns) -> Columns:
         rows = columns["rows"].copy()
         for name, value in fields.items():
-            rows[table.Row._fields.index(name)] = value
+            rows[Row._fields.index(name)] = value
         return {"rows": rows}
 
     return lie
@@ -636,7 +640,7 @@ WRONG_COLUMNS = {
     "a column that is unknown": lambda columns: {"more": columns["frames"]},
     "texts without an end": one_less("stems"),
     "too many frames": first_is("frames", MOST_FRAMES + 1),
-    "a size that is too large": first_is("sizes", table.LARGEST_SIDE + 1),
+    "a size that is too large": first_is("sizes", LARGEST_SIDE + 1),
     "a name too few": is_text("stems", *11 * ["0"]),
     "a name that is its folder": is_text("stems", *12 * ["."]),
     "a name that is the folder above": is_text("stems", *12 * [".."]),
@@ -651,7 +655,7 @@ WRONG_COLUMNS = {
     "a folder without an end": is_text("lq_places", "/clip0/blur", "/clip10/blur/"),
     "half a row": one_less("rows"),
     "a row with a plane below zero": row_has(first_plane=-1),
-    "a row with a huge plane": row_has(origin=table.LARGEST_PLANE),
+    "a row with a huge plane": row_has(origin=LARGEST_PLANE),
     "a row without planes": row_has(plane_count=0),
     "an endless center": first_is("centers", np.inf),
     "a center behind the planes": first_is("centers", PLANES),
@@ -663,7 +667,7 @@ WRONG_COLUMNS = {
     "more planes before the frame than are read": row_has(before=PLANES + 1),
     "no planes of a file": one_less("planes"),
     "a file without planes": first_is("planes", 0),
-    "a file of too many planes": first_is("planes", table.LARGEST_PLANE),
+    "a file of too many planes": first_is("planes", LARGEST_PLANE),
     "a frame without a row": one_less("exposures"),
     "own planes outside of the file": row_has(first_plane=1),
     "read planes outside of the file": row_has(own_first=1),
@@ -696,10 +700,10 @@ LIES_OF_COLUMNS = [
 )
 def test_wrong_columns_are_refused_without_a_look_at_the_files(checked_source, lie):
     source, columns = checked_source
-    table.refuse_columns(columns, source)  # the true ones are taken
+    refuse_columns(columns, source)  # the true ones are taken
 
     with pytest.raises(ValueError):
-        table.refuse_columns(columns | lie(columns), source)
+        refuse_columns(columns | lie(columns), source)
 
 
 # A line has the name of a clip, its number of frames, its shape (0: any) and its first frame.
@@ -716,16 +720,14 @@ def test_columns_of_other_clips_than_a_meta_file_lists_are_refused(checked_sourc
     meta.write_text(lines)
 
     with pytest.raises(ValueError, match="the kept record is wrong"):
-        table.refuse_columns(columns, dataclasses.replace(source, meta_info_file=str(meta)))
+        refuse_columns(columns, dataclasses.replace(source, meta_info_file=str(meta)))
 
 
 def test_columns_of_a_clip_that_is_left_out_are_refused(checked_source):
     source, columns = checked_source
 
     with pytest.raises(ValueError, match="the kept record is wrong: clips"):
-        table.refuse_columns(
-            columns, dataclasses.replace(source, excluded_clips=frozenset({"clip0"}))
-        )
+        refuse_columns(columns, dataclasses.replace(source, excluded_clips=frozenset({"clip0"})))
 
 
 def test_columns_with_more_instants_of_some_frames_are_refused(root):
@@ -735,12 +737,12 @@ def test_columns_with_more_instants_of_some_frames_are_refused(root):
     for name in ("folders", "folder_states"):
         del columns[name]
     source = source_of(values)
-    table.refuse_columns(columns, source)  # the true ones are taken
+    refuse_columns(columns, source)  # the true ones are taken
     # Two clips of six frames with three instants each.
     assert columns["gt_instants_counts"].tolist() == [18, 18]
 
     with pytest.raises(ValueError, match="the kept record is wrong: gt_instants"):
-        table.refuse_columns(columns | counts_are("gt_instants_counts", 17, 19)(columns), source)
+        refuse_columns(columns | counts_are("gt_instants_counts", 17, 19)(columns), source)
 
 
 def test_a_record_without_one_of_the_clips_is_as_good_as_none(root):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from data.cameras.rig import Rig
-from data.making.light_in_motion import PhotoScene, smooth_walk
+from data.making.photo_scene import PhotoScene
+from data.making.smooth_walk import smooth_walk
 
 
 def test_a_seed_gives_its_rig():

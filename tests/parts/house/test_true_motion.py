@@ -6,7 +6,7 @@ The program as a whole makes clips and restores them, which takes minutes.
 import numpy as np
 import pytest
 
-from data.making.light_in_motion import PhotoScene
+from data.making.photo_scene import PhotoScene
 from data.motion.exposure import Recording
 from data.motion.view import View
 from lab.true_motion import TrueMotion, table_of

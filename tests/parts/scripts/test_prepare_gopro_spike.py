@@ -32,7 +32,8 @@ import pytest
 from data.cameras.calibration import Calibration
 from data.cameras.rig import Rig
 from data.clip_reading import ClipDataset
-from data.making.light_in_motion import LightPath, PhotoScene
+from data.making.light_path import LightPath
+from data.making.photo_scene import PhotoScene
 from data.making.prepare import ClipSource
 from data.select_dataset import build_dataset
 from data.spike.formats import read_spikes

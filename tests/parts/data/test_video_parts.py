@@ -1,4 +1,4 @@
-"""data/making/light_in_motion.py: the parts of a video that can be interpolated.
+"""data/making/video_parts.py: the parts of a video that can be interpolated.
 
 A video is a textured picture that moves to the right by some pixels from frame to frame. With a
 limit of 8 pixels (MOST_STEP), its frames are scaled down until the motion is as small.
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from data.making.light_in_motion import Cut, find_cuts
+from data.making.video_parts import Cut, find_cuts
 from tests.helpers.two_cameras import texture
 
 SIDE = 160  # height and width of the frames

@@ -1,0 +1,215 @@
+"""Build a clip cache, every clip of a data set as raw arrays on disk.
+
+scripts/build_clip_cache.py calls `build_cache`. data/clips/clip_cache.py has the form of the files,
+and reads them.
+
+The cache appears complete or not at all: it is written to a folder beside its place, which gets the
+final name at the end. After an interruption, a second call writes only the missing clips.
+
+What must stay: every refusal comes before the first clip is written, and the old cache is only
+removed when the new cache is complete. Only a cache with a clip in common is ever replaced
+(test_a_cache_is_not_replaced_by_one_of_another_split,
+test_nothing_foreign_makes_room_for_a_cache).
+
+Tests: tests/parts/data/test_clip_cache.py
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from data.cameras.spike_errors import spike_errors_as_data_errors
+from data.clip import IMAGE_KINDS, Clip
+from data.clips import manifest
+from data.clips.clip_cache import FORMAT, INDEX, STORED, load_index, selection_of, shapes_of_arrays
+from data.clips.file_content import open_spike_file
+from data.clips.manifest import Source
+from data.clips.pictures import read_bgr
+from data.spike.packing import pack
+from utils.errors import DataError
+from utils.files import (
+    MARK,
+    free_bytes,
+    publish_folder,
+    refuse_foreign,
+    refuse_overlap,
+    scratch_folder,
+    write_whole,
+)
+
+
+def build_cache(
+    source: Source, path: str, track: Callable[[list[Clip]], Iterable[Clip]] = iter
+) -> list[Clip]:
+    """Write the clips of `source` to the folder `path`. Returns the clips.
+
+    The folder appears complete or not at all. After an interruption, a second call writes only the
+    missing clips.
+    track: a function that yields the clips that it gets, and shows the progress.
+    Raises DataError for wrong data, and for a disk without enough room.
+
+    What must stay: every refusal comes before the first clip is written, and the old cache is only
+    removed when the new cache is complete. Only a cache with a clip in common is ever replaced
+    (test_a_cache_is_not_replaced_by_one_of_another_split,
+    test_nothing_foreign_makes_room_for_a_cache).
+    """
+    target = Path(os.path.abspath(path))
+    # Refuse a folder within a data root, or around one.
+    refuse_overlap(target, source.roots(), "--out")
+    cached = _cached_clips(target)  # names of the clips of an older cache
+    clips, problems = manifest.scan(source)
+    manifest.raise_problems([(source, problems)])
+    _refuse_cache_of_others(cached, clips, target)
+
+    # The clips are written into this folder, which gets its final name at the end.
+    partial = target.with_name(f".{target.name}.partial")
+    index = json.dumps(_index_of(source, clips))
+    # Continue an interrupted build only if it was for the same clips and files. Otherwise
+    # `scratch_folder` removes the old folder and makes an empty one.
+    if not _has_begun(partial, index):
+        scratch_folder(partial)
+        write_whole(partial / INDEX, index.encode())
+    clips_to_write = [clip for clip in clips if not (partial / clip.name).exists()]
+    _refuse_full_disk(clips_to_write, partial)
+    for clip in track(clips_to_write):
+        _write_clip(clip, partial)
+    if target.exists():
+        # Check the old cache again before it is removed, because somebody may have put files into
+        # its folder while the new cache was written.
+        _cached_clips(target)
+        shutil.rmtree(target)
+    publish_folder(partial, target)  # gives the folder its final name
+    return clips
+
+
+def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
+    """Return the content of index.json.
+
+    The keys are the format of a clip cache. A change needs another FORMAT.
+    """
+    digests = {}
+    for kind, listing in manifest.list_source(source).items():
+        digests[kind] = manifest.digest(kind, listing)
+    spike = None
+    if source.spikes:
+        spike = asdict(source.spikes.geometry.as_raster())
+    return {
+        "format": FORMAT,
+        "source": digests,
+        "selection": selection_of(source),
+        "spike": spike,
+        "clips": [{key: getattr(clip, key) for key in STORED} for clip in clips],
+    }
+
+
+def _has_begun(partial: Path, index: str) -> bool:
+    """Return whether `partial` is our folder of an interrupted build with the same index.
+
+    `scratch_folder` puts a file named MARK into each folder that it makes.
+    """
+    index_file = partial / INDEX
+    if not (partial / MARK).is_file() or not index_file.is_file():
+        return False
+    return index_file.read_text(encoding="utf-8") == index
+
+
+def _refuse_cache_of_others(cached: set[str], clips: Sequence[Clip], target: Path) -> None:
+    """Refuse to replace a cache that has no clip in common with the new one.
+
+    If no clip is the same, the folder is probably the cache of another split, e.g. "test", and the
+    user has named it by mistake.
+    cached: names of the clips in the cache. clips: the clips of the new cache.
+    """
+    names = {clip.name for clip in clips}
+    if cached and cached.isdisjoint(names):
+        raise DataError(
+            what="the folder holds the cache of other clips: "
+            f"{min(cached)} and {len(cached) - 1} more",
+            where=str(target),
+            expected="a cache of the same clips",
+            do="choose another --out for each split",
+        )
+
+
+# Largest fraction of the free space that a new clip cache may take, so that the disk is never full.
+LARGEST_DISK_FRACTION = 0.95
+
+
+def _refuse_full_disk(clips: Sequence[Clip], partial: Path) -> None:
+    """Refuse to write these clips if the disk has too little room."""
+    need = 0  # bytes
+    for clip in clips:
+        need += sum(math.prod(shape) for shape in shapes_of_arrays(clip).values())
+    free = free_bytes(partial)
+    if need > LARGEST_DISK_FRACTION * free:
+        raise DataError(
+            what=f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+            where=str(partial.parent),
+            expected="enough free space",
+            do="free some space, or choose another disk",
+        )
+
+
+def _cached_clips(target: Path) -> set[str]:
+    """Return the names of the clips in the cache `target`. If there is nothing, returns no names.
+
+    Raises DataError if the folder holds anything but a clip cache, because the folder is going to
+    be replaced.
+    """
+    # lexists is also true for a broken link. A broken link must not be replaced either.
+    if not os.path.lexists(target):
+        return set()
+    clips = set()
+    if (target / INDEX).is_file():
+        index = load_index(str(target), do="move it away, or choose another --out")
+        clips = {clip["name"] for clip in index["clips"]}
+    # All files that a cache of these clips may have. Any other file makes `refuse_foreign` raise.
+    names = [INDEX]
+    for clip in clips:
+        for kind in (*IMAGE_KINDS, "spike"):
+            names.append(f"{clip}/{kind}.u8")
+    size_of_file = {}
+    for name in names:
+        if (target / name).is_file():
+            size_of_file[name] = (target / name).stat().st_size
+    refuse_foreign(target, size_of_file, "a clip cache")
+    return clips
+
+
+def _write_clip(clip: Clip, folder: Path) -> None:
+    """Write the arrays of a clip to <folder>/<clip>, which appears complete or not at all."""
+    temporary = folder / ".clip.tmp"
+    # An interrupted build may have left this folder.
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    for kind in clip.image_kinds:
+        with open(temporary / f"{kind}.u8", "wb") as file:
+            for path in getattr(clip, kind):
+                image = read_bgr(path, clip.size_of(kind))
+                file.write(image.tobytes())
+    if clip.spike:
+        _write_planes(clip, temporary / "spike.u8")
+    # A clip "a/b" lies in a folder "a".
+    (folder / clip.name).parent.mkdir(parents=True, exist_ok=True)
+    os.replace(temporary, folder / clip.name)
+
+
+def _write_planes(clip: Clip, target: Path) -> None:
+    """Write the planes of all spike files of a clip to one file, packed row by row."""
+    geometry = clip.spikes.geometry
+    raster = geometry.as_raster()  # the geometry of the cache: row by row
+    with open(target, "wb") as file, spike_errors_as_data_errors():
+        for path in clip.planes_of_spike_files:
+            spike_file = open_spike_file(path, geometry, clip.spikes.remainder)
+            if spike_file.packed is not None and geometry == raster:
+                # The file has the form of the cache already.
+                file.write(spike_file.packed.data)
+            else:
+                # Unpack and pack again, some planes at a time, to bound the memory.
+                for some_planes in spike_file.parts(0, spike_file.planes):
+                    file.write(pack(some_planes, raster).data)

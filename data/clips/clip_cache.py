@@ -1,0 +1,298 @@
+"""Read a clip cache, every clip as raw arrays on disk: `io_backend` "cache".
+
+Only the crop of the frames of a sample is read, and nothing is decoded. data/clips/cache_builder.py
+makes a cache. Its files:
+
+    <path>/index.json              format, digest of the source files, spike geometry, and the
+                                   fields `STORED` of every clip
+    <path>/<clip>/lq.u8            (frames, H, W, 3) uint8 in the order B, G, R
+    <path>/<clip>/gt.u8            the sharp frames, in the same form
+    <path>/<clip>/gt_instants.u8   the K sharp instants of each frame: (frames K, H, W, 3)
+    <path>/<clip>/spike.u8         (planes, bytes of a plane) uint8: the planes of all spike files
+                                   of the clip one after the other, packed as in a .dat
+
+What must stay: the cache gives the same numbers as the files
+(test_a_cache_gives_the_samples_of_the_files), and a cache that does not fit its files or options is
+refused. Whoever changes the content of these files must raise `FORMAT`, so that old caches are
+refused.
+
+Tests: tests/parts/data/test_clip_cache.py, tests/parts/data/test_io_backend.py
+"""
+
+import logging
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.augment import Augment
+from data.clip import Clip, Piece, checked_name
+from data.clips import manifest
+from data.clips.manifest import Source
+from data.spike.geometry import Crop, SpikeGeometry
+from data.spike.spike_file import SpikeFile
+from utils.errors import DataError
+from utils.json_file import read_json
+
+logger = logging.getLogger(__name__)
+
+# Version of the files of a clip cache. A cache of another version is refused.
+FORMAT = 1
+INDEX = "index.json"
+# Fields of a `Clip` that the index stores. The other fields follow from the options at each start.
+# These names are keys of the index, so a change needs another FORMAT
+# (test_a_cache_of_an_earlier_version_is_read).
+STORED = (
+    "name",
+    "stems",
+    "lq",
+    "gt",
+    "spike",
+    "planes",
+    "size",
+    "gt_size",
+    "gt_instants",
+)
+# Largest index in bytes that is read. The index of the 64,612 clips of Vimeo-90K is far smaller.
+LARGEST_INDEX = 2**32
+# The command that error messages advise.
+BUILD_COMMAND = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
+
+
+@dataclass
+class CacheReader:
+    """A clip cache made by scripts/build_clip_cache.py in the folder `path`.
+
+    Each read maps its file and releases it afterwards, so memory does not grow. `images` and
+    `stream` must return the same numbers as the methods of `DiskFiles`.
+    """
+
+    path: str
+
+    def clips(self, source: Source) -> list[Clip]:
+        """Return the cached clips, after a check that the cache still matches the source.
+
+        Source folders that are not on this machine are not compared. Raises DataError for a cache
+        that does not match or is broken.
+
+        What must stay: every check. Each refuses a change of data or of options that would make the
+        cached frames wrong. A new option of this kind needs a check here (test_clip_cache.py).
+        """
+        index = load_index(os.path.join(self.path, source.name_prefix))
+        self._refuse_other_options(index, source)
+        self._refuse_changed_source(index, source)
+        clips = []
+        for record in index["clips"]:
+            clip = self._clip_of(record, source)
+            self._refuse_other_arrays(clip, source)
+            if source.spikes:
+                clip = self._with_exposures(clip, source)
+            clips.append(replace(clip, name=source.name_prefix + clip.name))
+        return clips
+
+    def _refuse_other_options(self, index: dict[str, Any], source: Source) -> None:
+        """Refuse a cache that was built with other options than the data set has now.
+
+        index: content of index.json, as `_index_of` made it for the cache.
+        """
+        # Kinds of files ("lq", ...) that the data set needs and the cache does not have.
+        missing = sorted(source.kinds().keys() - index["source"].keys())
+        if missing:
+            raise self._does_not_fit(f"it holds no {', '.join(missing)}")
+        if source.spikes:
+            # A cache stores planes row by row ("raster"), also if the spike files do not.
+            stored_geometry = SpikeGeometry(**index["spike"])
+            if stored_geometry != source.spikes.geometry.as_raster():
+                raise self._does_not_fit(f"its spikes are {index['spike']}")
+        if index["selection"] != selection_of(source):
+            raise self._does_not_fit(
+                "it was built for another selection of clips (meta_info_file, val_partition)"
+            )
+
+    def _refuse_changed_source(self, index: dict[str, Any], source: Source) -> None:
+        """Refuse a cache if files of its source have changed since it was built.
+
+        A kind of files is not compared if its root is not on this machine. The log says so.
+        """
+        kinds = source.kinds()  # {name of the kind, e.g. "lq": its root and form}
+        kinds_here = [name for name, kind in kinds.items() if os.path.exists(kind.root)]
+        changed = []  # names of kinds
+        for name, listing in manifest.list_source(source, kinds_here).items():
+            if index["source"][name] != manifest.digest(name, listing):
+                changed.append(name)
+        if changed:
+            raise self._does_not_fit(f"{', '.join(changed)} files of the source have changed since")
+        if len(kinds_here) < len(kinds):
+            logger.info(
+                "the source of cache %s is not on this machine: not checked for changes", self.path
+            )
+
+    def _clip_of(self, record: dict[str, Any], source: Source) -> Clip:
+        """Return a clip without its exposures, the planes of each frame.
+
+        `_with_exposures` adds the exposures. record: the entry of the clip in the index. The name
+        of the clip has no prefix yet (`Source.name_prefix`); `clips` adds it.
+        """
+        kinds = source.kinds()
+        values: dict[str, Any] = {}
+        for key in STORED:
+            value = record[key]
+            # JSON has no tuples, and a Clip has no lists.
+            values[key] = tuple(value) if isinstance(value, list) else value
+        # These three fields have paths of files, one or more for each frame. A cache may hold kinds
+        # of files that these options do not use. () says that the clip has no files of this kind.
+        for kind in ("gt", "gt_instants", "spike"):
+            if kind not in kinds:
+                values[kind] = ()
+        # `own_spikes` has the clips with other spike settings than most clips have.
+        spikes = source.own_spikes.get(record["name"], source.spikes)
+        return Clip(**values, spikes=spikes)
+
+    def _refuse_other_arrays(self, clip: Clip, source: Source) -> None:
+        """Refuse a cache in which a file of a clip is missing or has another size.
+
+        clip: result of `_clip_of`. Its name has no prefix yet, so the path needs the prefix here.
+        """
+        for kind, shape in shapes_of_arrays(clip).items():
+            path = Path(self.path, source.name_prefix, clip.name, f"{kind}.u8")
+            size = path.stat().st_size if path.exists() else 0
+            expected_size = math.prod(shape)
+            if size != expected_size:
+                raise self._does_not_fit(f"{path} has {size} bytes, expected {expected_size}")
+
+    def _with_exposures(self, clip: Clip, source: Source) -> Clip:
+        """Return the clip with the planes of each frame, which follow from the spike options."""
+        # The cache and the options must agree whether a clip has one spike file for all frames, or
+        # a spike file for each frame. `planes_of_spike_files` has each file once, so one file for
+        # all frames means fewer files than frames. For a clip of one frame, both forms are the
+        # same.
+        is_one_file = len(clip.planes_of_spike_files) < len(clip)
+        if len(clip) > 1 and is_one_file != source.has_one_spike_file:
+            held = "one spike file" if is_one_file else "a spike file of each frame"
+            raise self._does_not_fit(f"it holds {held} of clip {clip.name} (spike.exposure)")
+        planes_of_files = list(clip.planes_of_spike_files.items())  # (path, number of planes) each
+        exposures = clip.spikes.exposures(clip.name, planes_of_files, len(clip))
+        return replace(clip, exposures=exposures)
+
+    def images(self, clip: Clip, kind: str, frames: Sequence[int], augment: Augment) -> np.ndarray:
+        """Return crops of some images of one kind: (T, h, w, 3) uint8 in B, G, R.
+
+        kind: "lq", "gt" or "gt_instants". frames: numbers of the images within the clip.
+        augment: the crop, in pixels of lq.
+        """
+        stored = self._map_array(clip, kind)  # (frames, H, W, 3)
+        # `crop` multiplies its pixel numbers by the scale, because they are in pixels of lq.
+        height, _ = clip.size_of(kind)
+        height_of_lq, _ = clip.size
+        scale = height // height_of_lq
+        return np.stack([augment.crop(stored[number], scale) for number in frames])
+
+    def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
+        """Return planes of one spike file within the crop: (T, h, w) uint8 in {0, 1}.
+
+        piece: the source file and its planes. crop: in spike pixels.
+        """
+        geometry = clip.spikes.geometry.as_raster()
+        # (planes of all files of the clip, bytes of a plane)
+        stored = self._map_array(clip, "spike")
+        # Skip the planes of the files before this file. For example, plane 5 of the second file is
+        # plane 45 of the array if the first file has 40 planes
+        # (test_a_cache_gives_the_samples_of_the_files).
+        planes_before = 0
+        for file, planes in clip.planes_of_spike_files.items():
+            if file == piece.file:
+                break
+            planes_before += planes
+        file_in_cache = SpikeFile(piece.file, geometry, planes=len(stored), packed=stored)
+        return file_in_cache.read(planes_before + piece.first, piece.count, crop)
+
+    def paths_of(self, clip: Clip) -> list[str]:
+        """Return the paths of the files of the cache that hold a clip."""
+        return [str(Path(self.path, clip.name, f"{kind}.u8")) for kind in shapes_of_arrays(clip)]
+
+    def _map_array(self, clip: Clip, kind: str) -> np.ndarray:
+        """Map an array of the cache into memory. Raises DataError.
+
+        clip: a clip that `clips` returned. Its name has the prefix already.
+        """
+        path = Path(self.path, clip.name, f"{kind}.u8")
+        shape = shapes_of_arrays(clip)[kind]
+        try:
+            return np.memmap(path, np.uint8, mode="r", shape=shape)
+        # np.memmap raises ValueError if the file has fewer bytes than the array.
+        except (OSError, ValueError) as e:
+            raise DataError(
+                what=f"cannot map cached clip: {e}",
+                where=str(path),
+                expected=f"{math.prod(shape)} bytes",
+                do=f"build the cache again: {BUILD_COMMAND}",
+            ) from e
+
+    def _does_not_fit(self, why: str) -> DataError:
+        """Return the error for a cache that must be built again.
+
+        why: a clause for the message, e.g. "it holds no gt".
+        """
+        return DataError(
+            what=f"the clip cache does not fit the data: {why}",
+            where=self.path,
+            expected="a cache built from the data as they are now",
+            do=f"build the cache again: {BUILD_COMMAND}",
+        )
+
+
+def selection_of(source: Source) -> list[Any]:
+    """Return which clips of the folders belong to the data set, in the form of the index.
+
+    The two entries are the clips that the meta file lists, and the clips that are left out.
+    """
+    return [source.meta_entries or {}, sorted(source.excluded_clips)]
+
+
+def shapes_of_arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
+    """Return {kind: shape of its array in a cache}. All arrays are uint8.
+
+    E.g. {"lq": (40, 720, 1280, 3), "spike": (1600, 28800)} for 40 frames with 40 planes each. The
+    result is compared with the sizes of the files, so it is part of the format (FORMAT).
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for kind in clip.image_kinds:
+        images = getattr(clip, kind)  # the paths of the images
+        height, width = clip.size_of(kind)
+        shapes[kind] = (len(images), height, width, 3)
+    if clip.spike:
+        planes = sum(clip.planes_of_spike_files.values())
+        shapes["spike"] = (planes, clip.spikes.geometry.as_raster().plane_bytes)
+    return shapes
+
+
+def load_index(
+    path: str, do: str = f"move it away, if there is one, and build it: {BUILD_COMMAND}"
+) -> dict[str, Any]:
+    """Read the index of a cache. Raises DataError.
+
+    path: folder of the cache. do: advice in the error if the index cannot be read.
+    """
+    where = Path(path, INDEX)
+    try:
+        index = read_json(where, largest=LARGEST_INDEX)
+        if index["format"] != FORMAT:
+            raise ValueError(f"format {index['format']}, not {FORMAT}")
+        # Names become paths below the folder of the cache.
+        for clip in index["clips"]:
+            checked_name(clip["name"], str(where))
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        # The text of a KeyError is the name of the missing key alone, e.g. 'format'. So write "no"
+        # before it.
+        why = f"no {e}" if isinstance(e, KeyError) else str(e)
+        raise DataError(
+            what=f"cannot read the clip cache: {why}",
+            where=str(where),
+            expected="a folder made by scripts/build_clip_cache.py",
+            do=do,
+        ) from e
+    return index

@@ -1,0 +1,113 @@
+"""Ask for a property of all clips of a dataset, without making the clips.
+
+A dataset holds its clips as a table (`ClipTable`), as the tables of several roots (`JoinedClips`),
+or as a list. The functions below take any of the three. They read the arrays of a table and do not
+make its clips, because this would take minutes for large data sets. Only `one_of_each_form` makes
+some clips. A further such function needs the same three branches.
+
+What must stay: the order of the clips, because training samples are numbered through all clips.
+tests/parts/data/test_kept.py compares the results for the three kinds of sequences.
+
+Tests: tests/parts/data/test_kept.py
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from data.clip import Clip
+from data.clips.ranges import begins_of, range_of
+from data.clips.table import Clips, ClipTable
+
+
+class JoinedClips(Clips):
+    """The clips of several roots, one root after the other."""
+
+    def __init__(self, clips_of_roots: Sequence[Sequence[Clip]]) -> None:
+        self.clips_of_roots = clips_of_roots
+        # Number of the first clip of each root, then the number of all clips.
+        self.begins = begins_of([len(clips) for clips in clips_of_roots])
+
+    def __len__(self) -> int:
+        return int(self.begins[-1])
+
+    def _clip(self, number: int) -> Clip:
+        root = range_of(number, self.begins)
+        number_in_root = number - int(self.begins[root])
+        return self.clips_of_roots[root][number_in_root]
+
+
+def join_clips(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
+    """Return the clips of several roots as one sequence: a plain list if no root has a table.
+
+    A single root keeps its own sequence. The order of the roots must stay: the numbers of training
+    samples count through all clips.
+    """
+    if len(clips_of_roots) == 1:
+        return clips_of_roots[0]
+    # A plain list of the clips of a table would make all `Clip` objects.
+    if any(isinstance(clips, Clips) for clips in clips_of_roots):
+        return JoinedClips(clips_of_roots)
+    together: list[Clip] = []
+    for clips in clips_of_roots:
+        together.extend(clips)
+    return together
+
+
+def frame_counts(clips: Sequence[Clip]) -> list[int]:
+    """Return the number of frames of each clip."""
+    if isinstance(clips, ClipTable):
+        return clips.frame_counts.tolist()
+    if isinstance(clips, JoinedClips):
+        counts: list[int] = []
+        for clips_of_root in clips.clips_of_roots:
+            counts.extend(frame_counts(clips_of_root))
+        return counts
+    return [len(clip) for clip in clips]
+
+
+def scales_of(clips: Sequence[Clip]) -> list[int]:
+    """Return the scale of each clip: height of a sharp frame over height of a blurry frame."""
+    if isinstance(clips, ClipTable):
+        height, _, gt_height, _ = clips.sizes.T  # each (clips,)
+        return (gt_height // height).tolist()
+    if isinstance(clips, JoinedClips):
+        scales: list[int] = []
+        for clips_of_root in clips.clips_of_roots:
+            scales.extend(scales_of(clips_of_root))
+        return scales
+    return [clip.scale for clip in clips]
+
+
+def planes_of(clips: Sequence[Clip]) -> set[int]:
+    """Return the different numbers of planes that the spike files of the clips have."""
+    if isinstance(clips, ClipTable):
+        if not clips.spike_columns:
+            return set()
+        return set(np.unique(clips.spike_columns["planes"]).tolist())
+    found: set[int] = set()
+    if isinstance(clips, JoinedClips):
+        for clips_of_root in clips.clips_of_roots:
+            found.update(planes_of(clips_of_root))
+        return found
+    for clip in clips:
+        found.update(clip.planes)
+    return found
+
+
+def one_of_each_form(clips: Sequence[Any]) -> Iterator[Any]:
+    """Yield enough clips to check properties that most clips share, such as their scale.
+
+    E.g. three clips of a table have the heights 720, 720 and 480: the first and the third clip are
+    yielded. A clip is left out if a yielded clip before it has the same sizes, the same number of
+    sharp instants and the same spike settings. Clips that are in no table are all yielded.
+    """
+    if isinstance(clips, ClipTable):
+        for number in clips.first_of_each_form():
+            yield clips[number]
+    elif isinstance(clips, JoinedClips):
+        for clips_of_root in clips.clips_of_roots:
+            yield from one_of_each_form(clips_of_root)
+    else:
+        yield from clips

@@ -1,0 +1,256 @@
+"""Refuse columns from a file if they are no correct table of a data root.
+
+data/clips/kept.py reads the columns from a record, the file of a checked data set. Anybody may have
+written this file, so nothing in it is trusted. If the columns pass, their table names only files
+below the roots, and only planes that these files have. Every refusal is a ValueError, after which
+the data are checked anew. data/clips/columns.py shows the columns.
+
+What must stay: every test, and their order, because a later test indexes arrays with values that an
+earlier test has accepted. Free to add: a test.
+test_wrong_columns_are_refused_without_a_look_at_the_files forges the columns, one after the other.
+A few tests repeat what another test finds, too, so it does not notice if one of these is missing.
+
+Tests: tests/parts/data/test_kept.py
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.clip import checked_name
+from data.clips.columns import END, Columns, Row, Texts, by_row, kinds_of, rows_in, types_of
+from data.clips.listed_files import is_lmdb
+from data.clips.ranges import begins_of
+from data.clips.source import MOST_FRAMES, Source
+from utils.errors import DataError
+
+
+def refuse_columns(columns: Columns, source: Source) -> None:
+    """Refuse columns that are no correct table of this source. Raises ValueError.
+
+    Anybody may have written the file of the columns, so we trust nothing in it. If the columns
+    pass, their table names only files below the roots, and only planes that these files have.
+
+    The order of the tests matters: a later test indexes arrays with values that an earlier test
+    has accepted. You may add a test, but leave out none.
+    test_wrong_columns_are_refused_without_a_look_at_the_files (tests/parts/data/test_kept.py)
+    forges the columns, one after the other. A few tests repeat what another test finds, too, so it
+    does not notice if one of these is missing.
+    """
+    kinds = kinds_of(source)
+    types = types_of(kinds)
+    _demand(columns.keys() == types.keys(), "other columns")
+    _refuse_types(columns, types)
+
+    # int64, because sums of int32 columns could overflow.
+    frame_counts = columns["frames"].astype(np.int64)
+    number_of_clips = len(frame_counts)
+    _demand(number_of_clips > 0, "clips")
+    _demand(number_of_clips == len(Texts(columns["clips"])), "clips")
+    _demand_all((frame_counts >= 1) & (frame_counts <= MOST_FRAMES), "frames")
+    sizes = columns["sizes"]
+    _demand(len(sizes) == 4 * number_of_clips, "sizes")  # height and width of lq, of gt
+    _demand_all((sizes >= 1) & (sizes <= LARGEST_SIDE), "sizes")
+    number_of_frames = int(frame_counts.sum())
+    _refuse_names(columns["stems"], number_of_frames)
+    _refuse_clips(columns, source)
+    for kind in kinds:
+        root = kinds[kind].root
+        _refuse_files(columns, kind, frame_counts, in_lmdb=is_lmdb(root))
+    if "spike" in kinds:
+        _refuse_exposures(columns)
+        _refuse_planes_outside_of_files(columns, frame_counts)
+
+
+def _refuse_types(columns: Columns, types: Mapping[str, Any]) -> None:
+    """Refuse columns with other types of values, and columns of texts that are no texts.
+
+    types: result of `types_of`.
+    """
+    for name, dtype in types.items():
+        column = columns[name]
+        _demand(column.dtype == dtype and column.ndim == 1, name)
+        if dtype is np.uint8:
+            last_byte = bytes(column[-1:])
+            _demand(last_byte == END, name)
+            # Raises UnicodeDecodeError, which is a ValueError, if the texts are not UTF-8.
+            column.tobytes().decode()
+
+
+def _demand(is_met: bool, what: str) -> None:
+    """Raise ValueError if a demand is not met. what: name of the wrong column, or what is wrong."""
+    if not is_met:
+        raise ValueError(f"the kept record is wrong: {what}")
+
+
+def _demand_all(are_met: np.ndarray, what: str) -> None:
+    """Raise ValueError unless all values of a boolean array are true.
+
+    what: name of the wrong column, or what is wrong.
+    """
+    _demand(bool(are_met.all()), what)
+
+
+def _refuse_names(column: np.ndarray, count: int) -> None:
+    """Refuse a column of names unless it holds `count` plain names of files.
+
+    With a slash, an empty name, "." or "..", the path of a file could leave its folder.
+    """
+    # A zero byte is put before the first name. So every name is between two zero bytes, and the
+    # names "a" and "b" are b"\0a\0b\0".
+    content = END + column.tobytes()
+    _demand(content.count(END) == count + 1, "the number of names")
+    for forbidden in (b"/", b"\0\0", b"\0.\0", b"\0..\0"):
+        _demand(forbidden not in content, "names")
+
+
+def _refuse_clips(columns: Columns, source: Source) -> None:
+    """Refuse clips that are not the clips of the meta file, or have names that cannot be used."""
+    names = Texts(columns["clips"]).read(0, len(columns["frames"]))
+    set_of_names = set(names)
+    has_each_name_once = len(set_of_names) == len(names)
+    _demand(has_each_name_once, "clips")
+    _demand(set_of_names.isdisjoint(source.excluded_clips), "clips")
+    # {clip: [number of frames, number of the first frame]}, or None without a meta file.
+    meta_entries = (
+        source.meta_entries
+    )  # {clip: [number of frames, number of the first frame]}, or None
+    if meta_entries:
+        _demand(set_of_names == meta_entries.keys() - source.excluded_clips, "clips")
+        for name, frame_count in zip(names, columns["frames"].tolist(), strict=True):
+            listed_count = meta_entries[name][0]
+            _demand(frame_count == listed_count, "frames")
+    # The names become names of output files, so they must pass the test that every name passes.
+    try:
+        for name in names:
+            checked_name(name, "")
+    except DataError as e:
+        raise ValueError(e.what) from e
+
+
+def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb: bool) -> None:
+    """Refuse files that are not below the root, and a wrong number of files.
+
+    frame_counts: number of frames of each clip. in_lmdb: whether the root is an LMDB.
+    """
+    file_counts = columns[f"{kind}_counts"].astype(np.int64)
+    _demand(len(file_counts) == len(frame_counts), kind)
+    _demand_all(file_counts >= 1, kind)
+    if kind == "spike":
+        # A file for each frame, or one file for the whole clip.
+        _demand_all((file_counts == frame_counts) | (file_counts == 1), kind)
+    elif kind == "gt_instants":
+        # Every frame of a clip has the same number of instants.
+        _demand_all(file_counts % frame_counts == 0, kind)
+    else:
+        _demand_all(file_counts == frame_counts, kind)
+
+    # Each file has a name, a size and a time.
+    number_of_files = int(file_counts.sum())
+    _refuse_names(columns[f"{kind}_names"], number_of_files)
+    for name in ("bytes", "times"):
+        _demand(len(columns[f"{kind}_{name}"]) == number_of_files, kind)
+
+    # The folders must be below the root: "/", "/a/blur/", or "::" and "::a/" in an LMDB.
+    folders = Texts(columns[f"{kind}_places"])
+    _demand(len(folders) == len(frame_counts), kind)
+    start = "::" if in_lmdb else "/"
+    for folder in folders.read_all():
+        is_below_root = folder.startswith(start) and ".." not in folder.split("/")
+        is_folder = folder == start or folder.endswith("/")
+        _demand(is_below_root and is_folder, kind)
+
+
+# Largest height or width that a stored record may claim, far above any camera.
+LARGEST_SIDE = 2**20
+# Plane numbers and numbers of planes in a stored record must be smaller than this. Sums of a few
+# such numbers fit into int64, and no disk holds a file of so many planes.
+LARGEST_PLANE = 2**40
+
+
+def _refuse_exposures(columns: Columns) -> None:
+    """Refuse rows of exposures if their numbers contradict one another.
+
+    `_refuse_planes_outside_of_files` then compares the rows with the files.
+    """
+    centers = columns["centers"]
+    numbers = columns["rows"]
+    _demand(len(numbers) == len(Row._fields) * len(centers), "exposures")
+    _demand_all((numbers >= 0) & (numbers < LARGEST_PLANE), "exposures")
+    rows = rows_in(by_row(numbers))  # each field is (rows,)
+    _demand_all(rows.plane_count >= 1, "exposures")
+
+    # The center must be between the first and the last plane of the frame. If it was an int, it
+    # must have no fraction.
+    _demand_all(np.isfinite(centers), "centers")
+    _demand_all((centers >= 0) & (centers <= rows.plane_count - 1), "centers")
+    _demand_all(rows.has_whole_center <= 1, "centers")
+    has_no_fraction = centers == np.floor(centers)
+    _demand_all(has_no_fraction[rows.has_whole_center == 1], "centers")
+
+    # The planes before the frame are among the planes that are read.
+    number_of_read_planes = rows.previous_count + rows.own_count + rows.next_count
+    _demand_all(rows.before <= number_of_read_planes, "exposures")
+
+
+def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) -> None:
+    """Refuse exposures with planes that their files do not have.
+
+    frame_counts: number of frames of each clip. `_refuse_exposures` has accepted the rows.
+    """
+    file_counts = columns["spike_counts"].astype(np.int64)  # number of spike files of each clip
+    planes = columns["planes"]  # number of planes of each file
+    _demand(len(planes) == file_counts.sum(), "planes")
+    _demand_all(planes >= 1, "planes")
+    _demand_all(planes < LARGEST_PLANE, "planes")
+    row_of_frame = columns["exposures"]  # index of the row, for each frame of all clips
+    _demand(len(row_of_frame) == frame_counts.sum(), "exposures")
+    has_row = (row_of_frame >= 0) & (row_of_frame < len(columns["centers"]))
+    _demand_all(has_row, "exposures")
+
+    # Below, each array has one value for each frame of all clips.
+    rows = rows_in(by_row(columns["rows"])[row_of_frame])
+    own = _own_files(frame_counts, file_counts)
+    _demand_all(rows.first_plane + rows.plane_count <= planes[own.file], "exposures")
+    # step: -1 is the file before the own file, 0 the own file, and 1 the file after.
+    for step, first, count in rows.pieces():
+        # The first frame of a clip has no previous file, and the last frame has no next file. A
+        # missing file counts as a file without planes. E.g. with step -1, the frames of a clip of
+        # three files have the files -1, 0, 1, of which -1 does not exist.
+        file_in_clip = own.file_in_clip + step
+        exists = (file_in_clip >= 0) & (file_in_clip < own.files_of_clip)
+        # np.clip keeps the index of a missing file within the array, because NumPy would raise. The
+        # planes of this wrong file are replaced by 0 in the next line.
+        file = np.clip(own.file + step, 0, len(planes) - 1)
+        planes_of_file = np.where(exists, planes[file], 0)
+        reads_nothing = count == 0
+        is_within = first + count <= planes_of_file
+        _demand_all(reads_nothing | is_within, "exposures")
+
+
+class _OwnFiles(NamedTuple):
+    """The own spike file of each frame. Each array is (frames of all clips,).
+
+    The examples are for two clips of 2 and 3 frames with a spike file for each frame.
+    """
+
+    file_in_clip: np.ndarray  # index among the files of the clip: 0 1 0 1 2
+    file: np.ndarray  # index among the files of all clips: 0 1 2 3 4
+    files_of_clip: np.ndarray  # number of files of the clip: 2 2 3 3 3
+
+
+def _own_files(frame_counts: np.ndarray, file_counts: np.ndarray) -> _OwnFiles:
+    """Return the own spike file of each frame.
+
+    frame_counts: number of frames of each clip, e.g. 2 3. file_counts: number of its spike files.
+    """
+    # The numbers behind the lines are for the example in `_OwnFiles`.
+    clip = np.repeat(np.arange(len(frame_counts)), frame_counts)  # of each frame: 0 0 1 1 1
+    first_frame_of_clip = begins_of(frame_counts)[clip]  # 0 0 2 2 2
+    number_in_clip = np.arange(len(clip)) - first_frame_of_clip  # 0 1 0 1 2
+    # If a clip has one file for all frames, this is file 0 of the clip.
+    is_one_file = file_counts[clip] < frame_counts[clip]
+    file_in_clip = np.where(is_one_file, 0, number_in_clip)
+    first_file_of_clip = begins_of(file_counts)[clip]  # 0 0 2 2 2
+    return _OwnFiles(file_in_clip, first_file_of_clip + file_in_clip, file_counts[clip])

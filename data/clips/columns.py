@@ -1,0 +1,189 @@
+"""Store texts, numbers and exposures of many clips in a few numpy arrays, called columns.
+
+As Python objects, 32,000 clips take hundreds of megabytes in each rank. As arrays they take 20 MB,
+and forked loader workers share them. Two clips of 2 and 3 blurry frames ("lq"), without sharp
+frames and spikes, have these columns:
+
+    clips       "clip_a", "clip_b"               name of each clip
+    frames      2, 3                             number of frames of each clip
+    sizes       180, 320, 180, 320, 180, ...     height and width of lq and gt of each clip
+    stems       "00", "01", "00", "01", "02"     name of each frame, clip after clip
+    lq_places   "/clip_a/blur/", "/clip_b/blur/" folder of the files of each clip
+    lq_counts   2, 3                             number of lq files of each clip
+    lq_names    "00.png", "01.png", ...          name of each lq file
+    lq_bytes    81234, 80992, ...                size of each lq file
+    lq_times    1700000000000000000, ...         time of change of each lq file in ns
+
+The path of a file is root + place + name: "<root>" + "/clip_a/blur/" + "00.png". A column of texts
+is an array of bytes: the texts in UTF-8, with a zero byte after each. "Kind" means a kind of file:
+"lq", "gt", "gt_instants" or "spike". A "root" is the folder of all files of one kind.
+
+What must stay: names, types and order of the columns and of the fields of `Row`. They are the
+format of a record (data/clips/kept.py), the file of a checked data set. Whoever changes them must
+raise FORMAT in data/clips/kept.py.
+
+Tests: tests/parts/data/test_kept.py
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.clips.source import Kind, Source
+
+Columns = dict[str, np.ndarray]  # {name of a column: its values}
+# The byte after each text of a column. No path and no name can hold it.
+END = b"\0"
+# Columns and the types of their values. They are the format of a stored record, so a change needs
+# another FORMAT in data/clips/kept.py.
+CLIP_COLUMNS = {"clips": np.uint8, "frames": np.int32, "sizes": np.int32, "stems": np.uint8}
+# Columns for each kind of file, e.g. "lq_places". A kind is "lq", "gt", "gt_instants" or "spike".
+FILE_COLUMNS = {
+    "places": np.uint8,  # one text for each clip: the path between the root and the file names
+    "counts": np.int32,  # number of files of each clip
+    "names": np.uint8,  # name of each file
+    "bytes": np.int64,  # size of each file
+    "times": np.int64,  # time of change of each file in ns
+}
+# Columns of clips with spikes.
+SPIKE_COLUMNS = {
+    "planes": np.int64,  # number of planes of each spike file
+    "rows": np.int64,  # different exposures, each as the numbers of a `Row`
+    "centers": np.float64,  # `Exposure.center` of each row
+    "exposures": np.int32,  # for each frame of each clip: the number of its row
+}
+
+
+def types_of(kinds: Iterable[str]) -> dict[str, Any]:
+    """Return {column: dtype} of a table with these kinds of files, e.g. {"lq_bytes": np.int64}.
+
+    uint8 means a column of texts.
+    """
+    types: dict[str, Any] = dict(CLIP_COLUMNS)
+    for kind in kinds:
+        for name, dtype in FILE_COLUMNS.items():
+            types[f"{kind}_{name}"] = dtype
+    if "spike" in kinds:
+        types.update(SPIKE_COLUMNS)
+    return types
+
+
+def kinds_of(source: Source) -> dict[str, Kind]:
+    """Return {name: kind} of the files that the table of a source has, e.g. {"lq": Kind(...)}.
+
+    Spike files are left out if the options do not say how to read them. The order of the kinds is
+    the order of `Source.kinds`.
+    """
+    kinds = source.kinds()
+    if source.spikes is None:
+        kinds.pop("spike", None)
+    return kinds
+
+
+def roots_of(source: Source) -> dict[str, str]:
+    """Return {name of the kind: root without a slash at its end}, e.g. {"lq": "/data/blur"}.
+
+    The result may have a root of the spikes although `kinds_of` leaves the spikes out. This root is
+    then not used.
+    """
+    roots = {}
+    for name, kind in source.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
+        roots[name] = kind.root.rstrip("/")
+    return roots
+
+
+class Texts:
+    """The texts of a column, decoded when they are asked for.
+
+    column: bytes of the texts in UTF-8, with `END` after each, e.g. b"ab\\0c\\0".
+    """
+
+    def __init__(self, column: np.ndarray) -> None:
+        self.column = column
+        # Where each text ends. int32 is enough, because a record has less than 2^31 bytes
+        # (LARGEST_RECORD_BYTES in data/clips/kept.py).
+        self.ends = np.flatnonzero(column == 0).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def read(self, first: int, end: int) -> list[str]:
+        """Return the texts first ... end - 1."""
+        if end <= first:
+            return []
+        # A text begins after the zero byte of the text before it. E.g. in b"ab\0c\0", text 1 is
+        # "c": byte 2 is the zero byte before it, so it begins at byte 3 and ends before byte 4.
+        begin = 0
+        if first > 0:
+            begin = int(self.ends[first - 1]) + 1
+        after_last_text = int(self.ends[end - 1])
+        joined_texts = self.column[begin:after_last_text].tobytes().decode()
+        return joined_texts.split("\0")
+
+    def read_all(self) -> list[str]:
+        """Return every text of the column."""
+        return self.read(0, len(self))
+
+
+class Row(NamedTuple):
+    """An `Exposure` as it is stored: whole numbers, without names of files.
+
+    Most frames have equal rows, so each different row is stored once. If rows named files, all rows
+    would differ. So a row has numbers of planes instead, for three files: the own file of the
+    frame, which has its exposure, and the files of the frame before and the frame after. A frame
+    reads planes of no further file.
+
+    The center of the exposure may lie between two planes, so it has a column of its own, of floats.
+    For many rows at once, each field may be an array with a number for each row (`rows_in`).
+
+    The order of the fields is part of the format of a stored record.
+
+    The numbers in brackets are an example: each file has 40 planes, and the frame reads all planes
+    of its own file and the last 8 planes of the file before. It reads nothing of the file after.
+    """
+
+    first_plane: int  # first plane of the frame in its own file (0)
+    plane_count: int  # number of planes of the frame (40)
+    # `Exposure.before`: number of planes that are read before the frame's own planes (8)
+    before: int
+    origin: int  # `Exposure.origin`: number of the first own plane, as options count planes (0)
+    # 1 if `Exposure.center` is an int, 0 if it is a float (1). Messages show the difference.
+    has_whole_center: int
+    # What is read of the file before: 0 and 0 if no plane is read.
+    previous_first: int  # first plane (32)
+    previous_count: int  # number of planes (8)
+    # What is read of the own file.
+    own_first: int  # first plane (0)
+    own_count: int  # number of planes (40)
+    # What is read of the file after: 0 and 0 if no plane is read.
+    next_first: int  # first plane (0)
+    next_count: int  # number of planes (0)
+
+    def pieces(self) -> tuple[tuple[int, int, int], ...]:
+        """Return (step, first plane, number of planes) of each of the three files.
+
+        step: -1 is the file before the own file, 0 the own file, and 1 the file after.
+        """
+        return (
+            (-1, self.previous_first, self.previous_count),
+            (0, self.own_first, self.own_count),
+            (1, self.next_first, self.next_count),
+        )
+
+
+def rows_in(numbers: np.ndarray) -> Any:
+    """Return many rows as one `Row`, with an array (rows,) in each field.
+
+    The type is Any, because the fields of a `Row` are declared as single numbers.
+    numbers: (rows, 11), a stored row in each line.
+    """
+    return Row(*numbers.T)
+
+
+def by_row(column: np.ndarray) -> np.ndarray:
+    """Return the column "rows" with a row in each line: (11 * rows,) -> (rows, 11).
+
+    11 is the number of fields of `Row`.
+    """
+    return column.reshape(-1, len(Row._fields))

@@ -1,0 +1,132 @@
+"""Find the spike files of a user, and refuse or warn of spikes that hardly fit the frames.
+
+    spike_files               the spike files in a folder
+    section_and_info          size and description of the planes, as far as files say it
+    warn_or_refuse_spikes     slow files, uneven times, planes of another shape than the frames
+
+What must stay: the order of the files, because a file belongs to the frame of its place in the
+order, and the refusal of another shape. Free to change: the texts of the warnings.
+
+Tests: tests/parts/data/test_frame_times.py, tests/parts/data/test_spike_info.py,
+tests/stories/test_main_test.py
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from data.cameras import spike_source
+from data.cameras.dataset_info import DatasetInfo, nearest_info
+from data.cameras.frame_times import FrameTimes
+from data.cameras.spike_errors import spike_errors_as_data_errors
+from data.clip import Clip
+from data.clips.file_content import SLOW_FROM_START, is_read_from_start
+from data.clips.user_folders import files_in
+from data.spike.formats import FORMATS, array_shape
+from utils.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+def spike_files(path: Path) -> list[Path]:
+    """Return the spike files of a folder in natural order. Returns [path] for a file.
+
+    If a folder holds several formats, only files of the first format in `FORMATS` are returned.
+    """
+    if not path.is_dir():
+        return [path]
+    for suffix in FORMATS:
+        files_of_format = files_in(path, (suffix,))
+        if files_of_format:
+            return files_of_format
+    return []
+
+
+def section_and_info(section: Any, spike: Path, clip: str = "") -> tuple[Any, DatasetInfo]:
+    """Return the spike section for a clip, and what the nearest dataset.json says of the clip.
+
+    section: the section `spike` of the options. spike: path of the spikes. clip: name of the clip.
+
+    Two cases are special. If neither the section nor dataset.json has the size of a plane, the
+    returned section has the size of the arrays (.npy, .npz). If dataset.json and the section have
+    different sizes, this dataset.json describes other files, and an empty description is returned
+    in its place.
+    """
+    info = nearest_info(spike).of_clip(clip)
+    paths = spike_files(spike)
+    is_size_unknown = all(side is None for side in (section.h, section.w, info.h, info.w))
+    if paths and is_size_unknown:
+        with spike_errors_as_data_errors():
+            shape = array_shape(paths[0])
+        if shape and len(shape) == 3:
+            _, h, w = shape  # (planes, h, w)
+            section = section.model_copy(update={"h": h, "w": w})
+    # Does dataset.json describe these files?
+    for side_of_section, side_of_info in ((section.h, info.h), (section.w, info.w)):
+        are_both_known = side_of_section is not None and side_of_info is not None
+        if are_both_known and side_of_section != side_of_info:
+            return section, DatasetInfo()
+    return section, info
+
+
+# Two warnings for spikes in one file, if the times of the frames say which planes belong to which
+# frame. The first is for frames that last for different times, the second for missing frames.
+FRAMES_OF_DIFFERENT_TIMES = (
+    "the frames last for different times, so each has the planes of its own time. The last one is "
+    "taken to last as long as the one before it; give spike.exposure if it does not"
+)
+MISSING_FRAMES = (
+    "each frame has the planes of its own time; the planes of the missing frames are left out"
+)
+
+
+def warn_or_refuse_spikes(
+    clip: Clip, spikes: spike_source.DatSpikes, times: FrameTimes, where: str
+) -> None:
+    """Warn of slow files and of uneven times. Refuse planes of another shape than the frames.
+
+    spikes: how the spikes are read. times: times of the frames.
+    where: path of the spikes, for messages.
+    """
+    # Whether one spike file holds the planes of all frames.
+    is_one_file = len(clip) > 1 and len(clip.planes_of_spike_files) == 1
+    spike_file_of_first_frame = clip.spike[0]
+    if is_one_file and is_read_from_start(spike_file_of_first_frame):
+        logger.warning("spikes of %s: %s", clip.name, SLOW_FROM_START)
+    # With one spike file and no spike.exposure, the times of the frames divide the planes among
+    # the frames. If the frames last for different times, they have different numbers of planes. The
+    # user may not expect this, so warn.
+    is_divided_by_times = is_one_file and not spikes.timing.has_exposures
+    if is_divided_by_times and not times.is_even:
+        text = MISSING_FRAMES if times.gaps else FRAMES_OF_DIFFERENT_TIMES
+        logger.warning("spikes of %s: %s", clip.name, text)
+    # A calibration says where the planes lie on the frames, so a plane may then have any shape.
+    if spikes.calibration is None:
+        plane = (spikes.geometry.height, spikes.geometry.width)
+        check_same_view(clip.size, plane, where)
+
+
+# Largest relative difference between the ratio height / width of a frame and of a spike plane. The
+# sides of a small plane are rounded to whole pixels: a plane of 50 rows may be one row too high,
+# which is 2 %. A larger value would accept planes that were read with a wrong size.
+_RATIO_TOLERANCE = 0.02
+
+
+def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str) -> None:
+    """Refuse a spike plane if its ratio of height to width differs from the ratio of the frame.
+
+    frame: (H, W) of a frame. spikes: (h, w) of a plane. where: file of the spikes, for the message.
+    Raises DataError if the ratios differ by more than `_RATIO_TOLERANCE`.
+    """
+    H, W = frame
+    h, w = spikes
+    # The ratios are equal if H / W = h / w, or W h = H w without a division.
+    difference = abs(W * h - H * w)
+    if difference > _RATIO_TOLERANCE * W * h:
+        raise DataError(
+            what=f"spikes of {h} x {w} for frames of {H} x {W}",
+            where=where,
+            expected="the same ratio of height to width",
+            do="correct the size of the spike planes; "
+            "for a camera with another view, give spike.calibration",
+        )

@@ -1,0 +1,130 @@
+"""Give the light at any time between the frames of a video, by optical flow.
+
+A spike camera reads out thousands of planes a second, but a video has only tens or hundreds of
+frames a second. So the light between two frames is interpolated. The frame A before a time and the
+frame B after it are moved along the optical flow and mixed. At the fraction p of the time from A to
+B, with the flows f: A -> B and g: B -> A,
+
+    light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x)).
+
+Light is linear, float32, 1 at full scale.
+
+What must stay: every bit of the light, for the same frames, because made data sets are published
+and an interrupted data set is continued later. No test notices a change of the last bits: whoever
+changes the arithmetic makes a clip before and after, and compares the files. If the light must
+change, raise VERSION in data/making/prepare.py.
+
+Tests: tests/parts/scripts/test_prepare_gopro_spike.py (what the light shows)
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+
+
+class _Flows(NamedTuple):
+    """The optical flow between two neighbouring frames A and B, (h, w, 2) each, in pixels."""
+
+    index_of_A: int  # number of the frame A. B is the next frame
+    f: np.ndarray  # A -> B: the pixel at x in A is at x + f(x) in B
+    g: np.ndarray  # B -> A
+
+
+class LightPath:
+    """The light at any time between the frames of a clip.
+
+    The frame A before this time and the frame B after it are moved along the optical flow and
+    mixed. At the fraction p of the time from A to B, with the flows f: A -> B and g: B -> A,
+
+        light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x)).
+
+    Call `at` with increasing times. Only the flows of the last pair of frames are stored, so times
+    in another order would give the same light, but would compute the flows again and again.
+    """
+
+    def __init__(
+        self, light: Callable[[int], np.ndarray], count: int, method: str = "flow"
+    ) -> None:
+        """Prepare a path through `count` frames.
+
+        light: function that returns the light of a frame, (h, w) or (h, w, 3) float32, by number.
+        method: "flow", or "linear", which only mixes the neighbours.
+        """
+        # The last two frames, A and B, stay in memory, because many times lie between them.
+        self.light = lru_cache(2)(light)
+        self.count = count
+        self.method = method
+        # The flows between the last pair of frames. None: no flow was computed yet.
+        self._last_flows: _Flows | None = None
+        # DIS is the method of optical flow ("dense inverse search").
+        self._dis: Any = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
+
+    def at(self, time: float) -> np.ndarray:
+        """Return the light at `time`, in the form of a frame.
+
+        time: in frames, e.g. 2.25 is a quarter of the way from frame 2 to frame 3. The light is
+        constant before the first and after the last frame.
+        """
+        last_frame = self.count - 1
+        time = min(max(time, 0.0), float(last_frame))
+        # A is frame `index`, and B is the next frame. No frame follows the last frame. So at its
+        # time, A is the frame before it, and B is the last frame.
+        last_A = max(last_frame - 1, 0)
+        index = min(int(time), last_A)
+        fraction = time - index  # p: 0 at A, 1 at B
+        # Some times are computed, and a rounding error moves them away from the time of a frame,
+        # e.g. 2.9999999999. They must show the frame itself, without interpolation.
+        is_at_frame = min(fraction, 1 - fraction) < 1e-9
+        if is_at_frame:
+            return self.light(round(time))
+        A = self.light(index)
+        B = self.light(index + 1)
+        if self.method == "linear":
+            return (1 - fraction) * A + fraction * B
+        # light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x))
+        flows = self._flows_from(index)
+        p = np.float32(fraction)
+        moved_A = _move(A, shift=-p * flows.f)  # A(x - p f(x))
+        moved_B = _move(B, shift=(p - 1) * flows.g)  # B(x - (1 - p) g(x))
+        return (1 - p) * moved_A + p * moved_B
+
+    def _flows_from(self, index: int) -> _Flows:
+        """Return the flows between frame `index` and the next frame. They are kept."""
+        last = self._last_flows
+        if last is not None and last.index_of_A == index:
+            return last
+        A = _for_flow(self.light(index))
+        B = _for_flow(self.light(index + 1))
+        f = self._dis.calc(A, B, None)
+        g = self._dis.calc(B, A, None)
+        self._last_flows = _Flows(index, f, g)
+        return self._last_flows
+
+
+def _for_flow(light: np.ndarray) -> np.ndarray:
+    """Return the image of a frame that optical flow is computed from, (h, w) uint8.
+
+    light: (h, w) or (h, w, 3). The image has the square root of the light, which are display values
+    of gamma 2. In linear light, dark parts of the scene would have nearly equal grey levels, and
+    the flow could not follow them.
+    """
+    grey = light if light.ndim == 2 else light.mean(axis=2)
+    display = np.sqrt(np.clip(grey, 0, 1))
+    return (display * 255).astype(np.uint8)
+
+
+def _move(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """Move an image: pixel p of the result shows the light at p + shift(p).
+
+    shift: (h, w, 2) in pixels, x first. Beyond its border, the light goes on as at the border.
+    """
+    height, width = light.shape[:2]
+    columns = np.arange(width, dtype=np.float32)
+    rows = np.arange(height, dtype=np.float32)
+    x, y = np.meshgrid(columns, rows)  # (h, w) each: coordinates of every pixel
+    x = x + shift[..., 0]
+    y = y + shift[..., 1]
+    return cv2.remap(light, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)

@@ -1,0 +1,156 @@
+"""Draw the motion of a camera over a photograph, and of pieces of the photograph.
+
+A layer is the whole photograph, or a piece of it that is nearer to the camera. Three images have
+pixels of their own:
+
+    sheet   the image of a layer, (H, W): as large as the photograph, and transparent outside of
+            the piece
+    view    what the camera sees of the sheets, FINE * crop pixels along each side
+    crop    the made frame, crop x crop: the view, reduced by FINE
+
+P is the number of planes of the whole clip. A plane is one read-out of the spike camera. A frame
+interval is the time from one frame of the made clip to the next.
+
+What must stay: the order and the ranges of the draws, because they decide which scene a seed gives
+(test_a_seed_gives_its_scene). With wider ranges, the motion would be faster, and data sets would be
+others: then raise VERSION in data/making/prepare.py.
+
+Tests: tests/parts/data/test_seeds.py, tests/parts/scripts/test_prepare_gopro_spike.py
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import cv2
+import numpy as np
+
+from data.making.smooth_walk import smooth_walk
+
+# A photograph has this many pixels along one RGB pixel of the made frame. So each RGB pixel is a
+# mean of FINE x FINE pixels. With 1, the pixels of the photograph would be visible when it moves.
+FINE = 2
+# Number of pieces of a photograph that are nearer than the rest. More of them would hide the rest.
+NEAR_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A piece of a photograph that moves on its own, like a sheet of paper before other sheets."""
+
+    # (H, W, 4) light and opacity (0 to 1). The light is multiplied by the opacity already.
+    sheet: np.ndarray
+    # (P, 2), the point x, y of the sheet that is in the middle of the view, for each plane.
+    centers: np.ndarray
+    border: int  # what is beyond the edges of the sheet, a constant of OpenCV
+
+
+@dataclass(frozen=True)
+class Camera:
+    """The motion of the camera over a photograph, for each of the P planes of the clip."""
+
+    shake: np.ndarray  # (P, 2), x and y in pixels of the view
+    angles: np.ndarray  # (P,), in radians
+    zooms: np.ndarray  # (P,), factors; above 1, objects look larger
+    # (P, 2), how fast the scale changes along x and y. `camera_homography` has the matrix.
+    tilts: np.ndarray
+
+
+def draw_camera(
+    number_of_planes: int, planes_of_interval: int, crop: int, rng: np.random.Generator
+) -> Camera:
+    """Draw the motion of the camera.
+
+    number_of_planes: P, of the whole clip. crop: side of a made frame in pixels.
+    rng: the order of its draws must not change, because it decides which scene a seed gives.
+    """
+    view_side = FINE * crop
+    # walk(amplitude) is a random motion (P,) between -amplitude and amplitude. It swings once in 2
+    # to 8 frame intervals.
+    periods = (2.0 * planes_of_interval, 8.0 * planes_of_interval)
+    walk = partial(smooth_walk, rng, number_of_planes, periods=periods)
+    # The amplitude is at most a sixth of the made frame.
+    shake_x = walk(rng.uniform(2, crop / 6))  # in pixels of the made frame
+    shake_y = walk(rng.uniform(2, crop / 6))
+    shake = FINE * np.stack([shake_x, shake_y], axis=1)  # in pixels of the view
+    # The camera turns by up to 0.1 radians (6 degrees). It zooms by 8 % around a factor of 1 to
+    # 1.3, because a person who films mostly holds one zoom.
+    angles = walk(0.1)
+    zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))
+    # At most 0.1 / view_side in x and y. An edge of the view is view_side / 2 from its middle, so a
+    # tilt changes the scale there by at most 0.1 / 2 = 5 %.
+    tilts = np.stack([walk(0.1), walk(0.1)], axis=1) / view_side
+    return Camera(shake, angles, zooms, tilts)
+
+
+def draw_layer(
+    light: np.ndarray,
+    depth: int,
+    shake: np.ndarray,
+    time: np.ndarray,
+    view_side: int,
+    rng: np.random.Generator,
+) -> Layer:
+    """Draw a layer. depth: 0 for the whole photograph; 1 and 2 for its pieces, 2 is the nearest.
+
+    light: (H, W, 3) of the photograph. shake: (P, 2), motion of the camera in pixels of the view.
+    time: (P, 1), time of each plane in frame intervals. view_side: side of the view in pixels.
+    rng: the order of its draws must not change, because it decides which scene a seed gives.
+    """
+    height, width = light.shape[:2]
+    size = np.array((width, height))  # x before y, as in all points here
+    opaque = np.ones((height, width, 1), np.float32)
+    if depth == 0:
+        # The whole photograph. Nothing is drawn for it. Beyond its edges it is mirrored, so that it
+        # always fills the view.
+        centers = size / 2 + shake
+        sheet = np.concatenate((light, opaque), axis=2)
+        return Layer(sheet, centers, cv2.BORDER_REFLECT_101)
+
+    # A piece of the photograph around the point `middle`. It appears in the view at another place
+    # than it has in the photograph, and moves with a constant speed.
+    middle = rng.uniform(0.3, 0.7, 2) * size
+    speed = view_side * rng.uniform(-0.05, 0.05, 2)  # pixels per frame interval
+    center_at_time_0 = middle + view_side * rng.uniform(-0.3, 0.3, 2)
+    # Its shape is the convex hull of eight random points. The edge is blurred by 0.8 pixels, so
+    # that it has no steps of whole pixels.
+    corners = middle + view_side * rng.uniform(-0.2, 0.2, (8, 2))  # (8, 2), x and y
+    hull = cv2.convexHull(corners.astype(np.int32))
+    mask = cv2.fillPoly(np.zeros_like(opaque), [hull], 1.0, cv2.LINE_AA)
+    opacity = cv2.GaussianBlur(mask, (0, 0), 0.8)[..., None]  # (H, W, 1)
+    sheet = np.concatenate((light * opacity, opacity), axis=2)
+    # The nearer the layer, the more it moves with the camera: 1.35 and 1.7 times as much as the
+    # whole photograph.
+    parallax = 1 + 0.35 * depth
+    centers = center_at_time_0 + parallax * shake + speed * time
+    return Layer(sheet, centers, cv2.BORDER_CONSTANT)
+
+
+def camera_homography(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray:
+    """Return the homography (3, 3) of a camera that is turned, zoomed and tilted.
+
+        [cos / zoom, -sin / zoom, 0]
+        [sin / zoom,  cos / zoom, 0]
+        [tilt[0],     tilt[1],    1]
+
+    It leads from a point of the view to a point of the sheet, both counted from the middle of the
+    view. angle: in radians. zoom: above 1, objects look larger. tilt: (2,). A homography divides
+    x and y by the third number, tilt[0] x + tilt[1] y + 1. So the scale changes along x and y.
+    """
+    cos = np.cos(angle)
+    sin = np.sin(angle)
+    homography = np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
+    homography[:2] /= zoom
+    homography[2, :2] = tilt
+    return homography
+
+
+def translation(x: float, y: float) -> np.ndarray:
+    """Return the matrix (3, 3) that moves a point by x, y."""
+    return np.array([[1, 0, x], [0, 1, y], [0, 0, 1]])
+
+
+def opacity_at(layer: Layer, points: np.ndarray) -> np.ndarray:
+    """Return the opacity (h, w) of a layer at points of its sheet, (h, w, 2)."""
+    x, y = np.moveaxis(points.astype(np.float32), -1, 0)
+    opacity = np.ascontiguousarray(layer.sheet[..., 3])
+    return cv2.remap(opacity, x, y, cv2.INTER_LINEAR, borderMode=layer.border)

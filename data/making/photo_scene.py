@@ -1,0 +1,150 @@
+"""Give the light of a photograph in motion, plane by plane, and its true motion.
+
+A plane is one read-out of the spike camera. The camera shakes, zooms, turns and tilts over the
+photograph, and two pieces of it are nearer than the rest (data/making/photo_layers.py). A point of
+the view, what the camera sees, lies on the sheet, the image of a layer, at
+
+    sheet point = T(center) C(turn, zoom, tilt) T(-middle of the view) view point.
+
+T moves a point, and C is the homography of the camera. Light is linear, float32, 1 at full scale.
+
+What must stay: every bit of the light and the order of the draws, for the same photograph and seed,
+because made data sets are published and an interrupted data set is continued later. If the light
+must change, raise VERSION in data/making/prepare.py.
+
+Tests: tests/parts/data/test_seeds.py, tests/parts/scripts/test_prepare_gopro_spike.py
+"""
+
+from collections.abc import Iterator
+
+import cv2
+import numpy as np
+
+from data.making.frame_light import LIGHT_OF_DISPLAY_VALUE, scale_down
+from data.making.photo_layers import (
+    FINE,
+    NEAR_LAYERS,
+    Layer,
+    camera_homography,
+    draw_camera,
+    draw_layer,
+    opacity_at,
+    translation,
+)
+
+
+class PhotoScene:
+    """A photograph in motion: the light of each plane, and where each pixel moves.
+
+    The camera shakes, zooms, turns and tilts. Two pieces of the photograph are nearer than the
+    rest: they move more with the camera, and also move by themselves.
+
+    picture: (H, W, 3) uint8. It is scaled down to a shorter side of FINE x side.
+    count: number of frame intervals (from one made frame to the next).
+    planes: number of planes in an interval.
+    crop: side of a made frame in pixels.
+    rng: first the camera is drawn (`draw_camera`), then the layers from the farthest to the
+    nearest (`draw_layer`).
+
+    What must stay: the order and the ranges of the draws, because they decide which scene a seed
+    gives. test_a_seed_gives_its_scene notices another order or range. With wider ranges, the motion
+    would be faster, and data sets would be others: then raise VERSION in data/making/prepare.py.
+    """
+
+    def __init__(
+        self,
+        picture: np.ndarray,
+        side: int,
+        count: int,
+        planes: int,
+        crop: int,
+        rng: np.random.Generator,
+    ) -> None:
+        light = cv2.LUT(scale_down(picture, FINE * side), LIGHT_OF_DISPLAY_VALUE)  # (H, W, 3)
+        self.crop = crop
+        self.number_of_planes = count * planes  # P
+        view_side = FINE * crop
+
+        # All random numbers are drawn here, before the first plane is painted.
+        self._camera = draw_camera(self.number_of_planes, planes, crop, rng)
+        # The time of each plane in frame intervals, from -count / 2 to count / 2: (P, 1).
+        share_of_clip = np.arange(self.number_of_planes) / self.number_of_planes  # (P,)
+        time = (share_of_clip - 0.5)[:, None] * count
+        self._layers = []  # the farthest one first
+        for depth in range(1 + NEAR_LAYERS):  # 0 is the whole photograph
+            layer = draw_layer(
+                light, depth, shake=self._camera.shake, time=time, view_side=view_side, rng=rng
+            )
+            self._layers.append(layer)
+
+    def lights(self) -> Iterator[np.ndarray]:
+        """Yield the light (crop, crop, 3) float32 of each plane."""
+        size = (self.crop, self.crop)
+        for plane in range(self.number_of_planes):
+            canvas = self._paint(plane)
+            yield cv2.resize(canvas, size, interpolation=cv2.INTER_AREA)
+
+    def shifts(self, plane: int, other: int) -> np.ndarray:
+        """Return how far the scene of each pixel moves from `plane` to `other`.
+
+        Returns (crop, crop, 2) float32: x and y in pixels of the made frame. What a pixel shows in
+        `plane` is the nearest layer whose opacity is above 1/2 there. In `other`, a nearer layer
+        may hide it.
+
+        These are the true motions that benchmarks and tests compare with. A wrong scale fails
+        test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in_another. An
+        error of a few pixels in `points` does not, because the shifts hardly differ there.
+        """
+        # From pixels of the crop to points of the view. E.g. with FINE = 2, pixel 0 of the crop
+        # covers the pixels 0 and 1 of the view, so its middle is at 0.5.
+        in_crop = np.arange(self.crop)
+        y, x = np.meshgrid(in_crop, in_crop, indexing="ij")  # (crop, crop) each
+        pixels = np.stack((x, y), axis=-1)  # (crop, crop, 2)
+        points = pixels * FINE + (FINE - 1) / 2
+
+        shifts = np.zeros((self.crop, self.crop, 2), np.float32)
+        for layer in self._layers:  # a nearer layer replaces the shifts of the layers behind it
+            # From the view in `plane` to the sheet, and from there to the view in `other`.
+            on_sheet = cv2.perspectiveTransform(points, self._to_sheet(layer, plane))
+            to_other_view = np.linalg.inv(self._to_sheet(layer, other))
+            in_other = cv2.perspectiveTransform(on_sheet, to_other_view)
+            of_layer = (in_other - points) / FINE  # in pixels of the crop
+            is_shown = opacity_at(layer, on_sheet) > 0.5  # (crop, crop)
+            shifts = np.where(is_shown[..., None], of_layer, shifts)
+        return shifts.astype(np.float32)
+
+    def _paint(self, plane: int) -> np.ndarray:
+        """Return the view of a plane: the light that the camera sees, (view_side, view_side, 3).
+
+        The layers are painted from the farthest to the nearest, and each layer covers what is
+        behind it by its opacity: light = (1 - opacity) light_behind + light_of_layer.
+        """
+        view_side = FINE * self.crop
+        # WARP_INVERSE_MAP: the matrix leads from the result (view) to the source (sheet).
+        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+        canvas = np.zeros((view_side, view_side, 3), np.float32)
+        for layer in self._layers:
+            seen = cv2.warpPerspective(
+                layer.sheet,
+                self._to_sheet(layer, plane),
+                (view_side, view_side),
+                flags=flags,
+                borderMode=layer.border,
+            )  # (view_side, view_side, 4)
+            light_of_layer = seen[..., :3]  # multiplied by the opacity already
+            opacity = seen[..., 3:]
+            canvas = canvas * (1 - opacity) + light_of_layer
+        return canvas
+
+    def _to_sheet(self, layer: Layer, plane: int) -> np.ndarray:
+        """Return the homography (3, 3) from a point of the view to a point of the sheet."""
+        camera = self._camera
+        turn_and_zoom = camera_homography(
+            camera.angles[plane], camera.zooms[plane], camera.tilts[plane]
+        )
+        view_side = FINE * self.crop
+        middle_to_origin = translation(-view_side / 2, -view_side / 2)
+        x, y = layer.centers[plane]
+        # A product of matrices acts from right to left: move the middle of the view to 0; turn,
+        # zoom and tilt; move 0 to the center of the layer in this plane.
+        return translation(x, y) @ turn_and_zoom @ middle_to_origin

@@ -1,0 +1,37 @@
+"""Give a smooth random motion, as of a camera that a person holds.
+
+What must stay: the order of the draws and of the arithmetic, because made data sets depend on every
+bit (test_a_seed_gives_its_scene).
+
+Tests: tests/parts/data/test_seeds.py
+"""
+
+import numpy as np
+
+# Weights of the four sines of a random motion. Their sum is 1. The motion is irregular, because the
+# sines have different periods. A single sine would repeat itself.
+WALK_WEIGHTS = (0.4, 0.3, 0.2, 0.1)
+
+
+def smooth_walk(
+    rng: np.random.Generator, planes: int, amplitude: float, periods: tuple[float, float]
+) -> np.ndarray:
+    """Return a smooth random motion, (planes,): a sum of four sines with random periods.
+
+        walk(t) = amplitude sum_i w_i sin(2 pi (t / T_i + phase_i))
+
+    The weights w_i are WALK_WEIGHTS. They add up to 1, so the walk stays within -amplitude and
+    amplitude.
+
+    periods: the shortest and the longest period T_i, in planes. The logarithm of each period is
+    drawn uniformly.
+    rng: four times, a period and then a phase is drawn. Another order would give other data sets.
+    """
+    log_shortest, log_longest = np.log(periods)
+    t = np.arange(planes)
+    walk = np.zeros(planes)
+    for weight in WALK_WEIGHTS:
+        period = np.exp(rng.uniform(log_shortest, log_longest))
+        phase = rng.uniform()
+        walk += weight * np.sin(2 * np.pi * (t / period + phase))
+    return amplitude * walk

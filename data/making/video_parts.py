@@ -1,0 +1,173 @@
+"""Find the parts of a video that can be interpolated: slow motion, one scene.
+
+Optical flow is reliable for small motions only, and there is no motion between two scenes. A "frame
+interval" is the time from one frame of the made clip to the next. It may have several frames of the
+video, whose mean is the blurry frame.
+
+What must stay: the parts that are found and the order of the draws, for the same video and seed,
+because made data sets depend on them. If they must change, raise VERSION in data/making/prepare.py.
+
+Tests: tests/parts/data/test_video_parts.py
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cv2
+import numpy as np
+
+from data.clips.user_frames import FrameSource
+from data.making.frame_light import scale_down
+
+# A part of a video has this many frames beside the frames of its intervals: one before the first
+# interval and one after the last interval. Its light begins and ends between two frames, where it
+# is interpolated, and these two frames are needed for it.
+FRAMES_BESIDE = 2
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A part of a video without a change of the scene. A made clip shows one such part.
+
+    The names of the fields are keys of a file beside the made clips, so they stay.
+    """
+
+    first: int  # number of its first frame in the video
+    average: int  # number of frames of the video in one frame interval, which are averaged
+    side: int  # shorter side in pixels to which the frames are scaled
+
+    def frames(self, intervals: int) -> int:
+        """Return the number of its frames, with the two beside its intervals."""
+        return self.average * intervals + FRAMES_BESIDE
+
+
+# Largest step in pixels between two frames that are interpolated. Optical flow is less reliable for
+# larger motions. A smaller value would leave fewer parts of a video.
+# test_no_part_has_a_motion_that_is_too_fast notices a much larger value.
+MOST_STEP = 8.0
+
+
+def find_cuts(
+    frames: FrameSource,
+    intervals: int,
+    sides: tuple[int, int],
+    frames_per_interval: int | None,
+    rng: np.random.Generator,
+) -> list[Cut]:
+    """Return the parts of a video that can be interpolated, without a change of the scene.
+
+    The sharp frame of an interval is in its middle. E.g. with 3 intervals of 1 frame, a part that
+    begins at frame 10 has 5 frames (FRAMES_BESIDE says why it has two more):
+
+        frame    10       11       12       13       14
+                      |  sharp |  sharp |  sharp |
+
+    The light goes from the time 10.5 to 13.5. There are 4 steps from frame to frame. The next part
+    begins at frame 13: its first interval begins at 13.5, where the last interval of this part
+    ends. test_parts_follow_one_another and the tests beside it notice wrong parts.
+
+    intervals: number of frame intervals of a part.
+    sides: smallest and largest allowed value of `Cut.side`, the shorter side of the scaled frames.
+    In smaller frames, a motion has fewer pixels, so more parts can be interpolated.
+    frames_per_interval: number of frames of the video in an interval. None: the number is drawn for
+    each part, 1 to MOST_FRAMES_PER_INTERVAL.
+    rng: the generator of this number.
+    """
+    least_side, most_side = sides
+    side = min(most_side, *frames.size)
+    steps = _steps(frames, side)  # in pixels of frames that are scaled to `side`
+    # Motion in pixels is proportional to the side. A step of MOST_STEP pixels in frames of
+    # `least_side` has this many pixels in frames of `side`:
+    most_step = MOST_STEP * side / least_side
+    cuts = []
+    first = 0
+    while True:
+        # Try a part that begins at frame `first`.
+        frames_left = len(frames) - first - FRAMES_BESIDE
+        most_in_interval = frames_left // intervals
+        in_interval = _frames_in_interval(frames_per_interval, most_in_interval, rng)
+        if in_interval is None:
+            return cuts  # too few frames are left
+        cut = Cut(first, in_interval, side)  # the side becomes smaller below, if needed
+        steps_of_part = np.array(steps[first : first + cut.frames(intervals) - 1])
+
+        # No part may contain a step that is longer than allowed, or a change of the scene (inf). So
+        # the next part begins after the last of these steps. Step i of this part leads to frame
+        # first + i + 1.
+        too_long = np.flatnonzero(steps_of_part > most_step).tolist()
+        if too_long:
+            first += too_long[-1] + 1
+            continue
+
+        side_of_part = _side_of_part(float(steps_of_part.max()), side, least_side)
+        cuts.append(replace(cut, side=side_of_part))
+        first += in_interval * intervals
+
+
+def _side_of_part(longest_step: float, side: int, least_side: int) -> int:
+    """Return the side that the frames of a part are scaled to, so that no step is too long.
+
+    The longest step becomes MOST_STEP pixels: a step of 16 pixels at side 288 gives the side 144.
+    Frames with a shorter step than MOST_STEP keep their side.
+
+    longest_step: in pixels of frames of `side`. least_side: the smallest allowed result.
+    """
+    step = max(longest_step, MOST_STEP)
+    return max(least_side, int(side * MOST_STEP / step))
+
+
+# Largest number of frames of an ordinary video in one frame interval, if the number is drawn. With
+# more frames, the made frames would be more blurry, and a video would give fewer clips.
+MOST_FRAMES_PER_INTERVAL = 4
+
+
+def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator) -> int | None:
+    """Return how many frames of the video each interval of a part has.
+
+    Returns None if too few frames are left.
+
+    wanted: the number that the user gave. None: it is drawn. most: the largest possible number.
+    rng: one number is drawn for each part that is tried, also if the part is rejected later. The
+    order belongs to the made data sets.
+    """
+    if wanted is not None:
+        return wanted if wanted <= most else None
+    if most < 1:
+        return None
+    drawn = rng.integers(1, min(most, MOST_FRAMES_PER_INTERVAL), endpoint=True)
+    return int(drawn)
+
+
+# A "step" is the motion from one frame of a video to the next, in pixels. 95 % of the pixels move
+# less than the step. With 100 %, a few pixels with a wrong flow would decide. With a smaller share,
+# a fast thing in a still scene would not count.
+STEP_PERCENTILE = 95
+# If the grey levels (0 to 255) of two frames differ by more than this on average, the scene has
+# changed. A smaller value would take fast motion for a change of the scene.
+# test_no_part_has_a_change_of_the_scene notices a much larger value.
+SCENE_CHANGE = 40.0
+
+
+def _steps(frames: FrameSource, side: int) -> list[float]:
+    """Return the step from each frame to the next, in pixels; inf at a change of the scene.
+
+    side: shorter side to which the frames are scaled. STEP_PERCENTILE says what a step is.
+    """
+    # Only the length of the motion is needed here, so the fastest setting is enough.
+    dis: Any = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST)
+    steps = []
+    before = None
+    for number in range(len(frames)):
+        picture = scale_down(frames.read(number), side)
+        grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
+        if before is not None:
+            flow = dis.calc(before, grey, None)  # (h, w, 2)
+            mean_difference = cv2.absdiff(grey, before).mean()
+            if mean_difference > SCENE_CHANGE:
+                steps.append(np.inf)
+            else:
+                lengths = np.hypot(flow[..., 0], flow[..., 1])  # (h, w)
+                step = np.percentile(lengths, STEP_PERCENTILE)
+                steps.append(float(step))
+        before = grey
+    return steps

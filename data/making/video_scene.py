@@ -1,0 +1,94 @@
+"""Give the light of each plane of a part of a video, seen through a crop that moves.
+
+A plane is one read-out of the spike camera. A frame interval is the time from one frame of the made
+clip to the next, and has a number of planes. The crop moves smoothly, as if a person held the
+camera. Light is linear, float32, 1 at full scale.
+
+What must stay: every bit of the light and the order of the draws, for the same video and seed,
+because made data sets are published and an interrupted data set is continued later. If the light
+must change, raise VERSION in data/making/prepare.py.
+
+Tests: tests/parts/scripts/test_prepare_gopro_spike.py
+"""
+
+from collections.abc import Iterator
+
+import cv2
+import numpy as np
+
+from data.clips.user_frames import FrameSource
+from data.making.frame_light import LIGHT_OF_DISPLAY_VALUE, scale_down
+from data.making.light_path import LightPath
+from data.making.smooth_walk import smooth_walk
+from data.making.video_parts import Cut
+
+
+def video_scene(
+    frames: FrameSource, cut: Cut, count: int, planes: int, crop: int, rng: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """Yield the light (crop, crop, 3) float32 of each plane of a cut.
+
+    The crop moves smoothly, as if a person held the camera. The sharp instant of each interval is
+    its middle plane, planes // 2. The light of this plane becomes the sharp frame of the made clip,
+    so nothing in it may be interpolated. Two things ensure this: the sharp instant has the time of
+    a frame of the video, and the corner of the crop is on a whole pixel then. If one of them is
+    wrong, test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame fails.
+
+    count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
+    rng: generator of the motion. The order of its draws belongs to the made data sets.
+    """
+
+    def light_of(number: int) -> np.ndarray:
+        """Return the light of a frame of the cut, (H, W, 3)."""
+        picture = scale_down(frames.read(cut.first + number), cut.side)
+        return cv2.LUT(picture, LIGHT_OF_DISPLAY_VALUE)
+
+    # The frames of the intervals, with one frame before and one frame after them (FRAMES_BESIDE).
+    path = LightPath(light_of, count=cut.frames(intervals=count))
+    height, width = path.at(0.0).shape[:2]
+    corners = _corners_of_crop(height, width, crop=crop, count=count, planes=planes, rng=rng)
+
+    # Times are in frames of the cut. The first sharp instant is at the first whole frame that has
+    # half an interval before it: 1 for intervals of 1 or 2 frames, 2 for 3 or 4 frames. E.g. with
+    # 88 planes and one frame in an interval, plane 44 has the time 1, and plane 132 the time 2.
+    first_sharp_time = (cut.average + 1) // 2
+    first_sharp_plane = planes // 2
+    for plane, corner in enumerate(corners):
+        # An interval of `planes` planes has `cut.average` frames.
+        planes_since_sharp = plane - first_sharp_plane
+        time = first_sharp_time + cut.average * planes_since_sharp / planes
+        x, y = (corner + (crop - 1) / 2).tolist()  # middle of the crop
+        yield cv2.getRectSubPix(path.at(time), (crop, crop), (x, y))
+
+
+def _corners_of_crop(
+    height: int, width: int, crop: int, count: int, planes: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Return the upper left corner of a moving crop in each plane: (count planes, 2), x and y.
+
+    height, width: of the scaled frames. crop: side of the crop in pixels.
+    count: number of frame intervals. planes: number of planes in an interval.
+    rng: for x and then for y, an amplitude, a walk and its middle are drawn. Another order would
+    give other data sets.
+    """
+    room = np.array((width, height)) - crop  # largest x and y of a corner
+    number_of_planes = count * planes
+    # The middle plane of each interval. The corner must be on a whole pixel there.
+    sharp_planes = range(planes // 2, number_of_planes, planes)
+    corners = np.empty((number_of_planes, 2))
+    for axis, most in enumerate(room):
+        # A walk from `middle - amplitude` to `middle + amplitude`, with periods of 2 to 8 frame
+        # intervals. The amplitude is at most half of the smaller room, so `middle` can be drawn
+        # such that the crop stays within the frame.
+        amplitude = rng.uniform(0.1, 1.0) * min(room) / 2
+        periods = (2.0 * planes, 8.0 * planes)
+        walk = smooth_walk(rng, number_of_planes, amplitude, periods)
+        middle = rng.uniform(amplitude, most - amplitude)
+        walk += middle
+        # Shift the walk to whole pixels at the sharp planes. Between two sharp planes, the shift
+        # changes linearly, so that the crop does not jump.
+        to_whole_pixel = np.round(walk) - walk
+        shift_at_sharp = to_whole_pixel[sharp_planes]
+        walk += np.interp(range(number_of_planes), sharp_planes, shift_at_sharp)
+        corners[:, axis] = np.clip(walk, 0, most)
+    return corners
