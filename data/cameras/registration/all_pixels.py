@@ -1,4 +1,18 @@
-"""Change the estimate by one round of Gauss-Newton on all pixels."""
+"""Change matrix and times by one round of Gauss-Newton on all pixels.
+
+    step = -(H + P)^-1 (g + P p)                                  (k,)
+
+H (k, k) and g (k,) are sums over the pixels of all views (equations.py). P and p come from the
+priors: a time is probably near its nominal value, which the files say. P (k, k) is diagonal and
+holds the weight of each prior. p (k,) holds how far each time is now from its nominal value. The k
+unknowns are four changes of the matrix (right, down, larger, turned), middle, length and roll of
+the exposure, and five coefficients of the features. Without room in the stream to fit the times,
+the three times are left out.
+
+What must stay: the order of the unknowns (derivatives.py), and the values of the priors.
+test_the_other_values_follow_a_time_that_stops_at_its_limit tries the solution, and
+tests/parts/data/test_registration_fit.py whole fits.
+"""
 
 import numpy as np
 
@@ -10,10 +24,42 @@ from data.cameras.registration.derivatives import (
     TIME_COLUMNS,
 )
 from data.cameras.registration.details import Details
-from data.cameras.registration.equations import normal_equations, with_larger_diagonal
+from data.cameras.registration.equations import (
+    NormalEquations,
+    normal_equations,
+    with_larger_diagonal,
+)
 from data.cameras.registration.estimate import Estimate
 from data.cameras.registration.explanation import explain, shared_noise
-from data.cameras.registration.times import NO_MIDDLE, middle_of, tells_length, time_errors
+from data.cameras.registration.times import NO_MIDDLE, Middle, middle_of, tells_length, time_errors
+
+
+def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) -> np.ndarray:
+    """Change the estimate by one round, and set what the round tells of the times.
+
+    Returns the changes (7,). The first four are of the matrix, in half sides of the plane. The last
+    three are middle, length and roll, in planes. They are 0 if the times are not fitted.
+
+    views: at least one. sigma: size of the details in spike pixels.
+    """
+    # The best coefficients of the features, with the present matrix and times.
+    explanation = explain(views)
+    estimate.explained = explanation.explained
+    equations = normal_equations(estimate, views, explanation)
+    noise = shared_noise(explanation, sigma, views[0].every)
+    middle = middle_of(estimate, equations) if estimate.has_room else NO_MIDDLE
+    P, p = _priors(estimate, equations.H, noise, middle.is_fitted)  # (k,) each, P as its diagonal
+    A = with_larger_diagonal(equations.H, P)  # H + P, (k, k)
+    step = step_within_limits(A, equations.g + P * p, estimate.limits_of_time_steps())
+
+    # Both methods change the estimate in place, and keep each value within its limits.
+    change = estimate.change_matrix(step[:MATRIX_CHANGES])
+    if not estimate.has_room:
+        return np.concatenate((change, np.zeros(3)))
+    estimate.change_times(step[TIME_COLUMNS])
+    _set_time_errors(estimate, middle, equations, A)
+    return np.concatenate((change, step[TIME_COLUMNS]))
+
 
 # Standard deviations of the priors of the times. With wider priors, a clip with little motion would
 # give times that are mostly noise. With narrower priors, a clip with motion could not change them.
@@ -24,60 +70,41 @@ SPREAD_ROLL = 0.1  # of the planes of the exposure; from the middle row to the b
 KEEPS = 1e9
 
 
-def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) -> np.ndarray:
-    """Change the estimate by one round of Gauss-Newton. Returns the changes (7,).
+def _set_time_errors(
+    estimate: Estimate, middle: Middle, equations: NormalEquations, A: np.ndarray
+) -> None:
+    """Set the errors of the times, and the error of the matrix that they cause.
 
-    The first four changes are shift right, shift down, scale and turn, in half sides of the
-    plane. The last three are middle, length and roll, in planes. If the streams have no room to
-    fit times, the last three are 0.
+    middle: what the clip tells of the middle. A: H + P, (k, k).
     """
-    # The best coefficients of the features, with the present matrix and times.
-    explanation = explain(views)
-    estimate.explained = explanation.explained
-    # step = -(H + P)^-1 (g + P p). The views give H and g, as in least squares: H = J' W J and
-    # g = J' W r, with the derivatives J and weights W of the residuals r. The priors pull a
-    # value that is p away from its nominal value back to it, with the weights P.
-    equations = normal_equations(estimate, views, explanation)
-    noise = shared_noise(explanation, sigma, views[0].every)
-    middle = middle_of(estimate, equations) if estimate.has_room else NO_MIDDLE
-    P, p = _priors(estimate, equations.H, noise, middle.is_fitted)  # (k,) each, P as its diagonal
-    A = with_larger_diagonal(equations.H, P)  # H + P, (k, k)
-    step = step_within_limits(A, equations.g + P * p, estimate.limits_of_times())
-
-    # Both methods change the estimate in place, and keep each value within its limits.
-    change = estimate.change_matrix(step[:MATRIX_CHANGES])
-    if not estimate.has_room:
-        return np.concatenate((change, np.zeros(3)))
-    estimate.change_times(step[TIME_COLUMNS])
     offset_error, share_error = time_errors(estimate, equations, A)
-    estimate.is_middle_doubtful = middle.is_doubtful
     if middle.is_fitted:
         estimate.error_by_offset = middle.shift_per_plane * offset_error
     else:
-        # The middle was kept, so nothing but the prior is known of the offset. Matrix and
-        # offset are right together, so the error of the offset adds nothing to the matrix.
+        # The middle was kept, so nothing but the prior is known of the offset. Matrix and offset
+        # are right together, so the error of the offset adds nothing to the matrix.
         offset_error = SPREAD_OFFSET
         estimate.error_by_offset = 0.0
-    if not tells_length(estimate, equations):
+    if not tells_length(equations):
         share_error = SPREAD_SHARE  # nothing but the prior is known
     estimate.time_errors = (offset_error, share_error)
-    return np.concatenate((change, step[TIME_COLUMNS]))
+    estimate.is_middle_doubtful = middle.is_doubtful
 
 
 def _priors(
     estimate: Estimate, H: np.ndarray, noise: float, fits_middle: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the priors: the diagonal of P (k,), which has their weights, and p (k,).
+    """Return the priors: the diagonal of P (k,), and p (k,).
 
-    p is how far a value is from the value of the files. A value without a prior has 0 in both.
-    A prior has the weight noise / spread^2: the noisier the clip, the more the prior counts.
+    A value without a prior has 0 in both. A prior has the weight noise / spread^2: the noisier the
+    clip, the more the prior counts.
 
     noise: from `shared_noise`.
     fits_middle: False lets the middle go back to its nominal value.
     """
     P = np.zeros(len(H))
     p = np.zeros(len(H))
-    # Priors so strong that a value is kept: KEEPS times as strong as the data.
+    # Priors so strong that a value is kept.
     strong = KEEPS * np.diag(H)
     if estimate.has_room:
         spread_of_length = SPREAD_SHARE * estimate.nominal_planes
@@ -85,13 +112,12 @@ def _priors(
         spread = np.array((SPREAD_OFFSET, spread_of_length, spread_of_roll))
         P[TIME_COLUMNS] = noise / spread**2
         # Distances from the nominal times: the middle of the planes, all planes, no roll.
-        p[MIDDLE_COLUMN] = estimate.middle - estimate.nominal_planes / 2
+        p[MIDDLE_COLUMN] = estimate.offset
         p[LENGTH_COLUMN] = estimate.length - estimate.nominal_planes
         p[ROLL_COLUMN] = estimate.roll
         if not fits_middle:
             P[MIDDLE_COLUMN] = strong[MIDDLE_COLUMN]
-    is_matrix_fixed = len(estimate.changes) == 0
-    if is_matrix_fixed:
+    if estimate.is_matrix_fixed:
         P[:MATRIX_CHANGES] = strong[:MATRIX_CHANGES]
     return P, p
 
@@ -110,8 +136,7 @@ def step_within_limits(
     that is not made. In a slow pan, a longer exposure looks like a sharper lens, and the length
     would step by 200 planes: the matrix then moved by 10 pixels back and forth, round by round.
 
-    A: H + P, the sums over the pixels with the weights of the priors, (k, k). gradient: g + P p,
-    the sums J' W r with the pull of the priors, (k,).
+    A: H + P, (k, k). gradient: g + P p, (k,).
     limits: smallest and largest step of each time, (3,) each, or (0,) each if no times are fitted.
     """
     step = -np.linalg.solve(A, gradient)

@@ -1,9 +1,19 @@
-"""Derive the residuals of a view by the changes of the matrix and by the times."""
+"""Derive the residuals of a view by each unknown, and say which pixels belong together.
+
+The residuals are r = s - F a, with the details s of the summed spikes, the details F of five
+features of the frame, and the coefficients a of the features. `derivatives` gives how each pixel of
+r changes with the matrix and with the times. The derivative by a is -F.
+
+A round on all pixels makes the columns of J = dr / d(unknowns) of them, and a round on parts uses
+the first two. The order of the columns must stay, because a step has the same order.
+test_each_column_is_the_derivative_of_the_residuals notices a wrong column.
+"""
 
 import numpy as np
 
 from data.cameras.registration.details import Details
 from data.cameras.registration.estimate import Estimate
+from data.cameras.registration.matrix import Coordinates
 
 # Columns of J and of a step. Columns 0 ... 3 are changes of the matrix (right, down, larger,
 # turned). Columns 4 ... 6 are the times, if they are fitted. The five coefficients a are the last.
@@ -18,19 +28,15 @@ TIME_COLUMNS = slice(MIDDLE_COLUMN, MATRIX_AND_TIMES)
 
 
 def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> list[np.ndarray]:
-    """Return the derivatives of the residuals r = s - F a, each (h, w).
+    """Return the derivatives of r by the matrix and the times, seven images (h, w).
 
-    s are the details of the summed spikes. F a is how the frame predicts them: the details F of
-    its features, times their coefficients a.
+    Order: shift right, shift down, scale, turn, middle, length, roll. The unit of the first four is
+    half the longer side of the plane, and of the last three it is a plane of the stream.
 
-    Order: shift right, shift down, scale, turn, middle, length, roll. Columns of J and steps
-    have the same order (MIDDLE_COLUMN, LENGTH_COLUMN, ROLL_COLUMN).
-    test_each_column_is_the_derivative_of_the_residuals notices a wrong column.
-
-    predicted: F a, (h, w).
+    predicted: F a (h, w), the details of the spikes as the frame predicts them.
     """
-    # The gradients of F a: change per half side of the plane. Neighbours in `predicted` are
-    # `every` spike pixels apart.
+    # The gradients of F a: change per half side of the plane. Neighbours in `predicted` are `every`
+    # spike pixels apart.
     down, right = np.gradient(predicted)
     down = down * estimate.coordinates.half_side / details.every
     right = right * estimate.coordinates.half_side / details.every
@@ -38,13 +44,12 @@ def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> 
     # The changes of the matrix. A move by (dx, dy) changes F a by right dx + down dy, and r by
     # minus this. A change of the scale moves the pixel at (x, y) by (x, y). A turn moves it by
     # (-y, x).
-    x = thinned(estimate, estimate.coordinates.x, details)
-    y = thinned(estimate, estimate.coordinates.y, details)
+    x, y = _thinned_coordinates(estimate.coordinates, details)
     larger = -(right * x + down * y)
     turned = right * y - down * x
 
-    # The derivatives of the sum s by the times. If the planes begin and end one plane later,
-    # the sum gains the plane at the end and loses the plane at the start.
+    # The derivatives of the sum s by the times. If the planes begin and end one plane later, the
+    # sum gains the plane at the end and loses the plane at the start.
     later = details.rate_at_end - details.rate_at_start
     # If they are one plane more, the sum gains half a plane at both ends. Larger coefficients a
     # would explain the mean part of this gain, F a / length, so the mean part is subtracted.
@@ -55,20 +60,30 @@ def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> 
     return [-right, -down, larger, turned, later, longer, rolled]
 
 
-def thinned(estimate: Estimate, image: np.ndarray, details: Details) -> np.ndarray:
-    """Keep every `every`-th pixel of an image of the plane, as in `details`."""
-    return image[:: details.every, :: details.every]
-
-
-def tiles(estimate: Estimate, details: Details, count: int) -> np.ndarray:
+def tiles(coordinates: Coordinates, details: Details, count: int) -> np.ndarray:
     """Return the number of the tile (n,) of each compared pixel, in a grid of count x count.
 
     Tiles are numbered row by row. With count = 4, the tiles of the second row are 4 ... 7.
     """
-    x = thinned(estimate, estimate.coordinates.x, details)[details.is_compared]
-    y = thinned(estimate, estimate.coordinates.y, details)[details.is_compared]
-    # -1 ... 1 becomes 0 ... count, and the whole part is the number of the column or row. The
-    # upper limit keeps the last pixel in the last tile.
+    x, y = compared_coordinates(coordinates, details)
+    # -1 ... 1 becomes 0 ... count, and the whole part is the number of the column or row. The upper
+    # limit keeps the last pixel in the last tile.
     columns = np.clip((x + 1) * count / 2, 0, count - 0.01).astype(int)
     rows = np.clip((y + 1) * count / 2, 0, count - 0.01).astype(int)
     return count * rows + columns
+
+
+def compared_coordinates(
+    coordinates: Coordinates, details: Details
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the coordinates x and y of the compared pixels, (n,) each."""
+    x, y = _thinned_coordinates(coordinates, details)
+    return x[details.is_compared], y[details.is_compared]
+
+
+def _thinned_coordinates(
+    coordinates: Coordinates, details: Details
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the coordinates x and y of the pixels that have details, (h, w) each."""
+    every = details.every
+    return coordinates.x[::every, ::every], coordinates.y[::every, ::every]

@@ -1,4 +1,20 @@
-"""Compute the details of a view that a round compares, at the present estimate."""
+"""Compute what a round compares: the details of the spikes, and of the frame at the same places.
+
+"Details" are what a band-pass filter keeps of an image: structures between sigma and 8 sigma
+pixels. The filter removes slow changes of brightness, and the noise of single pixels. For a view,
+at the present matrix and times of the estimate:
+
+    s  details of the summed spikes of the exposure      (h, w)
+    F  details of five features of the frame, taken at the places of the spike pixels  (h, w, 5)
+
+Spikes and frame are compared pixel by pixel. So both must be blurred and filtered alike, and be
+taken at the same places and times. test_a_camera_is_found_from_a_start_that_is_off notices if
+another blur is taken for the frame, another filter, or another time for the rows. The noise has
+test_a_count_varies_by_its_part_behind_the_point.
+
+`frame_features` and `comparable_views` are called by rounds.py. All other rounds' modules read
+the `Details`.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +25,7 @@ import numpy as np
 
 from data.cameras.calibration import scale_of
 from data.cameras.registration.estimate import Estimate
-from data.cameras.registration.view import LEAST_REACH, MOST_REACH, Features, Pair, blur
+from data.cameras.registration.view import LEAST_REACH, Features, Pair, blur
 
 
 class Noise(NamedTuple):
@@ -34,24 +50,27 @@ class Details:
     rate_at_start: np.ndarray
     rate_at_end: np.ndarray
     reach: float
-    is_compared: np.ndarray  # bool (h, w), the pixels to compare. "n" below is their number
+    is_compared: np.ndarray  # bool (h, w), the pixels to compare. "n" is their number
     noise: Noise
     every: int
 
 
-def blur_of_frame(estimate: Estimate, sigma: float) -> float:
-    """Return the blur of the frame, in RGB pixels, that is equal to `sigma` spike pixels.
+def frame_features(estimate: Estimate, sigma: float) -> list[Features]:
+    """Return the features of each frame, blurred as much as spikes are for details of size `sigma`.
 
-    Blurs add up by their variances. A pixel has an area, which blurs too: the variance of a
-    square of side 1 is 1/12. So blurred spikes have the variance sigma^2 + 1/12 in spike
-    pixels. With `scale` RGB pixels per spike pixel, this is (sigma^2 + 1/12) scale^2 in RGB
-    pixels. An RGB pixel has the variance 1/12 already, and the blur adds the rest.
+    sigma: in spike pixels. The blur of the frame is measured in RGB pixels.
+
+    Blurs add up by their variances. A pixel has an area, which blurs too: the variance of a square
+    of side 1 is 1/12. So blurred spikes have the variance sigma^2 + 1/12 in spike pixels. With
+    `scale` RGB pixels per spike pixel, this is (sigma^2 + 1/12) scale^2 in RGB pixels. An RGB pixel
+    has the variance 1/12 already, and the blur adds the rest.
     """
     scale = scale_of(estimate.matrix)
     variance = (sigma**2 + 1 / 12) * scale**2 - 1 / 12
-    # If a spike pixel is much smaller than an RGB pixel, the variance is below 0, and has no
-    # root. So the blur is at least half an RGB pixel (variance 0.25).
-    return np.sqrt(max(variance, 0.25))
+    # If a spike pixel is much smaller than an RGB pixel, the variance is below 0, and has no root.
+    # So the blur is at least half an RGB pixel (variance 0.25).
+    sigma_in_frame = np.sqrt(max(variance, 0.25))
+    return [pair.features(sigma_in_frame) for pair in estimate.pairs]
 
 
 def comparable_views(estimate: Estimate, features: list[Features], sigma: float) -> list[Details]:
@@ -59,7 +78,8 @@ def comparable_views(estimate: Estimate, features: list[Features], sigma: float)
 
     Other views are left out: their stream is too short, or no pixel of them can be compared.
 
-    features: the features of the frame of each pair. sigma: size of details in spike pixels.
+    features: of the frame of each pair, from `frame_features`. sigma: size of the details in spike
+    pixels.
     """
     views = []
     for pair, features_of_pair in zip(estimate.pairs, features, strict=True):
@@ -72,24 +92,24 @@ def comparable_views(estimate: Estimate, features: list[Features], sigma: float)
 def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float) -> Details | None:
     """Return the details of a view at the present estimate.
 
-    Returns None if the times are fitted, but the stream has too few planes around the exposure
-    for the rates at its start and end.
+    Returns None if the times are fitted, but the stream has too few planes around the exposure for
+    the rates at its start and end.
 
     features: the features of the frame. sigma: size of the details in spike pixels.
     """
     start, end = estimate.ends_of_exposure()
-    reach = _reach(estimate, pair, start, end)
+    reach = pair.reach(start, end)
     if reach < LEAST_REACH and estimate.has_room:
         return None
-    # If the times are not fitted, nothing uses the rates at start and end. The reach only must
-    # not be 0, because it is a divisor.
+    # If the times are not fitted, nothing uses the rates at start and end. The reach only must not
+    # be 0, because it is a divisor.
     reach = max(reach, 1.0)
 
     # Blurred details vary slowly, so every `every`-th pixel is enough: with a sigma of 3, every
     # second pixel.
     every = max(1, int(sigma / 1.5))
 
-    def band_of(spikes: np.ndarray) -> np.ndarray:
+    def thinned_details(spikes: np.ndarray) -> np.ndarray:
         """Return the details of spike counts (h, w), at every `every`-th pixel."""
         return _band_pass(spikes, sigma)[::every, ::every]
 
@@ -101,48 +121,38 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     # Where each `every`-th spike pixel is in the frame, and which of them are compared. The
     # features are taken at these places. Their distance is `every` spike pixels, so details of
     # `sigma` spike pixels have the size sigma / every there.
-    u, v = _places_in_frame(estimate, of_exposure.shape, every)
-    is_compared = _compared_pixels(estimate, u, v, features.overexposed, sigma, every)
+    u, v = _places_in_frame(estimate.matrix, of_exposure.shape, every)
+    margin = (sigma + 1) * scale_of(estimate.matrix) / 2
+    is_compared = _compared_pixels(u, v, features.overexposed, margin, every)
     return Details(
-        spikes=band_of(of_exposure),
+        spikes=thinned_details(of_exposure),
         features=_details_at(features.values, u, v, sigma / every),
-        rate_at_start=band_of(around_start) / (2 * reach),  # spikes per plane
-        rate_at_end=band_of(around_end) / (2 * reach),
+        rate_at_start=thinned_details(around_start) / (2 * reach),  # spikes per plane
+        rate_at_end=thinned_details(around_end) / (2 * reach),
         is_compared=is_compared,
-        noise=_noise(estimate, of_exposure, is_compared, sigma, reach),
+        noise=_noise(of_exposure, estimate.length, is_compared, sigma, reach),
         reach=reach,
         every=every,
     )
 
 
-def _reach(estimate: Estimate, pair: Pair, start: np.ndarray, end: np.ndarray) -> float:
-    """Return the reach: the number of planes on each side of start and end that are measured.
-
-    The reach is MOST_REACH, or as many planes as the stream has before the first start and
-    after the last end. start, end: from `Estimate.ends_of_exposure`.
-    """
-    # `start` and `end` count from the nominal start of the exposure, which is `before` planes
-    # after the begin of the stream.
-    planes_of_stream = len(pair.sums) - 1
-    planes_before = start.min() + pair.before
-    planes_after = planes_of_stream - pair.before - end.max()
-    return min(MOST_REACH, planes_before, planes_after)
+# ---- Where a spike pixel is in the frame -------------------------------------------------------
 
 
 def _places_in_frame(
-    estimate: Estimate, size: tuple[int, int], every: int
+    matrix: np.ndarray, size: tuple[int, int], every: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the column u and the row v of the frame for every `every`-th spike pixel.
 
-    u, v: (h, w) float32, as cv2.remap needs them. size: (height, width) of the plane.
+    u, v: (h, w) float32, as cv2.remap needs them. matrix: M, spike pixel -> RGB pixel. size:
+    (height, width) of the plane.
     """
     height, width = size
     y = np.arange(0, height, every, dtype=np.float32)
     x = np.arange(0, width, every, dtype=np.float32)
     x, y = np.meshgrid(x, y)  # (h, w) each
-    # (u, v, 1) = M (x, y, 1), up to a factor: the third coordinate divides the other two. M is
-    # the matrix from spike pixels to RGB pixels.
-    M = estimate.matrix
+    # (u, v, 1) = M (x, y, 1), up to a factor: the third coordinate divides the other two.
+    M = matrix
     u = M[0, 0] * x + M[0, 1] * y + M[0, 2]
     v = M[1, 0] * x + M[1, 1] * y + M[1, 2]
     depth = M[2, 0] * x + M[2, 1] * y + M[2, 2]
@@ -150,26 +160,20 @@ def _places_in_frame(
 
 
 def _compared_pixels(
-    estimate: Estimate,
-    u: np.ndarray,
-    v: np.ndarray,
-    overexposed: np.ndarray,
-    sigma: float,
-    every: int,
+    u: np.ndarray, v: np.ndarray, overexposed: np.ndarray, margin: float, every: int
 ) -> np.ndarray:
     """Select the pixels to compare: within the frame, and not overexposed there.
 
     u, v: places of the pixels in the frame, (h, w). overexposed: blurred, (H, W).
+    margin: distance in RGB pixels from the edge of the frame, about half of the blur. At the edge,
+    the blur mixes in repeated pixels.
     Returns bool (h, w).
     """
-    # At the edge of the frame, the blur mixes in repeated pixels. So keep a distance of half of
-    # the blur, in RGB pixels.
     height, width = overexposed.shape
-    margin = (sigma + 1) * scale_of(estimate.matrix) / 2
     is_compared = (u > margin) & (v > margin)
     is_compared &= (u < width - 1 - margin) & (v < height - 1 - margin)
-    # An overexposed pixel does not show its light. 2 % of the blurred area may be overexposed:
-    # with 0, the far tails of the blur would remove whole surroundings of a lamp.
+    # An overexposed pixel does not show its light. 2 % of the blurred area may be overexposed: with
+    # 0, the far tails of the blur would remove whole surroundings of a lamp.
     is_compared &= cv2.remap(overexposed, u, v, cv2.INTER_LINEAR) < 0.02
 
     # Leave out two spike pixels at the edge of the plane: the blur repeats pixels there, too.
@@ -181,23 +185,29 @@ def _compared_pixels(
     return is_compared
 
 
+# ---- The noise of the spikes -------------------------------------------------------------------
+
+
 def _noise(
-    estimate: Estimate, of_exposure: np.ndarray, is_compared: np.ndarray, sigma: float, reach: float
+    of_exposure: np.ndarray, length: float, is_compared: np.ndarray, sigma: float, reach: float
 ) -> Noise:
     """Return the expected squared noise of the details, summed over the compared pixels.
 
         n v / (4 pi sigma^2)        n: number of compared pixels
 
-    v is the variance of a spike count, the mean over the pixels. A Gaussian blur by sigma
-    divides the variance of independent noise by 4 pi sigma^2.
+    v is the variance of a spike count, the mean over the pixels. A Gaussian blur by sigma divides
+    the variance of independent noise by 4 pi sigma^2.
 
-    of_exposure: spikes of the exposure, (h, w). reach: planes on each side of start and end.
+    of_exposure: spikes of the exposure, (h, w). length: of the exposure in planes.
+    reach: planes on each side of start and end.
     """
     # A blur of 3 pixels removes most of the noise of the counts, so that the light remains.
-    rates = np.maximum(blur(of_exposure, 3.0), 0) / estimate.length  # (h, w), spikes per plane
-    blurred_pixels = is_compared.sum() / (4 * np.pi * sigma**2)  # n / (4 pi sigma^2)
+    rates = np.maximum(blur(of_exposure, 3.0), 0) / length  # (h, w), spikes per plane
+    # n / (4 pi sigma^2). The sum is of NumPy's type, and must be: `_noise_of_times` divides by
+    # `reach`, a float32, and would round a Python number to float32 as well.
+    blurred_pixels = is_compared.sum() / (4 * np.pi * sigma**2)
     return Noise(
-        of_sums=blurred_pixels * variance_of_counts(rates, planes=estimate.length),
+        of_sums=blurred_pixels * variance_of_counts(rates, planes=length),
         of_ends=blurred_pixels * variance_of_counts(rates, planes=2 * reach),
     )
 
@@ -212,6 +222,9 @@ def variance_of_counts(rates: np.ndarray, planes: float) -> float:
     """
     p = rates * planes % 1  # the part behind the point: 0.3 of 4.3
     return float((p * (1 - p)).mean())
+
+
+# ---- The band-pass filter ----------------------------------------------------------------------
 
 
 def _band_pass(image: np.ndarray, sigma: float) -> np.ndarray:

@@ -1,4 +1,16 @@
-"""Explain the spikes by the features of the frames: coefficients, residuals and weights."""
+"""Explain the spikes by the frames: find coefficients a, residuals r = s - F a, and weights w.
+
+Of each view, s (n,) are the details of the summed spikes, and F (n, 5) the details of the features
+of the frame, at the n compared pixels. One vector a (5,) serves all views.
+
+A pixel of an object that the frame does not show at this place, e.g. because of parallax, has a
+large residual, and must not pull at the result. So w is 1 for most pixels, and small for large
+residuals (Huber).
+
+What must stay: every round calls `explain` first, and computes its step with the same residuals and
+weights. test_pixels_with_large_residuals_count_less tries the weights, and
+test_a_camera_is_found_from_a_start_that_is_off fails without them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from data.cameras.registration.details import Details
-
-# A residual beyond this number of standard deviations counts less. Of normal noise, only 1 residual
-# in 80 is beyond. A smaller number would also give good pixels a smaller weight. A larger number
-# would let pixels of another object pull at the result. Without a limit (1e9),
-# test_a_camera_is_found_from_a_start_that_is_off finds the offset -3 planes where 0 is true.
-HUBER_DEVIATIONS = 2.5
-# Standard deviation of normal noise, divided by the median of its absolute values.
-DEVIATION_OF_MEDIAN = 1.4826
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,19 @@ class Explanation:
     explained: float  # fraction of the variance of s that F a explains
 
 
-def explain(views: Sequence[Details]) -> Explanation:
-    """Find the coefficients a (5,) of the features with which the frames explain the spikes best.
+# A residual beyond this number of standard deviations counts less. Of normal noise, 1 residual in
+# 80 is beyond. A smaller number would also give good pixels a smaller weight. Without a limit, the
+# test of a start that is off finds the offset -3 planes where 0 is true.
+HUBER_DEVIATIONS = 2.5
+# Standard deviation of normal noise, divided by the median of its absolute values.
+DEVIATION_OF_MEDIAN = 1.4826
 
-    Every round calls this first, and computes its step with the residuals and weights of the
-    result. The equations are solved twice. The first time all weights w are 1. The second time,
-    pixels with large residuals have smaller weights (Huber).
+
+def explain(views: Sequence[Details]) -> Explanation:
+    """Find the coefficients with which the frames explain the spikes best.
+
+    The equations are solved twice: first with all weights 1, and then with the weights that the
+    first residuals give. The result has the weights of the second residuals.
     """
     # The compared pixels of each view.
     features = []  # F (n, 5) of each view
@@ -63,10 +74,9 @@ def _coefficients(
 ) -> np.ndarray:
     """Return the coefficients a (5,) with the smallest weighted sum of (s - F a)^2.
 
-        a = (F' W F)^-1 F' W s     F' W F and F' W s are summed over the views
+        a = (F' W F)^-1 F' W s     F' W F and F' W s are summed over the views, W = diag(w)
 
-    features, spikes, weights: of the n compared pixels of each view. F (n, 5) are the details of
-    the features, s (n,) of the summed spikes, and w (n,) the weights. W = diag(w).
+    features, spikes, weights: F (n, 5), s (n,) and w (n,) of each view.
     """
     FWF = 0.0  # F' W F, (5, 5)
     FWs = 0.0  # F' W s, (5,)
@@ -90,9 +100,9 @@ def huber_weights(r: np.ndarray, limit: float) -> np.ndarray:
 def shared_noise(explanation: Explanation, sigma: float, every: int) -> float:
     """Return the variance of a residual, times the number of compared pixels that share its noise.
 
-    H counts each pixel as if its noise were its own. But the blur makes the noise of neighbours
-    alike, so the clip tells less than H says. Priors and variances of shifts are computed with this
-    larger noise.
+    The sums of a round count each pixel as if its noise were its own. But the blur makes the noise
+    of neighbours alike, so the clip tells less than the sums say. Priors and variances of shifts
+    are computed with this larger noise.
 
     sigma: of the blur, in spike pixels. every: distance of the compared pixels.
     """

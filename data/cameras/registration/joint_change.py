@@ -1,18 +1,32 @@
-"""Find the one change of the matrix that fits the shifts of the parts of the plane."""
+"""Find the one change of the matrix that fits the shifts of t parts of the plane best.
+
+Part t of the plane fits best if it is shifted by d_t (2,): to the right, and down. A change of the
+matrix shifts all parts together. It is a sum of the k CHANGES of the model (matrix.py), with the
+amounts c (k,), and shifts part t by J_t c, with J_t (2, k). The amounts are a weighted fit:
+
+    c = (sum J' W J)^-1 sum J' W d        W = (V + extra I)^-1   weight of a part, (2, 2)
+
+The sums are over the parts, and V (2, 2) is the variance of the shift of a part. Parts at other
+depths have another shift (parallax). Parallax is taken as one more variance, `extra`, the same for
+all parts and directions.
+
+np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
+arrow. E.g. np.einsum("tij,tj->ti", A, x) is the product A x of each part t. The letters here are
+t: part, i and j: directions (0 right, 1 down), a and b: changes of the matrix. An einsum must not
+become a product `@`, which may sum in another order and change the last bit of a result.
+
+test_the_joint_change_makes_the_shifts_of_the_parts notices a wrong change, and
+test_parallax_makes_the_change_less_sure a wrong variance.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from data.cameras.registration.matrix import motions_of_places
-
 
 @dataclass(frozen=True)
 class JointChange:
-    """The one change of the matrix that fits the shifts of t parts best (`_joint_change`).
-
-    It is a sum of the k changes of the model, each times its amount.
-    """
+    """The one change of the matrix: a sum of k changes, each times its amount."""
 
     amounts: np.ndarray  # c (k,)
     covariance: np.ndarray  # (k, k), the covariance of the amounts
@@ -24,16 +38,12 @@ def join_shifts(
 ) -> JointChange:
     """Find the one change of the matrix that moves t parts by their shifts.
 
-    shifts: d (t, 2) of the parts. variances: (t, 2, 2) of the shifts.
+    `extra` is chosen so that the shifts that remain are as large as their variances say
+    (Paule-Mandel): the sum of their weighted squares is then the number of shifts minus the number
+    of changes, the degrees of freedom.
+
+    shifts: d (t, 2) of the parts. variances: V (t, 2, 2) of the shifts.
     places: centers of the parts, (t, 3): x, y, 1. changes: (k, 3, 3).
-
-    Parts at other depths have another shift (parallax). Parallax is taken as one more variance,
-    `extra`, the same for all parts and directions. It is chosen so that the shifts that remain are
-    as large as their variances say (Paule-Mandel): the sum of their weighted squares is then the
-    number of shifts minus the number of changes, the degrees of freedom.
-
-    test_the_joint_change_makes_the_shifts_of_the_parts notices a wrong change, and
-    test_parallax_makes_the_change_less_sure a wrong variance.
     """
     J = motions_of_places(changes, places)  # (t, 2, k)
     degrees_of_freedom = 2 * len(shifts) - len(changes)
@@ -54,20 +64,35 @@ def join_shifts(
     return joint
 
 
+def motions_of_places(changes: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return J (t, 2, k): how far each of k changes moves each of t places right and down.
+
+    test_a_change_of_the_matrix_moves_places_as_computed compares J with moved places.
+
+    changes: (k, 3, 3). places: (t, 3), homogeneous coordinates x, y, z with z = 1.
+    """
+    # A change moves x, y and z of a place by its product with (x, y, z). So, with coordinates i, j,
+    # moved[t, k, i] = sum over j of changes[k, i, j] places[t, j].
+    moved = np.einsum("kij,tj->tki", changes, places)  # (t, k, 3)
+    dx_dy = moved[..., :2]  # (t, k, 2)
+    dz = moved[..., 2:]  # (t, k, 1)
+    # The point in the image is (x / z, y / z). At z = 1, x / z changes by dx - x dz, and y / z by
+    # dy - y dz.
+    x_y = places[:, None, :2]  # (t, 1, 2)
+    J = dx_dy - x_y * dz  # (t, k, 2)
+    return J.swapaxes(1, 2)
+
+
 def _joint_change(
     J: np.ndarray, shifts: np.ndarray, variances: np.ndarray, extra: float
 ) -> tuple[JointChange, float]:
     """Find the change that moves the parts as their shifts say, with a given extra variance.
 
-        W = (V + extra I)^-1                     weight of a part, (2, 2). V: variance of its shift
-        c = (sum J' W J)^-1 sum J' W d           amounts of the changes, (k,). Sums over the parts
-        e = d - J c                              what remains of the shift of a part, (2,)
-
     J: (t, 2, k), how far each change moves each part. shifts: d (t, 2). variances: V (t, 2, 2).
-    Returns the change, and the sum of e' W e over the parts.
+    extra: a larger value makes the weights of all parts smaller and more equal.
 
-    This is a weighted least-squares fit of d = J c. A part with a large variance has a small
-    weight. A larger `extra` makes the weights of all parts smaller and more equal.
+    Returns the change, and the sum of e' W e over the parts. e = d - J c (2,) is what remains of
+    the shift of a part.
     """
     W = np.linalg.inv(variances + extra * np.eye(2))  # (t, 2, 2)
     # JWJ[a, b] = sum over t, i and j of J[t, i, a] W[t, i, j] J[t, j, b]

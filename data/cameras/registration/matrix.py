@@ -1,4 +1,19 @@
-"""Describe the matrix from spike pixels to the frame, and its small changes."""
+"""Describe the matrix M (3, 3) from spike pixels to the RGB frame, and its small changes.
+
+A spike pixel at (x, y) lies at (u / d, v / d) in the frame, with
+
+    (u, v, d) = M (x, y, 1)
+
+A fit changes M by a sum of the CHANGES, each times a small amount. The amounts do not depend on the
+size of the plane, because the changes act on `Coordinates`, which go from -1 to 1. With C for the
+matrix from pixels to these coordinates:
+
+    new M = M C^-1 (I + sum of amount * change) C
+
+The order of CHANGES is the order of the first columns of J (data/cameras/registration/
+derivatives.py), and must stay. test_a_change_of_the_matrix_moves_places_as_computed and
+test_each_column_is_the_derivative_of_the_residuals notice another order.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,10 +21,8 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-# Small changes of the spike plane, as matrices on homogeneous coordinates (x, y, 1). x and y go
-# from -1 to 1 along the longer side. The sum of the changes, each times its amount, is added to the
-# identity matrix. For example, 0.01 of "right" and 0.02 of "larger" give [[1.02, 0, 0.01],
-# [0, 1.02, 0], [0, 0, 1]]. The order is the order of the first columns of J.
+# Small changes of the spike plane, as matrices on homogeneous coordinates (x, y, 1). For example,
+# 0.01 of "right" and 0.02 of "larger" give I + sum = [[1.02, 0, 0.01], [0, 1.02, 0], [0, 0, 1]].
 CHANGES = np.array([
     [[0, 0, 1], [0, 0, 0], [0, 0, 0]],  # right
     [[0, 0, 0], [0, 0, 1], [0, 0, 0]],  # down
@@ -24,34 +37,17 @@ CHANGES = np.array([
 MODELS = {"similarity": 4, "affine": 6, "homography": 8}
 
 
-def nominal(spike: Sequence[int], rgb: Sequence[int]) -> np.ndarray:
-    """Return the matrix (3, 3), spike pixel -> RGB pixel, of two cameras with the same view.
-
-    spike, rgb: sizes (height, width). Other modules call this for the matrix without calibration.
-    """
-    spike_height, spike_width = spike
-    rgb_height, rgb_width = rgb
-    x_scale = rgb_width / spike_width  # RGB pixels per spike pixel
-    y_scale = rgb_height / spike_height
-    # Pixel centres are whole numbers, so pixel 0 begins at -1/2 in both images. The spike pixel 0
-    # covers the RGB pixels 0 ... scale - 1, and its centre lies in the middle of them. For a scale
-    # of 2, the centre is at 1/2, between the RGB pixels 0 and 1.
-    left = (x_scale - 1) / 2
-    top = (y_scale - 1) / 2
-    return np.array([[x_scale, 0, left], [0, y_scale, top], [0, 0, 1.0]])
-
-
 class Coordinates(NamedTuple):
     """Coordinates x and y of the spike plane: 0 in its middle, -1 to 1 along its longer side.
 
     In these coordinates, the same amount of each of the CHANGES moves the edge of the plane about
-    equally far. So one limit serves all of them (LARGEST_STEP).
+    equally far. So one limit serves all of them (LARGEST_STEP in estimate.py).
     """
 
     x: np.ndarray  # (h, w) float32, for each pixel
     y: np.ndarray  # (h, w) float32
     half_side: float  # half of the longer side of the plane, in pixels
-    from_pixels: np.ndarray  # the matrix (3, 3) from pixels to these coordinates
+    from_pixels: np.ndarray  # C (3, 3), from pixels to these coordinates
 
 
 def coordinates_of(height: int, width: int) -> Coordinates:
@@ -67,30 +63,44 @@ def coordinates_of(height: int, width: int) -> Coordinates:
     return Coordinates(x, y, half_side, from_pixels)
 
 
-def motions_of_places(changes: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return J (t, 2, k): how far each of k changes moves each of t places right and down.
+def changed_matrix(matrix: np.ndarray, amounts: np.ndarray, from_pixels: np.ndarray) -> np.ndarray:
+    """Return a matrix after small changes of the spike plane.
 
-    test_a_change_of_the_matrix_moves_places_as_computed compares J with moved places.
-
-    changes: (k, 3, 3). places: (t, 3), homogeneous coordinates x, y, z with z = 1.
+    amounts: (k,), of the first k CHANGES. from_pixels: of the `Coordinates` of the plane.
     """
-    # A change moves x, y and z of a place by its product with (x, y, z). So, with coordinates i, j,
-    # moved[t, k, i] = sum over j of changes[k, i, j] places[t, j].
-    moved = np.einsum("kij,tj->tki", changes, places)  # (t, k, 3)
-    dx_dy = moved[..., :2]  # (t, k, 2)
-    dz = moved[..., 2:]  # (t, k, 1)
-    # The point in the image is (x / z, y / z). At z = 1, x / z changes by dx - x dz, and y / z by
-    # dy - y dz.
-    x_y = places[:, None, :2]  # (t, 1, 2)
-    J = dx_dy - x_y * dz  # (t, k, 2)
-    return J.swapaxes(1, 2)
+    total = np.zeros((3, 3))
+    for amount, change in zip(amounts, CHANGES[: len(amounts)], strict=True):
+        total = total + amount * change
+    # A product of matrices acts from right to left: from pixels to coordinates of -1 to 1, change
+    # these, back to pixels, and to the frame.
+    changed = np.eye(3) + total
+    new_matrix = matrix @ np.linalg.inv(from_pixels) @ changed @ from_pixels
+    # A homogeneous matrix is the same map with any factor. Keep its last element at 1.
+    return new_matrix / new_matrix[2, 2]
+
+
+def nominal(spike: Sequence[int], rgb: Sequence[int]) -> np.ndarray:
+    """Return the matrix of two cameras with the same view: the matrix without calibration.
+
+    spike, rgb: sizes (height, width).
+    """
+    spike_height, spike_width = spike
+    rgb_height, rgb_width = rgb
+    x_scale = rgb_width / spike_width  # RGB pixels per spike pixel
+    y_scale = rgb_height / spike_height
+    # Pixel centres are whole numbers, so pixel 0 begins at -1/2 in both images. The spike pixel 0
+    # covers the RGB pixels 0 ... scale - 1, and its centre lies in the middle of them. For a scale
+    # of 2, the centre is at 1/2, between the RGB pixels 0 and 1.
+    left = (x_scale - 1) / 2
+    top = (y_scale - 1) / 2
+    return np.array([[x_scale, 0, left], [0, y_scale, top], [0, 0, 1.0]])
 
 
 def mean_distance(before: np.ndarray, after: np.ndarray, width: int, height: int) -> float:
-    """Return the mean distance in RGB pixels between the results of two matrices.
+    """Return how far apart two matrices map a spike pixel, the mean in RGB pixels.
 
-    before, after: matrices (3, 3). The mean is over 9 x 9 spike pixels, spread evenly over the
-    plane of width x height pixels, because a map of the plane is smooth.
+    The mean is over 9 x 9 spike pixels, spread evenly over the plane of width x height pixels. They
+    are enough, because a matrix maps the plane smoothly.
     """
     columns = np.linspace(0, width - 1, 9)
     rows = np.linspace(0, height - 1, 9)

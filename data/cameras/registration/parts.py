@@ -1,31 +1,45 @@
-"""Change the matrix by one round on parts of the plane, each with its own shift."""
+"""Change the matrix by one round on parts of the plane, and say how exact it is.
+
+The plane is cut into PARTS x PARTS parts. Each part t is matched by itself: its shift d_t (2,), to
+the right and down, makes its residuals r smallest. With r_i for the derivative of r by shift i, and
+the weights w of the residuals, the sums over the compared pixels of a part are
+
+    H_ij = sum of w r_i r_j        g_i = sum of w r_i r        d = -H^-1 g
+
+Then the matrix is changed so that it makes these shifts (joint_change.py). What remains of the
+shifts gives the error of the matrix: objects at other depths move differently (parallax), so one
+matrix cannot fit all parts.
+
+np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
+arrow. The letters are v: view, t: part, i and j: directions (0 right, 1 down). An einsum must not
+become a product `@`, which may sum in another order and change the last bit of a result.
+
+What must stay: PARTS and the limits of a usable part, because other values give other results.
+test_parts_without_texture_in_two_directions_are_not_used tries the limits, and
+lab/calibration_trials.py says how good the errors are.
+"""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from data.cameras.calibration import scale_of
-from data.cameras.registration.derivatives import MATRIX_CHANGES, derivatives, thinned, tiles
+from data.cameras.registration.derivatives import (
+    MATRIX_CHANGES,
+    compared_coordinates,
+    derivatives,
+    tiles,
+)
 from data.cameras.registration.details import Details
 from data.cameras.registration.estimate import Estimate
 from data.cameras.registration.explanation import Explanation, explain, shared_noise
 from data.cameras.registration.joint_change import JointChange, join_shifts
 
-# In the last rounds the plane is cut into PARTS x PARTS parts, which are matched separately. More
-# parts have fewer pixels each, and their shifts are noisier.
+# More parts have fewer pixels each, and their shifts are noisier.
 PARTS = 5
 
 
 class PartEquations(NamedTuple):
-    """The normal equations of the shifts of t parts, for each of v views: H d = -g.
-
-    d is the shift of a part: d_0 to the right, and d_1 down. With r_i for the derivative of r by
-    d_i,
-
-        H_ij = sum of w r_i r_j        g_i = sum of w r_i r
-
-    The sums are over the compared pixels of the part.
-    """
+    """The normal equations of the shifts of t parts, for each of v views."""
 
     H: np.ndarray  # (v, t, 2, 2)
     g: np.ndarray  # (v, t, 2)
@@ -53,21 +67,22 @@ class PartEquations(NamedTuple):
 
 
 def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np.ndarray:
-    """Estimate one shift for each of PARTS x PARTS parts, and change the matrix to fit them.
+    """Change the matrix by one round, and set its error. The times stay.
 
-    Returns the amounts (k,) of the change, one for each of the k changes of the model.
+    Returns the amounts (k,) of the change, one for each of the k changes of the model. If the clip
+    does not determine them, they are four zeros, which end the rounds (rounds.py).
+
+    views: at least one. sigma: size of the details in spike pixels.
     """
     explanation = explain(views)
     equations = _equations_of_parts(estimate, views, explanation)
 
-    # Use only parts with texture. If there are fewer parts than changes, the change is not
-    # determined, and the matrix stays.
+    # Use only parts with texture. With fewer parts than changes, the change is not determined.
     H_of_all_views = equations.H.sum(axis=0)  # (PARTS^2, 2, 2)
     is_usable = usable_parts(H_of_all_views, equations.pixels)  # (PARTS^2,)
     if is_usable.sum() < len(estimate.changes):
         estimate.matrix_error = np.inf
         estimate.residuals = np.empty(0)
-        # A step of zeros ends the rounds (`run_rounds`).
         return np.zeros(MATRIX_CHANGES)
 
     # The shift of each usable part, and its variance.
@@ -75,52 +90,11 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     noise = shared_noise(explanation, sigma, views[0].every)
     shifts, variances = _shifts(equations.H, equations.g, noise)
 
-    # Turn the shifts of the parts into one change of the matrix.
+    # Turn the shifts of the parts into one change of the matrix. The errors come first, because the
+    # scale of the present matrix turns half sides of the plane into pixels of the frame.
     joint = join_shifts(shifts, variances, equations.centers, estimate.changes)
     _set_errors(estimate, joint)
     return estimate.change_matrix(joint.amounts)
-
-
-def _equations_of_parts(
-    estimate: Estimate, views: list[Details], explanation: Explanation
-) -> PartEquations:
-    """Sum J' W J and J' W r over the pixels of each part, for the shift of the part.
-
-    J are the derivatives of the residuals r by a shift to the right and by a shift down. W has
-    the weights of the residuals.
-    """
-    a = explanation.a.astype(np.float32)
-    count = PARTS * PARTS
-    H = np.zeros((len(views), count, 2, 2))
-    g = np.zeros((len(views), count, 2))
-    center_sums = np.zeros((count, 3))
-    of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
-    for v, (details, w, r) in enumerate(of_views):
-        parts = tiles(estimate, details, PARTS)  # (n,), the part of each compared pixel
-        columns = derivatives(estimate, details, predicted=details.features @ a)
-        by_right = columns[0][details.is_compared]  # (n,), dr / d(shift right)
-        by_down = columns[1][details.is_compared]
-        J = (by_right, by_down)  # the two columns of J (n, 2)
-        # np.bincount(parts, values, count) sums the values of each part: it returns (count,).
-        for i in (0, 1):
-            g[v, :, i] = np.bincount(parts, w * J[i] * r, count)
-            for j in (0, 1):
-                H[v, :, i, j] = np.bincount(parts, w * J[i] * J[j], count)
-        center_sums += _sums_of_places(estimate, details, parts)
-    return PartEquations(H, g, center_sums)
-
-
-def _sums_of_places(estimate: Estimate, details: Details, parts: np.ndarray) -> np.ndarray:
-    """Return the sums of x, of y and of 1 over the compared pixels of each part, (parts, 3).
-
-    parts: (n,), the part of each compared pixel.
-    """
-    x = thinned(estimate, estimate.coordinates.x, details)
-    y = thinned(estimate, estimate.coordinates.y, details)
-    sums = []
-    for values in (x, y, np.ones_like(x)):
-        sums.append(np.bincount(parts, values[details.is_compared], PARTS * PARTS))
-    return np.stack(sums, axis=1)
 
 
 def _set_errors(estimate: Estimate, joint: JointChange) -> None:
@@ -128,40 +102,50 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
 
         error^2 = (variance of both shifts) + mean(x^2 + y^2) (variance of all other changes)
 
-    This is the mean over the plane: a shift moves all places alike, and any other change moves
-    a place in proportion to its distance from the middle.
-
-    Call this before the matrix is changed, because the scale of the present matrix turns half
-    sides of the plane into pixels of the frame.
+    This is the mean over the plane: a shift moves all places alike, and any other change moves a
+    place in proportion to its distance from the middle.
     """
-    rgb_per_half_side = estimate.coordinates.half_side * scale_of(estimate.matrix)
+    x, y = estimate.coordinates.x, estimate.coordinates.y
     variance_of_change = np.diag(joint.covariance)  # (k,)
-    mean_square_distance = float((estimate.coordinates.x**2 + estimate.coordinates.y**2).mean())
+    mean_square_distance = float((x**2 + y**2).mean())
     of_shift = variance_of_change[:2].sum()
     of_others = mean_square_distance * variance_of_change[2:].sum()
     variance = of_shift + of_others
-    estimate.matrix_error = rgb_per_half_side * float(np.sqrt(variance))
+    estimate.matrix_error = estimate.rgb_per_half_side * float(np.sqrt(variance))
     # What remains of the shift of each part, as a length.
     remaining_x, remaining_y = joint.remaining.T
-    estimate.residuals = rgb_per_half_side * np.hypot(remaining_x, remaining_y)
+    estimate.residuals = estimate.rgb_per_half_side * np.hypot(remaining_x, remaining_y)
 
 
-# `round_on_parts` calls these functions in three steps:
-#
-#     usable_parts   selects the parts that have enough texture
-#     _shifts         finds the shift d of each part by itself, with its variance
-#     join_shifts    finds the one change of the matrix that makes these shifts
-#
-# np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind
-# the arrow. E.g. np.einsum("tij,tj->ti", A, x) computes, for each t and i,
-#
-#     result[t, i] = sum over j of A[t, i, j] x[t, j]
-#
-# which is the product A x of each part t. The letters in this section are v: view, t: part,
-# i and j: directions (0 right, 1 down), a and b: changes of the matrix.
-#
-# An einsum must not become a product `@`: the product may sum in another order, so that the last
-# bit of a result would change.
+# ---- The equations of each part ----------------------------------------------------------------
+
+
+def _equations_of_parts(
+    estimate: Estimate, views: list[Details], explanation: Explanation
+) -> PartEquations:
+    """Sum H and g over the pixels of each part, for each view."""
+    a = explanation.a.astype(np.float32)  # coefficients of the features, (5,)
+    count = PARTS * PARTS
+    H = np.zeros((len(views), count, 2, 2))
+    g = np.zeros((len(views), count, 2))
+    center_sums = np.zeros((count, 3))
+    of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
+    for v, (details, w, r) in enumerate(of_views):
+        part_of_pixel = tiles(estimate.coordinates, details, PARTS)  # (n,)
+        columns = derivatives(estimate, details, predicted=details.features @ a)
+        by_right = columns[0][details.is_compared]  # (n,), dr / d(shift right)
+        by_down = columns[1][details.is_compared]
+        J = (by_right, by_down)  # r_i, (n,) each
+        # np.bincount(part_of_pixel, values, count) sums the values of each part: (count,).
+        for i in (0, 1):
+            g[v, :, i] = np.bincount(part_of_pixel, w * J[i] * r, count)
+            for j in (0, 1):
+                H[v, :, i, j] = np.bincount(part_of_pixel, w * J[i] * J[j], count)
+        x, y = compared_coordinates(estimate.coordinates, details)
+        for column, values in enumerate((x, y, np.ones_like(x))):
+            center_sums[:, column] += np.bincount(part_of_pixel, values, count)
+    return PartEquations(H, g, center_sums)
+
 
 # Limits of `usable_parts`. They are low on purpose: a part with weak texture gets a large variance
 # in `_shifts`, and counts little. With limits of 0, H of a part could perhaps not be inverted.
@@ -191,6 +175,9 @@ def usable_parts(H: np.ndarray, pixels: np.ndarray) -> np.ndarray:
     # The determinant is l1 l2.
     has_two_directions = np.linalg.det(H) > LEAST_OF_TWO_DIRECTIONS * texture**2
     return has_pixels & has_texture & has_two_directions
+
+
+# ---- The shift of each part, and its variance --------------------------------------------------
 
 
 def _shifts(H: np.ndarray, g: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:

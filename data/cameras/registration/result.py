@@ -1,4 +1,16 @@
-"""Hold the result of a fit, and decide which of its values are sure and applied."""
+"""Hold the result of a fit, and decide which of its values are sure, and which are applied.
+
+A fit finds a matrix, an offset of the exposure in time, and the exposed share of the planes, each
+with a standard error. A value is sure if its error is small, and applied if it also differs enough
+from the value at the start. data/cameras/self_calibration.py applies values to a clip, and
+scripts/calibrate.py writes values to a file, and refuses large errors.
+
+What must stay: the fields of `FitResult`, because they are kept in a file beside the run. A new or
+another field needs a new FORMAT in data/cameras/self_calibration.py. If one of the limits is left
+out, test_a_value_is_applied_if_it_is_sure_and_differs_from_the_start fails, or
+test_a_value_with_a_large_error_is_not_sure. docs/benchmarks/calibration.md explains the words of
+the log.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,10 +18,6 @@ from typing import NamedTuple
 import numpy as np
 
 from data.cameras.calibration import scale_of, share_to_read
-
-# The limits below decide `FitResult.is_sure` and `FitResult.is_applied`. If one of them is left
-# out, test_a_value_is_applied_if_it_is_sure_and_differs_from_the_start fails, or
-# test_a_value_with_a_large_error_is_not_sure.
 
 # The matrix counts as found if the frames explain at least this fraction of the variance of the
 # spikes' details (another scene explains nothing), and if its error is at most FOUND_WITHIN_PX, in
@@ -40,14 +48,7 @@ class Decisions(NamedTuple):
 
 @dataclass(frozen=True)
 class FitResult:
-    """The result of a fit.
-
-    data/cameras/self_calibration.py applies some of the values to a clip: `is_applied` says which.
-    scripts/calibrate.py writes the values to a file, and refuses large errors.
-
-    What must stay: the fields are kept in a file beside the run (data/cameras/self_calibration.py).
-    A new or another field needs a new FORMAT there.
-    """
+    """The result of a fit."""
 
     matrix: np.ndarray  # (3, 3), spike pixel -> RGB pixel
     offset: float  # by how many planes the middle of the exposure is later than the files say

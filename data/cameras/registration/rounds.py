@@ -1,4 +1,22 @@
-"""Run the rounds of a fit, and take the best of three estimates."""
+"""Run the rounds of a fit, and take the best of three estimates.
+
+A round improves the estimate with details of one size. The rounds go from coarse to fine details,
+because fine details match at wrong places if the start is off by many pixels:
+
+    coarse, 3, TIME_SIGMA pixels    matrix and times, from all pixels together (all_pixels.py)
+    FINE_SIGMA pixels               the matrix alone, and its error, from parts (parts.py)
+
+In a pan (everything moves at one speed), a wrong offset with a moved camera fits the clip about as
+well as the truth, and the rounds may follow it. So `best_estimate` compares three estimates, by
+
+    ratio(A, B) = unexplained(A) / unexplained(B)         unexplained = 1 - `explained`
+
+Above 1, B explains the spikes better.
+
+What must stay: the sizes, the numbers of rounds and the limits. Others give other results, and
+docs/benchmarks/calibration.md says how exact these are. test_rounds_that_go_astray_are_undone fails
+without a comparison of estimates.
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,24 +25,14 @@ import numpy as np
 
 from data.cameras.registration.all_pixels import round_on_all_pixels
 from data.cameras.registration.derivatives import MATRIX_CHANGES
-from data.cameras.registration.details import blur_of_frame, comparable_views
+from data.cameras.registration.details import comparable_views, frame_features
 from data.cameras.registration.estimate import Estimate
 from data.cameras.registration.explanation import explain
 from data.cameras.registration.parts import round_on_parts
 from data.cameras.registration.result import SURE_WITHIN_PLANES
 from data.cameras.registration.view import Pair
 
-# Size of the finest details in (binned) spike pixels, for the times and for the matrix. A time
-# changes the sum of the spikes only by planes at the two ends of the exposure. This change is small
-# and noisy, so it is measured on larger details.
-TIME_SIGMA = 2.0
-FINE_SIGMA = 1.2
-
-
-# B is clearly better than A if ratio(A, B) > CLEARLY_BETTER (`_fits_clearly_better`). If the start
-# is clearly better than the result of the rounds, the rounds have gone astray: in three pans,
-# ratio(rounds, start) was 50 or more. With 1, a right result could fail by a little noise.
-CLEARLY_BETTER = 1.1
+# ---- Which estimate is taken -------------------------------------------------------------------
 
 
 def best_estimate(
@@ -32,34 +40,10 @@ def best_estimate(
 ) -> Estimate:
     """Run all rounds, and return their estimate, or another one if they went astray.
 
-    In a pan (everything moves at one speed), a wrong offset with a moved camera fits the clip about
-    as well as the truth, and the rounds may follow it. So there are three estimates:
-
-        found                the result of all rounds
-        at_nominal_offset    the result of all rounds that keep the offset at its nominal value
-        at_start             the start, without any round. Its errors are infinite, so nothing is
-                             applied
-
-    Two questions decide. "Better" stands for `_fits_clearly_better`.
-
-        1. Is the offset of `found` right? Three signs of a wrong offset:
-
-               at_start is better than `found`
-               offset_error > SURE_WITHIN_PLANES
-               the offset is doubtful: own(middle) <= DOUBTFUL_OWN_MIDDLE
-
-           Without any sign, keep `found`. With a sign, compute at_nominal_offset, and take it if
-
-               it is better than `found`
-               or the clip does not show the matrix of `found` (its error is infinite)
-               or the offset is doubtful, and `found` is not better than at_nominal_offset
-
-        2. Is at_start better than the estimate of question 1? Then take at_start.
-
-    Without both other estimates, test_rounds_that_go_astray_are_undone fails. Without one of them:
-
-        at_nominal_offset    test_a_moved_camera_is_found_although_the_length_steps_to_its_limit
-        at_start             test_a_repeated_pattern_does_not_move_aligned_cameras_by_half_a_period
+        found                the estimate after all rounds
+        at_nominal_offset    the same, but all rounds keep the offset at its nominal value
+        at_start             the start, without any round. Its errors are infinite, so nothing of it
+                             is applied
 
     Arguments: as in `Estimate`.
     """
@@ -69,87 +53,110 @@ def best_estimate(
     at_start = Estimate(pairs, start, model, most_offset)
     at_start.explained = explained_share(at_start, TIME_SIGMA)
 
-    # 1. Is the offset right?
     best = found
-    offset_error, _ = found.time_errors
-    is_unsure = (
-        _fits_clearly_better(at_start, than=found)
-        or offset_error > SURE_WITHIN_PLANES
-        or found.is_middle_doubtful
-    )
-    if is_unsure:
+    if _has_sign_of_wrong_offset(found, at_start):
         at_nominal_offset = after_all_rounds(
             Estimate(pairs, start, model, most_offset, fits_middle=False)
         )
-        is_worse = _fits_clearly_better(at_nominal_offset, than=found)
-        shows_no_matrix = not math.isfinite(found.matrix_error)
-        # A doubtful offset is used only if it is needed: if the spikes are explained worse without.
-        is_needed = _fits_clearly_better(found, than=at_nominal_offset)
-        is_doubtful_and_not_needed = found.is_middle_doubtful and not is_needed
-        if is_worse or shows_no_matrix or is_doubtful_and_not_needed:
+        if _is_nominal_offset_preferred(found, at_nominal_offset):
             best = at_nominal_offset
-
-    # 2. Was the start better?
+    # The rounds may lead away with both offsets, e.g. on a repeated pattern
+    # (test_a_repeated_pattern_does_not_move_aligned_cameras_by_half_a_period).
     if _fits_clearly_better(at_start, than=best):
         best = at_start
     return best
 
 
-def after_all_rounds(state: Estimate) -> Estimate:
-    """Run all rounds on a new state, and return it.
+def _has_sign_of_wrong_offset(found: Estimate, at_start: Estimate) -> bool:
+    """Return whether the offset of the rounds should be compared with the nominal offset.
 
-    Other sizes of details, or other numbers of rounds, give other results.
-    docs/benchmarks/calibration.md says how exact the results of these rounds are.
+    test_a_moved_camera_is_found_although_the_length_steps_to_its_limit fails without the
+    comparison.
     """
-    # From coarse to fine: if the start is off by many pixels, fine details match at wrong places.
-    # The first details are a tenth of the shorter side, so that a start which is off by about this
-    # length is corrected. A plane with a side below 60 pixels begins with details of 6 pixels. The
-    # numbers of rounds are limits: `run_rounds` ends earlier if a round changes nearly nothing.
-    shorter_side = min(state.pairs[0].sums.shape[1:])
-    coarse_sigma = max(6.0, shorter_side / 10)
-    run_rounds(state, sigma=coarse_sigma, rounds=8)
-    run_rounds(state, sigma=3.0, rounds=6)
-    run_rounds(state, sigma=TIME_SIGMA, rounds=8)
-    # The last rounds change the matrix only, so a fixed matrix needs none of them.
-    run_rounds(state, sigma=FINE_SIGMA, rounds=4 if len(state.changes) else 0)
-    # Compute `explained` anew: a round computes it before its step, and the last rounds on finer
-    # details. It must be of the final estimate, and on details of one size for all estimates.
-    state.explained = explained_share(state, TIME_SIGMA)
-    return state
+    offset_error, _ = found.time_errors
+    return (
+        _fits_clearly_better(at_start, than=found)
+        or offset_error > SURE_WITHIN_PLANES
+        or found.is_middle_doubtful
+    )
+
+
+def _is_nominal_offset_preferred(found: Estimate, at_nominal_offset: Estimate) -> bool:
+    """Return whether the estimate with the nominal offset is the one to keep.
+
+    It is if it explains more, or if the clip does not show the matrix of `found`. A doubtful offset
+    must also be needed: `found` must explain clearly more with it.
+    test_an_offset_that_explains_hardly_more_than_none_is_not_used fails without the last rule.
+    """
+    is_worse = _fits_clearly_better(at_nominal_offset, than=found)
+    shows_no_matrix = not math.isfinite(found.matrix_error)
+    is_needed = _fits_clearly_better(found, than=at_nominal_offset)
+    is_doubtful_and_not_needed = found.is_middle_doubtful and not is_needed
+    return is_worse or shows_no_matrix or is_doubtful_and_not_needed
+
+
+# B is clearly better than A if ratio(A, B) is above this limit. With 1, a right result could fail
+# by a little noise. Measured ratios are in docs/benchmarks/calibration.md, section "What a clip
+# tells of the times".
+CLEARLY_BETTER = 1.1
 
 
 def _fits_clearly_better(estimate: Estimate, than: Estimate) -> bool:
     """Return whether an estimate explains the spikes clearly better than another one.
 
     E.g. if the frames explain 99 % and 98.8 % of the spikes' details, 1 % and 1.2 % are
-    unexplained. 1.2 is more than CLEARLY_BETTER = 1.1 times 1, so the first estimate is clearly
-    better.
+    unexplained. 1.2 is more than CLEARLY_BETTER times 1, so the first estimate is clearly better.
     """
     unexplained = 1 - estimate.explained
     unexplained_by_other = 1 - than.explained
     return unexplained_by_other > CLEARLY_BETTER * unexplained
 
 
-# `run_rounds` stops early if a round changes the four values of shift, scale and turn by less
-# than SMALL_SHIFT pixels at the edge of the plane, and all other values by less than SMALL_CHANGE.
-# The other values are times in planes or, on the finest details, more changes of the matrix. Both
-# limits are far below the errors that count as sure (SURE_WITHIN_PX, SURE_WITHIN_PLANES). Larger
-# limits would stop before the values are exact. Smaller limits would cost rounds that change
-# nothing.
+# ---- The rounds --------------------------------------------------------------------------------
+
+# Size of the finest details in (binned) spike pixels, for the times and for the matrix. A time
+# changes the sum of the spikes only by planes at the two ends of the exposure. This change is small
+# and noisy, so it is measured on larger details.
+TIME_SIGMA = 2.0
+FINE_SIGMA = 1.2
+
+
+def after_all_rounds(estimate: Estimate) -> Estimate:
+    """Run all rounds on a new estimate, and return it."""
+    # The first details are a tenth of the shorter side, so that a start which is off by about this
+    # length is corrected. A plane with a side below 60 pixels begins with details of 6 pixels. The
+    # numbers of rounds are limits: `run_rounds` ends earlier if a round changes nearly nothing.
+    shorter_side = min(estimate.pairs[0].sums.shape[1:])
+    coarse_sigma = max(6.0, shorter_side / 10)
+    run_rounds(estimate, sigma=coarse_sigma, rounds=8)
+    run_rounds(estimate, sigma=3.0, rounds=6)
+    run_rounds(estimate, sigma=TIME_SIGMA, rounds=8)
+    # The last rounds change the matrix only, so a fixed matrix needs none of them.
+    run_rounds(estimate, sigma=FINE_SIGMA, rounds=0 if estimate.is_matrix_fixed else 4)
+    # Compute `explained` anew: a round computes it before its step, and the last rounds on finer
+    # details. It must be of the final estimate, and on details of one size for all estimates.
+    estimate.explained = explained_share(estimate, TIME_SIGMA)
+    return estimate
+
+
+# `run_rounds` stops early if a round moves the edge of the plane by less than SMALL_SHIFT pixels,
+# and changes all other values by less than SMALL_CHANGE. Both are far below the errors that count
+# as sure (result.py). Larger limits would stop before the values are exact. Smaller limits would
+# cost rounds that change nothing.
 SMALL_SHIFT = 0.003
+# Times in planes or, on the finest details, amounts of the changes of the matrix after the first 4.
 SMALL_CHANGE = 0.03
 
 
 def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
     """Run up to `rounds` rounds on details of size `sigma` (spike pixels).
 
-    Stops early if a round changes nearly nothing, or if no view can be compared. Details finer
-    than TIME_SIGMA say little of the times. So there only the matrix is changed, from parts of
-    the plane.
+    Stops early if a round changes nearly nothing, or if no view can be compared. Details finer than
+    TIME_SIGMA say little of the times. So there only the matrix is changed, from parts of the
+    plane.
     """
-    # The features do not depend on the estimate, so they are computed once for all rounds.
-    blur = blur_of_frame(estimate, sigma)
-    features = [pair.features(blur) for pair in estimate.pairs]
+    # The features do not depend on the times, and hardly on the matrix, so they are computed once.
+    features = frame_features(estimate, sigma)
     for _ in range(rounds):
         views = comparable_views(estimate, features, sigma)
         if not views:
@@ -159,11 +166,10 @@ def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
         else:
             step = round_on_all_pixels(estimate, views, sigma)
 
-        # The first four values (right, down, larger, turned) are in half sides of the plane.
-        # The others are times or more changes of the matrix, if there are any (`initial`).
-        edge_moved = (
-            np.abs(step[:MATRIX_CHANGES]).max() * estimate.coordinates.half_side
-        )  # in pixels
+        # The first four values (right, down, larger, turned) are in half sides of the plane. The
+        # others are times or more changes of the matrix, if there are any (`initial`).
+        largest_amount = np.abs(step[:MATRIX_CHANGES]).max()
+        edge_moved = largest_amount * estimate.coordinates.half_side  # in pixels
         largest_other = np.abs(step[MATRIX_CHANGES:]).max(initial=0)
         if edge_moved < SMALL_SHIFT and largest_other < SMALL_CHANGE:
             return
@@ -174,6 +180,5 @@ def explained_share(estimate: Estimate, sigma: float) -> float:
 
     Returns 0 if no view can be compared. sigma: size of the details in spike pixels.
     """
-    blur = blur_of_frame(estimate, sigma)
-    views = comparable_views(estimate, [pair.features(blur) for pair in estimate.pairs], sigma)
+    views = comparable_views(estimate, frame_features(estimate, sigma), sigma)
     return explain(views).explained if views else 0.0

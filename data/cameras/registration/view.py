@@ -1,4 +1,20 @@
-"""Prepare a blurry frame and its spikes for the fit."""
+"""Prepare a blurry frame and its spikes for the fit.
+
+A `View` has what the files say. A `Pair` is made of it once, before the rounds, and answers what a
+round asks:
+
+    features(sigma)       five features of the frame: its colours, and what may differ otherwise
+    spikes_until(times)   how many spikes each pixel fired up to a time, also between two planes
+
+The pair also mends broken spike pixels, and bins pixels of large planes.
+
+To add a feature of the frame, add a channel in `Pair.features`, and raise FEATURES in
+data/cameras/registration/derivatives.py. The order of the channels is free. Otherwise, a change of
+a value here changes the result of each fit.
+
+Tests: test_broken_pixels_repeat_their_neighbours, and the whole fits of
+tests/parts/data/test_registration_fit.py, e.g. with binned pixels.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,14 +23,6 @@ import cv2
 import numpy as np
 
 from data.spike.pictures import to_linear
-
-# The change of the sums with time is measured over MOST_REACH planes before and after a time. Near
-# the ends of a stream there are fewer planes. The fit needs at least LEAST_REACH planes, because
-# the change over fewer planes would be mostly noise. More than MOST_REACH planes would blur the
-# change of fast motion: with 20, the scene of test_registration_fit.py has an offset of 0.3 planes
-# where 0 is true, and with 8 or 3 an offset of 0.03.
-MOST_REACH = 8
-LEAST_REACH = 3
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,15 @@ class Features(NamedTuple):
     overexposed: np.ndarray  # (H, W), the fraction of overexposed pixels around a pixel, 0 ... 1
 
 
+# A round measures how the number of spikes changes with time, over some planes before and after the
+# start and the end of the exposure. This reach is MOST_REACH planes, or fewer near the ends of a
+# stream. With more planes, fast motion would blur the change: with 20, the scene of
+# test_registration_fit.py has an offset of 0.3 planes where 0 is true, and with 8 or 3, 0.03.
+MOST_REACH = 8
+# The fit needs at least this reach. The change over fewer planes would be mostly noise.
+LEAST_REACH = 3
+
+
 class Pair:
     """A frame and its spikes, as the fit needs them. Nothing changes a pair after it was made."""
 
@@ -71,15 +88,8 @@ class Pair:
             self.light = _binned(self.light, factor)
             self.overexposed = _binned(self.overexposed, factor)
             stream = _binned_stream(stream, factor)
-
-        # With cumulative sums, the sum of any range of planes is one difference. Take the smaller
-        # type that holds the largest sum, because the sums are the largest array of a fit.
-        planes, height, width = stream.shape
-        largest_sum = planes * int(stream.max())
-        sum_type = np.uint16 if largest_sum < 2**16 else np.uint32
-        self.sums = np.zeros((planes + 1, height, width), sum_type)
-        np.cumsum(stream, axis=0, dtype=sum_type, out=self.sums[1:])
-        self._mend_pixels()
+        self.sums = _cumulative_sums(stream)
+        _mend_pixels(self.sums)
 
     def has_room(self) -> bool:
         """Return whether the stream has enough planes around the exposure to fit its times."""
@@ -87,30 +97,19 @@ class Pair:
         after = planes_of_stream - self.before - self.count
         return min(self.before, after) >= LEAST_REACH
 
-    def _mend_pixels(self) -> None:
-        """Replace pixels that always or never fire by the median of their neighbours.
+    def reach(self, start: np.ndarray, end: np.ndarray) -> float:
+        """Return how many planes the stream has on each side of start and end, up to MOST_REACH.
 
-        Changes `sums` in place.
+        start, end: of the exposure of each row, (h,), in planes from the nominal start.
         """
-        total = self.sums[-1].astype(np.float32)  # (h, w), number of spikes of each pixel
-        usual = cv2.medianBlur(total, ksize=5)  # the same of the pixels around
-        # A pixel is wrong if it fires more than three times, or less than a third, as often as its
-        # neighbours. The margin of 8 spikes is for dark pixels: their counts differ by chance.
-        is_wrong = (total > 3 * usual + 8) | (total < usual / 3 - 8)
-        for y, x in np.argwhere(is_wrong):
-            # 3 x 3 pixels around (y, x): rows y - 1 ... y + 1. Fewer at an edge of the plane. A
-            # neighbour that was wrong is replaced already if it comes before (y, x).
-            top = max(y - 1, 0)
-            left = max(x - 1, 0)
-            around = self.sums[:, top : y + 2, left : x + 2]  # (T + 1, 3, 3)
-            self.sums[:, y, x] = np.median(around, axis=(1, 2))
+        # The nominal start is `before` planes after the begin of the stream.
+        planes_of_stream = len(self.sums) - 1
+        planes_before = start.min() + self.before
+        planes_after = planes_of_stream - self.before - end.max()
+        return min(MOST_REACH, planes_before, planes_after)
 
     def features(self, sigma: float) -> Features:
-        """Return the features of the frame, blurred by `sigma` RGB pixels.
-
-        To add a feature, add a channel here and raise FEATURES. No other line depends on the order
-        of the channels.
-        """
+        """Return the features of the frame, blurred by `sigma` RGB pixels."""
         grey = self.light.mean(axis=2)  # (H, W)
         colours = blur(self.light, sigma)  # (H, W, 3)
         curve = blur(grey**2, sigma)
@@ -137,6 +136,39 @@ class Pair:
         at_plane = self.sums[plane, rows].astype(np.float32)  # (h, w)
         at_next = self.sums[plane + 1, rows].astype(np.float32)
         return at_plane + fraction[:, None] * (at_next - at_plane)
+
+
+def _cumulative_sums(stream: np.ndarray) -> np.ndarray:
+    """Return how many spikes of a stream (T, h, w) come before each plane, (T + 1, h, w).
+
+    With these sums, the number of spikes in any range of planes is one difference.
+    """
+    planes, height, width = stream.shape
+    # Take the smaller type that holds the largest sum, because this is the largest array of a fit.
+    largest_sum = planes * int(stream.max())
+    sum_type = np.uint16 if largest_sum < 2**16 else np.uint32
+    sums = np.zeros((planes + 1, height, width), sum_type)
+    np.cumsum(stream, axis=0, dtype=sum_type, out=sums[1:])
+    return sums
+
+
+def _mend_pixels(sums: np.ndarray) -> None:
+    """Replace pixels that always or never fire by the median of their neighbours, in place.
+
+    sums: from `_cumulative_sums`.
+    """
+    total = sums[-1].astype(np.float32)  # (h, w), number of spikes of each pixel
+    usual = cv2.medianBlur(total, ksize=5)  # the same of the pixels around
+    # A pixel is wrong if it fires more than three times, or less than a third, as often as its
+    # neighbours. The margin of 8 spikes is for dark pixels: their counts differ by chance.
+    is_wrong = (total > 3 * usual + 8) | (total < usual / 3 - 8)
+    for y, x in np.argwhere(is_wrong):
+        # 3 x 3 pixels around (y, x): rows y - 1 ... y + 1. Fewer at an edge of the plane. A
+        # neighbour that was wrong is replaced already if it comes before (y, x).
+        top = max(y - 1, 0)
+        left = max(x - 1, 0)
+        around = sums[:, top : y + 2, left : x + 2]  # (T + 1, 3, 3)
+        sums[:, y, x] = np.median(around, axis=(1, 2))
 
 
 def _binned(image: np.ndarray, factor: int) -> np.ndarray:

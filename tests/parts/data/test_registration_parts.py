@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from data.cameras.registration.joint_change import join_shifts
-from data.cameras.registration.matrix import CHANGES, motions_of_places
+from data.cameras.registration.joint_change import join_shifts, motions_of_places
+from data.cameras.registration.matrix import CHANGES
 from data.cameras.registration.parts import usable_parts
 
 # Centers of nine parts, (9, 3): x, y, 1.
