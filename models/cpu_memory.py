@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from models.network_vrt import STAGE_SCALES, VRT
+from models.network_vrt import VRT
 from models.vrt.block import Block
+from models.vrt.design import STAGE_SCALES
 from models.vrt.memory.fit_memory import GB, MARGIN
 from models.vrt.stages import Stage
 from utils import utils_dist

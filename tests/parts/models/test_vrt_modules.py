@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from models.flow_weights import OWN_FLOW
 from models.model_vrt import define_Model
-from models.network_vrt import OWN_FLOW, VRT
+from models.network_vrt import VRT
 from models.portable import read_saved
 from models.select_network import define_G
 from models.vrt import forms

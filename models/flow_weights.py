@@ -1,0 +1,82 @@
+"""Gives the flow network SpyNet its weights at the start of a training: option netG.spynet_path.
+
+    start_with_zero_flow    without a file: the flow is zero at first, and is learned
+    load_flow               from a file, or from the weights that this project ships
+
+What must stay: a file that is missing or holds other tensors is refused, because a network without
+the wanted flow would train without an error. tests/parts/models/test_vrt_modules.py and
+test_network_vrt.py notice this. Free to change: the texts.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from models.vrt.flow import SpyNet
+from models.weights_file import read_weights
+from utils import utils_dist
+from utils.errors import PUBLISHED, OptionError
+
+logger = logging.getLogger(__name__)
+
+# KAIR's scripts download this file. If it is missing, the flow weights that this project ships are
+# used.
+PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
+OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
+
+
+def start_with_zero_flow(spynet: SpyNet) -> None:
+    """Set the last layer of each level of SpyNet to zero. A random flow would misalign."""
+    levels: Any = spynet.basic_module
+    for level in levels:
+        last_layer = level.basic_module[-1]
+        nn.init.zeros_(last_layer.weight)
+        nn.init.zeros_(last_layer.bias)
+
+
+def load_flow(spynet: SpyNet, path: str) -> None:
+    """Load the weights of SpyNet from a file, or the shipped weights in place of KAIR's file.
+
+    Raises OptionError if any other file is missing, or if the file holds other tensors.
+    """
+    # Only the published file may be missing, because this project ships weights in its place.
+    is_found = Path(path).is_file()
+    if not is_found and path != PUBLISHED_FLOW:
+        raise OptionError(
+            what=f"no file {path}",
+            where="netG.spynet_path",
+            expected=f"SpyNet weights: the published ones ({PUBLISHED}) or "
+            f"models/vrt/{OWN_FLOW.name}",
+            do="correct the path, or set it to null to start from zero flow",
+        )
+    # On the device "meta" only the options are being checked, and there are no weights to fill.
+    if next(spynet.parameters()).is_meta:
+        return
+    if not is_found:
+        path = str(OWN_FLOW)
+        if utils_dist.is_main_process():
+            logger.warning(
+                "netG.spynet_path: no file %s; models/vrt/%s of this project stands in for "
+                "it (docs/model.md). "
+                "The published weights: %s", PUBLISHED_FLOW, OWN_FLOW.name, PUBLISHED,
+            )  # fmt: skip
+    _fill(spynet, path)
+
+
+def _fill(spynet: SpyNet, path: str) -> None:
+    """Load SpyNet's weights. Raises OptionError if the file holds other tensors."""
+    weights = read_weights(path, key="netG.spynet_path")
+    # Some files lack the two constants of the normalisation. The network has their values.
+    weights.setdefault("mean", spynet.mean)
+    weights.setdefault("std", spynet.std)
+    try:
+        spynet.load_state_dict(weights)
+    except RuntimeError as e:
+        raise OptionError(
+            what=f"{path} does not hold SpyNet weights",
+            where="netG.spynet_path",
+            expected="the 60 tensors basic_module.{0..5}.basic_module.{0,2,4,6,8}.{weight,bias}",
+            do="choose another file",
+        ) from e

@@ -1,0 +1,153 @@
+"""Refuses arguments of VRT that do not fit together, and names the key of netG that is wrong.
+
+Each check is a call of `_need(is_valid, key, got, expected)`. The first invalid key is an
+OptionError, so the order of the calls decides which key the user sees first.
+
+What must stay: no arguments get through with which the network cannot be built or cannot run.
+test_sizes_that_do_not_fit_together_are_refused_by_name in tests/parts/models/test_network_vrt.py
+has wrong values for most of the rules. Free to change: the texts.
+"""
+
+from models.vrt.design import Design
+from utils import device as devices
+from utils.errors import OptionError
+
+
+def check_arguments(design: Design, image_channels: int) -> None:
+    """Raise OptionError, naming the key of netG, if the arguments of VRT do not fit together.
+
+    image_channels: number of image channels per frame.
+    """
+    _check_lists(design)
+    _check_widths(design)
+    if design.checkpoint == "auto" and design.memory_budget_gb is None:
+        # The GPUs are counted only here: counting may begin to use the driver of the GPU, which a
+        # process must not do before it forks.
+        _need(
+            devices.count() > 0,
+            "memory_budget_gb",
+            'null with checkpoint "auto"',
+            "gigabytes; it has a default on a GPU only",
+        )
+    upscale = design.upscale
+    is_power_of_two = upscale.bit_count() == 1  # e.g. 4 is 100 in binary
+    _need(upscale == 3 or is_power_of_two, "upscale", f"{upscale}", "1, 3 or a power of two")
+    pa_frames = design.pa_frames
+    _need(pa_frames in (0, 2, 4, 6), "pa_frames", f"{pa_frames}", "0, 2, 4 or 6")
+    instants = design.out_instants
+    is_odd = instants >= 1 and instants % 2 == 1
+    expected = "an odd number: the middle instant is the instant of gt"
+    _need(is_odd, "out_instants", f"{instants}", expected)
+    if pa_frames:
+        _check_alignment(design, image_channels)
+    else:
+        _check_interpolation(design)
+
+
+def _check_lists(design: Design) -> None:
+    """Check the lengths and entries of the lists."""
+    depths = design.depths
+    _need(
+        len(depths) >= 8,
+        "depths",
+        f"{len(depths)} entries",
+        "7 stages and at least one layer of stage 8",
+    )
+    for key in ("embed_dims", "num_heads"):
+        values = getattr(design, key)
+        expected = f"{len(depths)}, as many as depths"
+        _need(len(values) == len(depths), key, f"{len(values)} entries", expected)
+        _need(min(values) >= 1, key, f"{values}", "positive integers")
+    _need(min(depths) >= 0, "depths", f"{depths}", "integers >= 0")
+    for key in ("window_size", "img_size"):
+        sizes = getattr(design, key)
+        is_valid = len(sizes) == 3 and min(sizes) >= 1
+        _need(is_valid, key, f"{sizes}", "[frames, height, width]")
+    # The entries of these lists are indices into depths. Only the layers of stage 8, from index 7,
+    # may be in indep_reconsts.
+    last = len(depths) - 1
+    for key in ("indep_reconsts", "no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks"):
+        first = 7 if key == "indep_reconsts" else 0
+        is_inside = all(first <= index <= last for index in getattr(design, key))
+        _need(is_inside, key, f"{getattr(design, key)}", f"indices into depths, {first} to {last}")
+
+
+def _check_widths(design: Design) -> None:
+    """Check the channels of each stage."""
+    dims = design.embed_dims
+    heads = design.num_heads
+    for i, dim in enumerate(dims):
+        key = f"embed_dims[{i}]"
+        _need(dim % heads[i] == 0, key, f"{dim}", f"a multiple of num_heads[{i}] = {heads[i]}")
+        # The positions of mutual attention are pairs of sine and cosine. Half of the channels are
+        # for rows, and half for columns. So there are groups of 4 channels.
+        has_mutual = i < 7 and design.mutual_depth(i) > 0  # stage 8 has no mutual attention
+        is_valid = not has_mutual or dim % 4 == 0
+        _need(is_valid, key, f"{dim}", "a multiple of 4, for mutual attention")
+    for i in (3, 4, 5):
+        expected = "a multiple of 4: the next stage unfolds 2x2 patches"
+        _need(dims[i] % 4 == 0, f"embed_dims[{i}]", f"{dims[i]}", expected)
+    # The outputs of stages 5, 6, 7 are added to the outputs of stages 3, 2, 1. Stage 1 is index 0.
+    for late, early in ((4, 2), (5, 1), (6, 0)):
+        expected = f"{dims[early]} = embed_dims[{early}], because of the skip connection"
+        _need(dims[late] == dims[early], f"embed_dims[{late}]", f"{dims[late]}", expected)
+    of_stage8 = dims[7:]
+    different_widths = set(of_stage8)
+    _need(
+        len(different_widths) == 1,
+        "embed_dims",
+        f"{of_stage8} in stage 8",
+        "one width for all layers of stage 8",
+    )
+
+
+def _check_alignment(design: Design, image_channels: int) -> None:
+    """Check the options of a network that aligns neighbours."""
+    # Each frame is aligned with as many frames before it as behind it.
+    on_either_side = design.aligned_neighbours
+    groups = design.deformable_groups
+    _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
+    for i, dim in enumerate(design.embed_dims[:7]):
+        expected = f"a multiple of {on_either_side} = pa_frames / 2"
+        _need(dim % on_either_side == 0, f"embed_dims[{i}]", f"{dim}", expected)
+        # The neighbours of one side are aligned together, and their channels are divided into
+        # groups.
+        aligned_channels = on_either_side * dim
+        expected = f"a divisor of {aligned_channels} = pa_frames / 2 * embed_dims[{i}]"
+        _need(aligned_channels % groups == 0, "deformable_groups", f"{groups}", expected)
+    # A group has an offset (dy, dx) for each of the 9 points of a 3x3 kernel: 18 channels. These
+    # channels are divided equally among the neighbours of one side, in pairs.
+    offset_channels = 18 * groups
+    expected = f"a multiple of {on_either_side} = pa_frames / 2"
+    is_valid = offset_channels % (2 * on_either_side) == 0
+    _need(is_valid, "deformable_groups", f"{groups}", expected)
+    expected = "1 (gray) or at least 3 (RGB first)"
+    is_valid = image_channels == 1 or image_channels >= 3
+    _need(is_valid, "in_chans", f"{image_channels}", expected)
+    # The output is added to gray or RGB frames. A gray frame is added to each output channel.
+    base_channels = min(image_channels, 3)
+    out_chans = design.out_chans
+    expected = f"{base_channels}: the output is added to the first {base_channels} input channels"
+    _need(base_channels in (1, out_chans), "out_chans", f"{out_chans}", expected)
+
+
+def _check_interpolation(design: Design) -> None:
+    """Check the options of a network that makes new frames (pa_frames 0)."""
+    # Each new frame has three channels.
+    out_chans = design.out_chans
+    expected = "a multiple of 3 if pa_frames is 0"
+    _need(out_chans % 3 == 0, "out_chans", f"{out_chans}", expected)
+    _need(
+        not design.nonblind_denoising,
+        "nonblind_denoising",
+        "true with pa_frames 0",
+        "false, or pa_frames > 0",
+    )
+    instants = design.out_instants
+    _need(instants == 1, "out_instants", f"{instants} with pa_frames 0", "1, or pa_frames > 0")
+
+
+def _need(is_valid: bool, key: str, got: str, expected: str) -> None:
+    """Raise OptionError for netG.<key> unless is_valid. got: the present value, in words."""
+    if not is_valid:
+        raise OptionError(f"netG.{key} is {got}", f"netG.{key}", expected, f"correct netG.{key}")

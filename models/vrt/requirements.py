@@ -1,0 +1,84 @@
+"""What a VRT requires of its input: sizes, number of frames, channels.
+
+    vrt_input_spec    the requirements, which follow from the design of the network
+    check_input       refuses a clip that does not meet them
+
+Tiles, padding and the checks of data rely on the spec.
+
+What must stay: a clip that meets the spec goes through the network. If a layer comes to need larger
+clips, the spec must say so (test_clips_that_cannot_go_through_are_refused in
+tests/parts/models/test_network_vrt.py). Free to change: the texts of errors.
+"""
+
+from torch import Tensor
+
+from models.vrt.design import UNET_MULTIPLE, Design
+from utils.contract import InputSpec
+from utils.errors import DataError
+
+
+def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> InputSpec:
+    """Return what a VRT of this design requires of its input.
+
+    E.g. with windows of 6 x 8 x 8 and mutual attention: at least 2 frames of 64 x 64 pixels.
+    """
+    _, window_height, window_width = design.window
+    # pa_frames is 0 in the published network for interpolation alone. Its layers behind stage 8
+    # make new frames from the features of all frames.
+    interpolates = design.pa_frames == 0
+
+    # Stage 4 (entry 3) has 1/8 of the resolution. Mutual attention needs a whole window there, too.
+    has_mutual = design.mutual_depth(3) > 0
+    if has_mutual:
+        least_size = (UNET_MULTIPLE * window_height, UNET_MULTIPLE * window_width)
+    else:
+        least_size = (UNET_MULTIPLE, UNET_MULTIPLE)
+
+    if interpolates:
+        # The layers behind stage 8 have weights for exactly this number of frames.
+        least_frames = design.img_size[0]
+    else:
+        # A window of mutual attention has two frames. The farthest aligned neighbour must exist.
+        least_for_mutual = 2 if has_mutual else 1
+        farthest = design.aligned_neighbours  # distance in frames
+        least_frames = max(least_for_mutual, farthest + 1)
+    return InputSpec(
+        stride=UNET_MULTIPLE,
+        window_size=design.window,
+        least_size=least_size,
+        least_frames=least_frames,
+        scale=design.upscale,
+        image_channels=image_channels,
+        noise_map=design.nonblind_denoising,
+        spike_channels=spike_channels,
+        interpolates=interpolates,
+        out_instants=design.out_instants,
+    )
+
+
+def check_input(x: Tensor, spec: InputSpec) -> None:
+    """Raise DataError if a network with this spec cannot take the clip x (B, N, C, H, W)."""
+    channels = spec.image_channels + int(spec.noise_map)  # a noise map is one more channel
+    what = f"a clip of shape {tuple(x.shape)}"
+    where = "forward(lq, spike)"
+    if x.dim() != 5 or x.shape[2] != channels:
+        raise DataError(
+            what=what,
+            where=where,
+            expected=f"(B, N, {channels}, H, W)",
+            do="check in_chans, fusion and the data",
+        )
+    _, frames, _, height, width = x.shape
+    least_height, least_width = spec.least_size
+    if frames < spec.least_frames:
+        expected = f"at least {spec.least_frames} frames"
+        do = "use a longer clip, or extend it by mirrored frames"
+    elif height % spec.stride != 0 or width % spec.stride != 0:
+        expected = f"height and width that are multiples of {spec.stride}"
+        do = "crop the clip, or pad it by reflection and crop the result"
+    elif height < least_height or width < least_width:
+        expected = f"at least {least_height} x {least_width} pixels: 8 times the attention window"
+        do = "use larger crops or tiles, or a smaller netG.window_size"
+    else:
+        return
+    raise DataError(what=what, where=where, expected=expected, do=do)
