@@ -4,7 +4,7 @@
     python lab/still_clips.py [--out FOLDER]
 
 The learned steps of motion.pth move light along the motion that the spikes show. If nothing moves,
-noise may look like a motion, and the steps would only do harm. data/motion/stillness.py prevents
+noise may look like a motion, and the steps would only do harm. data/motion/stillness/ prevents
 this harm, and this program measures how well. It makes clips of three photographs, in three lights,
 with four kinds of motion. It restores each clip with motion.pth and with operator.pth, the network
 whose frames the steps improve. It prints the gain of motion.pth over operator.pth, in dB.

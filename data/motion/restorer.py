@@ -18,10 +18,10 @@ from data.motion.finder import Finder
 from data.motion.joint.equations import Equations, Solver
 from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.light import is_saturated, median_spikes, spikes_at_full_light
-from data.motion.other_pictures import without_other_pictures
 from data.motion.recording import RecordedClip
 from data.motion.shifts import Motion
-from data.motion.stillness import share_by_change, share_by_reach
+from data.motion.stillness.other_pictures import without_other_pictures
+from data.motion.stillness.shares import share_by_change, share_by_reach
 from data.motion.view import View
 from utils.contract import FramePicture, Tick
 from utils.dist import watchdog

@@ -1,4 +1,4 @@
-"""data/motion/stillness.py: which pixels of a frame move within the exposure.
+"""data/motion/stillness/: which pixels of a frame move within the exposure.
 
 A "share" is a number in [0, 1] for each pixel: 0 keeps the first estimate of the frame, and 1 takes
 the improved frame. Two functions give a share, and the tests have a part for each function:
@@ -15,11 +15,11 @@ import cv2
 import numpy as np
 import pytest
 
-from data.motion import evidence
 from data.motion.exposure import Recording
-from data.motion.other_pictures import without_other_pictures
 from data.motion.shifts import Motion
-from data.motion.stillness import share_by_change, share_by_reach
+from data.motion.stillness import common_change, evidence
+from data.motion.stillness.other_pictures import without_other_pictures
+from data.motion.stillness.shares import share_by_change, share_by_reach
 from data.motion.view import View
 from data.spike.pictures import to_display
 from data.spike.simulate import IntegrateAndFire
@@ -59,7 +59,7 @@ def there_and_back(pixels: float) -> Motion:
 # The reach of a pixel is the distance over which it moves. With n spikes, the share is about 1/2 at
 # the reach LEAST_REACH + REACH_BY_LIGHT / n^REACH_POWER = 1.2 + 4.5 / n^0.7 pixels. It is 0 below
 # 0.6 times this reach (STILL_BELOW), and 1 above 1.3 times this reach (MOVING_ABOVE), all of
-# stillness.py:
+# stillness/shares.py:
 #
 #     spikes    share 0 below    share 1/2 at    share 1 above
 #     12        1.2              2.0             2.6
@@ -163,7 +163,7 @@ def test_noise_is_no_motion_on_a_plane_of_any_size(plane):
 
 
 def test_the_evidence_of_noise_is_0_in_the_mean():
-    # Means of c_i n_i that are not 0 add up on a large plane. Without `_product_of_noise`, the
+    # Means of c_i n_i that are not 0 add up on a large plane. Without `product_of_noise`, the
     # evidence would be -2.8 in the mean.
     plane = (360, 640)
     seen = np.zeros(plane, np.float32)
@@ -173,7 +173,7 @@ def test_the_evidence_of_noise_is_0_in_the_mean():
         stream = (chance < 0.1).astype(np.uint8)
         pieces = evidence._pieces(stream, is_good=np.ones(plane, bool))
         light = pieces.mean(axis=0)
-        by_light = evidence.order_by_light(seen, light)
+        by_light = common_change.order_by_light(seen, light)
         for pattern in evidence.PATTERNS:
             change = np.tensordot(np.array(pattern, np.float32), pieces, 1)
             of_frame, _ = evidence.evidence(change, light, by_light)
@@ -210,7 +210,7 @@ def test_a_lamp_that_flickers_is_no_motion():
 
 def test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion():
     # Pixels of equal light do not change alike here, but pixels around one another do. Without
-    # `_without_change_of_lamps`, the evidence of the frame would be 21.
+    # `without_change_of_lamps`, the evidence of the frame would be 21.
     columns = np.arange(3 * SIDE)
     lamp = np.exp(-(((columns - columns.mean()) / 50) ** 2))  # 1 in the middle, 0 at the edges
     flicker = 0.5 * np.sin(np.linspace(0, 5, PLANES))  # brighter, then darker, once

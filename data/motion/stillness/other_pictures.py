@@ -1,37 +1,43 @@
 """Leave out the planes around an exposure that show another picture.
 
+A recording has the planes (binary pictures of the spike camera) of an exposure, and some planes
+before and after it. Usually a motion goes on there. But a thing may move only between the
+exposures, e.g. slides, or a stage that stands still for each frame. Then the motion from one
+exposure to the next would be taken for a motion in the exposure.
+
+So the planes before the exposure are left out if the evidence of a change (evidence.py) says both:
+
+    within the exposure      nothing moves, evidence of at most NO_EVIDENCE
+    when the exposure begins the picture changes, evidence above SURE_EVIDENCE
+
+The planes after the exposure are left out likewise, by the evidence at its end. A scene that moves,
+of which spikes were recorded only during the exposures, jumps from each exposure to the next, too.
+All its planes stay, because its picture also changes within the exposure.
+
+Of 668 frames of clips that were recorded without gaps, one lost planes wrongly, in dim light. No
+trained weights depend on this file. test_planes_that_show_another_picture_are_left_out and
+test_planes_of_the_same_motion_stay notice another rule.
+
 Tests: tests/parts/data/test_stillness.py
 """
 
 import numpy as np
 
-from data.motion.evidence import (
+from data.motion.exposure import Recording
+from data.motion.light import integrated
+from data.motion.stillness.common_change import order_by_light
+from data.motion.stillness.evidence import (
     NO_EVIDENCE,
     PIECES,
     SURE_EVIDENCE,
     evidence,
     most_evidence,
-    order_by_light,
 )
-from data.motion.exposure import Recording
-from data.motion.light import integrated
 from data.motion.view import View
 
 
 def without_other_pictures(recording: Recording, view: View, is_good: np.ndarray) -> Recording:
     """Return the recording without planes around the exposure that show another picture.
-
-    Usually a motion goes on before and after the exposure. But a thing may move only between the
-    exposures, e.g. slides, or a stage that stands still for each frame. Then the motion from one
-    exposure to the next would be taken for a motion in the exposure.
-
-    So the planes before the exposure are left out if the picture changes when the exposure begins,
-    but not within the exposure. The planes after it are left out likewise. Of 668 frames of clips
-    that were recorded without gaps, one lost planes wrongly, in dim light.
-
-    A scene that moves, of which spikes were recorded only during the exposures, jumps from each
-    exposure to the next, too. All its planes stay, because its picture also changes within the
-    exposure.
 
     is_good: (h, w) bool, whether each spike pixel can be trusted.
     """
@@ -42,6 +48,7 @@ def without_other_pictures(recording: Recording, view: View, is_good: np.ndarray
     inside, _ = most_evidence(exposure, frame_light, is_good)
     if inside > NO_EVIDENCE:
         return recording  # something moves within the exposure
+
     first = 0
     end = len(recording.stream)
     if _changes_at(recording.begin, recording, frame_light, is_good):
@@ -54,9 +61,9 @@ def without_other_pictures(recording: Recording, view: View, is_good: np.ndarray
 def _changes_at(
     time: int, recording: Recording, frame_light: np.ndarray, is_good: np.ndarray
 ) -> bool:
-    """Return whether the picture surely changes at the begin or the end of the exposure.
+    """Return whether the picture surely changes at a time, the begin or the end of the exposure.
 
-    Half an exposure before this time is compared with half an exposure after it. Returns False if
+    Half an exposure before the time is compared with half an exposure after it. Returns False if
     fewer planes were recorded.
 
     time: when the exposure begins or ends, in planes. frame_light, is_good: as in `most_evidence`.

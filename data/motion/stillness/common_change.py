@@ -1,0 +1,100 @@
+"""Take out of the change of the spikes what is no motion: what many pixels have in common.
+
+The change of a spike pixel says how its spikes per plane differ between some pieces of time
+(evidence.py). Two things change the spikes although nothing moves. Both change many pixels alike,
+and a motion does not:
+
+    equal light    the light of the whole frame changes, or a sensor begins with the same charge in
+                   all pixels, as simulators do. Then pixels of equal light change alike
+    lamps          a lamp lights a part of the frame. Then pixels near one another change alike, in
+                   proportion to their light
+
+A plane is one binary picture (h, w) of the spike camera.
+
+No trained weights depend on this file, so its constants may change. The comments name the tests
+that notice.
+
+Tests: tests/parts/data/test_stillness.py
+"""
+
+import cv2
+import numpy as np
+
+# ---- Equal light -------------------------------------------------------------------------------
+
+
+def order_by_light(frame_light: np.ndarray, light: np.ndarray) -> np.ndarray:
+    """Return the numbers of all spike pixels, the darkest first: (h w,) int.
+
+    frame_light: (h, w), the light of each spike pixel in the blurry frame. It has no noise of the
+    spikes.
+    light: (h, w), spikes per plane of each pixel. They decide between pixels that are equal in
+    `frame_light`, e.g. where the blurry frame is clipped.
+    """
+    # Pixels that are equal in both come in a random order. In the order of their places, neighbours
+    # would follow one another. Then `without_change_of_equal_light` would take out what neighbours
+    # have in common: their motion.
+    mixed = np.random.default_rng(0).permutation(frame_light.size)
+    # np.lexsort sorts by the last key first.
+    return np.lexsort((mixed, light.ravel(), frame_light.ravel()))
+
+
+# Number of pixels of about equal light whose common change is taken out. With 257 pixels, a still
+# scene on a sensor that begins with equal charges had an evidence of up to 5.2, and with 65 pixels
+# at most 2.4 (test_pixels_that_begin_with_equal_charges_are_no_motion). Fewer pixels would take out
+# more of a motion.
+EQUAL_LIGHT_PIXELS = 65
+
+
+def without_change_of_equal_light(change: np.ndarray, by_light: np.ndarray) -> np.ndarray:
+    """Return the change (h, w) without what pixels of about equal light have in common.
+
+    by_light: (h w,), numbers of the pixels in the order of their light.
+    """
+    in_order = change.ravel()[by_light]  # (h w,), the change of the darkest pixel first
+    # In this order, pixels of about equal light are neighbours. So their common change is the mean
+    # over a window.
+    window = (EQUAL_LIGHT_PIXELS, 1)  # width and height
+    common = cv2.blur(in_order[None], window, borderType=cv2.BORDER_REFLECT)[0]
+    # Back to the places of the pixels.
+    without = np.empty_like(in_order)
+    without[by_light] = in_order - common
+    return without.reshape(change.shape)
+
+
+# ---- Lamps -------------------------------------------------------------------------------------
+
+# Sigma in spike pixels of the surroundings in which a lamp changes all pixels alike. With 40, a
+# lamp that lights a part of the frame would count as motion
+# (test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion). With 4, `product_of_noise` would be
+# wrong, because it assumes that neighbours have nearly the same surroundings
+# (test_the_evidence_of_noise_is_0_in_the_mean).
+LIGHT_SIGMA = 12.0
+
+
+def without_change_of_lamps(
+    change: np.ndarray, light: np.ndarray, light_around: np.ndarray
+) -> np.ndarray:
+    """Return the change (h, w) without what the pixels around have in common, as under a lamp.
+
+    If a lamp becomes brighter, all pixels around a pixel change in proportion to their light:
+
+        change = brighter_by * light        brighter_by = (change around) / (light around)
+
+    change: (h, w). light: (h, w), spikes per plane. light_around: (h, w), from `light_around_of`.
+    """
+    brighter_by = blurred(change, LIGHT_SIGMA) / light_around
+    return change - brighter_by * light
+
+
+def light_around_of(light: np.ndarray) -> np.ndarray:
+    """Return the mean light around each pixel, (h, w), above 0."""
+    light_around = blurred(light, LIGHT_SIGMA)
+    # The result is a divisor. Where no pixel around has a spike, the dividend is 0 as well, so 1
+    # gives 0.
+    return np.where(light_around > 0, light_around, 1)
+
+
+def blurred(values: np.ndarray, sigma: float) -> np.ndarray:
+    """Return the mean of the values (h, w) around each pixel, with Gaussian weights."""
+    return cv2.GaussianBlur(values, (0, 0), sigma, borderType=cv2.BORDER_REFLECT)

@@ -1,0 +1,124 @@
+"""Measure the evidence of a motion in the spikes, without a motion that was found.
+
+The number of spikes of a pixel changes in time, by noise alone if nothing moves. The change is
+measured between pieces of time, and then multiplied with the changes of the neighbours:
+
+    pieces       the stream (T, h, w), cut into PIECES pieces of time, as spikes per plane
+    change       the sum of the pieces, each times its weight in one of the PATTERNS
+    c_i          change of pixel i, without what many pixels have in common (common_change.py)
+    p_i          product of c_i with the changes of the neighbours (neighbours.py). If nothing
+                 moves, it is 0 in the mean, for it is a product of independent noise
+    evidence     sum of p_i / sqrt(2 sum of p_i^2)
+
+If nothing moves, the mean of the evidence is 0 and its standard deviation about 1, whatever the
+light, the noise of the camera and the number of pixels are. The reason for the 2: each pair of
+neighbours i and j adds c_i c_j twice, in p_i and in p_j. Equal terms do not average out, so the
+variance of the sum is twice the sum of p_i^2.
+
+No trained weights depend on this file, so its constants may change. test_stillness.py notices if
+noise counts as motion, or a motion as noise, and test_the_evidence_of_noise_is_0_in_the_mean
+notices another mean or deviation.
+
+Tests: tests/parts/data/test_stillness.py
+"""
+
+import itertools
+
+import numpy as np
+
+from data.motion.stillness.common_change import (
+    blurred,
+    light_around_of,
+    order_by_light,
+    without_change_of_equal_light,
+    without_change_of_lamps,
+)
+from data.motion.stillness.neighbours import products_with_neighbours
+
+# With less evidence than NO_EVIDENCE nothing moves, with more than SURE_EVIDENCE something moves
+# for certain. Still frames had at most 2.6, and dim frames in which something moves at least 4,
+# but below 3 in their flat parts (docs/benchmarks/quality_details.md, "What stands still").
+NO_EVIDENCE = 2.0
+SURE_EVIDENCE = 3.5
+# Number of pieces of time. A pattern of change has a weight for each piece. The weights sum up to
+# 0, so a constant light gives no change. Without the second pattern,
+# test_a_motion_shows_in_dim_light fails.
+PIECES = 4
+PATTERNS = (
+    (3, 1, -1, -3),  # shows a steady motion
+    (1, -1, -1, 1),  # shows a motion that goes there and back
+    (1, -3, 3, -1),  # shows a faster shake
+)
+
+
+def most_evidence(
+    stream: np.ndarray, frame_light: np.ndarray, is_good: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Return the largest evidence of all PATTERNS, for a stream of at least PIECES planes.
+
+    Returns the evidence of the whole frame, and around each spike pixel (h, w). The pattern with
+    the largest evidence may be another one at each pixel.
+
+    stream: (T, h, w) in {0, 1}.
+    frame_light: (h, w), the light of each spike pixel in the blurry frame.
+    is_good: (h, w) bool, whether each spike pixel can be trusted.
+    """
+    pieces = _pieces(stream, is_good)  # (PIECES, h, w), spikes per plane
+    light = pieces.mean(axis=0)  # (h, w)
+    by_light = order_by_light(frame_light, light)
+    of_frame = -np.inf
+    around = np.full(frame_light.shape, -np.inf, np.float32)
+    for pattern in PATTERNS:
+        # E.g. 3 p_0 + p_1 - p_2 - 3 p_3, with the pieces p.
+        change = np.tensordot(np.array(pattern, np.float32), pieces, 1)  # (h, w)
+        whole, of_pixels = evidence(change, light, by_light)
+        of_frame = max(of_frame, whole)
+        around = np.maximum(around, of_pixels)
+    return of_frame, around
+
+
+def _pieces(stream: np.ndarray, is_good: np.ndarray) -> np.ndarray:
+    """Return the spikes per plane in each piece of a stream (T, h, w): (PIECES, h, w) float32.
+
+    Pixels that cannot be trusted get 0 in each piece, so they never change.
+    """
+    edges = np.linspace(0, len(stream), PIECES + 1).round().astype(int)
+    rates = []
+    for begin, end in itertools.pairwise(edges):
+        rates.append(stream[begin:end].mean(axis=0, dtype=np.float32) * is_good)
+    return np.stack(rates)
+
+
+# Sigma in spike pixels of the surroundings over which the evidence of a pixel is summed up. In
+# smaller surroundings, a motion does not stand out of the noise of dim light
+# (test_a_motion_shows_in_dim_light). With larger ones, the still background of a small thing that
+# moves would count as moving (test_the_still_part_beside_a_motion_keeps_its_first_estimate).
+EVIDENCE_SIGMA = 8.0
+# Divisors are at least this number. Changes are numbers of spikes per plane, at least about 1e-3,
+# and their products are about 1e-6 or more. Without any change, 0 is divided by this number.
+SMALLEST = 1e-12
+
+
+def evidence(
+    change: np.ndarray, light: np.ndarray, by_light: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Return the evidence of motion in the whole frame, and around each spike pixel (h, w) float32.
+
+    change: (h, w), by one of the `PATTERNS`, or the difference of two windows of time.
+    light: (h, w), spikes per plane.
+    by_light: (h w,), numbers of the pixels in the order of their light in the blurry frame.
+    """
+    light_around = light_around_of(light)
+    change = without_change_of_equal_light(change, by_light)
+    change = without_change_of_lamps(change, light, light_around)  # c_i
+    product = products_with_neighbours(change, light, light_around)  # p_i
+    square = product**2
+    whole = float(product.sum()) / max(float(np.sqrt(2 * square.sum())), SMALLEST)
+
+    # Around a pixel, the same sums are taken with Gaussian weights g, which sum up to 1. In the sum
+    # of squares the weights are g^2 = factor x (a Gaussian of sigma EVIDENCE_SIGMA / sqrt(2)).
+    factor = 1 / (4 * np.pi * EVIDENCE_SIGMA**2)
+    sum_around = blurred(product, EVIDENCE_SIGMA)
+    squares_around = factor * blurred(square, EVIDENCE_SIGMA / np.sqrt(2))
+    around = sum_around / np.maximum(np.sqrt(2 * squares_around), SMALLEST)
+    return whole, around

@@ -1,0 +1,117 @@
+"""Multiply the change of each spike pixel with the changes of its neighbours.
+
+If an edge moves, the pixels along the edge change together, so the product of their changes is
+above 0. If nothing moves, the changes are noise. The noise of one pixel has nothing in common with
+the noise of the next one, so the product is 0 in the mean. With
+
+    c_i    change of pixel i, without what many pixels have in common (common_change.py)
+    n_i    weighted sum of c_j over the neighbours j of pixel i, without i itself
+
+the product of pixel i is
+
+    p_i = c_i n_i - (mean of c_i n_i if nothing moves)
+
+This mean is not quite 0, because taking out the change of lamps mixes neighbours a little. Over a
+large plane even a small mean adds up, so it is computed (`product_of_noise`) and subtracted.
+
+No trained weights depend on this file, so its constants may change.
+test_the_evidence_of_noise_is_0_in_the_mean notices a mean that is not 0: without
+`product_of_noise`, the evidence of noise would be -2.8 in the mean.
+
+Tests: tests/parts/data/test_stillness.py
+"""
+
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from data.motion.stillness.common_change import LIGHT_SIGMA, blurred
+
+
+def products_with_neighbours(
+    change: np.ndarray, light: np.ndarray, light_around: np.ndarray
+) -> np.ndarray:
+    """Return the product p_i of each pixel, (h, w).
+
+    change: (h, w), c_i. light: (h, w), spikes per plane. light_around: (h, w), mean of the light
+    around each pixel.
+    """
+    product = change * _sum_of_neighbours(change)  # c_i n_i
+    product -= product_of_noise(change, light, light_around)
+    return product
+
+
+# Sigma in spike pixels of the weights of the neighbours of a pixel. It is about as wide as an edge
+# in the picture of the spikes. With 0.8 or 1.8 the evidence is nearly the same.
+NEIGHBOUR_SIGMA = 1.2
+
+
+def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
+    """Return the weighted sum of the neighbours of each pixel (h, w), without the pixel itself.
+
+    Beyond the edge of the picture there are no neighbours. A reflected picture would make a pixel
+    at the edge a neighbour of itself, so noise would pass for motion there.
+    """
+    radius = round(3 * NEIGHBOUR_SIGMA)
+    kernel = cv2.getGaussianKernel(2 * radius + 1, NEIGHBOUR_SIGMA, cv2.CV_32F)
+    own_weight = float(kernel.max()) ** 2
+    whole_sum = cv2.sepFilter2D(values, -1, kernel, kernel, borderType=cv2.BORDER_CONSTANT)
+    return whole_sum - own_weight * values
+
+
+def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.ndarray) -> np.ndarray:
+    """Return the mean of c_i n_i if nothing moves, (h, w).
+
+    Noise changes pixel i by e_i. The mean of e_i e_j is 0, and the mean of e_i^2 is the variance
+    v_i. With L the light, M the light around, and g the weights of the mean over the pixels around,
+    `without_change_of_lamps` makes of e_i
+
+        c_i = e_i - (L_i / M_i) sum over k of g_ik e_k
+
+    So the mean of c_i c_j, for neighbours i and j, is
+
+        - g_ij (L_i v_j / M_i + L_j v_i / M_j) + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
+
+    Two things make this simpler:
+
+        neighbours are near     g_ij is about g_ii, M_j is about M_i, and so on
+        v_i = V L_i / M_i       because the variance is about proportional to the light. V is the
+                                mean variance around, and so the mean of the squares of the changes
+
+    With N_i the weighted sum of L over the neighbours of i, the mean of c_i n_i is
+
+        (sum over k of g_ik^2 - 2 g_ii) V L_i N_i / M_i^2
+
+    The change by equal light mixes pixels, too, but those are seldom neighbours.
+
+    change, light, light_around: (h, w) each.
+    """
+    rows = _weights_along(light.shape[0])
+    columns = _weights_along(light.shape[1])
+    # g is the product of a weight along y and a weight along x.
+    g_own = np.outer(rows.of_itself, columns.of_itself)  # g_ii, (h, w)
+    g_squares = np.outer(rows.squares, columns.squares)  # sum over k of g_ik^2, (h, w)
+    V = blurred(change**2, LIGHT_SIGMA)
+    N = _sum_of_neighbours(light)
+    return (g_squares - 2 * g_own) * V * light * N / light_around**2
+
+
+class _Weights(NamedTuple):
+    """The weights g of the mean around a pixel (`blurred` by LIGHT_SIGMA), along one axis."""
+
+    of_itself: np.ndarray  # (n,): for each pixel, the weight of the pixel itself
+    squares: np.ndarray  # (n,): for each pixel, the sum of the squares of all weights
+
+
+def _weights_along(length: int) -> _Weights:
+    """Return the weights for each pixel of an axis. They are larger near the ends.
+
+    length: number of pixels along the axis.
+    """
+    # A picture of a single 1 shows where the weight of this pixel goes to: each column here.
+    singles = np.eye(length, dtype=np.float32)
+    radius = round(4 * LIGHT_SIGMA)  # as `blurred` has it
+    down = (1, 2 * radius + 1)  # size of the kernel, x and y
+    weights = cv2.GaussianBlur(singles, down, LIGHT_SIGMA, borderType=cv2.BORDER_REFLECT)
+    return _Weights(of_itself=np.diag(weights), squares=(weights**2).sum(axis=1))

@@ -1,0 +1,165 @@
+"""Say which pixels of a frame move, so that still pixels keep their first estimate.
+
+A frame is restored in two steps (restorer.py): a first estimate without any motion, and then an
+improvement along the motion that was found in the spikes. If nothing moves, this motion is noise,
+and does only harm: on clips of a camera on a tripod, frames improved by the weights of the fusion
+"motion" lost 5 dB in good light and 12 dB in dim light.
+
+So the improved frame is blended with the first estimate. Its weight in a pixel is the product of
+two shares. Each is the answer to a question, from 0 (no) to 1 (yes):
+
+    share_by_reach     Is the motion that was found longer than the motion that noise looks like?
+    share_by_change    Do the spikes themselves change in the time, by more than noise does?
+
+In dim light, noise alone may look like a motion of many pixels. The second question needs no
+motion, so it has an answer there, too (evidence.py).
+
+A frame has H x W RGB pixels, a plane (binary picture of the spike camera) h x w spike pixels. A
+shift is the way of a pixel from the sharp instant to another time (shifts.py), x and y in RGB
+pixels. n is the number of spikes of a pixel of median light in the exposure.
+
+No trained weights depend on this file, so its constants may change. The tests notice if a still
+pixel counts as moving, or a moving pixel as still.
+
+Tests: tests/parts/data/test_stillness.py (each function), tests/stories/test_motion_weights.py
+(whole clips that stand still, move, or are slides)
+"""
+
+import cv2
+import numpy as np
+
+from data.motion.exposure import Recording
+from data.motion.light import integrated
+from data.motion.shifts import Motion
+from data.motion.stillness.common_change import blurred
+from data.motion.stillness.evidence import NO_EVIDENCE, PIECES, SURE_EVIDENCE, most_evidence
+from data.motion.view import View
+
+# ---- By the reach ------------------------------------------------------------------------------
+
+# A pixel has the share 1/2 at about the reach LEAST_REACH + REACH_BY_LIGHT / n^REACH_POWER, in RGB
+# pixels. E.g. 2.0 for n = 12, 2.9 for n = 4 and 5.7 for n = 1. At this reach, the improved frames
+# were as good as the first estimates, on three photographs that moved by 0 to 7 pixels and had 0.7
+# to 14 spikes. With smaller values, noise in still frames would count as motion. With larger
+# values, slow motions would not be improved.
+LEAST_REACH = 1.2
+REACH_BY_LIGHT = 4.5
+REACH_POWER = 0.7
+# Fewer spikes than this count as this number. Stars on black have a median near 0, although their
+# motion is seen well. Without this least number, they would have to move by 20 pixels.
+FEWEST_COUNTED = 0.6
+# The share is 0 below STILL_BELOW times the reach of 1/2, and 1 above MOVING_ABOVE times it.
+STILL_BELOW = 0.6
+MOVING_ABOVE = 1.3
+
+
+def share_by_reach(motion: Motion, spikes: float) -> np.ndarray:
+    """Return a share (H, W) float32 in [0, 1]: 0 where the motion may be noise.
+
+    The reach of a pixel is the distance over which it moves within the exposure. Noise adds to the
+    reach, and adds more if there are fewer spikes.
+
+    spikes: n.
+    """
+    reach_of_half = LEAST_REACH + REACH_BY_LIGHT / max(spikes, FEWEST_COUNTED) ** REACH_POWER
+    return _smooth_step(_reach(motion, spikes) / reach_of_half, STILL_BELOW, MOVING_ABOVE)
+
+
+# Sigma in RGB pixels by which shifts are smoothed, because neighbours move alike, and their noise
+# differs. A smaller value would leave more noise in the reach. A larger value would hide small
+# things that move by themselves (test_only_the_part_that_moves_takes_the_improved_frame).
+SHIFT_SIGMA = 6.0
+# If n is below this number, the shifts of a still pixel differ much from one measured time to the
+# next, because of noise. Then a curve is fitted to them
+# (test_jumps_from_time_to_time_count_little_in_dim_light).
+CURVE_BELOW = 9.0
+
+
+def _reach(motion: Motion, spikes: float) -> np.ndarray:
+    """Return the reach of each pixel within the exposure, (H, W) in RGB pixels.
+
+    It is the diagonal of the smallest box that holds all positions of the pixel. E.g. a pixel that
+    moves by 4 to the right and returns has the reach 4.
+    """
+    shifts = motion.shifts
+    if spikes < CURVE_BELOW:
+        shifts = _parabolas(motion)
+    least = np.full(shifts.shape[1:], np.inf, np.float32)  # (H, W, 2), x and y
+    largest = -least
+    for shift in shifts:
+        smooth = cv2.GaussianBlur(np.ascontiguousarray(shift), (0, 0), SHIFT_SIGMA)
+        least = np.minimum(least, smooth)
+        largest = np.maximum(largest, smooth)
+    return np.linalg.norm(largest - least, axis=-1)
+
+
+def _parabolas(motion: Motion) -> np.ndarray:
+    """Return shifts (K, H, W, 2) along the parabola that fits the shifts of each pixel best.
+
+    The parabola is a t + b t^2, so it is 0 at the sharp instant. It hardly follows the noise of the
+    single times, but it follows a motion that turns back.
+    """
+    t = motion.times / np.abs(motion.times).max()  # -1 to 1
+    basis = np.stack((t, t**2), axis=1)  # (K, 2)
+    # Least squares: pinv(basis) turns the values at K times into a and b, and `basis` turns a and b
+    # into the values of the parabola at these times. Together they are one matrix (K, K).
+    to_parabola = (basis @ np.linalg.pinv(basis)).astype(np.float32)
+    return np.tensordot(to_parabola, motion.shifts, 1)
+
+
+# ---- By the change of the spikes ---------------------------------------------------------------
+
+
+def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np.ndarray:
+    """Return a share (H, W) float32 in [0, 1]: 0 where the spikes change no more than noise does.
+
+    The planes before and after the exposure count too, because a thing that moves then moves in the
+    exposure as well, and noise is smaller in more planes.
+
+    is_good: (h, w) bool, whether each spike pixel can be trusted.
+    """
+    if len(recording.stream) < PIECES:
+        return np.ones(view.size, np.float32)  # too short to tell, so the motion decides
+    frame_light = view.means(integrated(recording.blurry, view.is_display))
+    of_frame, around = most_evidence(recording.stream, frame_light, is_good)
+    # A pixel counts as moving only if its surroundings and the whole frame say so. The evidence of
+    # the whole frame has less noise, so it decides for a still scene.
+    share_around = _smooth_step(around, NO_EVIDENCE, SURE_EVIDENCE)  # (h, w)
+    share = share_around * _smooth_step(of_frame, NO_EVIDENCE, SURE_EVIDENCE)
+    share *= _trust_around(is_good)
+    # Interpolate the share of spike pixels to RGB pixels.
+    places = view.pixels_on_plane()
+    x = places[..., 0]
+    y = places[..., 1]
+    return cv2.remap(share, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+
+
+# Sigma in spike pixels of the surroundings in which pixels must be trusted.
+TRUST_SIGMA = 2.0
+# The trust is 0 if less than NO_TRUST of the pixels around can be trusted, and 1 if more than
+# FULL_TRUST can. Lower limits lose beneath a title in the frames, and higher limits lose where each
+# third row is dead (docs/benchmarks/quality_details.md, "What the cameras change").
+NO_TRUST = 0.4
+FULL_TRUST = 0.65
+
+
+def _trust_around(is_good: np.ndarray) -> np.ndarray:
+    """Return a share (h, w) in [0, 1]: 0 where hardly any spike pixel around can be trusted.
+
+    No motion is known there: beneath a title in the frames, or outside the picture of a lens that
+    is too small for the spike sensor.
+    """
+    trusted_around = blurred(is_good.astype(np.float32), TRUST_SIGMA)
+    return _smooth_step(trusted_around, NO_TRUST, FULL_TRUST)
+
+
+# ---- Used by both ------------------------------------------------------------------------------
+
+
+def _smooth_step(value: np.ndarray | float, begin: float, end: float) -> np.ndarray:
+    """Return 0 below `begin`, 1 above `end`, and a smooth rise between them, float32.
+
+    The rise has no corner, so no edge of the share shows in the frame.
+    """
+    x = np.clip((value - begin) / (end - begin), 0, 1)
+    return np.asarray(x * x * (3 - 2 * x), np.float32)
