@@ -15,7 +15,7 @@ What must stay, and which test notices (in tests/parts/models):
     on them                                             test_vrt_modules.py
     what is in memory on a GPU                          test_fake_gpu.py
 
-Free to change: what backward recomputes, if the estimate `DeformAlign.transient` changes with it.
+Free to change: what backward recomputes, if the estimate in memory/transient.py changes with it.
 """
 
 import math
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from models.vrt.deform_conv import TAPS, deform_conv
 from models.vrt.flow import flow_warp
-from models.vrt.forms import has_deform_conv, in_cpu_form
+from models.vrt.forms import in_cpu_form
 from models.vrt.layers import recompute_in_backward
 
 
@@ -166,54 +166,3 @@ class DeformAlign(nn.Module):
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Divide the arguments of a step into the sources and their flows."""
         return neighbours[: self.source_count], neighbours[self.source_count :]
-
-    def transient(self, target: Tensor) -> int:
-        """Estimate the memory that the backward pass takes on a GPU, in bytes.
-
-        The tensors that forward saves are not counted, because the caller, memory/count.py, counts
-        them. The result is 2 to 10 % above counts of all tensors, and test_fake_gpu.py compares
-        them again. If you change what is recomputed, change this estimate, too.
-
-        target: the target frames, (n, d, h, w).
-        """
-        if in_cpu_form(target):
-            # A CPU takes a few frames at a time (MOST_PIXELS_ON_CPU), so the tensors are small.
-            return 0
-        n, d, h, w = target.shape
-        # Numbers per pixel of a frame.
-        offsets_and_masks = 3 * TAPS * self.offset_groups
-        inputs_of_conv_net = (1 + self.source_count) * d
-        samples = TAPS * self.source_count * d
-
-        # What is in memory for all frames:
-        #     three copies of offsets and masks: themselves, their gradients, and a float32 form
-        #     four copies of the conv net's input
-        #     the gradient of the result, d numbers
-        for_all_frames = n * (3 * offsets_and_masks + 4 * inputs_of_conv_net + d)
-        # What is in memory for the frames that are sampled at a time.
-        if has_deform_conv(target):
-            for_sampled_frames = _frames_at_once_in_torchvision(n) * samples
-        else:
-            # `_columns` samples all frames at once, and there are four copies of the samples: the
-            # samples, their products with the masks, and the gradients of both.
-            for_sampled_frames = n * 4 * samples
-        bytes_per_number = 4  # float32
-        return h * w * bytes_per_number * (for_all_frames + for_sampled_frames)
-
-
-# torchvision's kernel for GPUs samples at most this many frames at a time (kMaxParallelImgs in its
-# source). This number is only used to estimate memory.
-MOST_FRAMES_OF_TORCHVISION = 32
-
-
-def _frames_at_once_in_torchvision(n: int) -> int:
-    """Return how many of n frames torchvision's kernel for GPUs samples at a time.
-
-    It divides the frames into batches of equal size. So the size is the largest divisor of n up to
-    its limit, e.g. 20 of 40 frames.
-    """
-    largest = 1
-    for count in range(1, MOST_FRAMES_OF_TORCHVISION + 1):
-        if n % count == 0:
-            largest = count
-    return largest

@@ -71,6 +71,7 @@ from models.network_vrt import VRT
 from models.vrt import block, windows
 from models.vrt.attention.window import MOST_HEADS
 from models.vrt.deform_align import DeformAlign
+from models.vrt.memory.transient import alignment_transient
 from tests.helpers.cuda_autocast import CudaAutocast
 
 # The network of the GoPro recipe.
@@ -597,7 +598,7 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
                 # From here on, the peak of the backward pass is measured.
                 counter.peak = counter.now
                 out.sum().backward()
-            return counter.peak - held, module.transient(target)
+            return counter.peak - held, alignment_transient(module, target)
 
 
 # ---- In place of a GPU --------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from models.vrt.memory.count import Branch, Moment, count_moments
+from models.vrt.memory.branches import Branch
+from models.vrt.memory.count import Moment, count_moments
 
 logger = logging.getLogger(__name__)
 GB = 1e9

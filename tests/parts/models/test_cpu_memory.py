@@ -21,7 +21,7 @@ from torch import Tensor
 
 from models.cpu_memory import check_memory, saved_per_pixel
 from models.network_vrt import VRT
-from models.vrt.memory.count import saved_bytes
+from models.vrt.memory.saved_bytes import saved_bytes
 from tests.helpers.checked import not_none
 from tests.helpers.train_files import network_section, train, write_options
 from utils.errors import OptionError

@@ -39,7 +39,7 @@ from lab.card_recipes import (
 )
 from models.vrt import forms
 from models.vrt.block import Block
-from models.vrt.memory.count import block_transient
+from models.vrt.memory.transient import block_transient
 from tests.dist.launching import run_ranks
 from tests.helpers.checked import options_of_part
 from utils.options.models import Options

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from models.network_vrt import VRT
 from models.vrt.block import Block
-from models.vrt.memory.count import saved_bytes
 from models.vrt.memory.fit_memory import MARGIN, fit_memory
+from models.vrt.memory.saved_bytes import saved_bytes
 from tests.helpers.small_vrt import SMALL
 from utils.errors import OptionError
 

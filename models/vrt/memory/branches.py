@@ -1,0 +1,150 @@
+"""The branches that backward may recompute: what each saves in memory, and what work it takes.
+
+A branch is the attention or the MLP of a block, or the MLP at the end of a stage (Stage.pa_fuse).
+Its owner has a flag that says whether backward recomputes it. The bytes of a branch are measured:
+what autograd saves in addition if the flag is cleared. The work is counted from the sizes.
+
+What must stay: the results depend on sizes alone, not on the rank or on chance, because all ranks
+must recompute the same branches (no test notices). tests/parts/models/test_fit_memory.py compares
+the count of bytes with what a step allocates. Free to change: how the work is counted, because only
+the ratios between branches matter.
+"""
+
+import math
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from models.vrt.block import Block
+from models.vrt.gated_mlp import GatedMlp
+from models.vrt.memory.saved_bytes import saved_bytes
+from models.vrt.stages import Stage
+
+
+class Branch(NamedTuple):
+    """One branch of a block, or the MLP at the end of a stage, which backward may recompute."""
+
+    owner: Any  # a Block, or the GatedMlp at the end of a stage (Stage.pa_fuse)
+    flag: str  # attribute of the owner: whether backward recomputes the branch
+    bytes: int  # what autograd saves for the branch if backward does not recompute it
+    flops: float  # operations that recomputing takes
+
+
+def owners_of_branches(net: nn.Module) -> list[Any]:
+    """Return the modules with branches that backward may recompute.
+
+    They are all blocks, then the fusion of each stage that aligns frames. Each has the attribute
+    FLAGS: the names of its checkpoint flags.
+    """
+    owners: list[Any] = []
+    for module in net.modules():
+        if isinstance(module, Block):
+            owners.append(module)
+    for module in net.modules():
+        if isinstance(module, Stage) and module.aligns:
+            owners.append(module.pa_fuse)
+    return owners
+
+
+class MeasuredBranches:
+    """Measures the branches of modules. Modules that are alike are measured once."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        # Kind and size of a module -> bytes of each of its branches.
+        self.bytes_of_kind: dict[tuple, list[int]] = {}
+
+    def of(self, owner: Any, x: Tensor) -> list[Branch]:
+        """Return the branches of a block, or of the GatedMlp of a stage.
+
+        owner: the block, or the GatedMlp. x: its input, detached from the network.
+        """
+        kind = _kind(owner, x)
+        if kind not in self.bytes_of_kind:
+            # `requires_grad_` changes x in place, so that a gradient flows back to it, as in
+            # training.
+            self.bytes_of_kind[kind] = _measure_flags(self.net, owner, x.requires_grad_())
+        flops = _flops_of_block(owner, x) if isinstance(owner, Block) else _flops_of_mlp(owner, x)
+        branches = []
+        for flag, size, work in zip(owner.FLAGS, self.bytes_of_kind[kind], flops, strict=True):
+            branches.append(Branch(owner, flag, size, work))
+        return branches
+
+
+def _kind(owner: Any, x: Tensor) -> tuple[Any, ...]:
+    """Return everything that the bytes of a module's branches depend on."""
+    kind: tuple[Any, ...] = (type(owner), tuple(x.shape), x.dtype)
+    if isinstance(owner, Block):
+        # Only a block with a shift has masks.
+        shift = owner.shift if any(owner.shift) else None
+        kind += (owner.window, shift, owner.attn.mutual, owner.attn.heads)
+    return kind
+
+
+def _measure_flags(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
+    """Return the bytes that autograd saves in addition if a flag of `owner` is cleared.
+
+    The flags are cleared one by one, and are set again at the end. E.g. 10 MB with all flags set,
+    40 MB without the first flag, 60 MB without both flags -> [30 MB, 20 MB].
+    """
+    totals = []
+    for flag in (None, *owner.FLAGS):  # None: all flags are set
+        if flag is not None:
+            setattr(owner, flag, False)
+        with saved_bytes(net) as sizes:
+            owner(x)
+        totals.append(sum(sizes.values()))
+    for flag in owner.FLAGS:
+        setattr(owner, flag, True)
+    # Never below 0: a branch may save less memory if it is not recomputed.
+    return [max(0, after - before) for before, after in pairwise(totals)]
+
+
+def _flops_of_mlp(mlp: GatedMlp, x: Tensor) -> list[float]:
+    """Return the operations of the MLP at the end of a stage, in a list as in GatedMlp.FLAGS."""
+    tokens = x.numel() / x.shape[-1]
+    weight_count = sum(weight.numel() for weight in mlp.weights().values())
+    return [2.0 * tokens * weight_count]  # a multiplication and an addition for each weight
+
+
+def _flops_of_block(block: Block, x: Tensor) -> list[float]:
+    """Return the operations of the two branches of a block: [attention, MLP], as in Block.FLAGS.
+
+    Norms and softmax are left out. x: (B, D, H, W, C).
+    """
+    attn = block.attn
+    batch, *size, channels = x.shape
+    # The attention computes whole windows, with padding. A window that is larger than the clip is
+    # as large as the clip.
+    window = [min(length, most) for length, most in zip(size, block.window, strict=True)]
+    padded_tokens = batch
+    for length, window_length in zip(size, window, strict=True):
+        windows = math.ceil(length / window_length)
+        padded_tokens *= windows * window_length
+    tokens = batch * math.prod(size)
+
+    # Linear layers: a token takes a multiplication and an addition for each weight. The products
+    # q k^T and p v: a token takes a multiplication and an addition for each channel and each token
+    # of its window. Mutual attention has two such products within half a window, which count as one
+    # product within a window.
+    attn_weights = _weights_in_layers(attn)
+    mlp_weights = _weights_in_layers(block.mlp)
+    products = 3 if attn.mutual else 2
+    tokens_of_window = math.prod(window)
+    in_products = products * tokens_of_window * channels
+    attention_flops = padded_tokens * 2.0 * (attn_weights + in_products)
+    mlp_flops = tokens * 2.0 * mlp_weights
+    return [attention_flops, mlp_flops]
+
+
+def _weights_in_layers(module: nn.Module) -> int:
+    """Return the number of weights in the linear layers of a module, without biases.
+
+    All modules within an attention or an MLP of a block are linear layers.
+    """
+    count = 0
+    for layer in module.children():
+        assert isinstance(layer, nn.Linear)
+        count += layer.weight.numel()
+    return count
