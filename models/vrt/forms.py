@@ -166,13 +166,13 @@ def _reason_against(device: torch.device) -> str:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
         return "the GPU is older than Ampere"
     try:
-        from models.vrt import triton_rows
+        from models.vrt.row_kernels import layer_norm
     except ImportError as e:
         return f"Triton is missing ({e})"
     # Try the smallest kernel, because only a compilation shows whether Triton works here.
     ones: Any = torch.ones(1, 16, device=device)
     try:
-        triton_rows.layer_norm(ones.half(), weight=ones[0], bias=ones[0], eps=1e-5)
+        layer_norm.layer_norm(ones.half(), weight=ones[0], bias=ones[0], eps=1e-5)
     except Exception as e:  # a missing C compiler, a driver that is too old, ...
         lines = str(e).strip().splitlines()
         cause = lines[-1] if lines else type(e).__name__  # the last line says most

@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.vrt.chunk import Chunk
 from models.vrt.chunk_sizes import most_tokens
 from models.vrt.chunks import InChunks
 from models.vrt.forms import has_kernels, runs_in_chunks
 from models.vrt.layers import compute_dtype, recompute_in_backward
 from models.vrt.stochastic_depth import Factors
-from models.vrt.windows import Chunk
 from models.vrt.work import Tape, Weights, Work
 
 
@@ -37,9 +37,9 @@ def geglu(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
     """
     if not is_plain and has_kernels(u):
         # Imported here, because Triton is not installed everywhere.
-        from models.vrt import triton_rows
+        from models.vrt.row_kernels import geglu as kernel
 
-        return triton_rows.geglu(u, w["fc11"], w["fc11_bias"], w["fc12"], w["fc12_bias"])
+        return kernel.geglu(u, w["fc11"], w["fc11_bias"], w["fc12"], w["fc12_bias"])
     gate = F.gelu(F.linear(u, w["fc11"], w["fc11_bias"]))
     value = F.linear(u, w["fc12"], w["fc12_bias"])
     if gate.requires_grad:

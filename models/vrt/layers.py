@@ -52,9 +52,9 @@ def layer_norm(
     """
     if not is_plain and has_kernels(x):
         # Imported here, because Triton is not installed everywhere.
-        from models.vrt import triton_rows
+        from models.vrt.row_kernels import layer_norm as kernel
 
-        return triton_rows.layer_norm(x, weight, bias, eps)
+        return kernel.layer_norm(x, weight, bias, eps)
     # Weight and bias take the dtype of x, but not on a CPU: there torch sums their gradients in
     # their dtype, and in bfloat16 these sums would be wrong by 40 %.
     if not in_cpu_form(x):

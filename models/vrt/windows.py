@@ -2,7 +2,7 @@
 
 A clip of D x H x W tokens (frames, height, width) is cut into windows, e.g. of 6 x 8 x 8 tokens.
 Attention works within a window. `window_chunks` returns the cut as lists of token numbers
-(`Chunk`), in three steps:
+(chunk.Chunk), in three steps:
 
     pad        each axis to a multiple of the window, by positions without a token
     shift      roll the tokens, so that shifted windows lie across the windows of the block before
@@ -28,75 +28,18 @@ process, so nobody may modify them. Free to change: how the numbers are computed
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from models.vrt.chunk import Chunk, Span
 
 # Added to the logits of pairs of tokens that must not attend to each other. It is not -inf, because
 # the published weights were trained with this value.
 MASKED = -100.0
 Triple = tuple[int, int, int]  # frames, height, width
-
-
-# eq=False: two spans are equal only if they are one object. regions.mask_table uses spans
-# as keys of a cache, and a tensor such as `mask` cannot be compared or hashed by value.
-@dataclass(frozen=True, eq=False)
-class Span:
-    """The windows start ... stop - 1 of a chunk, which share one mask."""
-
-    start: int
-    stop: int
-    mask: Tensor | None  # (T, T), added to the logits, or None for no mask
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Windows whose tokens are computed together.
-
-    A window has positions. A position holds a token or padding. Example: the tokens 0 ... 6 in
-    windows of 4 positions, shifted by 2. Padded to two windows and rolled by 2, they are
-
-        2 3 4 5 | 6 none 0 1
-
-    The second window is this chunk:
-
-        position   0   1     2   3
-        token      6   none  0   1
-
-        rows       6   0     0   1      one entry per position, 0 at padding
-        padding    no  yes   no  no     one entry per position
-        kept       0         2   3      the positions that hold a token
-        results    6         0   1      the tokens at these positions
-
-    gated_mlp.GatedMlp works on each token alone, so it needs no windows. Its chunks are slices of
-    consecutive tokens: rows and results are the same slice, and there are no spans.
-    """
-
-    # The index of the token at each position, window after window, (positions,) int64. At padding
-    # it is 0. For a chunk of `GatedMlp` a slice. The type is Any, because each caller uses only one
-    # of the two.
-    rows: Any
-    # The indices of the tokens, without padding, in the order of `rows`, (tokens,) int64. For a
-    # chunk of `GatedMlp` the same slice.
-    results: Any
-    # True at padding, (positions, 1). None: no position is padding.
-    padding: Tensor | None = None
-    # The positions that hold a token, (tokens,) int64. None: every position holds a token.
-    kept: Tensor | None = None
-    # The windows of the chunk, in order, as runs of windows with the same mask (`Span`, above).
-    spans: tuple[Span, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        """Return T, the number of positions in a window.
-
-        A chunk of `GatedMlp` has no windows, so it has no such number.
-        """
-        window_count = self.spans[-1].stop  # the last span ends with the last window
-        return len(self.rows) // window_count
 
 
 class _WindowRange(NamedTuple):

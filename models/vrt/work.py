@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from models.vrt.chunk import Chunk
 from models.vrt.stochastic_depth import Factors
-from models.vrt.windows import Chunk
 
 Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer lacks
 # Names of weights that keep float32, whatever the dtype of the tokens is: the weights of the two

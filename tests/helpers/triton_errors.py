@@ -25,10 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.vrt import triton_rows
 from models.vrt.attention import gpu, window
 from models.vrt.attention.kernels import launches
-from models.vrt.windows import Span, window_chunks
+from models.vrt.chunk import Span
+from models.vrt.row_kernels import geglu, layer_norm, tiles
+from models.vrt.windows import window_chunks
 
 
 class Shape(NamedTuple):
@@ -89,7 +90,7 @@ def main(cases: str) -> None:
         shapes = [shape for shape in SHAPES if shape.t not in ON_A_GPU_ONLY]
         # With few programs, each program computes several windows, as for large inputs on a GPU.
         mock.patch.object(launches, "PROGRAMS", 12).start()
-        mock.patch.object(triton_rows, "PROGRAMS", 3).start()
+        mock.patch.object(tiles, "PROGRAMS", 3).start()
 
     # Layer norm and gated unit compute on rows with this number of channels.
     channels_of_rows = [] if cases == "long" else [96, 120]
@@ -147,7 +148,7 @@ def norm_errors(channels: int, dtype: torch.dtype, device: str) -> list[float]:
     grad = torch.randn(NORM_ROWS, channels, generator=generator).to(device, dtype)
 
     def kernel(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return triton_rows.layer_norm(x, weight, bias, EPS)
+        return layer_norm.layer_norm(x, weight, bias, EPS)
 
     def exact(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.layer_norm(x, (channels,), weight, bias, EPS)
@@ -173,7 +174,7 @@ def gated_errors(channels: int, dtype: torch.dtype, device: str) -> list[float]:
     def exact(x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
         return F.gelu(F.linear(x, w11, b11)) * F.linear(x, w12, b12)
 
-    return _errors(triton_rows.geglu, exact, [t.to(device, dtype) for t in inputs], grad)
+    return _errors(geglu.geglu, exact, [t.to(device, dtype) for t in inputs], grad)
 
 
 def _errors(

@@ -17,6 +17,7 @@ What must stay, and which test notices (in tests/parts/models):
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,29 +26,54 @@ LOG2_E = math.log2(math.e)
 
 
 def cpu_attention(
-    q: Tensor, k: Tensor, v: Tensor, offset: Tensor | None, scale: float, subtracts: bool = False
+    q: Tensor, k: Tensor, v: Tensor, offset: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Compute softmax(scale q k^T + offset / LOG2_E) v, without a gradient.
 
     q, k, v: (n, heads, T, hd).
     offset: bias and mask times LOG2_E, (windows at once * heads, T, T), or None.
-    subtracts: whether the largest logit of each row is subtracted before exp2, so that no sum
-        overflows. This takes one more pass over the T x T matrices. So callers leave it at False.
-        If a sum then is too large or too small, this function calls itself with True.
 
     Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
     (n, heads, T, 1), float32 at least.
     """
+    # Subtracting the largest logit would be one more pass over the T x T matrices. So do it only if
+    # a sum has become too large or too small without.
+    sums = _weighted_sums(q, k, v, offset, scale, subtracts=False)
+    if not _are_exact(sums.of_rows):
+        sums = _weighted_sums(q, k, v, offset, scale, subtracts=True)
+    out = (sums.of_values / sums.of_rows).transpose(2, 3)  # (n, heads, T, hd)
+    precise_dtype = torch.promote_types(q.dtype, torch.float32)
+    log_sums = sums.of_rows.to(precise_dtype).log2().transpose(2, 3)  # (n, heads, T, 1)
+    # The logarithms lack the number that was subtracted from the logits. So add it again.
+    return out, log_sums.add_(sums.largest)
+
+
+class _Sums(NamedTuple):
+    """Sums over the keys of each row of P = 2^(logits - largest)."""
+
+    of_values: Tensor  # P v, transposed, (n, heads, hd, T)
+    of_rows: Tensor  # the sums of P, (n, heads, 1, T)
+    largest: Tensor  # what was subtracted from each row of logits, (n, heads, T, 1), 0 for nothing
+
+
+def _weighted_sums(
+    q: Tensor, k: Tensor, v: Tensor, offset: Tensor | None, scale: float, subtracts: bool
+) -> _Sums:
+    """Compute P v and the sums of the rows of P, a few windows at a time.
+
+    P v is computed transposed, as v^T P^T, because transposing v costs less than a product with a
+    thin result. A row of ones below v^T gives the sums of the rows of P in the same product.
+
+    subtracts: whether the largest logit of each row is subtracted before exp2, so that no sum
+        overflows.
+    """
     n, heads, t, hd = q.shape
     windows = windows_at_once(q)
-    # With P = exp2(logits), the output is P v, divided by the sums of the rows of P. P v is
-    # computed transposed, as v^T P^T, because transposing v costs less than a product with a thin
-    # result. A row of ones below v^T gives the sums of the rows of P in the same product.
     v_and_ones = q.new_ones(n, heads, hd + 1, t)
     v_and_ones[:, :, :hd] = v.transpose(2, 3)
     p_memory = q.new_empty(min(windows, n) * heads, t, t)  # used again in each round
     out_and_sums = torch.empty_like(v_and_ones)
-    largest = q.new_zeros(n, heads, t, 1)  # what was subtracted from each row of logits
+    largest = q.new_zeros(n, heads, t, 1)
 
     for first in range(0, n, windows):
         in_round = slice(first, first + windows)
@@ -61,15 +87,8 @@ def cpu_attention(
         v_of_round = v_and_ones[in_round].view(-1, hd + 1, t)
         torch.bmm(v_of_round, p.transpose(1, 2), out=out_and_sums[in_round].view(-1, hd + 1, t))
 
-    # P v, (n, heads, hd, T), and the sums of the rows of P, (n, heads, 1, T).
-    out, row_sums = out_and_sums.split((hd, 1), dim=2)
-    if not subtracts and not _are_exact(row_sums):
-        return cpu_attention(q, k, v, offset, scale, subtracts=True)
-    precise_dtype = torch.promote_types(q.dtype, torch.float32)
-    log_sums = row_sums.to(precise_dtype).log2().transpose(2, 3)  # (n, heads, T, 1)
-    # The logarithms lack the number that was subtracted from the logits. So add it again. (It is 0
-    # if nothing was subtracted.)
-    return (out / row_sums).transpose(2, 3), log_sums.add_(largest)
+    of_values, of_rows = out_and_sums.split((hd, 1), dim=2)
+    return _Sums(of_values, of_rows, largest)
 
 
 def _are_exact(row_sums: Tensor) -> bool:

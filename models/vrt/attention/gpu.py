@@ -37,7 +37,7 @@ from models.vrt.attention.kernels.launches import (
 from models.vrt.attention.kernels.parts import LOG2_E
 from models.vrt.attention.kernels.regions import mask_table
 from models.vrt.attention.kernels.tiles import MOST_TOKENS_OF_ONE_PASS
-from models.vrt.windows import Span
+from models.vrt.chunk import Span
 
 
 def window_attention(

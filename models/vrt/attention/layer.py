@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.vrt.attention.window import window_attention
+from models.vrt.chunk import Chunk
 from models.vrt.positions import refuse_other_index, relative_position_index, sine_positions
-from models.vrt.windows import Chunk
 from models.vrt.work import Tape, Weights
 
 

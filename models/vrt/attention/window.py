@@ -20,8 +20,8 @@ from torch import Tensor
 
 from models.vrt.attention.cpu import CpuAttention
 from models.vrt.attention.heads import heads_of, logit_offset
+from models.vrt.chunk import Span
 from models.vrt.forms import attention_has_kernel, fused_attention, head_multiple
-from models.vrt.windows import Span
 from models.vrt.work import Tape
 
 

@@ -23,10 +23,12 @@ from models.vrt.memory.branches import Branch
 from models.vrt.memory.count import Moment, count_moments
 
 logger = logging.getLogger(__name__)
+
 GB = 1e9
 # Weight, gradient and the two moments of Adam: four numbers of 4 bytes, float32.
 BYTES_PER_PARAMETER = 16
-# The count of tensors leaves out workspaces and fragmentation, and is at most 10 % too low
+# The count of tensors leaves out workspaces and fragmentation. It is within 3 % of what a step
+# allocates, and for recomputed blocks of the plain form up to 10 % below it
 # (docs/benchmarks/net.md). So the estimate is the count times this factor. With a larger factor,
 # more would be recomputed than needed. With a smaller factor, a step may not fit.
 MARGIN = 1.1
@@ -41,11 +43,6 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
 
     Returns the estimate of what a step needs, in GB (1e9 bytes). If it is larger than the budget,
     all branches are recomputed, and a warning says so.
-
-    The estimate counts the tensors that autograd saves, without a backward pass. So gradients and
-    random numbers are not changed, and every rank gets the same result. The count is within 3 % of
-    what a step allocates, and for recomputed blocks of the plain form up to 10 % below it
-    (docs/benchmarks/net.md). MARGIN covers this error.
     """
     moments = count_moments(net, run)
     branches = []
@@ -53,24 +50,12 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
         branches += moment.branches
     parameter_count = sum(parameter.numel() for parameter in net.parameters())
     parameter_bytes = BYTES_PER_PARAMETER * parameter_count
-    budget = budget_gb * GB
 
     def needed_bytes() -> float:
-        # The estimate for the present flags of the modules, which the loop below changes.
+        # The estimate for the present flags of the modules, which `_keep_branches` changes.
         return MARGIN * (parameter_bytes + _activations(moments).peak)
 
-    def work_per_byte(branch: Branch) -> float:
-        # At least 1 byte, because a branch may save nothing.
-        return branch.flops / max(branch.bytes, 1)
-
-    # Stop recomputing one branch after the other. Begin with the branch for which a byte of memory
-    # saves the most work. If the step then needs more than the budget, recompute this branch after
-    # all, and try the next branch, which may be smaller.
-    for branch in sorted(branches, key=work_per_byte, reverse=True):
-        setattr(branch.owner, branch.flag, False)
-        if needed_bytes() > budget:
-            setattr(branch.owner, branch.flag, True)
-
+    _keep_branches(branches, needed_bytes, budget=budget_gb * GB)
     kept, peak = _activations(moments)
     need = needed_bytes()
     recomputed_count = sum(_is_recomputed(branch) for branch in branches)
@@ -81,9 +66,31 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
         recomputed_count, len(branches), need / GB, budget_gb, kept / GB, (peak - kept) / GB,
         parameter_bytes / GB,
     )  # fmt: skip
-    if need > budget:
+    if need > budget_gb * GB:
         _warn_of_small_budget(budget_gb, need, parameter_bytes)
     return need / GB
+
+
+def _keep_branches(
+    branches: list[Branch], needed_bytes: Callable[[], float], budget: float
+) -> None:
+    """Stop recomputing branches, one after the other, as long as a step fits the budget.
+
+    Begin with the branch for which a byte of memory saves the most work. If the step then needs
+    more than the budget, recompute this branch after all, and try the next branch, which may be
+    smaller.
+
+    needed_bytes: function that estimates what a step needs with the present flags. budget: bytes.
+    """
+
+    def work_per_byte(branch: Branch) -> float:
+        # At least 1 byte, because a branch may save nothing.
+        return branch.flops / max(branch.bytes, 1)
+
+    for branch in sorted(branches, key=work_per_byte, reverse=True):
+        setattr(branch.owner, branch.flag, False)
+        if needed_bytes() > budget:
+            setattr(branch.owner, branch.flag, True)
 
 
 def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -> None:
@@ -125,9 +132,6 @@ def _activations(moments: list[Moment]) -> Activations:
         end of forward      10                     10            0       20   kept
 
     moments: one for each module, in the order of the forward pass.
-
-    `fit_memory` alone calls this. test_fit_memory.py compares the estimate with what a step
-    allocates.
     """
     kept_in_branches = 0  # bytes of the branches so far that are not recomputed
     peak = 0

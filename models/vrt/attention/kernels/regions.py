@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from models.vrt.windows import Span
+from models.vrt.chunk import Span
 
 
 # 256 results: windows.window_chunks caches 128 plans of chunks, and each plan may need two tables

@@ -1,0 +1,174 @@
+"""The gated unit GEGLU on an NVIDIA GPU, in Triton, with gradients.
+
+    y = gelu(a) b,     a = x w11^T + b11,     b = x w12^T + b12,     gelu(a) = a Phi(a)
+
+Phi is the distribution function of the normal distribution. One matrix product of x with w11 and
+w12 gives z (n, 2 H): a row of z holds a (H numbers), then b (H numbers). The kernels begin with z.
+gated_mlp.geglu calls `geglu`, which gives no gradients of gradients.
+
+Names in the kernels:
+
+    n              number of rows
+    H, PAD         numbers in a row of y; the same, padded to a power of two
+    ROWS           rows of a tile
+    row            (ROWS,)      numbers of the rows of the tile
+    channel        (PAD,)       numbers of the channels
+    is_channel     (PAD,)       false for padding
+    is_inside      (ROWS, PAD)  false for padding and for rows beyond n
+    index          (ROWS, PAD)  positions of the numbers of the tile in memory
+    program_sums   the sums of each program, one row per program
+
+The last tile may have fewer than ROWS rows. So each load and store has a mask: a masked load gives
+0, and a masked store writes nothing. Without the mask a program would write beyond the tensor. An
+index has 64 bits (`.to(tl.int64)`), because a tensor may have more than 2^31 numbers.
+
+What must stay: the order of the sums, because another order changes the last bits of a training (no
+test notices). tests/parts/models/test_triton.py compares the results with float64. It needs no GPU,
+because Triton's interpreter runs the kernels on a CPU. Free to change: names, and how an index is
+computed.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from models.vrt.row_kernels.tiles import ELEMENTS, backward_programs, jit, tile, tl
+
+# 1 / sqrt(2) and 1 / sqrt(2 pi), for the normal distribution in GELU. A kernel can only read a
+# global constant that is a tl.constexpr.
+INVERSE_ROOT_2 = tl.constexpr(0.7071067811865476)
+INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)
+
+
+@jit(do_not_specialize=["n"])
+def _geglu_forward(
+    z,  # input (n, 2 H)
+    y,  # result (n, H)
+    n,  # number of rows
+    H: tl.constexpr,  # numbers in a row of y
+    PAD: tl.constexpr,  # numbers in a row of y with padding, a power of two
+    ROWS: tl.constexpr,  # rows of a tile
+):
+    """Write y = gelu(a) b for one tile, with gelu(a) = a / 2 (1 + erf(a / sqrt(2))).
+
+    E.g. H = 192: a tile has 16 rows, so program 1 computes the rows 16 ... 31.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.arange(0, PAD)
+    is_inside = (row < n)[:, None] & (channel < H)[None, :]
+    # Where the numbers a of the tile are in z, whose rows have 2 H numbers. In each row the numbers
+    # b lie H places after the numbers a.
+    index = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
+    a = tl.load(z + index, mask=is_inside, other=0.0).to(tl.float32)
+    b = tl.load(z + index + H, mask=is_inside, other=0.0).to(tl.float32)
+    result = 0.5 * a * (1 + tl.erf(a * INVERSE_ROOT_2)) * b
+    index_y = row[:, None].to(tl.int64) * H + channel[None, :]
+    tl.store(y + index_y, result.to(y.dtype.element_ty), mask=is_inside)
+
+
+@jit(do_not_specialize=["n"])
+def _geglu_backward(
+    z,  # a and b of each row, (n, 2 H)
+    grad,  # the gradient of y, (n, H)
+    grad_z,  # result: da and db of each row, (n, 2 H)
+    program_sums,  # result: the sum of each program over its rows of grad_z, (programs, 2 H)
+    n,  # number of rows
+    H: tl.constexpr,  # numbers in a row of y
+    PAD: tl.constexpr,  # numbers in a row of y with padding, a power of two
+    ROWS: tl.constexpr,  # rows of a tile
+):
+    """Write the gradients of a and b in y = gelu(a) b, and their sums over the rows.
+
+        gelu(a) = a Phi(a)
+        da = grad b (Phi(a) + a phi(a))
+        db = grad a Phi(a)
+
+    Phi is the distribution function of the normal distribution, and phi is its density. The sum of
+    program_sums over the programs is the gradient of the two biases.
+    """
+    channel = tl.arange(0, PAD)
+    is_channel = channel < H
+    sum_a = tl.zeros((ROWS, PAD), tl.float32)
+    sum_b = tl.zeros((ROWS, PAD), tl.float32)
+    # The first row of each tile of this program: tile p, then each P-th tile, of P programs. E.g. 3
+    # programs and tiles of 8 rows: program 1 begins at the rows 8, 32, 56, ...
+    for start in range(tl.program_id(0) * ROWS, n, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        is_inside = (row < n)[:, None] & is_channel[None, :]
+        # Rows of z and grad_z have 2 H numbers, rows of grad have H numbers.
+        index = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
+        index_grad = row[:, None].to(tl.int64) * H + channel[None, :]
+        a = tl.load(z + index, mask=is_inside, other=0.0).to(tl.float32)
+        b = tl.load(z + index + H, mask=is_inside, other=0.0).to(tl.float32)
+        g = tl.load(grad + index_grad, mask=is_inside, other=0.0).to(tl.float32)
+        Phi = 0.5 * (1 + tl.erf(a * INVERSE_ROOT_2))
+        phi = INVERSE_ROOT_2_PI * tl.exp(-0.5 * a * a)
+        of_a = g * b * (Phi + a * phi)
+        of_b = g * a * Phi
+        sum_a += of_a
+        sum_b += of_b
+        tl.store(grad_z + index, of_a.to(grad_z.dtype.element_ty), mask=is_inside)
+        tl.store(grad_z + index + H, of_b.to(grad_z.dtype.element_ty), mask=is_inside)
+    # Add the ROWS rows of the sums. Entry p of program_sums has 2 H numbers: of da, then of db.
+    sums_of_program = program_sums + tl.program_id(0) * (2 * H) + channel
+    tl.store(sums_of_program, tl.sum(sum_a, 0), mask=is_channel)
+    tl.store(sums_of_program + H, tl.sum(sum_b, 0), mask=is_channel)
+
+
+class _GatedLinear(torch.autograd.Function):
+    """Both linear layers and the product of the gated MLP. `geglu` calls it.
+
+    Forward keeps x and z for backward, so backward computes no linear layer again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
+        """Return gelu(a) b of rows x (n, C): (n, H). w11, w12: (H, C). b11, b12: (H,)."""
+        weight = torch.cat((w11, w12))  # (2 H, C)
+        bias = torch.cat((b11, b12))  # (2 H,)
+        z = F.linear(x, weight, bias)  # (n, 2 H): a, then b
+        n = len(x)
+        hidden = len(w11)  # H
+        y = x.new_empty(n, hidden)
+        shape = tile(hidden)
+        tiles = math.ceil(n / shape["ROWS"])  # each tile is a program
+        _geglu_forward[(tiles,)](z, y, n, H=hidden, **shape)
+        ctx.save_for_backward(x, weight, z)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of x, w11, b11, w12 and b12. grad: the gradient of y, (n, H)."""
+        x, weight, z = ctx.saved_tensors
+        n, hidden = grad.shape
+        grad = grad.contiguous()
+        grad_z = torch.empty_like(z)
+        # Half the tile of the forward pass, because backward holds more values at a time.
+        shape = tile(hidden, ELEMENTS // 2)
+        tiles = math.ceil(n / shape["ROWS"])
+        programs = backward_programs(tiles)
+        program_sums = z.new_empty(programs, 2 * hidden, dtype=torch.float32)
+        _geglu_backward[(programs,)](z, grad, grad_z, program_sums, n, H=hidden, **shape)
+        # z = x weight^T + bias, so with G = grad_z:
+        #     gradient of weight  G^T x
+        #     gradient of bias    the sum of G over the rows
+        #     gradient of x       G weight
+        grad_weight = grad_z.t() @ x  # (2 H, C)
+        grad_bias = program_sums.sum(0).to(weight.dtype)  # (2 H,)
+        grad_w11, grad_w12 = grad_weight.chunk(2)
+        grad_b11, grad_b12 = grad_bias.chunk(2)
+        grad_x = grad_z @ weight
+        return grad_x, grad_w11, grad_b11, grad_w12, grad_b12
+
+
+def geglu(x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
+    """Return gelu(x w11^T + b11) * (x w12^T + b12) of rows (n, C): (n, H).
+
+    Both products are one matrix product, and the rest is one pass over its result.
+    """
+    return _GatedLinear.apply(x, w11, b11, w12, b12)

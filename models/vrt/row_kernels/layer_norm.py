@@ -1,0 +1,180 @@
+"""LayerNorm on an NVIDIA GPU, in Triton, with gradients: y = (x - mean) / sqrt(var + eps) w + b.
+
+Mean and variance are over the C channels of a row. Statistics and the gradients of weight and bias
+are float32. layers.layer_norm calls `layer_norm`, which gives no gradients of gradients.
+
+Names in the kernels:
+
+    n              number of rows
+    C, PAD         channels of a row; the same, padded to a power of two
+    ROWS           rows of a tile
+    row            (ROWS,)      numbers of the rows of the tile
+    channel        (PAD,)       numbers of the channels
+    is_channel     (PAD,)       false for padding
+    is_inside      (ROWS, PAD)  false for padding and for rows beyond n
+    index          (ROWS, PAD)  positions of the numbers of the tile in memory
+    program_sums   the sums of each program, one row per program
+
+The last tile may have fewer than ROWS rows. So each load and store has a mask: a masked load gives
+0, and a masked store writes nothing. Without the mask a program would write beyond the tensor. An
+index has 64 bits (`.to(tl.int64)`), because a tensor may have more than 2^31 numbers.
+
+What must stay: the order of the sums, because another order changes the last bits of a training (no
+test notices). tests/parts/models/test_triton.py compares the results with float64. It needs no GPU,
+because Triton's interpreter runs the kernels on a CPU. Free to change: names, and how an index is
+computed.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from models.vrt.row_kernels.tiles import backward_programs, jit, tile, tl
+
+
+@jit
+def _normalized(x, C: tl.constexpr, is_inside, eps):
+    """Return u = (x - mean) factor, (ROWS, PAD), and factor = 1 / sqrt(var + eps), (ROWS,).
+
+    Mean and variance are over the channels of a row. x must be 0 for padding, so that padding adds
+    nothing to the mean.
+    """
+    # Padding would be -mean here, and would add to the variance. So it becomes 0.
+    centred = tl.where(is_inside, x - tl.sum(x, 1)[:, None] / C, 0.0)
+    factor = 1 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
+    return centred * factor[:, None], factor
+
+
+@jit(do_not_specialize=["n"])
+def _norm_forward(
+    x,  # input (n, C)
+    weight,  # input (C,), float32
+    bias,  # input (C,), float32
+    y,  # result (n, C), in the dtype of x
+    n,  # number of rows
+    eps,  # what is added to the variance
+    C: tl.constexpr,  # channels of a row
+    PAD: tl.constexpr,  # channels of a row with padding, a power of two
+    ROWS: tl.constexpr,  # rows of a tile
+):
+    """Write y = u weight + bias for one tile, where u are the normalized rows.
+
+    E.g. 96 channels: a tile has 32 rows, so program 1 computes the rows 32 ... 63.
+    """
+    # The rows and channels of this program's tile, and where their numbers are in memory.
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.arange(0, PAD)
+    is_channel = channel < C
+    is_inside = (row < n)[:, None] & is_channel[None, :]
+    index = row[:, None].to(tl.int64) * C + channel[None, :]
+
+    values = tl.load(x + index, mask=is_inside, other=0.0).to(tl.float32)
+    u, _ = _normalized(values, C, is_inside, eps)
+    w = tl.load(weight + channel, mask=is_channel, other=0.0)
+    b = tl.load(bias + channel, mask=is_channel, other=0.0)
+    result = u * w[None, :] + b[None, :]
+    tl.store(y + index, result.to(y.dtype.element_ty), mask=is_inside)
+
+
+@jit(do_not_specialize=["n"])
+def _norm_backward(
+    x,  # input of forward, (n, C)
+    weight,  # input of forward, (C,)
+    grad,  # the gradient of y, (n, C)
+    grad_x,  # result: dx, (n, C)
+    program_sums,  # result: the sums of each program, (programs, 2, C): dweight, then dbias
+    n,  # number of rows
+    eps,  # what is added to the variance
+    C: tl.constexpr,  # channels of a row
+    PAD: tl.constexpr,  # channels of a row with padding, a power of two
+    ROWS: tl.constexpr,  # rows of a tile
+):
+    """Write the gradients of x, and the sums of this program for the gradients of weight and bias.
+
+    With the normalized rows u, and factor = 1 / sqrt(var + eps) of each row:
+
+        g = grad weight
+        dx = (g - mean(g) - u mean(g u)) factor      the means are over the channels of a row
+        dweight = sum of grad u over the rows
+        dbias = sum of grad over the rows
+
+    Mean and variance of a row are computed a second time. This costs little, because the row is
+    read for the gradients anyway.
+
+    A program computes several tiles. E.g. 3 programs and tiles of 32 rows: program 1 has the rows
+    32 ... 63, 128 ... 159, 224 ... 255, and so on.
+    """
+    channel = tl.arange(0, PAD)
+    is_channel = channel < C
+    w = tl.load(weight + channel, mask=is_channel, other=0.0)[None, :]  # (1, PAD)
+    # The sums over the tiles of this program. At the end the ROWS rows of the sums are added.
+    grad_w = tl.zeros((ROWS, PAD), tl.float32)
+    grad_b = tl.zeros((ROWS, PAD), tl.float32)
+    # The first row of each tile of this program: tile p, then each P-th tile, of P programs.
+    for start in range(tl.program_id(0) * ROWS, n, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        is_inside = (row < n)[:, None] & is_channel[None, :]
+        index = row[:, None].to(tl.int64) * C + channel[None, :]
+        values = tl.load(x + index, mask=is_inside, other=0.0).to(tl.float32)
+        u, factor = _normalized(values, C, is_inside, eps)
+        g = tl.load(grad + index, mask=is_inside, other=0.0).to(tl.float32)
+        grad_w += g * u
+        grad_b += g
+
+        g *= w  # from here g is grad weight, as in the equations
+        mean_g = tl.sum(g, 1) / C
+        mean_gu = tl.sum(g * u, 1) / C
+        result = (g - mean_g[:, None] - u * mean_gu[:, None]) * factor[:, None]
+        tl.store(grad_x + index, result.to(grad_x.dtype.element_ty), mask=is_inside)
+    # Add the ROWS rows of the sums. Entry p of program_sums has 2 C numbers: dweight, then dbias.
+    sums_of_program = program_sums + tl.program_id(0) * 2 * C + channel
+    tl.store(sums_of_program, tl.sum(grad_w, 0), mask=is_channel)
+    tl.store(sums_of_program + C, tl.sum(grad_b, 0), mask=is_channel)
+
+
+class _LayerNorm(torch.autograd.Function):
+    """Launches the kernels of the layer norm. `layer_norm` calls it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """Return the layer norm of x (..., C) over the last axis, in the dtype of x."""
+        x = x.contiguous()  # the kernels find row r at r * C
+        y = torch.empty_like(x)
+        channels = x.shape[-1]
+        n = x.numel() // channels
+        shape = tile(channels)
+        tiles = math.ceil(n / shape["ROWS"])
+        # Triton's way to launch: kernel[(number of programs,)](arguments). Here each tile is a
+        # program.
+        _norm_forward[(tiles,)](x, weight, bias, y, n, eps, C=channels, **shape)
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias. grad: the gradient of the result."""
+        x, weight = ctx.saved_tensors
+        channels = x.shape[-1]
+        n = x.numel() // channels
+        shape = tile(channels)
+        grad = grad.contiguous()
+        grad_x = torch.empty_like(x)
+        # No more programs than tiles. Each program writes its sums to one row of program_sums.
+        tiles = math.ceil(n / shape["ROWS"])
+        programs = backward_programs(tiles)
+        program_sums = x.new_empty(programs, 2, channels, dtype=torch.float32)
+        _norm_backward[(programs,)](
+            x, weight, grad, grad_x, program_sums, n, ctx.eps, C=channels, **shape
+        )
+        grad_weight, grad_bias = program_sums.sum(0).unbind(0)
+        return grad_x, grad_weight, grad_bias, None
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Return the layer norm of x over its last axis. weight, bias: float32."""
+    return _LayerNorm.apply(x, weight, bias, eps)
