@@ -1,5 +1,15 @@
 """Improve the frames of another method by the solution of the equations of both cameras.
 
+This is `--method joint` of main_test_vrt.py: nothing is learned but what the other method has
+learned. The parts of `MotionRestorer` (restorer.py), which goes through the frames, are here
+
+    start      the other method, whose frames are the first estimates z_0
+    find       optical flow (flow.py)
+    improve    `blended_solution`: the solution z of the equations (joint/), blended with z_0
+
+What must stay: the options, because option files contain them, and the keys of `settings`, because
+an interrupted test continues only if its settings are equal.
+
 Tests: tests/stories/test_joint.py
 """
 
@@ -25,8 +35,7 @@ NAME = "joint"
 class JointOptions(Section):
     """The options of `--method joint`, e.g. `method.groups=8`.
 
-    The names are keys of option files, so they must stay. All options but `type` and `context` are
-    fields of `Solver`, with its defaults.
+    All options but `type` and `context` are fields of `Solver`, with its defaults.
     """
 
     type: Literal["joint"] = NAME  # chooses this section among the sections of all methods
@@ -97,7 +106,7 @@ class JointMethod:
         words = f"{NAME} ({', '.join(options)}), begun with {first}"
         return {"method": words, **protocol}
 
-    def restorer(self, device: torch.device) -> "MotionRestorer":
+    def restorer(self, device: torch.device) -> MotionRestorer:
         """Return the object that restores frames on a device. It finds motions by optical flow."""
         options = self.options
         solver = Solver(

@@ -1,5 +1,19 @@
 """Improve the frames of a network by its learned steps on the equations of both cameras.
 
+Weights with the fusion "motion" (models/fusion/fusion_motion.py) have these steps. The parts of
+`MotionRestorer` (restorer.py), which goes through the frames, are here
+
+    start      the network without the steps, whose frames are the first estimates z_0
+    find       what the weights say: optical flow, a network, or both (finder.py)
+    improve    `after_steps`: the learned steps, which begin at z_0
+
+A network may have two sets of learned steps, for good light and for few spikes. Both see the
+equations of joint/. "A pixel of median light" is a spike pixel: half of the spike pixels have less
+light.
+
+What must stay: the keys of `settings`, because an interrupted test continues only if its settings
+are equal. Another limit below needs no new training, because it only chooses between trained steps.
+
 Tests: tests/stories/test_motion_weights.py
 """
 
@@ -16,26 +30,6 @@ from data.motion.joint.equations import Equations, Solver
 from data.motion.restorer import AreaInputs, MotionRestorer
 from utils.contract import Method
 
-# A network may have two sets of learned steps: for good light, and for few spikes. The steps for
-# few spikes are used if a pixel of median light has fewer spikes than this in an exposure. The
-# limit is the middle between 6 spikes, below which they are better, and 14 spikes, above which they
-# may be worse. Measured on the clips coffee and walker: the gain of the steps for few spikes, minus
-# the gain of the steps for good light. The last two rows have the same light, but other cameras.
-#
-#     spikes      cameras      difference of the gains
-#     below 6     not ideal    +0.2 to +0.9 dB
-#     16 to 18    not ideal    0 to +0.1 dB
-#     above 14    ideal        down to -0.2 dB
-FEW_SPIKES = 10.0
-# Least area of a spike pixel, in RGB pixels. If spike pixels are smaller, the learned steps are not
-# used. No area between 1/4 and 1 was measured. The limit is below 1, so that spike pixels that are
-# as large as RGB pixels are not refused if the calibration is a little wrong.
-#
-#     area    learned steps
-#     4       as in their training
-#     1       gain as much as with 4
-#     1/4     lose 2.5 dB: the frame gets grain and another brightness
-LEAST_AREA = 0.6
 # A function that takes the learned steps: (z_0, equations) -> z. z_0 and z are (3, rows, W), of a
 # frame, or of the rows of a band.
 Steps = Callable[[Tensor, Equations], Tensor]
@@ -46,8 +40,19 @@ class LearnedParts:
     """The learned parts of a network on a device."""
 
     steps: Steps  # for good light
-    few_steps: Steps  # for few spikes, see `FEW_SPIKES`
+    few_steps: Steps  # for few spikes, below `FEW_SPIKES`
     find: Finder  # finds the motion within an exposure
+
+
+# The steps for few spikes are used if a pixel of median light has fewer spikes than this in an
+# exposure. Below 6 spikes they are better, and above 14 they may be worse than the steps for good
+# light (docs/benchmarks/quality_details.md, "Why two sets of steps").
+FEW_SPIKES = 10.0
+# Least area of a spike pixel, in RGB pixels. If spike pixels are smaller, the learned steps are not
+# used. With the area 1 they gain as much as in their training, with 1/4 they lose 2.5 dB ("What the
+# cameras change" there). The limit is below 1, so that spike pixels that are as large as RGB pixels
+# are not refused if the calibration is a little wrong.
+LEAST_AREA = 0.6
 
 
 class LearnedMotion:
@@ -95,11 +100,11 @@ class LearnedMotion:
             words += ", which a network helps to find"
         return {**self.start.protocol(), "motion": words}
 
-    def restorer(self, device: torch.device) -> "MotionRestorer":
+    def restorer(self, device: torch.device) -> MotionRestorer:
         """Return the object that restores frames on a device."""
         parts = self.parts(device)
 
-        def after_steps(z_0: Tensor, inputs: "AreaInputs") -> Tensor:
+        def after_steps(z_0: Tensor, inputs: AreaInputs) -> Tensor:
             """Return the frame after the learned steps for its light."""
             has_few_spikes = inputs.median_spikes < FEW_SPIKES
             steps = parts.few_steps if has_few_spikes else parts.steps

@@ -1,4 +1,23 @@
-"""Restore the frames of a clip one by one, along the motion that their spikes show.
+"""Restore the sharp frames of a clip, one by one, along the motion that their spikes show.
+
+Two methods use it: JointMethod (joint_method.py) and LearnedMotion (learned_method.py). They differ
+in what makes the first estimate, what finds the motion, and what improves the estimate:
+
+    start        makes the first estimate z_0, by a formula or a network
+    find         finds the motion within the exposure (finder.py)
+    bands_of     cuts a large frame into bands of rows, which are solved alone (bands.py)
+    Equations    sets up the equations of both cameras along this motion (joint/)
+    improve      turns z_0 into the sharp frame z, with the equations
+
+An exposure with too few spikes (`LEAST_SPIKES`), or with a saturated spike camera, keeps its first
+estimate. So does each pixel that stands still (stillness/).
+
+A frame has H x W RGB pixels, a plane (binary picture of the spike camera) h x w spike pixels. "A
+pixel of median light" is a spike pixel: half of the spike pixels have less light.
+
+What must stay: `MotionRestorer.frames` sets `used_motion` before it yields a frame, because the
+program calls `pictures()` after each frame, which draws this motion. All bands of a frame get the
+motion, the gain and the number of spikes of the whole frame, so that no border of a band shows.
 
 Tests: tests/stories/test_joint.py, tests/stories/test_motion_weights.py
 """
@@ -26,21 +45,6 @@ from data.motion.view import View
 from utils.contract import FramePicture, Tick
 from utils.dist import watchdog
 
-# Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
-# frame is the first estimate: the motion could not be found, and the learned steps would add
-# structures that are not there. Gain of the learned steps over the first estimate, measured on
-# clips of two videos, coffee and walker, which no training has seen:
-#
-#     spikes at full light    gain
-#     2.3 to 2.6              +1.4 to +1.9 dB
-#                             <- the limit, 1.2
-#     0.6 to 1.0              -0.6 to +0.2 dB
-#     0.3                     -3.5 to -1.6 dB
-LEAST_SPIKES = 1.2
-# The first estimate counts as this share of the work on a frame, about its share of the time. Only
-# the progress display depends on it: with another value, the display would move less evenly.
-FIRST_SHARE = 0.1
-
 
 @dataclass(frozen=True)
 class AreaInputs:
@@ -57,10 +61,9 @@ class AreaInputs:
     median_spikes: float  # spikes of a pixel of median light in the exposure of the whole frame
 
 
-# A function that improves a frame or a band: (z_0, all else that it may use) -> z. `MotionRestorer`
-# calls it. There are two: `blended_solution` below, and `after_steps`, which chooses between two
-# functions `Steps`.
-Improvement = Callable[[Tensor, "AreaInputs"], Tensor]
+# A function that improves a frame or a band: (z_0, all else that it may use) -> z. There are two:
+# `blended_solution` in joint_method.py, and `after_steps` in learned_method.py.
+Improvement = Callable[[Tensor, AreaInputs], Tensor]
 
 
 class Area(NamedTuple):
@@ -84,6 +87,16 @@ class WholeFrame(NamedTuple):
     # (H, W) in [0, 1]: 1 where a pixel moves for certain, 0 where it stands still. It is the weight
     # of the improved frame; the rest is the first estimate.
     moving_share: np.ndarray
+
+
+# The first estimate counts as this share of the work on a frame, about its share of the time. Only
+# the progress display depends on it: with another value, the display would move less evenly.
+FIRST_SHARE = 0.1
+# Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
+# frame is the first estimate: the motion could not be found, and the learned steps would add
+# structures that are not there. Above 2.3 they gain at least 1.4 dB, below 1.0 they lose up to
+# 3.5 dB (docs/benchmarks/quality_details.md, "Near darkness").
+LEAST_SPIKES = 1.2
 
 
 class MotionRestorer:
@@ -138,8 +151,6 @@ class MotionRestorer:
         reader: a data.clips.readers.DatasetClip. tick: called with the work done since the last
         call, in frames. For each frame its calls sum up to 1.
         """
-        # What holds for the whole clip: the gain of each spike pixel (h, w), whether the pixel can
-        # be trusted (h, w), and the bands into which frames are cut.
         clip = RecordedClip(reader, self.context)
         gain_of_clip, is_good = clip.gain()
         areas = self._areas_of(clip.view, is_good)
@@ -154,26 +165,14 @@ class MotionRestorer:
             # A frame may take long on a CPU: tell the watchdog that the process still works.
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
-            recording = clip.read(index).with_repaired_pixels(is_good)
-            recording = without_other_pictures(recording, clip.view, is_good)
-            # (H, W) in [0, 1]: 0 where the spikes change by noise alone.
-            by_change = share_by_change(recording, clip.view, is_good)
-            nothing_moves = not by_change.any()
-            if nothing_moves or self._keeps_first_estimate(recording, clip.view):
+            whole = self._whole_frame(clip, index, gain_of_clip, is_good)
+            if whole is None:
                 frame = z_0
                 self.used_motion = None
                 tick(1 - FIRST_SHARE)
             else:
-                # The motion is found on the whole frame, so it does not end at a border of a band.
-                # The gain differs from the gain of the clip if the RGB camera changed its exposure.
-                gain = clip.gain_in(recording, gain_of_clip, is_good)
-                motion = self.find(recording, clip.view, gain)
-                spikes = median_spikes(recording)
-                # A pixel moves if its motion is long enough, and if its spikes change.
-                moving_share = share_by_reach(motion, spikes) * by_change
-                whole = WholeFrame(recording, motion, gain, spikes, moving_share)
                 frame = self._improved_frame(z_0, whole, areas, tick)
-                self.used_motion = motion
+                self.used_motion = whole.motion
             yield frame.cpu()
 
     def _areas_of(self, view: View, is_good: np.ndarray) -> list[Area]:
@@ -187,6 +186,27 @@ class MotionRestorer:
             areas.append(Area(band, pixels, is_good=band.of_plane(is_good)))
         return areas
 
+    def _whole_frame(
+        self, clip: RecordedClip, index: int, gain_of_clip: np.ndarray, is_good: np.ndarray
+    ) -> WholeFrame | None:
+        """Read a frame, and find its motion. Return None if it keeps its first estimate.
+
+        gain_of_clip: (h, w). is_good: (h, w) bool, whether each spike pixel can be trusted.
+        """
+        recording = clip.read(index).with_repaired_pixels(is_good)
+        recording = without_other_pictures(recording, clip.view, is_good)
+        by_change = share_by_change(recording, clip.view, is_good)  # (H, W), 0 where nothing moves
+        nothing_moves = not by_change.any()
+        if nothing_moves or self._keeps_first_estimate(recording, clip.view):
+            return None
+        # The gain differs from the gain of the clip if the RGB camera changed its exposure.
+        gain = clip.gain_in(recording, gain_of_clip, is_good)
+        motion = self.find(recording, clip.view, gain)
+        spikes = median_spikes(recording)
+        # A pixel moves if its motion is long enough, and if its spikes change.
+        moving_share = share_by_reach(motion, spikes) * by_change
+        return WholeFrame(recording, motion, gain, spikes, moving_share)
+
     def _keeps_first_estimate(self, recording: Recording, view: View) -> bool:
         """Return whether the spikes do not help a frame, so that its first estimate stays."""
         has_small_pixels = view.pixel_area < self.least_area
@@ -196,14 +216,16 @@ class MotionRestorer:
     def _improved_frame(
         self, z_0: Tensor, whole: WholeFrame, areas: list[Area], tick: Tick
     ) -> Tensor:
-        """Return the improved frame (3, H, W). z_0: its first estimate, (3, H, W)."""
+        """Return the improved frame (3, H, W), and z_0 where nothing moves.
+
+        z_0: the first estimate of the frame, (3, H, W).
+        """
         improved = []  # (3, rows, W) of each area
         for area in areas:
             improved.append(self._improved_rows(z_0, whole, area))
             watchdog.go_on()
             tick((1 - FIRST_SHARE) / len(areas))
         frame = join_pictures(improved, [area.band for area in areas])
-        # Keep the first estimate where nothing moves.
         moving_share = torch.from_numpy(whole.moving_share).to(self.device)  # (H, W)
         return z_0 + moving_share * (frame - z_0)
 
@@ -224,7 +246,5 @@ class MotionRestorer:
             solver=self.solver,
             device=self.device,
         )
-        # The median of the whole frame, and not of the band, decides which learned steps are taken:
-        # so all bands of a frame get the same steps.
         inputs = AreaInputs(recording, equations, gain, whole.median_spikes)
         return self.improve(z_0_of_band, inputs)
