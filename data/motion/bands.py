@@ -19,7 +19,7 @@ The equations treat a band as a small frame: its rows, and the spike pixels that
 Light that moves across the border of a band is missing near this border. So the rows near the
 border of a band are taken from the neighbouring band alone.
 
-data/motion/method.py calls it. The motion is found on the whole frame, before it is divided. The
+data/motion/restorer.py calls it. The motion is found on the whole frame, before it is divided. The
 spike camera has planes of h x w pixels, and the frame has H x W RGB pixels.
 
 What must stay: a frame of at most `MOST_PIXELS` pixels is one band, so its results do not depend on

@@ -32,14 +32,14 @@ import numpy as np
 
 from data.motion.curves import curves_of
 from data.motion.exposure import Recording
-from data.motion.light import DIM_SPIKES, FEW_SPIKES, median_spikes
+from data.motion.light import DIM_SPIKES, NOISY_SPIKES, median_spikes
 from data.motion.shifts import INSTANTS, Motion, motion_times, values_at_shifts
 from data.motion.spike_pictures import pictures_at
 from data.motion.view import View
 
-# If spikes are few, noise misleads the shifts there and back alike, so their difference says too
-# little. So all expected errors are multiplied by this factor.
-FACTOR_IF_FEW = 2.5
+# If pictures are noisy, the noise misleads the shifts there and back alike, so their difference
+# says too little. So all expected errors are multiplied by this factor.
+FACTOR_IF_NOISY = 2.5
 
 
 def motion_of(
@@ -55,13 +55,13 @@ def motion_of(
     search_times = motion_times(recording)
     spikes = median_spikes(recording)
     is_dim = spikes < DIM_SPIKES
-    has_few_spikes = spikes < FEW_SPIKES
+    is_noisy = spikes < NOISY_SPIKES
     all_times = [0.0, *search_times]
     pictures = pictures_at(recording, view, gain, all_times, spikes)
     picture_at = dict(zip(all_times, pictures, strict=True))  # time -> (H, W) uint8
     times = sorted(picture_at)
-    exact_dis = _make_dis(has_few_spikes)
-    quick_dis = exact_dis if is_dim else _make_quick_dis(has_few_spikes)
+    exact_dis = _make_dis(is_noisy)
+    quick_dis = exact_dis if is_dim else _make_quick_dis(is_noisy)
 
     shifts_at = _first_search(quick_dis, picture_at, search_times, start_motion)
     shifts = np.stack([shifts_at[time] for time in times])
@@ -69,8 +69,8 @@ def motion_of(
 
     pictures = [picture_at[time] for time in times]
     shifts, errors = _second_search(exact_dis, quick_dis, pictures, times, curves)
-    if has_few_spikes:
-        errors *= FACTOR_IF_FEW
+    if is_noisy:
+        errors *= FACTOR_IF_NOISY
     curves = curves_of(times, shifts, errors, with_shake=not is_dim)
     return Motion(np.array(times), curves, errors)
 
@@ -159,17 +159,17 @@ def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
 
 # ---- DIS of OpenCV -----------------------------------------------------------------------------
 
-# If spikes are few, DIS compares squares of the side PATCH, and their distance is STRIDE, in
+# If pictures are noisy, DIS compares squares of the side PATCH, and their distance is STRIDE, in
 # pixels. The defaults of DIS are 8 and 3. Small squares find small things that move by themselves,
-# but with few spikes they follow the noise.
+# but in noisy pictures they follow the noise.
 PATCH = 16
 STRIDE = 4
 
 
-def _make_dis(has_few_spikes: bool) -> cv2.DISOpticalFlow:
-    """Make the optical flow DIS. With few spikes, it compares larger squares."""
+def _make_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
+    """Make the optical flow DIS. For noisy pictures, it compares larger squares."""
     dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
-    if has_few_spikes:
+    if is_noisy:
         dis.setPatchSize(PATCH)
         dis.setPatchStride(STRIDE)
     return dis
@@ -183,9 +183,9 @@ QUICK_STRIDE_MORE = 1
 QUICK_REFINEMENT = 2
 
 
-def _make_quick_dis(has_few_spikes: bool) -> cv2.DISOpticalFlow:
+def _make_quick_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
     """Make the optical flow DIS, faster and less exact than from `_make_dis`."""
-    dis = _make_dis(has_few_spikes)
+    dis = _make_dis(is_noisy)
     dis.setPatchStride(dis.getPatchStride() + QUICK_STRIDE_MORE)
     dis.setVariationalRefinementIterations(QUICK_REFINEMENT)
     return dis

@@ -5,14 +5,20 @@
     spikes_at_full_light    spikes that a pixel would have at full light (light 1), in the exposure
     is_saturated            whether there is more light than the spike camera can count
 
-The callers choose by these numbers: in dim light the motion is searched in another way, and the
-frame of an exposure with too few spikes is not improved. "A pixel of median light" is a spike
-pixel: half of the spike pixels have less light. Its spikes decide how noisy the motion is, and
-`spikes_at_full_light` decides whether there are enough spikes at all: a dark scene may have a
-median of 0 spikes, although its few bright things are seen well.
+"A pixel of median light" is a spike pixel: half of the spike pixels have less light. Its spikes n
+decide how a frame is improved:
 
-What must stay: `DIM_SPIKES` and `FEW_SPIKES`. The weights of the fusion "motion" were trained with
-the motions that follow from both limits, so they would fit a little worse with another limit.
+    n below    limit                              then
+    18         NOISY_SPIKES, here                 pictures for optical flow are read in another way
+    10         FEW_SPIKES, learned_method.py      the learned steps for few spikes are used
+    9          CURVE_BELOW, stillness/shares.py   a curve through the shifts tells still pixels
+    5          DIM_SPIKES, here                   the motion is searched in another way
+
+But a dark scene may have n = 0, although its few bright things are seen well. So
+`spikes_at_full_light` decides whether a frame is improved at all (restorer.py).
+
+What must stay: `DIM_SPIKES` and `NOISY_SPIKES`. The weights of the fusion "motion" were trained
+with the motions that follow from both, so they would fit a little worse with other limits.
 
 Tests: tests/parts/data/test_finder.py (dim light), tests/stories/test_motion_weights.py (few
 spikes, saturated cameras)
@@ -28,12 +34,12 @@ from data.spike.pictures import LUMA, to_linear
 # the curves have no shake (curves.py), the network is asked, too (finder.py has what was measured),
 # and joint/groups.py makes fewer groups of planes.
 DIM_SPIKES = 5.0
-# Spikes are few if a pixel of median light has fewer spikes than this in an exposure: fewer than
-# two in a ninth of the exposure. Then DIS compares larger squares and expects larger errors
-# (flow.py), and each picture is read from its own planes alone (spike_pictures.py). test_flow.py
-# passes with 0, too, so measure another value (docs/benchmarks/quality_details.md, "Its
-# constants").
-FEW_SPIKES = 18.0
+# The pictures for optical flow are noisy if a pixel of median light has fewer spikes than this in
+# an exposure: fewer than two in a ninth of it. Then DIS compares larger squares, larger errors are
+# expected (flow.py), and each picture is read from its own planes alone (spike_pictures.py).
+# test_flow.py passes with 0, too, so measure another value (docs/benchmarks/quality_details.md,
+# "Its constants").
+NOISY_SPIKES = 18.0
 
 
 def median_spikes(recording: Recording) -> float:

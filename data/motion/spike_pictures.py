@@ -26,7 +26,7 @@ import cv2
 import numpy as np
 
 from data.motion.exposure import Recording
-from data.motion.light import FEW_SPIKES
+from data.motion.light import NOISY_SPIKES
 from data.motion.view import View
 from data.spike.light import window_light
 from data.spike.pictures import to_display, to_uint8
@@ -90,8 +90,8 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
 
     times, spikes: as in `pictures_at`.
     """
-    has_few_spikes = spikes < FEW_SPIKES
-    short_rates = _rates_of_windows(recording, times, LEAST_PICTURE, has_few_spikes)  # (K, h, w)
+    is_noisy = spikes < NOISY_SPIKES
+    short_rates = _rates_of_windows(recording, times, LEAST_PICTURE, is_noisy)  # (K, h, w)
 
     # A pixel of median light or less has the longest window. E.g. 30 spikes in the exposure:
     # 3 / 30 = 0.1 is less than LEAST_PICTURE, so all pixels have the shortest window.
@@ -105,7 +105,7 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
     share = np.clip(needed_share, LEAST_PICTURE, longest_share)
     weight_of_long = np.log(share / LEAST_PICTURE) / np.log(longest_share / LEAST_PICTURE)
     weight_of_long = weight_of_long.astype(np.float32)  # (h, w)
-    long_rates = _rates_of_windows(recording, times, longest_share, has_few_spikes)
+    long_rates = _rates_of_windows(recording, times, longest_share, is_noisy)
     return list((1 - weight_of_long) * short_rates + weight_of_long * long_rates)
 
 
@@ -128,7 +128,7 @@ def _most_spikes(short_rates: np.ndarray, planes: int) -> np.ndarray:
 
 
 def _rates_of_windows(
-    recording: Recording, times: list[float], share: float, has_few_spikes: bool
+    recording: Recording, times: list[float], share: float, is_noisy: bool
 ) -> np.ndarray:
     """Return the spikes per plane in a window around each time, (K, h, w) float32.
 
@@ -136,7 +136,7 @@ def _rates_of_windows(
     """
     planes = share * recording.length
     windows = [recording.window(recording.sharp + time, planes) for time in times]
-    if not has_few_spikes:
+    if not is_noisy:
         return recording.spike_rates(windows)
     # With few spikes, an interval between two spikes reaches into several windows. All of these
     # windows would show the same light, so nothing would seem to move. So each window is read as if
