@@ -87,36 +87,41 @@ class ScaledGrid:
     def window(self, crop: Crop) -> ScaledWindow:
         """Return the window of a crop of the frame. It reads the crop and a border of one pixel.
 
-        Interpolation at the edge of the crop needs one spike pixel beyond it. Without the border,
-        test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives fails.
+        A plane that is stretched to another ratio of height to width is read as a whole.
         """
-        height = self._geometry.height
-        width = self._geometry.width
         if self._is_stretched:
-            whole_plane = Crop(0, 0, height, width)
+            whole_plane = Crop(0, 0, self._geometry.height, self._geometry.width)
             size_of_frame = (self.region.height, self.region.width)
             return ScaledWindow(whole_plane, size_of_frame, crop.slices, self._interpolation)
 
-        # The spike pixels top ... bottom - 1 and left ... right - 1: the crop with a border of one
-        # pixel, but not outside of the plane. E.g. with 2 RGB pixels per spike pixel, the RGB rows
-        # 10 ... 19 are the spike rows 5 ... 9, so the spike rows 4 ... 10 are read.
         ratio = self.step
-        top = max(crop.top // ratio - 1, 0)
-        left = max(crop.left // ratio - 1, 0)
-        bottom = min((crop.top + crop.height) // ratio + 1, height)
-        right = min((crop.left + crop.width) // ratio + 1, width)
-        spike_crop = Crop(top, left, height=bottom - top, width=right - left)
-
-        # The crop of the frame, counted from the corner of `spike_crop` in RGB pixels. In the
-        # example, spike row 4 is RGB row 8, so the RGB row 10 is row 2.
+        spike_crop = self._with_border(crop)
+        # The crop of the frame, counted from the corner of `spike_crop` in RGB pixels. E.g. with 2
+        # RGB pixels per spike pixel, `spike_crop` begins with spike row 4, which is RGB row 8. So
+        # the RGB row 10 is row 2.
         inner = Crop(
-            top=crop.top - top * ratio,
-            left=crop.left - left * ratio,
+            top=crop.top - spike_crop.top * ratio,
+            left=crop.left - spike_crop.left * ratio,
             height=crop.height,
             width=crop.width,
         )
         enlarged_size = (spike_crop.height * ratio, spike_crop.width * ratio)
         return ScaledWindow(spike_crop, enlarged_size, inner.slices, self._interpolation)
+
+    def _with_border(self, crop: Crop) -> Crop:
+        """Return the spike pixels of a crop of the frame, with a border of one spike pixel.
+
+        Interpolation at the edge of the crop needs one spike pixel beyond it. There is no border
+        outside of the plane. E.g. with 2 RGB pixels per spike pixel, the RGB rows 10 ... 19 are the
+        spike rows 5 ... 9, so the result has the spike rows 4 ... 10. Without the border,
+        test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives fails.
+        """
+        ratio = self.step
+        top = max(crop.top // ratio - 1, 0)
+        left = max(crop.left // ratio - 1, 0)
+        bottom = min((crop.top + crop.height) // ratio + 1, self._geometry.height)
+        right = min((crop.left + crop.width) // ratio + 1, self._geometry.width)
+        return Crop(top, left, height=bottom - top, width=right - left)
 
 
 def _refuse_frame_of_no_multiple(geometry: SpikeGeometry, size: tuple[int, int]) -> None:

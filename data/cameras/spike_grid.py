@@ -4,7 +4,8 @@ A spike plane and an RGB frame have different sizes, and with two cameras also d
 grid is for whole frames, and a window for one crop of them:
 
     ScaledGrid, ScaledWindow           both cameras have the same view (scaled_grid.py)
-    CalibratedGrid, CalibratedWindow   the spike camera has a view of its own (calibrated_grid.py)
+    CalibratedGrid, CalibratedWindow   the spike camera has a view of its own
+                                       (calibrated_grid.py, calibrated_window.py)
 
 A sample uses them in three steps (data/cameras/spike_source.py):
 
@@ -25,7 +26,8 @@ and `brightness`.
 
 import logging
 
-from data.cameras.calibrated_grid import CalibratedGrid, CalibratedWindow
+from data.cameras.calibrated_grid import CalibratedGrid
+from data.cameras.calibrated_window import CalibratedWindow
 from data.cameras.scaled_grid import ScaledGrid, ScaledWindow
 from utils.dist.state import RUN
 from utils.errors import DataError

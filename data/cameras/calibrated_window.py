@@ -1,0 +1,165 @@
+"""Interpolate spike channels onto the RGB pixels of a crop, for a spike camera with its own view.
+
+An RGB pixel shows a point of the spike plane. Its value is interpolated bilinearly between the four
+spike pixels around the point. E.g. the point x = 2.25, y = 1 lies a quarter of the way from column 2
+to column 3, on row 1:
+
+    value = 0.75 * pixel (row 1, column 2) + 0.25 * pixel (row 1, column 3)
+
+If spike pixels are smaller than RGB pixels, an RGB pixel is the mean of n x n such points.
+data/cameras/calibrated_grid.py decides where the points lie, and what n is.
+
+What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
+frame, because networks are trained on crops. So each weight is computed alone, and sums have a
+fixed order. test_a_crop_is_bit_for_bit_the_crop_of_the_whole (tests/parts/data/test_spike_grid.py)
+tries some crops.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from data.spike.geometry import Crop
+
+# ---- From points to spike pixels ----------------------------------------------------------------
+
+
+class Neighbours(NamedTuple):
+    """The spike pixels around one point of each RGB pixel, and their weights.
+
+    Each field is (n, H W): n is 4 for bilinear interpolation and 1 for the nearest pixel, and H W
+    is the number of RGB pixels of the crop.
+    """
+
+    rows: np.ndarray  # row of each spike pixel in the plane
+    columns: np.ndarray  # column of each spike pixel in the plane
+    weights: np.ndarray  # the n weights of an RGB pixel add up to 1
+
+
+def neighbours_of(
+    x: np.ndarray, y: np.ndarray, plane: tuple[int, int], nearest: bool
+) -> Neighbours:
+    """Return the spike pixels around points of the spike plane.
+
+    x, y: column and row of each point, (H W,), with one point for each RGB pixel of a crop.
+    plane: size (h, w) of the spike plane. nearest: whether to take only the nearest spike pixel.
+    """
+    height, width = plane
+    # Outside of the plane, the pixel at its edge is repeated.
+    x = np.clip(x, 0, width - 1)
+    y = np.clip(y, 0, height - 1)
+    if nearest:
+        # Rounded, and half a pixel is rounded up.
+        row = np.floor(y + 0.5).astype(np.int64)
+        column = np.floor(x + 0.5).astype(np.int64)
+        return Neighbours(row[None], column[None], np.ones((1, len(x)), np.float32))
+
+    # The four pixels are (row, column), its right neighbour, the pixel below, and the right
+    # neighbour of the pixel below. `right` and `below` are the distances of the point from
+    # (row, column), 0 to 1. Each point is computed alone, so that a pixel has the same weights, bit
+    # for bit, in every crop.
+    row = y.astype(np.int64)  # cuts off the fraction
+    column = x.astype(np.int64)
+    right = x - column
+    below = y - row
+    # A point on the last row has `below` = 0, because of the clip above, and no next row. So at
+    # distance 0 the row itself stands for the next row, with the weight 0. Columns alike.
+    next_row = row + (below > 0)
+    next_column = column + (right > 0)
+    weights = (
+        (1 - below) * (1 - right),
+        (1 - below) * right,
+        below * (1 - right),
+        below * right,
+    )
+    return Neighbours(
+        rows=np.stack((row, row, next_row, next_row)),
+        columns=np.stack((column, next_column, column, next_column)),
+        weights=np.stack(weights).astype(np.float32),
+    )
+
+
+# ---- From spike pixels to RGB pixels ------------------------------------------------------------
+
+
+class Sample(NamedTuple):
+    """`Neighbours`, with one number for each spike pixel instead of its row and column."""
+
+    # (n, H W), numbers of the spike pixels in the crop of the spike plane: row * width + column.
+    places: np.ndarray
+    weights: np.ndarray  # (n, H W), as in `Neighbours`
+
+
+@dataclass(frozen=True)
+class CalibratedWindow:
+    """One crop of the frame on a `CalibratedGrid`. RGB pixels are means of spike pixels."""
+
+    crop: Crop  # the spike pixels to read
+    # One or more points in each RGB pixel, with the spike pixels around each point.
+    samples: tuple[Sample, ...]
+    covered: np.ndarray  # (H, W) bool, the RGB pixels that the spike camera sees
+
+    def to_rgb(self, channels: np.ndarray) -> np.ndarray:
+        """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid.
+
+        What must stay: the order of the sums. The products of spike pixel and weight are added one
+        by one, because a matrix product may add in another order for another crop, and the same RGB
+        pixel would get other last bits. test_a_crop_is_bit_for_bit_the_crop_of_the_whole compares.
+        """
+        count = len(channels)
+        pixels = channels.reshape(count, self.crop.height * self.crop.width)  # (S, h w)
+        out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
+        for sample in self.samples:
+            # A sample has four spike pixels, or one, for each RGB pixel. Take the first of every
+            # RGB pixel with its weight, then the second, ...: (H W,) each.
+            for place, weight in zip(sample.places, sample.weights, strict=True):
+                for channel, out_channel in zip(pixels, out, strict=True):
+                    # `out_channel` is a view, so this changes `out`.
+                    out_channel += channel[place] * weight
+        # The mean over the points of an RGB pixel.
+        if len(self.samples) > 1:
+            out /= np.float32(len(self.samples))
+        return out.reshape(count, *self.covered.shape)  # (S, H, W)
+
+    def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the mean firing rate and the mean colour (3,) of what both cameras see.
+
+        stream: spikes (T, h, w) of `crop`. image: (H, W, 3), the crop of the frame.
+        If the spike camera sees nothing of the crop, the means are over the whole crop.
+        """
+        is_seen = self.covered  # (H, W)
+        if not is_seen.any():
+            is_seen = np.ones_like(is_seen)
+        rate_of_spike_pixels = stream.mean(axis=0, dtype=np.float32)  # (h, w)
+        rate = self.to_rgb(rate_of_spike_pixels[None])[0]  # (H, W)
+        mean_rate = float(rate[is_seen].mean(dtype=np.float64))
+        mean_colour = image[is_seen].mean(axis=0)
+        return mean_rate, mean_colour
+
+
+def window_of(points: list[Neighbours], covered: np.ndarray) -> CalibratedWindow:
+    """Return the window of a crop.
+
+    points: the spike pixels around each of the n x n points of an RGB pixel.
+    covered: (H, W) bool, the RGB pixels that the spike camera sees.
+    """
+    spike_crop = _rectangle_of(points)
+    samples = []
+    for point in points:
+        # Spike pixels are numbered row by row within their crop. In a crop of 10 columns, row 2 and
+        # column 3 have the number 23.
+        row_in_crop = point.rows - spike_crop.top
+        column_in_crop = point.columns - spike_crop.left
+        places = row_in_crop * spike_crop.width + column_in_crop  # (4, H W)
+        samples.append(Sample(places, point.weights))
+    return CalibratedWindow(spike_crop, tuple(samples), covered)
+
+
+def _rectangle_of(points: list[Neighbours]) -> Crop:
+    """Return the smallest rectangle of the spike plane that contains all these spike pixels."""
+    top = min(int(point.rows.min()) for point in points)
+    left = min(int(point.columns.min()) for point in points)
+    last_row = max(int(point.rows.max()) for point in points)
+    last_column = max(int(point.columns.max()) for point in points)
+    return Crop(top, left, height=last_row - top + 1, width=last_column - left + 1)

@@ -1,0 +1,92 @@
+"""Find the region of the frame from which crops for training are drawn: both cameras see all of it.
+
+A spike camera with a view of its own may see only a part of the frame. The region is a rectangle:
+the one of the calibration file, or the largest one that the spike camera sees.
+
+Tests: tests/parts/data/test_spike_grid.py
+"""
+
+import numpy as np
+
+from data.cameras.calibration import Calibration
+from data.spike.geometry import Crop
+from utils.errors import DataError
+
+
+def usable_region(calibration: Calibration, covered: np.ndarray, path: str) -> Crop:
+    """Return the region of the calibration. If the file has none, return the largest region.
+
+    covered: (H, W) bool, the pixels of the whole frame that the spike camera sees.
+    path: file of the calibration, for messages.
+    Raises DataError if the spike camera sees nothing of the frame, or not all of the region.
+    """
+    largest = largest_rectangle(covered)
+    if largest is None:
+        raise DataError(
+            what="the calibration maps all spike pixels outside of the frame",
+            where=f"{path}, matrix",
+            expected="cameras with a common view",
+            do="calibrate again",
+        )
+    region = largest
+    if calibration.region:
+        top, left, height, width = calibration.region
+        region = Crop(top, left, height, width)
+    if not _is_covered(region, covered):
+        raise DataError(
+            what=f"the spike camera does not see all of the region {calibration.region}",
+            where=f"{path}, region",
+            expected=f"within {largest.as_list()}",
+            do="correct it, or set it to null",
+        )
+    return region
+
+
+def _is_covered(region: Crop, covered: np.ndarray) -> bool:
+    """Return whether a region lies in the frame and the spike camera sees all of it.
+
+    covered: (H, W) bool of the whole frame.
+    """
+    if region.top < 0 or region.left < 0 or region.height < 1 or region.width < 1:
+        return False
+    height, width = covered.shape
+    if region.bottom > height or region.right > width:
+        return False
+    return bool(covered[region.slices].all())
+
+
+def largest_rectangle(covered: np.ndarray) -> Crop | None:
+    """Return the largest rectangle of true pixels in a convex area. None if no pixel is true.
+
+    covered: (H, W) bool. The true pixels are a convex area, as the view of a camera is: a column
+    that is true in two rows is true in all rows between them.
+
+    All pairs of rows (i, j) are tried. Because of the convex area, the widest rectangle from row i
+    to row j has exactly the columns that are true in both rows.
+    """
+    rows = np.flatnonzero(covered.any(axis=1))  # (n,), the rows with true pixels
+    if not len(rows):
+        return None
+    # The true pixels of row i are first[i] ... after[i] - 1. argmax finds the first true pixel. In
+    # the mirrored row, the first true pixel is the last one of the row.
+    first = covered[rows].argmax(axis=1)  # (n,)
+    mirrored = covered[rows, ::-1]
+    after = covered.shape[1] - mirrored.argmax(axis=1)  # (n,)
+
+    # The rectangles of all pairs. Each array is (n, n): element (i, j) is for the rows i to j.
+    left = np.maximum(first[:, None], first[None])
+    right = np.minimum(after[:, None], after[None])
+    widths = np.maximum(right - left, 0)
+    heights = rows[None] - rows[:, None] + 1  # below 1 if row j lies above row i
+    areas = np.where(heights > 0, widths * heights, 0)
+
+    # argmax counts the elements row by row. unravel_index turns the number into (i, j).
+    i, j = np.unravel_index(areas.argmax(), areas.shape)
+    if not areas[i, j]:
+        return None
+    return Crop(
+        top=int(rows[i]),
+        left=int(left[i, j]),
+        height=int(heights[i, j]),
+        width=int(widths[i, j]),
+    )
