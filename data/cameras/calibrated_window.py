@@ -1,8 +1,8 @@
 """Interpolate spike channels onto the RGB pixels of a crop, for a spike camera with its own view.
 
 An RGB pixel shows a point of the spike plane. Its value is interpolated bilinearly between the four
-spike pixels around the point. E.g. the point x = 2.25, y = 1 lies a quarter of the way from column 2
-to column 3, on row 1:
+spike pixels around the point. E.g. the point x = 2.25, y = 1 lies a quarter of the way from column
+2 to column 3, on row 1:
 
     value = 0.75 * pixel (row 1, column 2) + 0.25 * pixel (row 1, column 3)
 

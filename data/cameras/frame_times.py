@@ -75,33 +75,18 @@ class FrameTimes:
     @cached_property
     def is_even(self) -> bool:
         """Whether the frames follow one another at equal distances and no frame is missing."""
-        if self.gaps:
-            return False
-        if len(self) < 2:
-            return True
-        # Containers round each time to a tick of their clock, so times may be off by a tick.
-        tick = _tick(self.starts)
-        period = (self.starts[-1] - self.starts[0]) / (len(self) - 1)
-        steps = steps_between(self.starts)
-        # If the times are numbers of frames (0, 1, 2), the tick is 1, a whole frame. An error of a
-        # frame is no rounding, so at most half a period is allowed.
-        allowed_difference = min(tick, period / 2)
-        if max(steps) - min(steps) > allowed_difference:
-            return False
-        # Small errors in one direction add up. So compare the time of each frame with its time at
-        # equal distances.
-        for frame, start in enumerate(self.starts):
-            time_at_equal_distances = self.starts[0] + frame * period
-            if abs(start - time_at_equal_distances) > tick:
-                return False
-        return True
+        return not self.gaps and _are_even(self.starts)
 
     def plane_ranges(self, first: int, count: int) -> list[tuple[int, int]]:
         """Distribute planes among the frames.
 
         first, count: the planes first ... first + count - 1 were recorded from `begin` to `end`.
+
         Returns (first plane, plane after the last) for each frame. Frames at equal distances get
         equal numbers of planes, up to rounding: 10 planes for 3 frames are (0, 3), (3, 6), (6, 10).
+        Other frames get the planes of their times, where time t is the plane
+
+            first + (t - begin) count / (end - begin),  rounded down
         """
         if self.is_even:
             frames = len(self)
@@ -168,6 +153,28 @@ class FrameTimes:
         return "; ".join(parts)
 
 
+def _are_even(starts: Sequence[Fraction]) -> bool:
+    """Return whether times have equal distances, up to the rounding of a clock."""
+    if len(starts) < 2:
+        return True
+    # Containers round each time to a tick of their clock, so times may be off by a tick.
+    tick = _tick(starts)
+    period = (starts[-1] - starts[0]) / (len(starts) - 1)
+    steps = steps_between(starts)
+    # If the times are numbers of frames (0, 1, 2), the tick is 1, a whole frame. An error of a
+    # frame is no rounding, so at most half a period is allowed.
+    allowed_difference = min(tick, period / 2)
+    if max(steps) - min(steps) > allowed_difference:
+        return False
+    # Small errors in one direction add up. So compare the time of each frame with its time at equal
+    # distances.
+    for frame, start in enumerate(starts):
+        time_at_equal_distances = starts[0] + frame * period
+        if abs(start - time_at_equal_distances) > tick:
+            return False
+    return True
+
+
 def _tick(starts: Sequence[Fraction]) -> Fraction:
     """Return the tick of a clock: the largest 1 / n that divides every time without a rest.
 
@@ -185,6 +192,9 @@ def even_times(count: int, doubt: str = "") -> FrameTimes:
     return FrameTimes(
         starts, ends, begin=Fraction(0), end=Fraction(count), step=Fraction(1), doubt=doubt
     )
+
+
+# ---- Films --------------------------------------------------------------------------------------
 
 
 def times_of_film(
@@ -244,6 +254,9 @@ def _ends_in_film(
     length_before = ends[-1] - starts[-2]
     ends.append(starts[-1] + length_before)
     return tuple(ends)
+
+
+# ---- Distances between frames -------------------------------------------------------------------
 
 
 def usual_step(starts: Sequence[Fraction]) -> Fraction:

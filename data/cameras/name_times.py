@@ -56,6 +56,8 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
     return FrameTimes(numbers, ends, numbers[0], ends[-1], step, gaps=gaps)
 
 
+# ---- Numbers in names ---------------------------------------------------------------------------
+
 # Three forms of the names of frames, without suffix.
 # A number with a point: "432.133333".
 _DECIMAL = re.compile(r"\d+\.\d+", re.ASCII)
@@ -110,6 +112,11 @@ def _have_doubtful_order(stems: Sequence[str]) -> bool:
     values = [Fraction(number) for number in numbers]
     return are_values(numbers) and values != sorted(values)
 
+
+# ---- Ends and gaps ------------------------------------------------------------------------------
+#
+# E.g. the names 1, 2, 4 have the distances 1, 2 and the usual distance 1. The frames end at 2, 3,
+# 5, and frame 3 is missing.
 
 # If two neighbours are further apart than this many usual distances, a frame is missing between
 # them. Clocks of cameras are off by less than half a distance.
