@@ -40,7 +40,7 @@ import numpy as np
 
 from data.cameras.calibration import Calibration
 from data.cameras.rgb_camera import RgbCamera
-from data.cameras.rig_values import LOGARITHMIC, NAMED, RANGES
+from data.cameras.rig_values import NAMED, drawn_values, numbers_of_changes
 from data.cameras.spike_view import Size, are_centres, delayed_views, places_of_points
 from data.spike.pictures import LUMA, to_display
 from data.spike.simulate import IntegrateAndFire
@@ -112,13 +112,7 @@ class Rig(RgbCamera):
                 rig = cls.random(rng)
             else:
                 rig = cls(seed=int(rng.integers(2**31)), **NAMED[name])
-            values: dict[str, Any] = asdict(rig)
-            for change in changes:
-                key, _, value = change.partition("=")
-                number = float(value)
-                # A whole number becomes an integer, because jpeg and seed need one.
-                values[key] = int(number) if number.is_integer() else number
-            return cls(**values)
+            return cls(**(asdict(rig) | numbers_of_changes(changes)))
         except (KeyError, TypeError, ValueError) as e:
             raise OptionError(
                 what=f"--rig is {text}: {e}",
@@ -130,27 +124,8 @@ class Rig(RgbCamera):
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> "Rig":
-        """Draw the fields in RANGES, in its order. The other fields keep their defaults.
-
-        `rolling` becomes smaller than its draw if the exposures of all rows would not fit into the
-        frame interval. The seed is drawn at the end.
-        """
-        values: dict[str, Any] = {}
-        for name, (low, high) in RANGES.items():
-            if name in LOGARITHMIC:
-                value = np.exp(rng.uniform(np.log(low), np.log(high)))
-            else:
-                value = rng.uniform(low, high)
-            # Rounded, so that dataset.json shows short numbers. `mix` has three values.
-            if name == "mix":
-                values[name] = tuple(value.round(4).tolist())
-            else:
-                values[name] = round(float(value), 4)
-        # All rows end within the frame interval:
-        #     exposure * (1 + rolling) <= 1,  so  rolling <= 1 / exposure - 1
-        most_rolling = 1 / values["exposure"] - 1
-        values["rolling"] = min(values["rolling"], most_rolling)
-        values["jpeg"] = round(values["jpeg"])  # OpenCV needs a whole number
+        """Draw the fields in RANGES. The other fields keep their defaults."""
+        values = drawn_values(rng)
         # The seed of the rig's noise is drawn last. If it were drawn first, the other values would
         # be other draws, and existing data sets could not be made again.
         return cls(**values, seed=int(rng.integers(2**31)))
@@ -189,7 +164,7 @@ class Rig(RgbCamera):
         A pixel of the sensor integrates the mean over its area: the mean of n x n points. Beyond
         its edges the picture is mirrored.
         """
-        # All lights have the size of the first one, and share the places of the points.
+        # All lights have the size of the first one. So the places of the points are found once.
         lights = iter(lights)
         first = next(lights, None)
         if first is None:

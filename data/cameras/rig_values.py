@@ -1,7 +1,7 @@
 """Name the values of rigs (pairs of simulated cameras): test conditions, and ranges of random rigs.
 
     NAMED     the flag --rig takes a name, e.g. "dim" -> fields of `Rig`
-    RANGES    `Rig.random` draws each field between two values
+    RANGES    the rig "random" has each field drawn between two values (`drawn_values`)
 
 The fields and their units are explained in data/cameras/rig.py and data/cameras/rgb_camera.py.
 
@@ -12,6 +12,8 @@ order.
 """
 
 from typing import Any
+
+import numpy as np
 
 # Two plausible cameras with small flaws. The firing rate and its jitter are missing here, because
 # "rig" and "dim" below differ in them.
@@ -59,7 +61,7 @@ NAMED: dict[str, dict[str, Any]] = {
     },
 }
 
-# The values that `Rig.random` draws: field -> (lowest, highest). The ranges are wider than the few
+# The values of a random rig: field -> (lowest, highest). The ranges are wider than the few
 # known captures. A value is drawn uniformly, except for the fields in LOGARITHMIC. The order of the
 # fields is the order of the draws.
 RANGES: dict[str, tuple[Any, Any]] = {
@@ -93,3 +95,41 @@ RANGES: dict[str, tuple[Any, Any]] = {
 # Fields that are drawn uniformly in the logarithm, so that half of a usual value is as likely as
 # twice the value.
 LOGARITHMIC = ("rate", "shot", "read")
+
+
+def drawn_values(rng: np.random.Generator) -> dict[str, Any]:
+    """Draw the fields of a random rig: field -> value, in the order of RANGES.
+
+    `rolling` becomes smaller than its draw if the exposures of all rows would not fit into the
+    frame interval.
+    """
+    values: dict[str, Any] = {}
+    for name, (low, high) in RANGES.items():
+        if name in LOGARITHMIC:
+            value = np.exp(rng.uniform(np.log(low), np.log(high)))
+        else:
+            value = rng.uniform(low, high)
+        # Rounded, so that dataset.json shows short numbers. `mix` has three values.
+        if name == "mix":
+            values[name] = tuple(value.round(4).tolist())
+        else:
+            values[name] = round(float(value), 4)
+    # All rows end within the frame interval:
+    #     exposure * (1 + rolling) <= 1,  so  rolling <= 1 / exposure - 1
+    most_rolling = 1 / values["exposure"] - 1
+    values["rolling"] = min(values["rolling"], most_rolling)
+    values["jpeg"] = round(values["jpeg"])  # OpenCV needs a whole number
+    return values
+
+
+def numbers_of_changes(changes: list[str]) -> dict[str, float]:
+    """Return the numbers of a flag --rig: ["parallax=0", "rate=0.2"] -> {field: number}.
+
+    A whole number becomes an integer, because jpeg and seed need one. Raises ValueError.
+    """
+    numbers = {}
+    for change in changes:
+        key, _, value = change.partition("=")
+        number = float(value)
+        numbers[key] = int(number) if number.is_integer() else number
+    return numbers
