@@ -46,8 +46,9 @@ from data.making.frame_light import grey_light
 from data.making.light_path import LightPath
 from data.spike import formats, simulate
 from data.spike.errors import SpikeFileError
-from data.spike.geometry import KNOWN_GEOMETRIES, SPS100_SIDE, SpikeGeometry
+from data.spike.geometry import SPS100_SIDE, SpikeGeometry
 from data.spike.headers import HEAD_BYTES, refuse_other_format
+from data.spike.known_geometries import KNOWN_GEOMETRIES
 from data.spike.light_fit import fit_light
 from data.spike.pictures import DISPLAY_GAMMA, to_grey, to_uint8
 from data.spike.represent import REPRESENTATIONS, represent

@@ -39,6 +39,7 @@ from .packed_file import packed_planes, planes_in
 from .packing import check_shape, pack
 from .spike_file import SpikeFile
 
+# The suffixes of spike files. Any other suffix is read as packed planes, too.
 FORMATS = (".dat", ".bin", ".npy", ".npz")
 
 # ---- Reading -----------------------------------------------------------------------------------
@@ -89,35 +90,6 @@ def _has_shape(shape: tuple[int, ...], geometry: SpikeGeometry) -> bool:
     return planes > 0 and height == geometry.height and fits_width
 
 
-def _map_bytes(path: PathLike) -> np.ndarray:
-    """Map a file into memory. Returns its bytes as uint8.
-
-    np.memmap is not used, because it would ask for the state of the file three times, which takes
-    time over a network.
-    """
-    # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        # The length 0 maps the whole file.
-        mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(mapped, np.uint8)
-    except ValueError:
-        # An empty file cannot be mapped.
-        return np.empty(0, np.uint8)
-    except OSError:
-        # Mapping a folder fails with a text that does not name the cause. Say that it is a folder.
-        if os.path.isdir(path):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
-        # A pipe or a device has no planes. The caller refuses 0 bytes, and names the size that it
-        # expected.
-        if not os.path.isfile(path):
-            return np.empty(0, np.uint8)
-        raise
-    finally:
-        # The mapping stays valid after this.
-        os.close(descriptor)
-
-
 def read_spikes(
     path: PathLike,
     geometry: SpikeGeometry,
@@ -165,6 +137,35 @@ def array_shape(path: PathLike) -> tuple[int, ...] | None:
         return None
     with file_errors(path):
         return find_array(Path(path), NPZ_KEY).shape
+
+
+def _map_bytes(path: PathLike) -> np.ndarray:
+    """Map a file into memory. Returns its bytes as uint8.
+
+    np.memmap is not used, because it would ask for the state of the file three times, which takes
+    time over a network.
+    """
+    # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        # The length 0 maps the whole file.
+        mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(mapped, np.uint8)
+    except ValueError:
+        # An empty file cannot be mapped.
+        return np.empty(0, np.uint8)
+    except OSError:
+        # Mapping a folder fails with a text that does not name the cause. Say that it is a folder.
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
+        # A pipe or a device has no planes. The caller refuses 0 bytes, and names the size that it
+        # expected.
+        if not os.path.isfile(path):
+            return np.empty(0, np.uint8)
+        raise
+    finally:
+        # The mapping stays valid after this.
+        os.close(descriptor)
 
 
 # ---- Writing -----------------------------------------------------------------------------------

@@ -10,8 +10,8 @@
 A plane is one read-out of the camera, a bit for each pixel.
 
 What must stay: the fields of `SpikeGeometry` and its `repr`, because option files, dataset.json and
-digests of runs contain them (test_spike_formats.py). Free to add: a line of KNOWN_GEOMETRIES, which
-is for messages alone.
+digests of runs contain them (test_spike_formats.py). A new field comes at the end, with a default
+that means what was done before.
 """
 
 import dataclasses
@@ -20,33 +20,15 @@ from typing import Literal
 
 from .errors import SpikeFileError
 
-# Geometries of published data, most common first: (height, width, head columns). If a file does not
-# fit the geometry of the user, the error names the geometries of this list that fit. A new one may
-# be added. Nothing is read differently by it.
-KNOWN_GEOMETRIES = (
-    (250, 400, 0),  # Spike-Zoo, SpikeCV, Vidar
-    (360, 640, 0),  # Spk-GoPro
-    (250, 400, 16),  # as the first, with columns without image
-    (180, 320, 0),  # S-SDM
-    (384, 384, 0),  # Spk-X4K
-    (256, 256, 0),
-    (1000, 1000, 0),
-    (1000, 1024, 0),
-    (64, 64, 0),
-)
-# The SPS100 sensor has 1000 x 1000 pixels. A row is stored as two half-lines of 512 bits: 500
-# pixels, then a word of 12 bits. A word has a line number, 1 ... 500, and a channel, 0 ... 3.
+# A plane of the SPS100 sensor has 1000 x 1000 pixels. A row is stored as two half-lines of 512 bits
+# (sps100.py).
 SPS100_SIDE = 1000  # rows of a plane, and pixels of a row
 SPS100_HALF = 512  # bits of a half-line
 
 
 @dataclass(frozen=True, repr=False)
 class SpikeGeometry:
-    """The size and storage of packed planes, which the file does not contain.
-
-    What must stay: names, order, defaults and meanings of the fields. Option files and dataset.json
-    use them, and digests of runs hold the text of `__repr__`.
-    """
+    """The size and storage of packed planes, which the file does not contain."""
 
     height: int  # pixels of a plane
     width: int
@@ -86,11 +68,8 @@ class SpikeGeometry:
     def __repr__(self) -> str:
         """Return the first four fields, and every other field that is not at its default.
 
-        For example "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)".
-
-        What must stay: this text, because digests of runs hold it. A new field comes at the end,
-        with a default that means what was done before. Then the text of existing runs stays the
-        same.
+        For example "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)". Digests of
+        runs hold this text. So a field that is new must not be in it at its default.
         """
         shown = []
         for index, field in enumerate(dataclasses.fields(self)):

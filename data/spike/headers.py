@@ -4,8 +4,10 @@ Packed planes are bits without a header. So any file can be read as packed plane
 would give noise. `refuse_other_format` looks at the first 64 bytes of a file and raises
 SpikeFileError if they are the beginning of another format, or text.
 
-Spikes are random bits, too. So a rule of this module must be so strict that spikes of any scene
-practically never fulfil it. Tests: test_spike_formats.py, test_any_bytes.py
+Spikes are random bits, too. So a rule must be so strict that spikes of any scene practically never
+fulfil it. Free to add: a mark with as many fixed bits as those of MARKS.
+
+Tests: test_spike_formats.py, test_any_bytes.py
 """
 
 import re
@@ -13,10 +15,8 @@ import re
 from .errors import PathLike, SpikeFileError
 
 # Beginnings of files that are no packed planes, as regular expressions -> name of the kind of file.
-# Spikes are random bits, so a mark must be long: random bits of any firing rate match a mark with a
-# probability below 1e-9. The first three bytes of a JPEG alone would be too short, because they
-# would refuse two of 100,000 files of a bright scene. A new mark needs about as many fixed bits as
-# the marks here.
+# A mark must be long: random bits of any firing rate match these marks with a probability below
+# 1e-9. The first three bytes of a JPEG alone would refuse two of 100,000 files of a bright scene.
 MARKS = {
     rb"\x93NUMPY": "the header of a NumPy array (.npy)",
     # The fifth byte is ten times the version of the zip format, 1.0 to 6.3.

@@ -12,8 +12,9 @@ Tests: test_spike_formats.py, test_any_bytes.py, test_published_streams.py (publ
 import numpy as np
 
 from .errors import PathLike, SpikeFileError
-from .geometry import KNOWN_GEOMETRIES, SPS100_SIDE, SpikeGeometry
+from .geometry import SPS100_SIDE, SpikeGeometry
 from .headers import HEAD_BYTES, refuse_other_format
+from .known_geometries import known_geometries_of
 from .spike_file import SpikeFile
 from .sps100 import refuse_file_without_words, refuse_words_in_raster, start_of_sps100
 
@@ -69,24 +70,6 @@ def planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: str
         what=f"spike file of {size} bytes holds {content}",
         where=str(path),
         expected=f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this "
-        f"size: {_known_geometries_of(size)}",
+        f"size: {known_geometries_of(size)}",
         do="copy the file again, or correct the spike height and width",
     )
-
-
-def _known_geometries_of(size: int) -> str:
-    """Return the published cameras with planes that fill a file of `size` bytes, for a message.
-
-    E.g. "250 x 400 (8 planes), 250 x 400 + 16 head columns (...)", or "none". Head columns are
-    columns without image at the end of each line (`SpikeGeometry.head_columns`).
-    """
-    if size == 0:
-        return "none"
-    fitting = []
-    for height, width, head_columns in KNOWN_GEOMETRIES:
-        bits_of_plane = height * (width + head_columns)
-        planes_of_camera, bits_left = divmod(8 * size, bits_of_plane)
-        if bits_left == 0:
-            columns = f" + {head_columns} head columns" if head_columns else ""
-            fitting.append(f"{height} x {width}{columns} ({planes_of_camera} planes)")
-    return ", ".join(fitting) or "none"

@@ -24,9 +24,6 @@ def unpack_raster(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
 
     Only the bytes of the crop are unpacked, which saves time and memory: the unpacked spikes take
     eight times as many bytes, one for each bit of the file.
-
-    What must stay: the spikes. test_spike_formats.py compares all forms of files with the
-    definition at the top of the module.
     """
     planes = packed.shape[0]
     line_bits = geometry.line_width

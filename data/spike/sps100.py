@@ -22,28 +22,18 @@ from .packing import unpack_raster
 
 SPS100_PIXELS = 500  # pixels of a half-line
 SPS100_WORD = SPS100_HALF - SPS100_PIXELS  # bits of a word
-SPS100_LINES = 500  # largest number in a word
+SPS100_LINES = 500  # largest number of a line in a word
+
+# ---- Where planes begin -------------------------------------------------------------------------
 
 
 def start_of_sps100(data: np.ndarray) -> int | None:
-    """Return the first byte of the first whole SPS100 plane in packed bytes.
+    """Return the first byte of the first whole plane in packed bytes, or None if there is none.
 
-    Returns None if the bytes are no planes of an SPS100.
+    data: the bytes of a file, (n,) uint8, which may be any file.
 
-    A plane has 1000 rows of 1000 pixels. A row is stored as two half-lines of 500 pixels, so a
-    plane has 2000 half-lines. The last 12 bits of a half-line are its word. The word has one of 500
-    line numbers and one of 4 channels: 500 * 4 = 2000 different words, one for each half-line. (So
-    the line of a word is not the row of the plane.)
-
-    The last two bytes of each half-line are a little-endian number of 16 bits:
-
-        bits 0 ... 3     pixels
-        bits 4 ... 13    number of the line, 1 ... 500
-        bits 14 and 15   channel, 0 ... 3
-
-    The first half-line of a plane has line 500 and channel 0. The last whole plane must start with
-    the same word as the first plane, so that one plane of random bits is not enough.
-    test_a_capture_of_the_sps100_may_start_within_a_plane notices a wrong start.
+    The first half-line of a plane has the word of line 500 and channel 0. The last whole plane must
+    start with the same word as the first plane, so that one plane of random bits is not enough.
     """
     half_bytes = SPS100_HALF // 8  # bytes of a half-line, 64
     halves_of_plane = 2 * SPS100_SIDE  # half-lines of a plane, 2000
@@ -71,8 +61,13 @@ def start_of_sps100(data: np.ndarray) -> int | None:
 def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
     """Return which of 2000 half-lines starts a plane of an SPS100, or None if they have no words.
 
-    half_lines: (2000, 64) uint8. `start_of_sps100` explains their words. Every half-line needs a
-    line number in 1 ... 500, and 2000 half-lines contain exactly one start of a plane.
+    half_lines: (2000, 64) uint8. Every half-line needs a line number in 1 ... 500, and 2000
+    half-lines contain exactly one start of a plane. The last two bytes of a half-line are a
+    little-endian number of 16 bits:
+
+        bits 0 ... 3     pixels
+        bits 4 ... 13    number of the line
+        bits 14 and 15   channel
     """
     # A copy has no other bytes between its rows. NumPy before 1.23 needs this for `view`, which
     # takes each two bytes as one number.
@@ -91,11 +86,14 @@ def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
 def _is_start_of_plane(half_line: np.ndarray) -> bool:
     """Return whether a half-line (64,) uint8 of an SPS100 has line 500 and channel 0.
 
-    The 16 bits of line 500 and channel 0 are 500 << 4 = 0x1F40, stored as the bytes 0x40, 0x1F. The
-    mask sets the lowest 4 bits to 0, because they are pixels.
+    In the number of 16 bits, they are 500 << 4 = 0x1F40, stored as the bytes 0x40, 0x1F. The mask
+    sets the lowest 4 bits to 0, because they are pixels.
     """
     word = half_line[-2:] & [0xF0, 0xFF]
     return np.array_equal(word, [0x40, 0x1F])
+
+
+# ---- Spikes of planes ---------------------------------------------------------------------------
 
 
 def unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
@@ -122,11 +120,11 @@ def unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
     return np.concatenate(halves, axis=2)
 
 
-def refuse_file_without_words(size: int, path: PathLike, geometry: SpikeGeometry) -> NoReturn:
-    """Raise SpikeFileError for a file of layout "sps100" in which no line starts a plane.
+# ---- Refusals -----------------------------------------------------------------------------------
 
-    Each half of a line of an SPS100 sensor ends with a word, which has the number of the line.
-    `start_of_sps100` finds the start of a plane by these words.
+
+def refuse_file_without_words(size: int, path: PathLike, geometry: SpikeGeometry) -> NoReturn:
+    """Raise SpikeFileError for a file of layout "sps100" in which no plane begins.
 
     size: number of bytes of the file.
     """
@@ -141,10 +139,9 @@ def refuse_file_without_words(size: int, path: PathLike, geometry: SpikeGeometry
 
 
 def refuse_words_in_raster(start: int, path: PathLike) -> NoReturn:
-    """Raise SpikeFileError for the file of an SPS100 that is read as raster planes.
+    """Raise SpikeFileError for a file of an SPS100 if it is read as raster planes.
 
-    The words at the ends of its half-lines would be taken for pixels.
-    start: the byte at which the first whole plane starts.
+    Its words would be taken for pixels. start: the byte at which the first whole plane starts.
     """
     raise SpikeFileError(
         what="the lines of the file end with words of an SPS100 sensor (the first plane "
