@@ -52,9 +52,6 @@ def _intervals(stream: np.ndarray) -> Intervals:
 
     E.g. T = 10 and spikes in the planes 3 and 7. The ends are 4 and 8, and the interval between
     them has 4 planes. So the first interval goes from 0 to 4, and the last one from 8 to 12.
-
-    What must stay: the numbers, because `plane_light` and `window_light` give the light of training
-    samples. tests/parts/data/test_spike_simulate.py compares every pixel with a plain loop.
     """
     planes = len(stream)
     # Time at which each plane ends, 1 ... T.
@@ -108,18 +105,11 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
 
     stream: spikes (T, h, w). Returns (T, h, w) float32.
 
-    The light at a plane is 1 / n, where n is the length of its interval: the number of planes from
-    the spike before it to the spike at or after it.
+    The light of a plane is 1 / n, where n = b - a is the length of its interval from time a to time
+    b. A running maximum finds a and b of all planes, which is many times as fast as np.where. It
+    needs numbers above 0, so a and b are kept as two other numbers:
 
-    Let the interval of a plane go from time a to time b, so n = b - a. Only the plane of a spike
-    tells b, and only the plane after a spike tells a. A running maximum over the planes carries
-    both to all planes, which is many times as fast as np.where. For a maximum, a plane that tells
-    nothing must have 0, and any other plane more than 0. So a and b are kept as two other numbers:
-
-        since_a = a + T              1 or more, because no interval begins before -T + 1
-        until_b = 2 T + 1 - b        1 or more, because no interval ends after 2 T. The next spike
-                                     has the smallest b of all later spikes, so the largest until_b
-        n = b - a = 3 T + 1 - since_a - until_b
+        since_a = a + T,    until_b = 2 T + 1 - b,    n = 3 T + 1 - since_a - until_b
 
     For example, T = 10 and spikes in the planes 3 and 7. The interval of the planes 4 ... 7 goes
     from a = 4 to b = 8. So since_a = 14, until_b = 13, and n = 31 - 14 - 13 = 4.
@@ -142,7 +132,8 @@ def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer
     """Return until_b = 2 T + 1 - b of each plane (T, h, w). b is when its interval ends.
 
     E.g. T = 10 and spikes in the planes 3 and 7. The intervals end at 4, 8 and 12. So the planes
-    0 ... 9 get 17 17 17 17 13 13 13 13 9 9.
+    0 ... 9 get 17 17 17 17 13 13 13 13 9 9. No interval ends after 2 T, so each number is at least
+    1.
 
     end: (h, w), when the interval after the last spike ends.
     number_type: a type that holds 3 T + 1.
@@ -153,7 +144,9 @@ def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer
     # until_b = 2 T + 1 - (p + 1) = 2 T - p.
     until_b = stream * (number_type(2 * planes) - plane_numbers)  # (T, h, w), 0 without a spike
     # Then all planes: from the last plane to the first, each plane takes the maximum with the plane
-    # after it. `plane` is a view, so the maximum is written into `until_b`.
+    # after it. So a plane without a spike gets the number of the next spike: of all later spikes,
+    # it has the smallest b, which is the largest until_b. `plane` is a view, so the maximum is
+    # written into `until_b`.
     plane_after = (2 * planes + 1 - end).astype(number_type)  # (h, w), after the last plane
     for plane in reversed(until_b):
         np.maximum(plane_after, plane, out=plane)
@@ -167,7 +160,8 @@ def _since_begin(
     """Return since_a = a + T of each plane (T, h, w). a is when its interval begins.
 
     E.g. T = 10 and spikes in the planes 3 and 7. The intervals begin at 0, 4 and 8. So the planes
-    0 ... 9 get 10 10 10 10 14 14 14 14 18 18.
+    0 ... 9 get 10 10 10 10 14 14 14 14 18 18. No interval begins before -T + 1, so each number is
+    at least 1.
 
     begin: (h, w), when the interval of the first spike begins.
     number_type: a type that holds 3 T + 1.
@@ -180,8 +174,8 @@ def _since_begin(
     other_planes = stream[:-1] * (numbers_from_1 + number_type(planes))
     since_a = np.concatenate((plane_0, other_planes))  # (T, h, w), 0 without a spike
     # Then all planes: from the first plane to the last, each plane takes the maximum with the plane
-    # before it. The pairs are views of `since_a`, so the maximum is written into `since_a`, and the
-    # next pair sees it.
+    # before it, so it gets the number of the last spike before it. The pairs are views of
+    # `since_a`, so the maximum is written into `since_a`, and the next pair sees it.
     for plane_before, plane in itertools.pairwise(since_a):
         np.maximum(plane_before, plane, out=plane)
     return since_a
@@ -202,12 +196,7 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
     third one.
 
         light from a to b = light until b - light until a
-        light until t = number of spikes before t + fraction of the interval around t that passed
-
-    The spikes are counted in integers. Only the fractions are computed in float64, for one plane at
-    each end of a window, so the function is fast.
     """
-    intervals = _intervals(stream)
     # The begins and ends of all windows divide the stream into pieces from a to b. E.g. the
     # windows (2, 6) and (4, 9) of 10 planes give the times 0, 2, 4, 6, 9, 10, and the pieces
     # (0, 2), (2, 4), (4, 6), (6, 9), (9, 10).
@@ -215,9 +204,26 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
     for window in windows:
         times.update(window)
     pieces = list(itertools.pairwise(sorted(times)))
-    interval_end = _interval_ends(intervals, pieces)
+    light_until = _light_until(stream, pieces)
+    # A pixel without a spike has no light, although fractions of its interval were counted. The
+    # factor is 0 there, and 1 elsewhere.
+    has_spikes = stream.any(axis=0)
+    return [(light_until[b] - light_until[a]) * has_spikes for a, b in windows]
 
-    # light_until[t], (h, w). `begin` and `spike_count` belong to the present time.
+
+def _light_until(stream: np.ndarray, pieces: Sequence[tuple[int, int]]) -> dict[int, np.ndarray]:
+    """Return the sum of the light from 0 to each end of a piece: {time: (h, w) float64}.
+
+        light until t = number of spikes before t + fraction of the interval around t that passed
+
+    The spikes are counted in integers. Only the fractions are computed in float64, for one plane at
+    each end of a piece, so the function is fast.
+
+    pieces: (a, b) in the order of time. Together they are the whole stream.
+    """
+    intervals = _intervals(stream)
+    interval_end = _interval_ends(intervals, pieces)
+    # `begin` and `spike_count` belong to the present time.
     light_until = {}
     begin = intervals.begin
     spike_count = np.zeros(begin.shape, intervals.ends.dtype)
@@ -228,10 +234,7 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
         begin = np.where(last_end, last_end, begin)
         spike_count += stream[a:b].sum(axis=0, dtype=spike_count.dtype)
         light_until[b] = spike_count + _fraction(b, begin, interval_end[b])
-    # A pixel without a spike has no light, although fractions of its interval were counted. The
-    # factor is 0 there, and 1 elsewhere.
-    has_spikes = spike_count > 0
-    return [(light_until[b] - light_until[a]) * has_spikes for a, b in windows]
+    return light_until
 
 
 def _interval_ends(
