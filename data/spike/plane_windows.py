@@ -86,13 +86,7 @@ def encoding25(
     if num_windows == 1:
         middles = [center]
     elif spacing is not None:
-        # center + (i - (num_windows - 1) / 2) spacing, rounded down. Twice the distance from the
-        # center is a whole number: -5 and 5 for two windows with a spacing of 5. Half of it,
-        # rounded down, is -3 and 2.
-        middles = []
-        for i in range(num_windows):
-            twice_distance = (2 * i - (num_windows - 1)) * spacing
-            middles.append(center + twice_distance // 2)
+        middles = _spaced_middles(num_windows, center, spacing)
     else:
         middles = _spread_middles(num_windows, planes)
 
@@ -107,6 +101,20 @@ def encoding25(
     if pad == "zero":
         channels[is_outside] = 0.0
     return channels
+
+
+def _spaced_middles(num_windows: int, center: int, spacing: int) -> list[int]:
+    """Return center + (i - (num_windows - 1) / 2) spacing, rounded down, for each window i.
+
+    E.g. two windows with a spacing of 5 around plane 50 have the centres 47 and 52.
+    """
+    middles = []
+    for i in range(num_windows):
+        # Twice the distance from the center is a whole number: -5 and 5 in the example. Half of it,
+        # rounded down, is -3 and 2.
+        twice_distance = (2 * i - (num_windows - 1)) * spacing
+        middles.append(center + twice_distance // 2)
+    return middles
 
 
 def _spread_middles(num_windows: int, planes: int) -> list[int]:

@@ -93,8 +93,7 @@ def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 # Number of spikes in the exposure that gives `relative` the confidence 1/2: n / (n + 4). With 4
-# spikes, the light of an exposure is known to about a quarter. The number must stay, because
-# trained networks expect it.
+# spikes, the light of an exposure is known to about a quarter.
 SPIKES_OF_HALF_CONFIDENCE = 4.0
 
 
@@ -140,6 +139,8 @@ def relative(
             f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= "
             f"{most_planes} planes are needed, whole or below 1, and num_bins {num_bins} >= 0"
         )
+    # E.g. center 28, half_exposure 27 and half_windows (2, 6, 12): the exposure is the planes
+    # 1 ... 55, and the windows are 26 ... 30, 22 ... 34 and 16 ... 40.
 
     # Each window is (start, stop), with the planes start ... stop - 1. First come the windows
     # around the sharp frame, then the equal parts of the exposure.
@@ -150,9 +151,7 @@ def relative(
     windows += _equal_parts(first, planes, num_bins)
 
     # The light of the exposure is its number of spikes, with fractions at its ends. All are (h, w).
-    lights = window_light(stream, [exposure, *windows])
-    spikes = lights[0]
-    lights_of_windows = lights[1:]
+    spikes, *lights_of_windows = window_light(stream, [exposure, *windows])
     mean_of_exposure = spikes / planes
     ratios = []
     for light, (start, stop) in zip(lights_of_windows, windows, strict=True):

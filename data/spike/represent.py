@@ -40,7 +40,7 @@ import numpy as np
 
 from . import averages, interval_rate, plane_windows, ratios, synapses
 from .pictures import DISPLAY_GAMMA
-from .registry import REPRESENTATIONS, representation
+from .registry import REPRESENTATIONS, Representation, representation
 
 # The modules with the representations. Each one fills REPRESENTATIONS while it is imported above.
 # The order of the imports is the order of the representations in docs/options.md.
@@ -81,19 +81,10 @@ def represent(
     if chosen.takes_context and options.get("half_exposure") is None:
         options["half_exposure"] = _half_exposure(len(stream), center, outside)
 
-    # To reverse time, a function gets the reversed stream, with a center that makes up for its lag
-    # (the time that the channels show, minus their center). If the function rounds the centres of
-    # its windows, they would lie elsewhere in the reversed stream. Then the channels are put in
-    # reverse order instead.
-    if not reverse:
-        channels = chosen.function(stream, center, **options)
-    elif chosen.reverses_channels(**options):
-        channels = chosen.function(stream, center, **options)
-        channels = np.ascontiguousarray(channels[::-1])
+    if reverse:
+        channels = _channels_in_reverse(chosen, stream, center, options)
     else:
-        lag = chosen.lag_in_half_planes(**options)
-        reversed_center = _center_in_reversed(len(stream), center, lag)
-        channels = chosen.function(stream[::-1], reversed_center, **options)
+        channels = chosen.function(stream, center, **options)
 
     if chosen.proportional and rate != 1.0:
         # Changed in place, which is safe because a representation returns a new array.
@@ -101,6 +92,23 @@ def represent(
     if chosen.proportional or chosen.is_ratio:
         channels = _with_gamma(channels, light, gamma)
     return channels
+
+
+def _channels_in_reverse(
+    chosen: Representation, stream: np.ndarray, center: float, options: dict[str, Any]
+) -> np.ndarray:
+    """Return the channels of the reversed stream around the same time.
+
+    The function gets the reversed stream. But a function that rounds the centres of its windows
+    would put them elsewhere in the reversed stream. Of such a function, the channels are put in
+    reverse order instead.
+    """
+    if chosen.reverses_channels(**options):
+        channels = chosen.function(stream, center, **options)
+        return np.ascontiguousarray(channels[::-1])
+    lag = chosen.lag_in_half_planes(**options)
+    reversed_center = _center_in_reversed(len(stream), center, lag)
+    return chosen.function(stream[::-1], reversed_center, **options)
 
 
 def _center_in_reversed(planes: int, center: float, lag: int) -> float:
