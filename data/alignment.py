@@ -5,18 +5,17 @@ the spikes of the whole exposure are compared with the blurry frame. The reason:
 the frame, and then the frame shows no edges of the sharp instant.
 
 `compare` reads some frames, turns their spikes into pictures, measures (data/edge_shift.py), and
-says the result in a sentence. data/alignment_check.py and scripts/show_sample.py use it.
+says the result in a sentence (data/disagreement.py, if they do not agree). data/alignment_check.py
+and scripts/show_sample.py use it.
 
 "gt" is the sharp frame, and "lq" is the blurry frame. A draw (class `Draw`) says what a sample is:
 the clip, the numbers of its frames, and the crop. A spike pixel is `pixel` RGB pixels wide.
 
-The limits of this module may change, if they are measured anew.
 Tests: tests/parts/scripts/test_show_sample.py (which shift is found),
 tests/parts/data/test_two_cameras.py
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cv2
@@ -26,23 +25,11 @@ import torch
 from data.augment import Augment
 from data.clip import Exposure
 from data.clip_reading import Draw
-from data.edge_shift import Measures, Pair, measure
+from data.disagreement import what_differs
+from data.edge_shift import LEAST_CORRELATION, Pair, measure
 from data.spike.pictures import to_grey
 from utils.image import tensor_to_uint8
 
-# The next two limits were measured on 8 clips of the sample set, 5 frames each. The spikes became
-# channels by the representations voxel and tfi (data/spike/represent.py). Each limit lies between
-# the values of right and of wrong data:
-#
-#                                                  correlation       response
-#     right place, sharp frames                    0.86 and more     0.80 and more
-#     right place, blurry frames                   0.65 and more     0.44 and more
-#     right picture, but shifted                                     0.53 and more
-#     flipped, mirrored, transposed, other scene   0.28 and less     0.39 and less
-#
-# A lower limit would miss wrong data, and a higher limit would warn of right data.
-# Correlation of the gradients of spikes and frame, at most 1.
-LEAST_CORRELATION = 0.4
 # Largest shift in spike pixels that counts as agreement. A blurry frame may differ more, because
 # the middle of its blur need not be the sharp instant.
 MOST_SHIFT_OF_SHARP = 0.5
@@ -99,7 +86,7 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
         sentence = f"Spikes and frame agree to {max(distance, 0.1):.1f} px."
     else:
         is_calibrated = draw.clip.spikes.calibration is not None
-        wrong = _what_differs(pairs, measures, pixel, is_calibrated)
+        wrong = what_differs(pairs, measures, pixel, is_calibrated)
         sentence = f"They do not agree: {wrong}."
     return Comparison(
         correlation=measures.correlation,
@@ -205,72 +192,3 @@ def _with_mean_of_exposure(draw: Draw) -> Draw:
         )
     clip = dataclasses.replace(draw.clip, exposures=tuple(exposures), spikes=spikes)
     return dataclasses.replace(draw, clip=clip)
-
-
-# Response of the phase correlation (height of its peak), at most about 1.
-LEAST_RESPONSE = 0.42
-# The flips that are tried on the spikes, as an index into (H, W): np.s_[::-1] reverses the rows.
-# The words are part of the warning.
-FLIPS = {
-    "upside down (spike.flip)": np.s_[::-1],
-    "mirrored left to right (spike.calibration, key mirror)": np.s_[:, ::-1],
-    "turned by 180 degrees (spike.calibration, key mirror, and spike.flip)": np.s_[::-1, ::-1],
-}
-
-
-def _what_differs(
-    pairs: Sequence[Pair], measures: Measures, pixel: int, is_calibrated: bool
-) -> str:
-    """Return in words why spikes and frames do not agree. The text names the options to check.
-
-    Three causes are tried one after the other: the spikes are flipped, they are shifted, or nothing
-    is known.
-
-    pairs: the pictures of each measured frame.
-    measures: what `measure` found for them.
-    pixel: number of RGB pixels along a spike pixel.
-    is_calibrated: whether a calibration says where the spikes lie.
-    """
-    # Flipped: some flip of the spikes gives a correlation, and the spikes as they are give none.
-    if measures.correlation < LEAST_CORRELATION:
-        # flip: in words. slices: rows and columns of a picture, backwards where it is flipped.
-        for flip, slices in FLIPS.items():
-            flipped_pairs = [Pair(pair.spikes[slices], pair.frame) for pair in pairs]
-            if_flipped = measure(flipped_pairs, pixel).correlation
-            if if_flipped >= LEAST_CORRELATION:
-                return (
-                    f"the spikes are {flip}; correlation {measures.correlation:.2f}, turned "
-                    f"{if_flipped:.2f}"
-                )
-
-    # Shifted: the phase correlation has a clear peak.
-    if measures.response >= LEAST_RESPONSE:
-        shift = _shift_in_words(measures.shift)
-        return (
-            f"the spikes are shifted by {shift}: check spike.calibration of two cameras, "
-            "spike.head_columns, and the planes (spike.first, spike.exposure, spike.center)"
-        )
-
-    # With a calibration, the sizes spike.h and spike.w come from its file.
-    keys = "spike.flip, spike.h and spike.w, spike.calibration"
-    if is_calibrated:
-        keys = "spike.calibration, spike.flip"
-    return (
-        f"check {keys}, and that these are the spikes of this frame. Without texture, no geometry "
-        "can be judged: look at other samples"
-    )
-
-
-# Smallest shift along one axis that the warning names, in RGB pixels. Smaller shifts are noise.
-SMALLEST_NAMED_SHIFT = 0.35
-
-
-def _shift_in_words(shift: tuple[float, float]) -> str:
-    """Return a shift (right, down) in words: (3.0, -1.5) -> "3.0 px to the right and 1.5 px up"."""
-    right, down = shift
-    words = []
-    if abs(right) >= SMALLEST_NAMED_SHIFT:
-        words.append(f"{abs(right):.1f} px {'to the left' if right < 0 else 'to the right'}")
-    if abs(down) >= SMALLEST_NAMED_SHIFT:
-        words.append(f"{abs(down):.1f} px {'up' if down < 0 else 'down'}")
-    return " and ".join(words)

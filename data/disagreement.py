@@ -1,0 +1,90 @@
+"""Say in words why spikes and frames do not agree, and which options to check.
+
+Three causes are tried one after the other:
+
+    flipped    some flip of the spikes correlates with the frame
+    shifted    the phase correlation is sure of a shift
+    unknown    neither: other spikes, another size, or a picture without texture
+
+What must stay: the options that a text names. test_spikes_that_are_shifted_are_named and the tests
+beside it (tests/parts/scripts/test_show_sample.py) notice. The other words may change.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data.edge_shift import LEAST_CORRELATION, LEAST_RESPONSE, Measures, Pair, measure
+
+
+def what_differs(pairs: Sequence[Pair], measures: Measures, pixel: int, is_calibrated: bool) -> str:
+    """Return in words why spikes and frames do not agree. The text names the options to check.
+
+    pairs: the pictures of each measured frame.
+    measures: what `measure` found for them.
+    pixel: number of RGB pixels along a spike pixel.
+    is_calibrated: whether a calibration says where the spikes lie.
+    """
+    # Flipped: some flip of the spikes gives a correlation, and the spikes as they are give none.
+    if measures.correlation < LEAST_CORRELATION:
+        flipped = _flip_in_words(pairs, measures, pixel)
+        if flipped:
+            return flipped
+
+    # Shifted: the phase correlation has a clear peak.
+    if measures.response >= LEAST_RESPONSE:
+        shift = _shift_in_words(measures.shift)
+        return (
+            f"the spikes are shifted by {shift}: check spike.calibration of two cameras, "
+            "spike.head_columns, and the planes (spike.first, spike.exposure, spike.center)"
+        )
+
+    # With a calibration, the sizes spike.h and spike.w come from its file.
+    keys = "spike.flip, spike.h and spike.w, spike.calibration"
+    if is_calibrated:
+        keys = "spike.calibration, spike.flip"
+    return (
+        f"check {keys}, and that these are the spikes of this frame. Without texture, no geometry "
+        "can be judged: look at other samples"
+    )
+
+
+# The flips that are tried on the spikes, as an index into (H, W): np.s_[::-1] reverses the rows.
+# The words are part of the warning.
+FLIPS = {
+    "upside down (spike.flip)": np.s_[::-1],
+    "mirrored left to right (spike.calibration, key mirror)": np.s_[:, ::-1],
+    "turned by 180 degrees (spike.calibration, key mirror, and spike.flip)": np.s_[::-1, ::-1],
+}
+
+
+def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel: int) -> str:
+    """Return in words which flip of the spikes gives a correlation; "" for none.
+
+    The arguments are those of `what_differs`.
+    """
+    # slices: rows and columns of a picture, backwards where it is flipped.
+    for flip, slices in FLIPS.items():
+        flipped_pairs = [Pair(pair.spikes[slices], pair.frame) for pair in pairs]
+        if_flipped = measure(flipped_pairs, pixel).correlation
+        if if_flipped >= LEAST_CORRELATION:
+            return (
+                f"the spikes are {flip}; correlation {measures.correlation:.2f}, turned "
+                f"{if_flipped:.2f}"
+            )
+    return ""
+
+
+# Smallest shift along one axis that the warning names, in RGB pixels. Smaller shifts are noise.
+SMALLEST_NAMED_SHIFT = 0.35
+
+
+def _shift_in_words(shift: tuple[float, float]) -> str:
+    """Return a shift (right, down) in words: (3.0, -1.5) -> "3.0 px to the right and 1.5 px up"."""
+    right, down = shift
+    words = []
+    if abs(right) >= SMALLEST_NAMED_SHIFT:
+        words.append(f"{abs(right):.1f} px {'to the left' if right < 0 else 'to the right'}")
+    if abs(down) >= SMALLEST_NAMED_SHIFT:
+        words.append(f"{abs(down):.1f} px {'up' if down < 0 else 'down'}")
+    return " and ".join(words)
