@@ -122,12 +122,12 @@ def drawn_values(rng: np.random.Generator) -> dict[str, Any]:
     return values
 
 
-def numbers_of_changes(changes: list[str]) -> dict[str, float]:
+def numbers_of_changes(changes: list[str]) -> dict[str, Any]:
     """Return the numbers of a flag --rig: ["parallax=0", "rate=0.2"] -> {field: number}.
 
     A whole number becomes an integer, because jpeg and seed need one. Raises ValueError.
     """
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for change in changes:
         key, _, value = change.partition("=")
         number = float(value)
