@@ -26,8 +26,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from data.clip import Clip
-from data.clips.clip_check import ClipCheck, Size, most_frequent
+from data.clips.clip_check import ClipCheck, Size
 from data.clips.clip_lists import scales_of
+from data.clips.clip_problems import most_frequent
 from data.clips.file_content import read_bytes
 from data.clips.listed_files import FileEntry, Folder, Listing
 from data.clips.source import Problem, Source, joined_errors, joined_texts, list_source

@@ -1,0 +1,70 @@
+"""Collect what is wrong with one clip, so that one run of the check can show all of it.
+
+data/clips/clip_check.py and the modules that it calls report to a `ClipProblems`. Its list is the
+output of the check.
+
+What must stay: the order of the problems, which tests compare, and the names of clips and folders
+in them, by which the user finds the files. Free to change: the number of names in a message.
+
+Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from data.clips.listed_files import is_lmdb
+from data.clips.source import Problem, Source
+
+# Largest number of names in a message. More names would make the message unreadable.
+MOST_NAMES = 5
+
+
+@dataclass
+class ClipProblems:
+    """The problems of one clip.
+
+    clip: name of the clip. source: where its data set is, and how its spikes are read.
+    found: the problems so far. Every step of the check may add to it, and none removes from it.
+    """
+
+    clip: str
+    source: Source
+    found: list[Problem]
+
+    def report(self, what: str, where: str, do: str = "") -> None:
+        """Add a problem.
+
+        where: a path, or a kind such as "lq". For a kind, the problem names the folder of the clip
+        with the files of this kind, e.g. "/data/train/clip_a".
+        do: advice, what the user should do. "" if `what` already makes this clear.
+        """
+        kinds = self.source.kinds()
+        if where in kinds:
+            root = kinds[where].root.rstrip("/")
+            if self.source.is_user_clip:
+                where = root  # a user's single clip has no folder within a root
+            elif is_lmdb(root):
+                where = f"{root}::{self.clip}"
+            else:
+                where = os.path.join(root, self.clip)
+        self.found.append(Problem(self.clip, what, where, do))
+
+
+def names_in_short(names: Iterable[str], limit: int = MOST_NAMES) -> str:
+    """Return the first `limit` names, separated by commas. If there are more, also their number.
+
+    ["a", "b", "c"] with limit 2 -> "a, b, ... (3 in all)".
+    """
+    names = list(names)
+    shown = ", ".join(names[:limit])
+    if len(names) > limit:
+        shown += f", ... ({len(names)} in all)"
+    return shown
+
+
+def most_frequent(values: Iterable[int]) -> int:
+    """Return the value that comes most often. Of several such values, the first one."""
+    [(value, _)] = Counter(values).most_common(1)
+    return value

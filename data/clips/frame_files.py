@@ -1,0 +1,320 @@
+"""Find which file of each kind belongs to which frame of a clip, and report what is missing.
+
+A kind of file is "lq" (blurry frames), "gt" (sharp frames), "gt_instants" (several sharp frames of
+an exposure) or "spike". Files are matched by the number in their names, 47.png with 000047.dat. A
+meta file is a list of the clips of a data set, with the number of frames of each clip.
+
+    find_files    is there a folder with files for each kind?
+    find_stems    which file of each kind belongs to which frame?
+    find_frames   which frames has the clip, and in which order? Reports missing files, gaps in the
+                  numbers, and wrong names
+
+`ClipCheck` (data/clips/clip_check.py) calls the three in this order.
+
+What must stay: the order of the frames, because training samples are numbered in this order
+(test_frames_are_in_the_order_of_their_numbers), which files belong to one frame, and every problem
+that is reported (test_a_fault_of_the_data_is_named_before_training). If you add a rule, raise
+FORMAT in data/clips/kept.py, because results that are already stored were not checked for it.
+
+Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
+"""
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.clips.clip_problems import ClipProblems, names_in_short
+from data.clips.frame_names import NO_NUMBER, NUMBERED, FrameKey, frame_key
+from data.clips.listed_files import FileEntry, is_lmdb
+from data.clips.source import Source
+from utils.files import are_values, natural_key, order_of
+
+
+@dataclass
+class FrameFiles:
+    """The files of a clip, matched with its frames.
+
+    problems: what is wrong with the clip; the methods report to it.
+    listed: {kind: {stem: file}}. The value of a kind is None if its folder is missing, and {} if
+    the folder has no such file.
+    by_kind: `listed` without the missing folders. `find_files` fills it.
+    stems: {kind: {frame: stem}}. `find_stems` fills it. Two kinds of files are not matched by their
+    names and have no entry: gt_instants, and one spike file for all frames.
+    """
+
+    problems: ClipProblems
+    listed: Mapping[str, dict[str, FileEntry] | None]
+    by_kind: dict[str, dict[str, FileEntry]] = field(default_factory=dict)
+    stems: dict[str, dict[FrameKey, str]] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Source:
+        return self.problems.source
+
+    def find_files(self) -> None:
+        """Fill `by_kind`. Report kinds without a folder or without a file."""
+        for name, kind in self.source.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
+            files = self.listed[name]
+            if files:
+                self.by_kind[name] = files
+            elif files is None:
+                missing = f"folder {self.problems.clip}"
+                if is_lmdb(kind.root):
+                    missing = f"key {self.problems.clip}/<frame>"
+                self.problems.report(f"{name} has no {missing}", name)
+            else:
+                self.problems.report(f"{name} holds no {' or '.join(kind.endings)} file", name)
+        has_file_per_frame = "spike" in self.by_kind and not self.source.has_one_spike_file
+        if has_file_per_frame and not self.problems.found:
+            self._report_unexpected_single_spike_file()
+
+    def _report_unexpected_single_spike_file(self) -> None:
+        """Report one spike file for many frames, if the options expect a file for each frame.
+
+        The file probably holds the planes of the whole clip, and the user forgot the option
+        spike.exposure. This message helps more than a message about missing spike files would.
+        """
+        frames = len(self.by_kind["lq"])
+        spike_files = list(self.by_kind["spike"].values())
+        if len(spike_files) != 1 or frames == 1:
+            return
+        what = (
+            f"one spike file for {frames} frames: spike.exposure would say which planes are whose"
+        )
+        do = "restore the other spike files, or give spike.exposure (docs/data_format.md)"
+        if self.source.is_user_clip:
+            path = spike_files[0].path
+            do += f"; --spike {path} takes it as one file that begins and ends with the clip"
+        self.problems.report(what, "spike", do)
+
+    def find_stems(self) -> None:
+        """Fill `stems`. Report two files of one kind for a frame."""
+        # In a data set, the files of a frame need only have the same number, e.g. 47.png and
+        # 000047.dat. In two cases the whole names must be equal: in a user's own files, and in
+        # names that are times, e.g. 432.033333, because the last digits are no frame number.
+        compares_whole_names = self.source.is_user_clip or are_values(self.by_kind["lq"])
+        for kind, files in self.by_kind.items():
+            # Not matched: the instants of a frame have names <frame>_0, <frame>_1, ..., and one
+            # spike file holds all frames.
+            if kind == "gt_instants" or (kind == "spike" and self.source.has_one_spike_file):
+                continue
+            stems: dict[FrameKey, str] = {}
+            for stem in files:
+                if compares_whole_names:
+                    key = FrameKey(before=stem, number=NO_NUMBER, after="")
+                else:
+                    key = frame_key(stem)
+                # `setdefault` stores the stem. If another file has this key already, it stores
+                # nothing and returns the stem of the other file.
+                first_stem = stems.setdefault(key, stem)
+                if first_stem != stem:
+                    names = names_in_short([first_stem, stem])
+                    self.problems.report(f"{kind} has two files of one number: {names}", kind)
+            self.stems[kind] = stems
+
+    def is_complete(self, key: FrameKey) -> bool:
+        """Return whether a frame has a file of each kind whose files are matched by names."""
+        return all(key in stems for stems in self.stems.values())
+
+    def paths(self, kind: str, keys: Sequence[FrameKey]) -> tuple[str, ...]:
+        """Return the path of one kind of file for each frame. keys: the frames."""
+        files = self.by_kind[kind]
+        stems = self.stems[kind]
+        return tuple(files[stems[key]].path for key in keys)
+
+    def find_frames(self, meta_entry: Sequence[Any] | None) -> list[FrameKey]:
+        """Return the frames of the clip in order. Report missing files, gaps and wrong names.
+
+        meta_entry: [number of frames, number of the first frame], or None without a meta file.
+        """
+        # The name of each frame that has any file. Names may differ between kinds, e.g. 47.png in
+        # "lq" and 000047.dat in "spike". Then the name of the first kind is taken: the name in lq,
+        # unless lq lacks the file.
+        name_of: dict[FrameKey, str] = {}
+        for stems in self.stems.values():
+            for key, stem in stems.items():
+                name_of.setdefault(key, stem)  # changes nothing if the frame has a name
+        # All frames that the clip should have. Without a meta file, these are all frames that have
+        # any file.
+        wanted_frames = set(name_of)
+        if meta_entry is not None:
+            wanted_frames = self._listed_frames(meta_entry)
+        names = self._names_of_frames(wanted_frames, name_of)
+
+        # All files of a kind may have other numbers or other names than lq. Then files seem to be
+        # missing, but a report of missing files would mislead. So only the names are reported.
+        if not all(self.is_complete(key) for key in wanted_frames):
+            has_reported_other_numbers = self._report_other_numbers()
+            if has_reported_other_numbers:
+                # The clip has a problem now, so it is not used. These frames only serve the checks
+                # that follow.
+                return [key for key in self.stems["lq"] if self.is_complete(key)]
+        self._report_missing(wanted_frames, names)
+        # Sort the frames by time: "2" before "10", and names that are times by their value.
+        # `order` is a function: name -> sort key.
+        order = order_of(names.values())
+        keys = sorted(wanted_frames, key=lambda key: order(names[key]))
+        self._report_gaps(keys, names)
+        self._report_names_unlike_template(keys)
+        return keys
+
+    def _listed_frames(self, meta_entry: Sequence[Any]) -> set[FrameKey]:
+        """Return the frames that the meta file lists.
+
+        meta_entry: [number of frames, number of the first frame], e.g. [100, "0"].
+        """
+        count, first_in_words = meta_entry
+        first = int(first_in_words)
+        # The frames of a septuplet (a clip of Vimeo-90K) are im1 ... im7. The list of Vimeo-90K
+        # gives no first number, so 0 was taken.
+        if first == 0 and self.source.septuplets:
+            first = 1
+        # The meta file has numbers only. If all names have the same text around the number, such as
+        # "im", the keys of the listed frames get this text.
+        texts_around_number = {(key.before, key.after) for key in self.stems["lq"]}
+        before = after = ""
+        if len(texts_around_number) == 1:
+            [(before, after)] = texts_around_number
+        return {FrameKey(before, number, after) for number in range(first, first + count)}
+
+    def _names_of_frames(
+        self, wanted_frames: set[FrameKey], name_of: Mapping[FrameKey, str]
+    ) -> dict[FrameKey, str]:
+        """Return the name of each wanted frame. name_of: names of the frames that have a file.
+
+        A frame without a file gets a name. Its number has as many digits as the longest number with
+        leading zeros. E.g. between "000046" and "000048", the missing frame is "000047".
+        """
+        digits = 1
+        for stem in name_of.values():
+            numbered = NUMBERED.fullmatch(stem)
+            if numbered and numbered["number"].startswith("0"):  # e.g. "000046"
+                digits = max(digits, len(numbered["number"]))
+        names = {}
+        for key in wanted_frames:
+            if key in name_of:
+                names[key] = name_of[key]
+            else:
+                padded_number = f"{key.number:0{digits}d}"  # 47 with 6 digits: "000047"
+                names[key] = f"{key.before}{padded_number}{key.after}"
+        return names
+
+    def _report_missing(self, wanted_frames: set[FrameKey], names: Mapping[FrameKey, str]) -> None:
+        """Report frames of which a file is missing.
+
+        wanted_frames: all frames of the clip. names: the name of each frame.
+        """
+        for kind, stems in self.stems.items():  # e.g. "lq", {key of a frame: stem}
+            missing_keys = wanted_frames - stems.keys()
+            missing = [names[key] for key in missing_keys]
+            if not missing:
+                continue
+            missing.sort(key=natural_key)
+            ending = self._shown_ending(kind)
+            files = names_in_short(f"{name}{ending}" for name in missing)
+            self.problems.report(
+                f"{kind} lacks {len(missing)} of {len(wanted_frames)} frames: {files}", kind
+            )
+
+    def _shown_ending(self, kind: str) -> str:
+        """Return the ending with which a message shows missing files of a kind, e.g. ".png".
+
+        The result is the ending of a file that exists. An LMDB has keys such as "clip_a/000046",
+        without an ending. Then the result is the first ending that files of this kind may have.
+        """
+        a_file = next(iter(self.by_kind[kind].values()))
+        _, ending = os.path.splitext(a_file.path)
+        return ending or self.source.kinds()[kind].endings[0]
+
+    def _report_gaps(self, keys: Sequence[FrameKey], names: Mapping[FrameKey, str]) -> None:
+        """Report jumps in the numbers of the frames, e.g. "000012-000014".
+
+        keys: frames in the order of time. names: the name of each frame.
+        """
+        # If the texts around the numbers differ, the numbers need not follow one another.
+        texts_around_number = {(key.before, key.after) for key in keys}
+        if len(texts_around_number) != 1:
+            return
+        gaps = []
+        for key, following in itertools.pairwise(keys):
+            if following.number != key.number + 1:
+                gaps.append(f"{names[key]}-{names[following]}")
+        if gaps:
+            self.problems.report(f"frame numbers jump at {names_in_short(gaps)}", "lq")
+
+    def _report_names_unlike_template(self, keys: Sequence[FrameKey]) -> None:
+        """Report names that do not follow the option filename_tmpl, a format such as "08d".
+
+        keys: the frames of the clip.
+        """
+        template = self.source.filename_tmpl
+        if not template:
+            return
+        for kind, stems in self.stems.items():
+            other_names = []
+            for key in keys:
+                if key not in stems:
+                    continue  # `_report_missing` has reported this file
+                stem = stems[key]
+                # With the template "08d", the name "47" is wrong, because it should be "00000047".
+                # Names that are more than a number do not follow a template, and are accepted.
+                if stem.isdecimal() and format(int(stem), template) != stem:
+                    other_names.append(stem)
+            if other_names:
+                shown = names_in_short(other_names)
+                what = (
+                    f"{len(other_names)} names of {kind} do not follow filename_tmpl {template!r}"
+                )
+                self.problems.report(f"{what}: {shown}", kind)
+
+    def _report_other_numbers(self) -> bool:
+        """Report kinds of files that have other numbers, or other text around them, than lq.
+
+        For example, lq has the files 0, 1, 2 and gt has 1, 2, 3, or lq has im1, im2 and gt has
+        frame1, frame2. Then the user must rename files, and a message about missing files would
+        mislead. Returns whether there are such kinds.
+        """
+        # If only the first number differs, all distances from the first number are equal. E.g. the
+        # numbers 0, 1, 2 and the numbers 1, 2, 3 both have the distances [0, 1, 2].
+        first_keys = {}  # {kind: key of its first frame}
+        distances = {}  # {kind: distance of each number from the first number}
+        for kind, stems in self.stems.items():
+            # The keys of `stems` may be whole names, without a number (`find_stems`). So make keys
+            # with numbers from the names.
+            keys = sorted(frame_key(stem) for stem in stems.values())
+            first = keys[0]
+            texts_around_number = {(key.before, key.after) for key in keys}
+            # Names without a number, or with several texts, cannot be compared by distances.
+            if len(texts_around_number) > 1 or first.number == NO_NUMBER:
+                return False
+            first_keys[kind] = first
+            distances[kind] = [key.number - first.number for key in keys]
+        other_kinds = []  # with the distances of lq, but another first number or another text
+        for kind in self.stems:
+            # If the distances differ, single files are missing. `_report_missing` reports them.
+            if distances[kind] != distances["lq"]:
+                return False
+            if first_keys[kind] != first_keys["lq"]:
+                other_kinds.append(kind)
+        for kind in other_kinds:
+            is_other_number = first_keys[kind].number != first_keys["lq"].number
+            self._report_other_first_name(kind, is_other_number)
+        return bool(other_kinds)
+
+    def _report_other_first_name(self, kind: str, is_other_number: bool) -> None:
+        """Report that the first file of a kind has another name than the first file of lq.
+
+        is_other_number: True if the numbers in the names differ, False if the text around the
+        numbers differs.
+        """
+        name = min(self.stems[kind].values(), key=natural_key)
+        lq_name = min(self.stems["lq"].values(), key=natural_key)
+        if is_other_number:
+            what = f"{kind} counts from {name}, lq from {lq_name}"
+        else:
+            what = f"{kind} has the name {name} where lq has {lq_name}"
+        # Whether both names mean the same frame, only the user knows.
+        do = "give the files of one frame the same name, if both begin with the same frame"
+        self.problems.report(what, kind, do)

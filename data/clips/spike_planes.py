@@ -1,0 +1,267 @@
+"""Find which planes of the spike files belong to each frame of a clip.
+
+A plane is one binary picture of the spike camera. A clip has a spike file for each frame, or one
+file with the planes of all frames. In the second case, the times of the frames say which planes are
+whose. An exposure is the planes of one frame, with the plane of its sharp frame, the center.
+
+What must stay: a frame never gets planes of another frame. If it is not certain which planes belong
+to which frame, a problem is reported, e.g. for a file with fewer planes than the other files
+(test_another_number_of_planes_within_a_clip_is_refused). Free to change: the texts of the problems,
+together with the tests that compare them.
+
+Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_frame_times.py,
+tests/parts/data/test_spike_info.py
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from data.cameras.frame_times import FrameTimes
+from data.cameras.name_times import times_of_names
+from data.cameras.spike_source import DatSpikes
+from data.cameras.unknown_planes import UnknownPlanes
+from data.clip import Exposure
+from data.clips.clip_problems import ClipProblems, most_frequent, names_in_short
+from data.clips.frame_files import FrameFiles
+from data.clips.frame_names import FrameKey
+from data.clips.listed_files import FileEntry
+from data.clips.source import Source
+from data.spike.errors import SpikeFileError
+from data.spike.formats import count_planes
+from utils.errors import DataError, OptionError
+from utils.files import order_of
+
+logger = logging.getLogger(__name__)
+
+Exposures = tuple[Exposure, ...]  # the planes of each frame
+
+
+class SpikesOfFrames(NamedTuple):
+    """The spikes of the frames of a clip."""
+
+    # The spike file of each frame. [] if there are no spikes, or if it is not clear which file
+    # belongs to which frame.
+    files: list[FileEntry]
+    planes: tuple[int, ...]  # number of planes in each of these files
+    exposures: Exposures  # the planes of each frame
+    times: FrameTimes | None  # when the frames were taken; None if this is unknown or not needed
+    settings: DatSpikes | None  # how the spikes are read; None if there are no spikes
+
+
+class SpikePlanes:
+    """The search for the planes of each frame. Call `find` once."""
+
+    def __init__(self, problems: ClipProblems, files: FrameFiles) -> None:
+        """Prepare the search. problems: what is wrong with the clip. files: its matched files."""
+        self.problems = problems
+        self.files = files
+        self.clip = problems.clip  # name of the clip
+        self.source: Source = problems.source
+        # How the spikes of this clip are read. `own_spikes` has the clips that dataset.json
+        # describes one by one. `source.spikes` is for all other clips. None: there are no spikes.
+        self.settings: DatSpikes | None = self.source.own_spikes.get(self.clip, self.source.spikes)
+
+    def find(self, keys: Sequence[FrameKey], stems: Sequence[str]) -> SpikesOfFrames:
+        """Return the spike files and the planes of the frames.
+
+        If one file holds the planes of all frames, the times of the frames say which planes belong
+        to which frame. The source knows the times of a user's clip, e.g. from a film. Otherwise the
+        names of the frames are used, if the names are times such as "432.033333".
+
+        keys: the frames in the order of time. stems: the name of each frame.
+        """
+        times = None
+        if self.source.has_one_spike_file:
+            times = self.source.times or times_of_names(stems)
+        files = self._find_spike_files(keys)
+        if not files or self.settings is None:
+            return SpikesOfFrames(files, (), (), times, self.settings)
+        planes, exposures = self._find_planes(files, self.settings, times)
+        return SpikesOfFrames(files, planes, exposures, times, self.settings)
+
+    def _find_spike_files(self, keys: Sequence[FrameKey]) -> list[FileEntry]:
+        """Return the spike file of each frame.
+
+        A file with the planes of all frames is listed for each frame. Returns [] if there are no
+        spikes, or if it is not clear which planes belong to which frame. keys: the frames.
+        """
+        # A file for each frame: the files were matched by their names.
+        if "spike" in self.files.stems:
+            stems = self.files.stems["spike"]
+            return [self.files.by_kind["spike"][stems[key]] for key in keys]
+        if not self.source.has_one_spike_file:
+            return []
+
+        # One file for all frames. Its first plane belongs to the first frame of the folder. If a
+        # meta file lists only later frames, the planes would go to wrong frames, so this is
+        # reported. `order` is a function: name -> sort key.
+        files = list(self.files.by_kind["spike"].values())
+        lq_stems = self.files.stems["lq"]
+        order = order_of(lq_stems.values())
+        first_of_folder = min(lq_stems, key=lambda key: order(lq_stems[key]))
+        if len(files) > 1:
+            shown = names_in_short(self.files.by_kind["spike"])
+            what = f"{len(files)} spike files: {shown}; with spike.exposure a clip has one"
+            self.problems.report(what, "spike")
+        elif keys[0] != first_of_folder:
+            what = (
+                "the first listed frame is not the first of the folder, from which spike.exposure "
+                "counts"
+            )
+            self.problems.report(what, "lq")
+        # Any problem, e.g. a missing frame, may shift the planes of all later frames. So no planes
+        # are assigned then. Problems of earlier steps count as well.
+        if self.problems.found:
+            return []
+        return files * len(keys)
+
+    def _find_planes(
+        self, files: list[FileEntry], spikes: DatSpikes, times: FrameTimes | None
+    ) -> tuple[tuple[int, ...], Exposures]:
+        """Return the number of planes in the file of each frame, and the planes of each frame.
+
+        files: the spike file of each frame. spikes: how these files are read.
+        times: times of the frames, if one file holds the planes of all frames.
+        """
+        planes = self._count_planes(files, spikes)
+        if planes and not self.source.has_one_spike_file and not self.source.is_user_clip:
+            self._report_other_lengths(planes, last=files[-1], spikes=spikes)
+
+        exposures: Exposures = ()
+        if not self.problems.found:
+            planes_of_paths = [(file.path, count) for file, count in planes.items()]
+            # DataError and OptionError are reported as a problem of the clip.
+            try:
+                exposures = self._exposures(planes_of_paths, len(files), spikes, times)
+            except (DataError, OptionError) as e:
+                do = e.do
+                # `UnknownPlanes` proposes the exposures of every frame of the clip. The proposals
+                # for many clips would be too long for a table of problems.
+                if isinstance(e, UnknownPlanes):
+                    if self.source.is_user_clip:
+                        raise
+                    do = "give spike.exposure a row [start, length] for each frame"
+                self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, do)
+        # A file of a wrong size has no entry in `planes`. It gets 0, and a problem was reported.
+        return tuple(planes.get(file, 0) for file in files), exposures
+
+    def _count_planes(self, files: Sequence[FileEntry], spikes: DatSpikes) -> dict[FileEntry, int]:
+        """Return {spike file: its number of planes}, in the order of the frames.
+
+        A file of a wrong size is reported and left out. files: the spike file of each frame.
+        """
+        planes: dict[FileEntry, int] = {}
+        for file in dict.fromkeys(files):  # a file may hold several frames; count it once
+            try:
+                count = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
+                planes[file] = count
+            except SpikeFileError as e:
+                # The problems of a data set are shown together in a table. A user's single clip
+                # needs no table, so its error is raised at once.
+                if self.source.is_user_clip:
+                    raise
+                self.problems.report(f"{e.what}; {e.expected}", file.path, e.do)
+        return planes
+
+    def _report_other_lengths(
+        self, planes: Mapping[FileEntry, int], last: FileEntry, spikes: DatSpikes
+    ) -> None:
+        """Report files that do not have as many planes as the other files.
+
+        planes: {file: its number of planes}. spikes: how these files are read.
+        last: the file of the last frame. In a clip that was made from a video, this file may have
+        fewer planes, because no planes can be interpolated after the last frame of the video.
+        """
+        usual_count = most_frequent(planes.values())
+        # dataset.json may say how many planes a file has, and how many the last file has at least.
+        # Otherwise `usual_count` is expected of every file.
+        expected, fewest_in_last = spikes.info.planes_of(self.clip, usual_count)
+        for file, count in planes.items():
+            is_accepted_last = file is last and fewest_in_last <= count <= expected
+            if count != expected and not is_accepted_last:
+                need = expected * spikes.geometry.plane_bytes
+                found = f"spike file has {count} planes ({file.size} bytes)"
+                self.problems.report(f"{found}, expected {expected} ({need} bytes)", file.path)
+
+    def _exposures(
+        self,
+        planes_of_paths: list[tuple[str, int]],
+        frames: int,
+        spikes: DatSpikes,
+        times: FrameTimes | None,
+    ) -> Exposures:
+        """Return the planes of each frame.
+
+        planes_of_paths: (path, number of planes) of each spike file.
+        frames: number of frames.
+        spikes: how these files are read.
+        times: times of the frames, if one file holds the planes of all frames.
+
+        A user's spikes may come without the plane of the sharp frame (`center`). Then a center is
+        assumed, `self.settings` gets it, and a warning says which. A center that the user gives is
+        never replaced: if it does not fit, the error says so. Raises OptionError, DataError.
+        """
+        try:
+            return spikes.exposures(self.clip, planes_of_paths, frames, times)
+        except OptionError:  # e.g. the center is unknown
+            if not self.source.is_user_clip:
+                raise
+            length = self._planes_of_first_exposure(planes_of_paths, spikes, times)
+            if self._is_center_given(spikes, length):
+                raise
+        center, used = self._assumed_center(length)
+        logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", self.clip, used)
+        self.settings = spikes.changed(center=center)
+        return self.settings.exposures(self.clip, planes_of_paths, frames, times)
+
+    def _planes_of_first_exposure(
+        self,
+        planes_of_paths: list[tuple[str, int]],
+        spikes: DatSpikes,
+        times: FrameTimes | None,
+    ) -> int:
+        """Return the number of planes of the first exposure. The others have about as many.
+
+        planes_of_paths: (path, number of planes) of each spike file.
+        spikes: how these files are read.
+        times: times of the frames, if one file holds the planes of all frames.
+        """
+        _, planes = planes_of_paths[0]  # number of planes of the first file
+        ranges = None
+        if times:
+            # In one file, the times give (first plane, plane after the last) of each frame.
+            ranges = spikes.plane_ranges(self.clip, planes, times)
+        # The planes of frame 0 in this file.
+        return spikes.timing.span(self.clip, 0, planes, ranges).length
+
+    def _is_center_given(self, spikes: DatSpikes, length: int) -> bool:
+        """Return whether the user says the plane of the sharp frame, by an option or dataset.json.
+
+        length: number of planes of an exposure.
+        """
+        # "gt" means: dataset.json names the plane. But dataset.json may lack it.
+        if spikes.center == "gt":
+            return spikes.info.gt_plane_of(self.clip, length) is not None
+        # If the user gives no center, `spikes` has the center of the training, which the weights
+        # file holds. It belongs to other clips and says nothing of the user's spikes. So a center
+        # that equals the center of the training counts as not given.
+        trained = self.source.trained
+        return trained is None or spikes.center != trained.get("center")
+
+    def _assumed_center(self, length: int) -> tuple[int | float | str, str]:
+        """Return the option `center` for a user's spikes without one, and words for the warning.
+
+        If the exposures have as many planes as in training, this is the center of the training
+        spikes. Otherwise it is "file", which means the middle plane. The words say which is used,
+        e.g. "plane 20 is used, as in training".
+
+        length: number of planes of an exposure.
+        """
+        # "gt_plane" is the plane of the sharp frame in the training, e.g. 20 of 40 planes. A plane
+        # number means the same instant only in an exposure of equal length.
+        trained = self.source.trained
+        if trained and trained["planes"] == length and trained["gt_plane"] is not None:
+            center = trained["gt_plane"]
+            return center, f"plane {center} is used, as in training"
+        return "file", "the middle one is used"
