@@ -27,17 +27,7 @@ from utils.errors import DataError
 
 
 def refuse_columns(columns: Columns, source: Source) -> None:
-    """Refuse columns that are no correct table of this source. Raises ValueError.
-
-    Anybody may have written the file of the columns, so we trust nothing in it. If the columns
-    pass, their table names only files below the roots, and only planes that these files have.
-
-    The order of the tests matters: a later test indexes arrays with values that an earlier test
-    has accepted. You may add a test, but leave out none.
-    test_wrong_columns_are_refused_without_a_look_at_the_files (tests/parts/data/test_kept.py)
-    forges the columns, one after the other. A few tests repeat what another test finds, too, so it
-    does not notice if one of these is missing.
-    """
+    """Refuse columns that are no correct table of this source. Raises ValueError."""
     kinds = kinds_of(source)
     types = types_of(kinds)
     _demand(columns.keys() == types.keys(), "other columns")
@@ -113,9 +103,7 @@ def _refuse_clips(columns: Columns, source: Source) -> None:
     _demand(has_each_name_once, "clips")
     _demand(set_of_names.isdisjoint(source.excluded_clips), "clips")
     # {clip: [number of frames, number of the first frame]}, or None without a meta file.
-    meta_entries = (
-        source.meta_entries
-    )  # {clip: [number of frames, number of the first frame]}, or None
+    meta_entries = source.meta_entries
     if meta_entries:
         _demand(set_of_names == meta_entries.keys() - source.excluded_clips, "clips")
         for name, frame_count in zip(names, columns["frames"].tolist(), strict=True):

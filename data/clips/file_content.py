@@ -8,7 +8,7 @@ Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_any_bytes.py
 """
 
 from data.clips.listed_files import LMDB_MARK, os_errors_as_data_errors
-from data.clips.lmdb_root import read_value
+from data.clips.lmdb_database import read_value
 from data.spike.formats import open_spikes
 from data.spike.geometry import SpikeGeometry
 from data.spike.packed_file import packed_planes

@@ -55,9 +55,8 @@ def _main(root: str) -> int:
     import lmdb
 
     try:
-        # The same settings as in `_open_lmdb` of data/clips/lmdb_root.py, so that both read the
-        # same.
-        # An environment is an open database.
+        # An environment is an open database. `_open_lmdb` of data/clips/lmdb_database.py has the
+        # same settings, so that both read the same.
         environment = lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
         with environment.begin(buffers=True) as transaction:
             for line in sys.stdin.buffer:

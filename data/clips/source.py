@@ -122,9 +122,7 @@ class Source:
     # for the rest, e.g. another firing rate.
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     # Clips in the folders that are not part of the data set.
-    excluded_clips: frozenset[str] = (
-        frozenset()
-    )  # clips in the folders that are not part of the data set
+    excluded_clips: frozenset[str] = frozenset()
     # Whether lq and gt may be the same files. They may if noise is added to lq, or if lq and gt are
     # different frames of the same folders. Otherwise the network would learn to change nothing.
     may_share_frames: bool = False

@@ -61,9 +61,8 @@ class _SpikesOfClip(NamedTuple):
 class ClipTable(Clips):
     """The clips of one data root.
 
-    A clip that was added to `TableBuilder` must come out of the table as an equal clip. So a new
-    field of `Clip` needs either a column, or a value that follows from `source`. The tests compare
-    the clips.
+    A new field of `Clip` needs either a column, or a value that follows from `source`. Otherwise a
+    clip that was added to `TableBuilder` would not come out as an equal clip.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class ClipTable(Clips):
         """Make the sequence. No clip is made yet.
 
         source: where the clips are, and how their spikes are read.
-        columns: the arrays, as the top of this file shows. They are not copied and must not change.
+        columns: the arrays (data/clips/columns.py). They are not copied and must not change.
         name_prefix: text before the name of each clip. A run gets the table with
         `source.name_prefix`, e.g. "0/". The check of a data root makes its tables without a prefix.
         """

@@ -31,7 +31,7 @@ from data.clips.listed_files import FileEntry, entry_of
 from data.clips.manifest import problems_error
 from data.clips.source import Source
 from data.clips.user_frames import FrameSource, UserFrames
-from data.clips.user_spike_files import spike_files, warn_or_refuse_spikes
+from data.clips.user_spike_files import check_same_view, spike_files, warn_of_one_spike_file
 from utils.dist import watchdog
 from utils.errors import DataError
 
@@ -98,7 +98,11 @@ def user_clip(
     if gt is not None:
         _refuse_other_size(gt_size, frames.size, scale, str(gt))
     if spikes:
-        warn_or_refuse_spikes(clip, spikes, times, str(spike))
+        warn_of_one_spike_file(clip, spikes, times)
+        # A calibration says where the planes lie on the frames, so a plane may then have any shape.
+        if spikes.calibration is None:
+            plane = (spikes.geometry.height, spikes.geometry.width)
+            check_same_view(clip.size, plane, str(spike))
     return dataclasses.replace(clip, opened=opened, origin=_origin_of(paths))
 
 

@@ -1,7 +1,11 @@
 """Read the frames of a user: a folder of images, a single image, or a video.
 
+`FrameSource` opens them, and `read` returns a frame as (H, W, 3) uint8 RGB, upright. The stem of a
+frame is its name without an ending: "000012" for "000012.png". Frames of a video have no names, so
+they get their numbers.
+
 What must stay: the stems, because the results of a user have these names, and the order of the
-frames (`files_in`).
+frames (test_images_are_sorted_by_the_numbers_in_their_names). Free to change: the warnings.
 
 Tests: tests/parts/data/test_files.py, tests/parts/data/test_pictures.py,
 tests/stories/test_foreign_files.py

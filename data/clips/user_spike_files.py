@@ -1,11 +1,15 @@
-"""Find the spike files of a user, and refuse or warn of spikes that hardly fit the frames.
+"""Find the spike files of a user, and compare what they hold with the frames.
 
-    spike_files               the spike files in a folder
-    section_and_info          size and description of the planes, as far as files say it
-    warn_or_refuse_spikes     slow files, uneven times, planes of another shape than the frames
+    spike_files              the spike files in a folder
+    section_and_info         size and description of the planes, as far as files say it
+    warn_of_one_spike_file   one file that is slow to read, or whose planes are divided unevenly
+    check_same_view          planes of another shape than the frames
 
-What must stay: the order of the files, because a file belongs to the frame of its place in the
-order, and the refusal of another shape. Free to change: the texts of the warnings.
+A plane is one binary picture of the spike camera. A clip has a spike file for each frame, or one
+file with the planes of all frames.
+
+What must stay: the order of the files, because beside a film the order decides which file belongs
+to which frame, and the refusal of another shape. Free to change: the texts of the warnings.
 
 Tests: tests/parts/data/test_frame_times.py, tests/parts/data/test_spike_info.py,
 tests/stories/test_main_test.py
@@ -15,10 +19,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from data.cameras import spike_source
 from data.cameras.dataset_info import DatasetInfo, nearest_info
 from data.cameras.frame_times import FrameTimes
 from data.cameras.spike_errors import spike_errors_as_data_errors
+from data.cameras.spike_source import DatSpikes
 from data.clip import Clip
 from data.clips.file_content import SLOW_FROM_START, is_read_from_start
 from data.clips.user_folders import files_in
@@ -80,30 +84,23 @@ MISSING_FRAMES = (
 )
 
 
-def warn_or_refuse_spikes(
-    clip: Clip, spikes: spike_source.DatSpikes, times: FrameTimes, where: str
-) -> None:
-    """Warn of slow files and of uneven times. Refuse planes of another shape than the frames.
+def warn_of_one_spike_file(clip: Clip, spikes: DatSpikes, times: FrameTimes) -> None:
+    """Warn if one file holds the planes of all frames, and is slow or divided unevenly.
 
     spikes: how the spikes are read. times: times of the frames.
-    where: path of the spikes, for messages.
     """
-    # Whether one spike file holds the planes of all frames.
     is_one_file = len(clip) > 1 and len(clip.planes_of_spike_files) == 1
-    spike_file_of_first_frame = clip.spike[0]
-    if is_one_file and is_read_from_start(spike_file_of_first_frame):
+    if not is_one_file:
+        return
+    if is_read_from_start(clip.spike[0]):
         logger.warning("spikes of %s: %s", clip.name, SLOW_FROM_START)
-    # With one spike file and no spike.exposure, the times of the frames divide the planes among
-    # the frames. If the frames last for different times, they have different numbers of planes. The
-    # user may not expect this, so warn.
-    is_divided_by_times = is_one_file and not spikes.timing.has_exposures
+    # Without spike.exposure, the times of the frames divide the planes among the frames. If the
+    # frames last for different times, they have different numbers of planes. The user may not
+    # expect this, so warn.
+    is_divided_by_times = not spikes.timing.has_exposures
     if is_divided_by_times and not times.is_even:
         text = MISSING_FRAMES if times.gaps else FRAMES_OF_DIFFERENT_TIMES
         logger.warning("spikes of %s: %s", clip.name, text)
-    # A calibration says where the planes lie on the frames, so a plane may then have any shape.
-    if spikes.calibration is None:
-        plane = (spikes.geometry.height, spikes.geometry.width)
-        check_same_view(clip.size, plane, where)
 
 
 # Largest relative difference between the ratio height / width of a frame and of a spike plane. The

@@ -82,7 +82,19 @@ def draw_camera(
     return Camera(shake, angles, zooms, tilts)
 
 
-def draw_layer(
+def whole_photograph(light: np.ndarray, shake: np.ndarray) -> Layer:
+    """Return the farthest layer. Beyond its edges it is mirrored, so that it always fills the view.
+
+    light: (H, W, 3) of the photograph. shake: (P, 2), motion of the camera in pixels of the view.
+    """
+    height, width = light.shape[:2]
+    opaque = np.ones((height, width, 1), np.float32)
+    sheet = np.concatenate((light, opaque), axis=2)
+    middle = np.array((width, height)) / 2  # x before y, as in all points here
+    return Layer(sheet, middle + shake, cv2.BORDER_REFLECT_101)
+
+
+def draw_piece(
     light: np.ndarray,
     depth: int,
     shake: np.ndarray,
@@ -90,24 +102,17 @@ def draw_layer(
     view_side: int,
     rng: np.random.Generator,
 ) -> Layer:
-    """Draw a layer. depth: 0 for the whole photograph; 1 and 2 for its pieces, 2 is the nearest.
+    """Draw a piece of the photograph that is nearer than the rest.
 
-    light: (H, W, 3) of the photograph. shake: (P, 2), motion of the camera in pixels of the view.
+    light: (H, W, 3) of the photograph. depth: 1 or 2, the nearest.
+    shake: (P, 2), motion of the camera in pixels of the view.
     time: (P, 1), time of each plane in frame intervals. view_side: side of the view in pixels.
     rng: the order of its draws must not change, because it decides which scene a seed gives.
     """
     height, width = light.shape[:2]
-    size = np.array((width, height))  # x before y, as in all points here
-    opaque = np.ones((height, width, 1), np.float32)
-    if depth == 0:
-        # The whole photograph. Nothing is drawn for it. Beyond its edges it is mirrored, so that it
-        # always fills the view.
-        centers = size / 2 + shake
-        sheet = np.concatenate((light, opaque), axis=2)
-        return Layer(sheet, centers, cv2.BORDER_REFLECT_101)
-
-    # A piece of the photograph around the point `middle`. It appears in the view at another place
-    # than it has in the photograph, and moves with a constant speed.
+    size = np.array((width, height))
+    # The piece lies around the point `middle`. It appears in the view at another place than it has
+    # in the photograph, and moves with a constant speed.
     middle = rng.uniform(0.3, 0.7, 2) * size
     speed = view_side * rng.uniform(-0.05, 0.05, 2)  # pixels per frame interval
     center_at_time_0 = middle + view_side * rng.uniform(-0.3, 0.3, 2)
@@ -115,7 +120,8 @@ def draw_layer(
     # that it has no steps of whole pixels.
     corners = middle + view_side * rng.uniform(-0.2, 0.2, (8, 2))  # (8, 2), x and y
     hull = cv2.convexHull(corners.astype(np.int32))
-    mask = cv2.fillPoly(np.zeros_like(opaque), [hull], 1.0, cv2.LINE_AA)
+    transparent = np.zeros((height, width, 1), np.float32)
+    mask = cv2.fillPoly(transparent, [hull], 1.0, cv2.LINE_AA)
     opacity = cv2.GaussianBlur(mask, (0, 0), 0.8)[..., None]  # (H, W, 1)
     sheet = np.concatenate((light * opacity, opacity), axis=2)
     # The nearer the layer, the more it moves with the camera: 1.35 and 1.7 times as much as the

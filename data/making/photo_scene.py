@@ -1,8 +1,9 @@
 """Give the light of a photograph in motion, plane by plane, and its true motion.
 
 A plane is one read-out of the spike camera. The camera shakes, zooms, turns and tilts over the
-photograph, and two pieces of it are nearer than the rest (data/making/photo_layers.py). A point of
-the view, what the camera sees, lies on the sheet, the image of a layer, at
+photograph. Two pieces of it are nearer than the rest: they move more with the camera, and also move
+by themselves (data/making/photo_layers.py). A point of the view, what the camera sees, lies on the
+sheet, the image of a layer, at
 
     sheet point = T(center) C(turn, zoom, tilt) T(-middle of the view) view point.
 
@@ -27,28 +28,22 @@ from data.making.photo_layers import (
     Layer,
     camera_homography,
     draw_camera,
-    draw_layer,
+    draw_piece,
     opacity_at,
     translation,
+    whole_photograph,
 )
 
 
 class PhotoScene:
     """A photograph in motion: the light of each plane, and where each pixel moves.
 
-    The camera shakes, zooms, turns and tilts. Two pieces of the photograph are nearer than the
-    rest: they move more with the camera, and also move by themselves.
-
     picture: (H, W, 3) uint8. It is scaled down to a shorter side of FINE x side.
     count: number of frame intervals (from one made frame to the next).
     planes: number of planes in an interval.
     crop: side of a made frame in pixels.
     rng: first the camera is drawn (`draw_camera`), then the layers from the farthest to the
-    nearest (`draw_layer`).
-
-    What must stay: the order and the ranges of the draws, because they decide which scene a seed
-    gives. test_a_seed_gives_its_scene notices another order or range. With wider ranges, the motion
-    would be faster, and data sets would be others: then raise VERSION in data/making/prepare.py.
+    nearest (`draw_piece`).
     """
 
     def __init__(
@@ -70,12 +65,11 @@ class PhotoScene:
         # The time of each plane in frame intervals, from -count / 2 to count / 2: (P, 1).
         share_of_clip = np.arange(self.number_of_planes) / self.number_of_planes  # (P,)
         time = (share_of_clip - 0.5)[:, None] * count
-        self._layers = []  # the farthest one first
-        for depth in range(1 + NEAR_LAYERS):  # 0 is the whole photograph
-            layer = draw_layer(
-                light, depth, shake=self._camera.shake, time=time, view_side=view_side, rng=rng
-            )
-            self._layers.append(layer)
+        shake = self._camera.shake
+        self._layers = [whole_photograph(light, shake)]  # the farthest one first
+        for depth in range(1, 1 + NEAR_LAYERS):
+            piece = draw_piece(light, depth, shake=shake, time=time, view_side=view_side, rng=rng)
+            self._layers.append(piece)
 
     def lights(self) -> Iterator[np.ndarray]:
         """Yield the light (crop, crop, 3) float32 of each plane."""

@@ -82,8 +82,9 @@ STATE = {
         "cache: a GPU that compiles the kernels once goes on doing so",
     "models.recognise._shapes_of_released":
         "cache: the published networks stay as they are, and building them takes long",
-    "data.clips.lmdb_root._environments": "LMDB refuses to be opened twice in a process",
-    "data.clips.lmdb_root._opening_lock": "for `_environments`: a check reads in several threads",
+    "data.clips.lmdb_database._environments": "LMDB refuses to be opened twice in a process",
+    "data.clips.lmdb_database._opening_lock":
+        "for `_environments`: a check reads in several threads",
     "models.foreign_weights._lock_of_allowed_names":
         "the lock for the names that torch.load allows: torch has one list of them in a process",
     "os.environ": "CUDA, torch and W&B read their settings there; child processes inherit it",

@@ -1,0 +1,159 @@
+"""Open an LMDB once in a process, and read its values.
+
+An LMDB is a database file that is mapped into memory. The package lmdb calls an open database an
+environment. Two properties of LMDB can end the process or give wrong data:
+
+* A read behind the end of the file ends the process without an error of Python. So a file that is
+  cut short is refused before a value is read
+  (test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read).
+* A process may open a database only once, and a child process may not use an environment of its
+  parent. So there is one environment for each root, and none is open during a fork
+  (test_threads_that_begin_together_open_an_lmdb_once).
+
+What must stay: both. Free to change: the texts of the errors, and the settings of `lmdb.open` that
+only concern speed.
+
+Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_any_bytes.py
+"""
+
+import os
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from utils.errors import DataError, OptionError
+
+
+def read_value(root: str, key: str, count: int = -1) -> bytes:
+    """Return the value under a key of an LMDB.
+
+    root: folder of the LMDB, e.g. "/data/train.lmdb". key: e.g. "clip_a/000000".
+    count: number of bytes to read from the beginning; -1: all.
+    Raises OSError if there is no such key, DataError if the LMDB is damaged.
+    """
+    with _transaction(root) as transaction:
+        value = transaction.get(key.encode())
+        if value is None:
+            raise OSError("the LMDB has no such key")
+        if count >= 0:
+            value = value[:count]
+        # Copy the value, because the view is not valid after the transaction.
+        return bytes(value)
+
+
+@contextmanager
+def _transaction(root: str) -> Generator[Any]:
+    """Open a transaction that reads an LMDB, for a `with` block.
+
+    Values are views of the mapped file. They are not valid after the block, so copy them.
+    Raises DataError, also if the `with` block finds the LMDB damaged.
+    """
+    environment = open_environment(root)
+    import lmdb
+
+    try:
+        # buffers=True makes each value a view of the mapped file, and no copy.
+        with environment.begin(buffers=True) as transaction:
+            yield transaction
+    except lmdb.Error as e:
+        raise damaged_lmdb(root, e) from e
+
+
+def damaged_lmdb(root: str, error: Exception) -> DataError:
+    """Return the error for an LMDB that cannot be read. error: what the reader found."""
+    return DataError(
+        what=f"the LMDB is damaged: {error}",
+        where=root,
+        expected="an LMDB with the keys that its meta_info.txt lists",
+        do="copy the LMDB again (mdb_copy -c compacts it), or make it again",
+    )
+
+
+# {root: its environment} of the LMDBs that this process has open.
+_environments: dict[str, Any] = {}
+# Held while an LMDB is opened, because the data check reads in several threads.
+_opening_lock = threading.Lock()
+
+
+def open_environment(root: str) -> Any:
+    """Return the open LMDB. The first call in a process opens the LMDB.
+
+    Callers must not close it, because other threads may read it at the same time.
+    Raises OptionError if the package lmdb is not installed, DataError for a damaged file.
+    """
+    with _opening_lock:
+        if root not in _environments:
+            environment = _open_lmdb(root)
+            _refuse_short_lmdb(root, environment)
+            _environments[root] = environment
+        return _environments[root]
+
+
+def _open_lmdb(root: str) -> Any:
+    """Open an LMDB to read. Only `open_environment` may call this, because it holds the lock."""
+    try:
+        import lmdb  # an optional package
+    except ImportError as e:
+        raise OptionError(
+            what='io_backend.type "lmdb" needs the package lmdb',
+            where="io_backend.type",
+            expected="an installed lmdb",
+            do="pip install lmdb",
+        ) from e
+    try:
+        # Without a lock, nothing is written into the folder, which may be read-only. Without
+        # readahead, the system reads only the pages of a sample. `meminit` matters only for
+        # writing. data/clips/lmdb_sizes.py opens an LMDB with the same settings.
+        return lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
+    except lmdb.Error as e:
+        raise DataError(
+            what=f"cannot open the LMDB: {e}",
+            where=root,
+            expected="a folder with data.mdb",
+            do="make the LMDB again, or correct the dataroot",
+        ) from e
+
+
+def _refuse_short_lmdb(root: str, environment: Any) -> None:
+    """Close and refuse an LMDB if its file has fewer bytes than its first pages say.
+
+    LMDB maps the file into memory. A read behind the end of the file would kill the process
+    (SIGBUS). Opening an LMDB reads only its first two pages, so it does not notice a short file.
+    """
+    size = os.path.getsize(os.path.join(root, "data.mdb"))
+    number_of_last_page = environment.info()["last_pgno"]  # the last page in use
+    bytes_per_page = environment.stat()["psize"]
+    least_size = (number_of_last_page + 1) * bytes_per_page  # page numbers begin at 0
+    if size < least_size:
+        environment.close()
+        raise DataError(
+            what=f"the LMDB is cut short: data.mdb has {size} bytes",
+            where=root,
+            expected=f"{least_size} bytes, as its first pages say",
+            do="copy the LMDB again (mdb_copy -c compacts it)",
+        )
+
+
+def _close_environments() -> None:
+    """Close all LMDBs before a fork. The parent opens them again when it needs them.
+
+    Leaves `_opening_lock` locked, so that no thread opens an LMDB during the fork. After the fork,
+    the parent and the child each release their copy of the lock.
+    """
+    _opening_lock.acquire()
+    for environment in _environments.values():
+        environment.close()
+    _environments.clear()
+
+
+# This registration acts on every fork of the process, e.g. when a loader worker is started. LMDB
+# forbids two things to a child process: to use an environment of its parent, and to open the same
+# LMDB while the parent's environment is open in the child. So no LMDB is open during a fork.
+# Windows has no fork, and no `register_at_fork`.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_close_environments,
+        after_in_parent=_opening_lock.release,
+        after_in_child=_opening_lock.release,
+    )
