@@ -14,7 +14,7 @@ along its motion u:
     groups               divides the planes of the exposure into moments, with a motion u each
     rgb_equations        b and its expected error
     spike_equations      y and its expected error; intervals.py finds the spikes
-    cameras              A = (B, S), and its adjoint; spike_pixels.py and sampling.py compute parts
+    cameras              A = (B, S), and its adjoint; chunk.py and spike_pixels.py compute its parts
     system               all equations: residuals of a frame, and weights of the equations
     solution             z, by conjugate_gradients.py
     network_channels     what learned steps see of the equations

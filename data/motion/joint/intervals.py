@@ -50,8 +50,7 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
         nearest spikes     3    9    16    16
         intervals            3-9  9-16  none
 
-    The intervals of a pixel never overlap, so no light is counted twice. The tests of spike
-    intervals in test_joint.py notice a wrong begin, end or count.
+    The intervals of a pixel never overlap, so no light is counted twice.
 
     stream: (T, h, w) uint8 in {0, 1}. edges: (M + 1,) times, ascending whole planes.
     """

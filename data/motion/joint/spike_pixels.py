@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.motion.joint.sampling import corners_of, sparse_matrix
+from data.motion.joint.sampling import corners_of
+from data.motion.joint.sparse import sparse_matrix
 from data.motion.view import View
 
 # A spike pixel counts as on the frame if more than this share of its points is. All of its points

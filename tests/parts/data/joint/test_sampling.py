@@ -1,4 +1,4 @@
-"""data/motion/joint/sampling.py: the adjoint of sums of samples of a picture.
+"""data/motion/joint/sampling.py, adjoint_of_samples.py, sparse.py: samples, and the map back.
 
 A sample is the value of a picture at a position between its pixels. The adjoint is the map back,
 from values of samples to the picture. The gradient that torch has for `grid_sample` is the same
@@ -12,13 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.motion.joint.sampling import (
-    AdjointOfSums,
-    corners_of,
-    grid_positions,
-    sort_samples,
-    sparse_matrix,
-)
+from data.motion.joint.adjoint_of_samples import AdjointOfSums, sort_samples
+from data.motion.joint.sampling import corners_of, grid_positions
+from data.motion.joint.sparse import sparse_matrix
 from tests.dist.launching import run_ranks
 
 ROOT = Path(__file__).parents[4]
@@ -133,7 +129,7 @@ def test_a_sparse_matrix_is_made_without_a_warning(tmp_path):
     # torch warns once in a process, so this needs a process of its own.
     program = tmp_path / "program.py"
     program.write_text(
-        "import torch; from data.motion.joint.sampling import sparse_matrix; "
+        "import torch; from data.motion.joint.sparse import sparse_matrix; "
         "sparse_matrix(torch.tensor([0]), torch.tensor([0]), torch.ones(1), (1, 1))"
     )
 

@@ -1,0 +1,137 @@
+"""Compute the adjoint of sampling a picture at many positions, quickly on a CPU.
+
+Both cameras see sums of samples of the sharp frame (chunk.py). The adjoint A^T of such a linear map
+A is the map with <A x, y> = <x, A^T y> for all x and y, where < , > is the sum of the products. Its
+matrix is the transposed matrix of A: it gives the value of each sample back to the four pixels from
+which the sample was interpolated, times their weights (sampling.py).
+
+torch has the adjoint of `grid_sample`: its gradient. But on a CPU this gradient takes five times as
+long as `grid_sample` itself, and a solution needs it about 15 times for the same positions. So the
+samples are sorted once, and the adjoint is a product with sparse matrices:
+
+    sort_samples     the samples in the order of their corners
+    AdjointOfSums    the adjoint of "sample a picture, then add up some of the samples"
+
+N: number of samples. P = H W: number of pixels of the picture. The corner of a sample is the pixel
+above and to its left.
+
+In tests/parts/data/joint/test_sampling.py, test_the_adjoint_is_the_gradient_of_the_sums notices a
+wrong adjoint, also on pictures of one row or one column.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.motion.joint.sampling import corners_of
+from data.motion.joint.sparse import csr_matrix
+
+
+class SortedSamples(NamedTuple):
+    """Samples in the order of their corners, the numbers of the pixels above and to the left.
+
+    E.g. samples 0, 1 and 2 with the corners 7, 2 and 7: the numbers 1, 0, 2.
+    """
+
+    numbers: Tensor  # (N,) int64: number of each sample before it was sorted
+    begins: Tensor  # (P + 1,) int32: the samples of corner c are at begins[c] to begins[c + 1] - 1
+    weights: Tensor  # (4, N): weights of the four pixels, see `sampling.Corners`
+    offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1
+
+
+def sort_samples(positions: Tensor, size: tuple[int, int]) -> SortedSamples:
+    """Sort samples in the order of their corners. Arguments: as in `corners_of`."""
+    corners = corners_of(positions, size)
+    numbers = _order_of(corners.corner)
+    samples_per_corner = torch.bincount(corners.corner, minlength=corners.pixel_count)  # (P,)
+    begins = torch.zeros(corners.pixel_count + 1, dtype=torch.int32, device=positions.device)
+    begins[1:] = samples_per_corner.cumsum(0)  # begins[0] is 0
+    weights = corners.weights.index_select(1, numbers)
+    return SortedSamples(numbers, begins, weights, corners.offsets)
+
+
+def _order_of(values: Tensor) -> Tensor:
+    """Return the numbers of values (N,) int32 in ascending order of the values, (N,) int64."""
+    if values.device.type != "cpu":
+        return torch.argsort(values, stable=True)
+    # On a CPU, numpy takes less than half of the time of torch: the corners of a smooth motion are
+    # nearly sorted.
+    return torch.from_numpy(np.argsort(values.numpy(), kind="stable"))
+
+
+class AdjointOfSums:
+    """The adjoint of a map that samples a picture, then adds up some of the samples.
+
+    The map has the outputs
+
+        y_i = sum over the samples n of output i of f_n x(position of n)
+
+    E.g. an output is a pixel of the blurry frame: it adds up one sample of each group of planes,
+    and f is the share of the group in the exposure.
+
+    samples: the samples of all outputs, sorted.
+    output_count: number of outputs.
+    output_of: (N,) int32, the number of the output of each sample, in the order of `samples`.
+    factors: (N,), f in the order of `samples`. None: all are 1.
+    """
+
+    def __init__(
+        self,
+        samples: SortedSamples,
+        output_count: int,
+        output_of: Tensor,
+        factors: Tensor | None = None,
+    ) -> None:
+        self._pixel_count = len(samples.begins) - 1
+        weights = samples.weights  # (4, N)
+        if factors is not None:
+            weights = weights * factors
+        # A sample with the corner c has the four pixels c + k, with the offsets k = 0, 1, W, W + 1.
+        # So there are four matrices, one for each offset. Row c has an entry for each sample of the
+        # corner c, in the column of the sample's output. The product of row c and y belongs to the
+        # pixel c + k. All four have their entries at the same places, and only the values differ.
+        self._matrices = []
+        for offset, weights_of_pixel in zip(samples.offsets, weights, strict=True):
+            # The last `offset` corners have no pixel c + offset: their weights are 0, and they have
+            # no row. A picture of one row has fewer pixels than the offset W + 1, so it has no
+            # corner with a pixel: at least 0.
+            row_count = max(self._pixel_count - offset, 0)
+            begins = samples.begins[: row_count + 1]
+            entry_count = int(begins[-1])  # number of samples whose corner has a row
+            matrix = csr_matrix(
+                begins,
+                columns=output_of[:entry_count],
+                values=weights_of_pixel[:entry_count],
+                shape=(row_count, output_count),
+            )
+            self._matrices.append((offset, matrix))
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Return the adjoint (P,) or (P, C) of y, which is (outputs,) or (outputs, C)."""
+        if y.ndim == 1:
+            return self(y[:, None])[:, 0]
+        x = y.new_zeros(self._pixel_count, *y.shape[1:])
+        self.add_to(x, y)
+        return x
+
+    def add_to(self, x: Tensor, y: Tensor) -> None:
+        """Add the adjoint of y (outputs, C) to x (P, C), in place.
+
+        So several maps, e.g. of one chunk of groups each, can add their adjoints to one x.
+        """
+        # A column alone is faster as a vector. But without MKL (e.g. on ARM) the product of a
+        # sparse matrix and a vector is missing in torch on a CPU, or is wrong (pytorch issues 96972
+        # and 127491). The product with a matrix of one column is right.
+        is_vector = y.shape[1] == 1 and y.device.type == "cpu" and torch.backends.mkl.is_available()
+        for offset, matrix in self._matrices:
+            # Row c of the product belongs to the pixel c + offset, which is row c of this slice.
+            x_from_offset = x[offset:]
+            if len(x_from_offset) == 0:
+                continue  # e.g. a picture of one row has no pixels below
+            if is_vector:
+                column = x_from_offset[:, 0]
+                torch.addmv(column, matrix, y[:, 0], out=column)
+            else:
+                torch.addmm(x_from_offset, matrix, y, out=x_from_offset)
