@@ -1,33 +1,31 @@
 """Set up the equations of both cameras for one exposure, solve them, and show them to a network.
 
-The unknown is the sharp frame z, (3, H, W), display values at one instant. Its light is x = z^2.2.
-While the frame was exposed, the scene moved: a moment before or after the sharp instant, pixel p
+The unknown is the sharp frame z, (3, H, W): display values at one instant, the sharp instant. Its
+light is x = z^2.2. While the frame was exposed, the scene moved by u: at another moment, pixel p
 saw what is at p + u(p) in the sharp frame. So both cameras have recorded means of the sharp frame
-along its motion u:
+along its motion:
 
     B x = b    the mean over the exposure is the blurry frame, one equation per pixel and colour
     S l = y    the mean between two spikes of a pixel is known, one equation per interval; l is the
                luma of x, or of z if the spike camera integrates display values
 
-`Equations` makes them in this order, each part by a module of this folder:
+`Equations` sets them up, each part by a module of this folder:
 
-    groups               divides the planes of the exposure into moments, with a motion u each
-    rgb_equations        b and its expected error
-    spike_equations      y and its expected error; intervals.py finds the spikes
-    cameras              A = (B, S), and its adjoint; chunk.py and spike_pixels.py compute its parts
-    system               all equations: residuals of a frame, and weights of the equations
-    solution             z, by conjugate_gradients.py
-    network_channels     what learned steps see of the equations
+    groups              divides the planes of the exposure into moments, with a motion u each
+    rgb_equations       b and its expected error
+    spike_equations     y and its expected error; intervals.py finds the spikes
+    cameras             A = (B, S), and its adjoint; chunk.py and spike_pixels.py compute its parts
+    system              all equations: residuals of a frame, and weights of the equations
+    solution            z, from linearised.py by conjugate_gradients.py
+    network_channels    what learned steps see of the equations
 
 guard.py blends a solution with the first estimate where the solution fits worse. values.py converts
 between z, x and luma.
 
-Called by data/motion/method.py (`--method joint`) and by the fusion "motion"
-(models/fusion/fusion_motion.py), which takes learned steps on the same equations.
-
-What must stay: the weights of the fusion "motion" were trained on the numbers of `Equations`.
-Another value of a constant of this folder changes these numbers a little, and the weights then fit
-a little worse.
+`--method joint` (data/motion/joint_method.py) takes the solution. The fusion "motion"
+(models/fusion/fusion_motion.py) takes learned steps on the same equations. Its weights were trained
+on the numbers of `Equations`: another value of a constant of this folder changes these numbers a
+little, and the weights then fit a little worse.
 
 Tests: tests/parts/data/joint/test_equations.py, tests/parts/models/test_fusion_motion.py
 """
@@ -54,7 +52,8 @@ from data.motion.shifts import Motion
 class Solver:
     """The settings of the solution.
 
-    The fields are options of `--method joint` (data/motion/method.py), so their names must stay.
+    The fields are options of `--method joint` (data/motion/joint_method.py), so their names must
+    stay.
 
     groups: largest G, number of groups of planes. A slow motion gets fewer groups (`group_count`).
     linearisations: number of times that the equations are linearised.
@@ -79,7 +78,8 @@ class Equations:
     "motion" (utils.contract.JointEquations): their names and what they return must stay.
 
     Its results do not change after it is made, so one object may be solved, and then be given to a
-    network.
+    network. Whoever adds a setting adds it to `Solver`, and whoever adds a kind of equations makes
+    a module for it and adds it to `System`.
 
     Attributes:
     solver, pixels: the arguments of the constructor.
@@ -108,21 +108,28 @@ class Equations:
         self.solver = solver
         self.pixels = pixels
 
+        # The motion, the right sides b and y with their weights, and the left sides (B, S).
         count = group_count(recording, motion, solver.groups)
         groups = plane_groups(recording, pixels.view, motion, count, device)
         rgb = rgb_equations(recording, solver.noise, device)
         spikes = spike_equations(recording, pixels, groups.edges, gain, is_good, device)
         cameras = Cameras(pixels, groups.shifts, groups.shares, spikes.coverage)
-        self.blurry = rgb.blurry
         self.system = System(cameras, rgb, spikes, pixels.view.is_display)
+
+        # What only the solution needs: how strongly each pixel is held near the first estimate.
         self._prior_weight = prior_weight_of(groups.motion_error, rgb.sigma_b)
+        # What only a network needs.
+        self.blurry = rgb.blurry
         self._channels = NetworkChannels(self.system, pixels, recording, groups, gain)
 
     def solve(self, z_0: Tensor) -> Tensor:
         """Return the solution z (3, H, W) of the equations. z_0: first estimate (3, H, W)."""
-        solver = self.solver
         return solve(
-            self.system, self._prior_weight, z_0, solver.linearisations, steps=solver.steps
+            self.system,
+            self._prior_weight,
+            z_0,
+            linearisations=self.solver.linearisations,
+            steps=self.solver.steps,
         )
 
     def proposal(self, z_0: Tensor) -> Tensor:

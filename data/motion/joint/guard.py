@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.motion.exposure import Recording
-from data.motion.joint.sampling import grid_positions
 from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.joint.values import display_of_light, light_of, luma
 
@@ -45,14 +44,6 @@ def guard_solution(
 ) -> tuple[Tensor, Tensor]:
     """Blend z with z_0 by how well each fits the spikes around the sharp instant.
 
-        weight of z = 1 / (1 + (a / (guard a_0))^2)
-
-    a and a_0 are the squared errors of z and z_0. For example, with guard 2.5 the weight of z is
-    1/2 where a = 2.5 a_0, and 1 / (1 + 0.4^2) = 0.86 where both fit alike (a = a_0).
-
-    test_the_guard_saves_a_good_start_from_a_wrong_motion notices a wrong weight. No test notices if
-    the error by noise is left out.
-
     z, z_0: the solution and the first estimate, (3, H, W).
     gain: (h, w), spikes per plane of each spike pixel at full light.
     guard: a / a_0 at which both count alike; with 0, z is returned.
@@ -68,19 +59,12 @@ def guard_solution(
     # The error by noise is added to both errors. Otherwise the weight would follow the noise where
     # both fit.
     error_by_noise = _error_by_noise(error_of_z, error_of_z_0) + TINY_ERROR
-
-    # weight = 1 / (1 + (a / (guard a_0))^2)
     a = error_of_z + error_by_noise
     a_0 = error_of_z_0 + error_by_noise
-    weight = 1 / (1 + (a / (guard * a_0)) ** 2)  # (h, w)
 
-    # Interpolate the weights of spike pixels to RGB pixels.
-    on_plane = torch.from_numpy(pixels.view.pixels_on_plane()).to(z.device)  # (H, W, 2)
-    positions = grid_positions(on_plane, pixels.view.plane)
-    weight = F.grid_sample(weight[None, None], positions, padding_mode="border", align_corners=True)
-    weight = weight[0, 0]  # (H, W)
-    blend = weight * z + (1 - weight) * z_0
-    return blend, weight
+    weight_of_spike_pixels = 1 / (1 + (a / (guard * a_0)) ** 2)  # (h, w)
+    [weight] = pixels.to_frame(weight_of_spike_pixels[None])  # (H, W)
+    return weight * z + (1 - weight) * z_0, weight
 
 
 # The guard assumes that this share of the pixels fits perfectly, up to noise. So their errors show

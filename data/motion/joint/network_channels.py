@@ -1,35 +1,40 @@
 """Show the equations to a network: what is known of each pixel, and how a frame should change.
 
-The fusion "motion" (models/fusion/fusion_motion.py) takes learned steps on the equations of both
-cameras. It sees them as channels, one value per RGB pixel each:
+The fusion "motion" (models/fusion/fusion_motion.py) takes learned steps on the equations B x = b of
+the blurry frame and S l = y of the spikes (system.py). It sees them as channels, with a value for
+each RGB pixel:
 
     evidence    six channels, known before any step: how far the equations can be trusted
     pulls       seven channels, for a frame z: how the equations would change z, and the residuals
 
-    B x = b, S l = y    equations of the blurry frame and of the spikes (system.py): x is the light
-                        of the sharp frame z, and l what the spike camera integrates of z
-    r                   residuals b - B x and y - S l
-    w_s                 weights of the spike equations, 1 / (expected error)
+The equations change z along their gradients. With r for the residuals b - B x and y - S l:
 
-An equation pulls z along its gradient, the adjoint of what it misses: A^T W r.
+    change of a colour    slope * B^T (r / slope_b^2)
+    change of grey        slope_l * S^T (w_s^2 r) / (p + p_0)        p = slope_l^2 * S^T w_s^2
+
+    slope      dx / dz at z: it turns a gradient by light into a gradient by display values
+    slope_b    dx / dz at the blurry frame: it turns an error in light into one in display values
+    slope_l    the same as slope for the grey value that the spike camera integrates
+    w_s        1 / (expected error) of a spike equation
+    p, p_0     precision (1 / variance) of the grey value by the spikes, and PRIOR_PRECISION
+
+Residuals are limited first, and changes at the end, because an equation may be wrong.
 
 What must stay: the channels, their order, and their scales, because the network was trained on
-them. With other ones it still runs, but its frames are worse. So each constant below needs a new
-training, too. tests/stories/test_motion_weights.py notices if the first two channels of `evidence`
-change places, and test_the_equations_pull_a_frame_towards_the_sharp_one if the changes of colours
-and grey do in `pulls`.
+them. With other ones it still runs, but its frames are worse. So another value of a constant below
+needs a new training, too. tests/stories/test_motion_weights.py notices if the first two channels of
+`evidence` change places, and test_the_equations_pull_a_frame_towards_the_sharp_one if the changes
+of colours and grey do in `pulls`.
 """
 
 import math
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from data.motion.exposure import Recording
 from data.motion.joint.groups import PlaneGroups
-from data.motion.joint.sampling import grid_positions
 from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.joint.system import CAUCHY, Residuals, System
 from data.motion.joint.values import display_of_light, light_of, luma, slope_of, tensor_of
@@ -68,9 +73,6 @@ class NetworkChannels:
         window = recording.window(recording.sharp, INSTANT_PLANES)
         [rate] = recording.spike_rates([window])  # spikes per plane, (h, w)
         self._instant = _display_of(tensor_of(rate / gain, device), system.is_display)
-        # Where each RGB pixel lies on the spike plane.
-        on_plane = torch.from_numpy(pixels.view.pixels_on_plane()).to(device)
-        self._positions_on_plane = grid_positions(on_plane, pixels.view.plane)  # (1, H, W, 2)
         # The result of `_precision`. It does not depend on z, and the steps of a network need it
         # several times. None: not computed yet.
         self._kept_precision: Tensor | None = None
@@ -124,9 +126,8 @@ class NetworkChannels:
         # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
         size_of_r_s = r_s.abs().mean(0) / CAUCHY  # (h, w), at most 1
         brightness_missing = self._instant - self._seen_at_instant(z)  # display values, (h, w)
-        on_plane = torch.stack((size_of_r_s, brightness_missing))[None]  # (1, 2, h, w)
-        [spike_channels] = F.grid_sample(  # (2, H, W)
-            on_plane, self._positions_on_plane, padding_mode="border", align_corners=True
+        spike_channels = self._pixels.to_frame(  # (2, H, W)
+            torch.stack((size_of_r_s, brightness_missing))
         )
         # 3 + 1 + 1 + 2 channels
         return torch.cat((colour_change, grey_change, size_of_r_b, spike_channels))
@@ -145,8 +146,8 @@ class NetworkChannels:
         return self._kept_precision
 
 
-# Limit of a residual of the RGB equations, in display values. A larger residual comes from an
-# equation that is wrong (e.g. an occlusion), and would only disturb the network.
+# Limit of a residual of the RGB equations, in display values. A larger residual comes from a wrong
+# equation, e.g. where one thing hides another, and would only disturb the network.
 MOST_RESIDUAL = 0.5
 
 
@@ -184,18 +185,17 @@ def _changes(
 
     limited_residuals: from `_limited_residuals`. precision: from `_grey_precision`, (H, W).
     """
-    # The gradients A^T W r by light x and by grey values l, where r are residuals in light. For the
-    # blurry frame W = 1 / slope^2, and r_b is r / slope already. For the spikes W = w_s^2, and r_s
-    # is w_s r already.
+    # The gradients by light: B^T (r / slope_b^2) and S^T (w_s^2 r). The limited residuals are
+    # r / slope_b and w_s r, so one factor is left for each.
     r_b, r_s = limited_residuals
     slope_of_blurry = slope_of(system.rgb.blurry)
     gradient_x, gradient_l = system.cameras.adjoint(
         r_b / slope_of_blurry, system.spikes.weights * r_s
     )
-    # The slope dx / dz at z turns the gradient by light into the gradient by display values.
+    # The gradients by display values.
     colour_change = gradient_x * slope_of(z)
-    # A Newton step of the grey value: gradient / (precision + prior precision).
     gradient_grey = gradient_l * _slope_of_grey(z, system.is_display)
+    # A Newton step of the grey value.
     grey_change = gradient_grey / (precision + PRIOR_PRECISION)
     return (
         colour_change.clamp(-MOST_PULL, MOST_PULL),

@@ -1,4 +1,4 @@
-"""Compute what the spike pixels see of a grey picture, and the adjoint of this map.
+"""Map pictures from RGB pixels to spike pixels, as the spike camera sees them, and back.
 
 The spike camera has a lens of its own, and its pixels cover other areas than the RGB pixels. So a
 spike pixel sees the mean of a part of the frame:
@@ -14,7 +14,9 @@ The area of a spike pixel is sampled at m x n points, about one for each RGB pix
 (`View.points_in_pixel`). A point lies between four RGB pixels and is interpolated from them. So a
 row of D has an entry for each point and each of its four RGB pixels.
 
-The adjoint L^T D^T maps back, from spike pixels to RGB pixels. The solution needs both maps.
+Two maps lead back, from spike pixels to RGB pixels. The adjoint L^T D^T belongs to the equations:
+it gives the value of a spike pixel to all RGB pixels that it sees, times their weights. `to_frame`
+interpolates values that are known for spike pixels, e.g. how far each of them is trusted.
 
 What must stay: `SpikePixels.adjoint` is the adjoint of `SpikePixels.__call__`, or conjugate
 gradients do not converge. In tests/parts/data/joint/test_cameras.py,
@@ -29,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.motion.joint.sampling import corners_of
+from data.motion.joint.sampling import corners_of, grid_positions
 from data.motion.joint.sparse import sparse_matrix
 from data.motion.view import View
 
@@ -39,14 +41,15 @@ ON_FRAME = 0.999
 
 
 class SpikePixels:
-    """D L: the linear map from grey pictures to what spike pixels see. First L blurs, then D reads.
+    """D L: the linear map from grey pictures to what spike pixels see.
 
-    D: each spike pixel is the mean of m x n samples of the picture, about one for each RGB pixel
-    that it covers; (m, n) is `View.points_in_pixel`. A sample is interpolated from four RGB pixels.
-    L: the lens blurs by `View.lens_blur` spike pixels.
+    It depends on the view alone, so it is made once for all frames of a clip.
 
-    It depends on the view alone, so it is made once for all frames of a clip. `adjoint` must stay
-    the adjoint of `__call__`; test_the_adjoint_of_the_cameras_is_exact notices.
+    view: where the spike pixels lie on the frame, and how much the lens blurs.
+
+    Attributes:
+    view: the argument of the constructor.
+    are_on_frame: whether each spike pixel lies on the frame with all its points, (h, w) bool.
     """
 
     def __init__(self, view: View, device: torch.device) -> None:
@@ -56,7 +59,7 @@ class SpikePixels:
         positions = torch.from_numpy(points).to(device)
 
         # D as a matrix (h w, H W), and the transposed matrix for the adjoint.
-        entries = _entries_of_means(positions, view)
+        entries = _entries_of_D(positions, view)
         pixel_count = height * width
         spike_pixel_count = view.plane[0] * view.plane[1]
         self._D = sparse_matrix(
@@ -66,14 +69,16 @@ class SpikePixels:
             entries.pixels, entries.spike_pixels, entries.values, (pixel_count, spike_pixel_count)
         )
 
-        # Sigma in RGB pixels: sigma in spike pixels, times the RGB pixels along the longer side of
-        # a spike pixel. `points_in_pixel` is this number, rounded.
+        # L. Sigma in RGB pixels: sigma in spike pixels, times the RGB pixels along the longer side
+        # of a spike pixel. `points_in_pixel` is this number, rounded.
         sigma = view.lens_blur * max(view.points_in_pixel)
         # None: the lens does not blur, so L changes nothing.
         self._kernel = gaussian_kernel(sigma).to(device) if sigma > 0 else None
 
-        # Which spike pixels lie on the frame with all their points, (h, w) bool.
         self.are_on_frame = _shares_on_frame(positions, view) > ON_FRAME
+        # Where each RGB pixel lies on the spike plane, (1, H, W, 2).
+        on_plane = torch.from_numpy(view.pixels_on_plane()).to(device)
+        self._positions_on_plane = grid_positions(on_plane, view.plane)
 
     def __call__(self, pictures: Tensor) -> Tensor:
         """Return D L of N grey pictures (N, H, W): what the spike pixels see, (N, h, w)."""
@@ -98,6 +103,13 @@ class SpikePixels:
             blurred_zeros = self._lens(zeros)
         [adjoint] = torch.autograd.grad(blurred_zeros, zeros, grad_outputs=pictures)
         return adjoint
+
+    def to_frame(self, values: Tensor) -> Tensor:
+        """Interpolate values of the spike pixels, (C, h, w), to the RGB pixels, (C, H, W)."""
+        [on_frame] = F.grid_sample(
+            values[None], self._positions_on_plane, padding_mode="border", align_corners=True
+        )
+        return on_frame
 
     def _lens(self, pictures: Tensor) -> Tensor:
         """Return L of pictures (N, H, W), in the same shape."""
@@ -131,29 +143,26 @@ class MatrixEntries(NamedTuple):
     values: Tensor
 
 
-def _entries_of_means(positions: Tensor, view: View) -> MatrixEntries:
-    """Return the entries of the matrix D, which takes the mean over the samples of a spike pixel.
+def _entries_of_D(positions: Tensor, view: View) -> MatrixEntries:
+    """Return the entries of the matrix D, one for each point and each of its four RGB pixels:
 
-    A sample lies between four RGB pixels and is interpolated from them. So there is an entry for
-    each sample and each of its four pixels:
+        entry = (weight of the RGB pixel in the point) / (number of points in a spike pixel)
 
-        entry = (weight of the pixel in the sample) / (number of samples in a spike pixel)
-
-    Samples of a spike pixel may share an RGB pixel. Then several entries have the same place in the
+    Points of a spike pixel may share an RGB pixel. Then several entries have the same place in the
     matrix: they are added.
 
-    positions: (h m, w n, 2), x and y of the samples on the frame. A spike pixel has m x n samples.
+    positions: (h m, w n, 2), x and y of the points on the frame. A spike pixel has m x n points.
     """
     plane_height, plane_width = view.plane
     down, across = view.points_in_pixel
     device = positions.device
-    # The spike pixel of each sample. E.g. with 3 samples across, the columns 0 to 2 of samples
-    # belong to column 0 of the plane.
+    # The spike pixel of each point. E.g. with 3 points across, the columns 0 to 2 of points belong
+    # to column 0 of the plane.
     row = torch.arange(plane_height * down, device=device) // down  # (h m,)
     column = torch.arange(plane_width * across, device=device) // across  # (w n,)
-    spike_pixel_of_sample = (row[:, None] * plane_width + column).flatten()  # (h m w n,)
+    spike_pixel_of_point = (row[:, None] * plane_width + column).flatten()  # (h m w n,)
 
-    # The four RGB pixels of a sample have the numbers corner + offset.
+    # The four RGB pixels of a point have the numbers corner + offset.
     corners = corners_of(positions, view.size)
     spike_pixels = []
     pixels = []
@@ -162,7 +171,7 @@ def _entries_of_means(positions: Tensor, view: View) -> MatrixEntries:
         # If both cameras are aligned, most weights are 0. Entries of 0 are left out, so that the
         # matrix is smaller.
         counts = weights > 0
-        spike_pixels.append(spike_pixel_of_sample[counts])
+        spike_pixels.append(spike_pixel_of_point[counts])
         pixels.append(corners.corner[counts] + offset)
         values.append(weights[counts] / (down * across))
     return MatrixEntries(torch.cat(spike_pixels), torch.cat(pixels), torch.cat(values))

@@ -1,0 +1,74 @@
+"""Linearise the equations of both cameras at a frame.
+
+The equations B x = b and S l = y are linear in the light x = z^2.2, and not in the display values z
+that are wanted. But if z changes by a small d, what the cameras see changes in proportion to d:
+
+    light integrated             A d = (B (slope d), S luma(slope d))        slope = dx / dz at z
+    display values integrated    A d = (B (slope d), S luma(d))
+
+The normal equations of the change d need three things of them, with W = w^2:
+
+    A^T W A d    by `weighted_change`, w A d, and `adjoint`, A^T w
+    A^T W r      by `gradient`; r are the residuals at z
+    R            by `row_sums`: the sum of each row of A^T W A over the pixels of one colour
+
+The weights w = (w_b, w_s) are those of `System.robust_weights` at z. cameras.py has B, S and their
+adjoints.
+
+What must stay: `adjoint` is the adjoint of `weighted_change`. In
+tests/parts/data/joint/test_equations.py,
+test_the_first_step_changes_the_frame_as_the_equations_pull_it notices a wrong adjoint, for both
+kinds of spike cameras.
+"""
+
+from torch import Tensor
+
+from data.motion.joint.system import System
+from data.motion.joint.values import luma, luma_weights, slope_of
+
+
+class Linearised:
+    """The equations of a system, linearised at a frame z (3, H, W)."""
+
+    def __init__(self, system: System, z: Tensor) -> None:
+        self._cameras = system.cameras
+        self._is_display = system.is_display
+        self._r_b, self._r_s = system.residuals(z)
+        self._w_b, self._w_s = system.robust_weights(self._r_b, self._r_s)
+        self._slope = slope_of(z)  # dx / dz, (3, H, W)
+
+    def weighted_change(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        """Return w A d, (3, H, W) and (M, h, w). d: change of z, (3, H, W)."""
+        change_of_light = self._slope * d
+        # None: the camera integrates light, and `Cameras` takes the luma of the change of light.
+        change_integrated = luma(d) if self._is_display else None
+        blurry, spikes = self._cameras(change_of_light, change_integrated)
+        return blurry.mul_(self._w_b), spikes.mul_(self._w_s)
+
+    def adjoint(self, blurry: Tensor, spikes: Tensor) -> Tensor:
+        """Return A^T w (blurry, spikes), (3, H, W). blurry: (3, H, W). spikes: (M, h, w)."""
+        # Back to light x (3, H, W), and to what the spike camera integrates, l (1, H, W).
+        to_x, to_l = self._cameras.adjoint(self._w_b * blurry, self._w_s * spikes)
+        # The adjoint of the luma: `weights * to_l`, (3, H, W). In place, to save memory.
+        weights = luma_weights(to_l.device)
+        if self._is_display:
+            return to_x.mul_(self._slope).addcmul_(weights, to_l)  # slope to_x + weights to_l
+        return to_x.addcmul_(weights, to_l).mul_(self._slope)  # slope (to_x + weights to_l)
+
+    def gradient(self) -> Tensor:
+        """Return A^T W r, (3, H, W): how the equations would change z."""
+        return self.adjoint(self._w_b * self._r_b, self._w_s * self._r_s)
+
+    def row_sums(self) -> Tensor:
+        """Return R, (3, H, W): the sums of the rows of A^T W A over the pixels of one colour.
+
+        They are computed as if the slope were the same at all pixels that an equation adds up.
+        """
+        # The sums of all rows of a matrix are its product with a picture of ones. B takes means, so
+        # B 1 = 1, and the sums of B^T w_b^2 B are B^T w_b^2. S takes means, too.
+        sums_x, sums_l = self._cameras.adjoint(self._w_b**2, self._w_s**2)
+        # The luma has a weight for each colour. It comes twice, once in S and once in S^T.
+        sums_rgb = luma_weights(sums_l.device) ** 2 * sums_l  # (3, H, W)
+        if self._is_display:
+            return self._slope**2 * sums_x + sums_rgb
+        return self._slope**2 * (sums_x + sums_rgb)
