@@ -3,21 +3,22 @@
 Conjugate gradients solve N d = right_side for a positive definite matrix N that is only known as a
 map, here
 
-    N = A^T A + lambda
+    N = A^T A + prior
 
-    A         linear map from a frame to the values of both cameras, (3, H, W) and (M, h, w)
-    lambda    positive, (H, W): how strongly each pixel of d is held near 0
+    A        linear map from a frame to the values of both cameras, (3, H, W) and (M, h, w)
+    prior    positive, (H, W): how strongly each pixel of d is held near 0
 
-Each step goes along a direction that is conjugate to all directions before, as far as the error
-falls. Few steps give a solution in which what the cameras see clearly has converged, and noise has
-not.
+Each step goes along a direction which is conjugate to all directions before, so far that the error
+becomes least. After few steps, what the cameras see clearly has converged, and noise has not.
 
-    M    a divisor of the residuals (preconditioner): the nearer M is to N, the fewer steps
+The residuals are divided by M, a number for each pixel and colour (a preconditioner). The nearer M
+is to N, the fewer steps are needed. With ones, there is no preconditioner.
 
-The algorithm: Saad, Iterative Methods for Sparse Linear Systems, 2003, algorithm 9.1. The names
-below are those of the book in words: direction p, divided_residual z, step_length alpha.
+The algorithm is 9.1 of Saad, Iterative Methods for Sparse Linear Systems, 2003. Its letters:
 
-Tests: tests/parts/data/joint/test_conjugate_gradients.py notices a wrong step.
+    direction p    residual r    divided_residual z    step_length alpha    energy (r, z)
+
+test_conjugate_gradients_solve_the_normal_equations (tests/parts/data/joint) notices a wrong step.
 """
 
 from collections.abc import Callable
@@ -41,14 +42,8 @@ def conjugate_gradients(
 ) -> Tensor:
     """Return d after `steps` steps from 0 towards the solution of N d = right_side.
 
-    N = adjoint linear + prior. The steps are preconditioned conjugate gradients (Saad, Iterative
-    Methods for Sparse Linear Systems, 2003, algorithm 9.1).
-    test_conjugate_gradients_solve_the_normal_equations notices a wrong step.
-
-    prior: (H, W), positive, so N is positive definite.
-    right_side: (3, H, W), in the normal equations A^T W r - lambda (z - z_0).
-    divisor: M, positive, in the shape of `right_side`. The nearer M is to N, the fewer steps are
-    needed. With ones, the steps are conjugate gradients without preconditioner.
+    linear: A. adjoint: A^T. prior: (H, W), positive, so N is positive definite.
+    right_side: (3, H, W). divisor: M, positive, in the same shape.
     """
     d = torch.zeros_like(right_side)
     residual = right_side.clone()  # right_side - N d, with d = 0

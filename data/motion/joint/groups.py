@@ -1,8 +1,8 @@
 """Divide the planes of an exposure into groups, and find how the scene has moved in each of them.
 
-The scene moves while a frame is exposed. To write down what the cameras have seen, the planes of
-the exposure (binary pictures of the spike camera) are divided into G groups of equal length, and
-each group is taken as one moment, its middle:
+The scene moves while a frame is exposed. So that the cameras' sums over time have few terms, the
+planes of the exposure (binary pictures of the spike camera) are divided into G groups of equal
+length, and each group is taken as one moment, its middle:
 
     u_g(p)    the motion: what group g sees at pixel p is at p + u_g(p) in the sharp frame
     s_g       share of group g in the exposure of a row: the time that both have in common, over
@@ -13,9 +13,11 @@ E.g. 60 planes and 6 groups: the groups end at the times 10, 20, ... 60, have th
 times 5, 15, ... 55, and s_g = 1/6 if all rows are exposed at once. With a rolling shutter s_g
 differs from row to row.
 
-More groups describe a fast motion better, and take more time and memory. The constants decide how
-many there are. tests/parts/data/joint/test_groups.py notices another number of groups, and other
-shares with a rolling shutter. What another number changes in the frames, the tests do not notice:
+More groups describe a fast motion better, and take more time and memory. `group_count` chooses
+their number, `plane_groups` makes them.
+
+tests/parts/data/joint/test_groups.py notices another number of groups, and other shares with a
+rolling shutter. It does not notice whether frames become better or worse by another constant:
 measure it (docs/benchmarks/quality_details.md, "Its constants").
 """
 
@@ -33,9 +35,11 @@ from data.motion.light import DIM_SPIKES, median_spikes
 from data.motion.shifts import Motion
 from data.motion.view import View
 
+# ---- How many groups there are ----
+
 # A pixel should move by at most this many RGB pixels from the middle of one group to the middle of
-# the next group. If it moved farther, the light between the two points would count nowhere. With 2,
-# frames in good light lose 0.2 dB. A smaller value needs more groups, and so more time.
+# the next group. If it moved farther, the light between the two points would count nowhere: with 2
+# pixels, frames in good light lose 0.2 dB. A smaller value needs more groups, and so more time.
 PIXELS_BETWEEN_GROUPS = 1.25
 # The same in dim light, i.e. if a pixel of median light has fewer spikes in the exposure than
 # `DIM_SPIKES`. The motion is known less exactly there, so a larger distance loses nothing.
@@ -48,6 +52,39 @@ DECIDING_SHARE = 0.8
 LEAST_GROUPS = 6
 
 
+def group_count(recording: Recording, motion: Motion, most_groups: int) -> int:
+    """Return G, the number of groups that a motion needs, at most `most_groups`.
+
+    E.g. if 80 % of the pixels move by up to 20 pixels in good light, 16 groups are needed: from one
+    group to the next these pixels move by at most 20 / 16 = 1.25 pixels.
+    """
+    deciding_distance = float(np.quantile(_distances(motion), DECIDING_SHARE))
+    if median_spikes(recording) < DIM_SPIKES:
+        between_groups = PIXELS_BETWEEN_GROUPS_IF_DIM
+    else:
+        between_groups = PIXELS_BETWEEN_GROUPS
+    needed_groups = math.ceil(deciding_distance / between_groups)
+    return min(max(needed_groups, LEAST_GROUPS), most_groups)
+
+
+def _distances(motion: Motion) -> np.ndarray:
+    """Return how far each pixel moves within the exposure, in RGB pixels, (H, W) float32.
+
+    It is the sum of the lengths of its moves from each time of the motion to the next.
+    """
+    distances = np.zeros(motion.shifts.shape[1:3], np.float32)
+    # One move after the other, because an array of all moves of a large frame would take longer.
+    for shifts, next_shifts in itertools.pairwise(motion.shifts):
+        move = next_shifts - shifts  # (H, W, 2)
+        x = move[..., 0]
+        y = move[..., 1]
+        distances += np.sqrt(x * x + y * y)
+    return distances
+
+
+# ---- The groups ----
+
+
 class PlaneGroups(NamedTuple):
     """The groups of planes of an exposure, and the motion of each group."""
 
@@ -57,30 +94,6 @@ class PlaneGroups(NamedTuple):
     # Length and expected error q of the motion, in pixels: means over the groups, (H, W).
     motion_length: Tensor
     motion_error: Tensor
-
-
-def group_count(recording: Recording, motion: Motion, most_groups: int) -> int:
-    """Return G, the number of groups that a motion needs, at most `most_groups`.
-
-    For example, if 80 % of the pixels move by up to 20 pixels in good light, 16 groups are needed:
-    from one group to the next these pixels move by at most 20 / 16 = 1.25 pixels.
-    """
-    # How far each pixel moves, (H, W): the sum of the lengths of its moves from each time of the
-    # motion to the next. One move after the other, because an array of all moves of a large frame
-    # would take longer.
-    distance = np.zeros(motion.shifts.shape[1:3], np.float32)
-    for shifts, next_shifts in itertools.pairwise(motion.shifts):
-        move = next_shifts - shifts  # (H, W, 2)
-        x = move[..., 0]
-        y = move[..., 1]
-        distance += np.sqrt(x * x + y * y)
-    deciding_distance = float(np.quantile(distance, DECIDING_SHARE))
-    if median_spikes(recording) < DIM_SPIKES:
-        between_groups = PIXELS_BETWEEN_GROUPS_IF_DIM
-    else:
-        between_groups = PIXELS_BETWEEN_GROUPS
-    needed_groups = math.ceil(deciding_distance / between_groups)
-    return min(max(needed_groups, LEAST_GROUPS), most_groups)
 
 
 def plane_groups(
@@ -99,7 +112,7 @@ def plane_groups(
     edges = np.linspace(begin_of_rows, end_of_rows, groups + 1)
     middles = (edges[:-1] + edges[1:]) / 2
 
-    # All planes of a group have the same shifts: the shifts at the middle of the group.
+    # All planes of a group get the shifts at its middle.
     shifts = []  # (H, W, 2) of each group
     errors = []  # (H, W) of each group
     for time in middles.tolist():

@@ -6,12 +6,13 @@ equation per interval between two spikes:
 
     S l = sum over groups g of c_g D L l(p + u_g(p)) = y        weight w_s = 1 / (error of y)
 
-    l       what the spike camera integrates of the sharp frame: luma of light or display values
-    c_g     share of group g in the time from begin to end
-    y       n / (gain (end - begin)), measured grey value
+    l             what the spike camera integrates of the sharp frame: its luma
+    D L           what the spike pixels see of a picture (spike_pixels.py)
     begin, end    times of the two spikes, in planes (binary pictures of the spike camera)
-    n       thresholds that the pixel passed between them: 1 for neighbouring spikes
-    gain    spikes per plane of the spike pixel at full light (l = 1)
+    c_g           share of group g, a part of the planes (groups.py), in the time from begin to end
+    y             n / (gain (end - begin)), the measured grey value
+    n             thresholds that the pixel passed between both spikes: 1 for neighbouring spikes
+    gain          spikes per plane of the spike pixel at full light (l = 1)
 
 E.g. a pixel with the gain 0.6 fires at the times 10 and 15: y = 1 / (0.6 * 5) = 0.33. If group 3
 has the planes 12 to 14, it has 3 of the 5 planes between both spikes: c_3 = 0.6.
