@@ -1,8 +1,14 @@
 """Weigh the pixels of overlapping tiles, so that the tiles join without a seam.
 
-A pixel of the result is a weighted mean over the tiles that contain this pixel. `blend_weights`
-gives the weights of one tile along one axis. space.py multiplies the weights of the two axes of a
-frame, and stream.py takes the weights along the time.
+A pixel of the result is a weighted mean over the tiles that contain this pixel:
+
+    result = sum of (weight of a tile x its result) / sum of the weights
+
+So weights need not sum to 1, but every pixel needs a tile with a weight above 0.
+
+In: where the tiles along one axis start, and which of them is meant. Out: its weights along this
+axis. space.py multiplies the weights of the two axes of a frame, and stream.py takes the weights
+along the time.
 
 What must stay: the blend "kair", because test_published_tiling_is_reproduced compares it with the
 published code. Free to change: the blend "smooth", if no weight is 0.
@@ -21,35 +27,14 @@ def blend_weights(
 ) -> Tensor:
     """Return the weights (size,) of one tile along one axis, in time or in space.
 
-    The caller adds the weighted tiles, and divides by the sum of the weights. So weights need not
-    sum to 1, but every pixel needs a tile with a weight above 0. The weights are 1, except where
-    the tile overlaps a neighbour:
-
-    "kair"      0 over half of the overlap. Half of an odd overlap is rounded down at the start of
-                a tile and up at its end, so that at each pixel one of two neighbours has the
-                weight 1, and the other has 0. E.g. two tiles that share 5 pixels:
-                    end of one tile      ... 1 1 1 0 0 0
-                    start of the next          0 0 1 1 1 1 ...
-    "smooth"    half a period of a cosine over the whole overlap, from nearly 0 to nearly 1. The
-                weight is never 0, because the sum of the weights is a divisor.
+    They are 1, except where the tile overlaps a neighbour.
 
     starts: starts of all tiles along the axis.
     tile_index: which of these tiles, from 0.
     size, overlap: size of the tile and overlap of neighbours, in pixels or frames of the result.
-
-    "kair" must stay as it is: test_published_tiling_is_reproduced compares with the published code.
-    "smooth" is free to change, if no weight is 0.
+    blend: "kair" or "smooth".
     """
-    if blend == "smooth":
-        overlap = min(overlap, size)  # a small frame may be smaller than the overlap
-        # The middles of `overlap` equal steps from 0 to pi. E.g. overlap 2: pi / 4, 3 pi / 4.
-        divisor = max(overlap, 1)  # for overlap 0 there are no steps, and no division by 0
-        phase = torch.pi * (torch.arange(overlap) + 0.5) / divisor
-        begin = 0.5 - 0.5 * torch.cos(phase)  # rises from nearly 0 to nearly 1
-        end = begin.flip(0)
-    else:
-        begin = torch.zeros(overlap // 2)
-        end = torch.zeros(math.ceil(overlap / 2))
+    begin, end = _smooth_ramps(min(overlap, size)) if blend == "smooth" else _kair_ramps(overlap)
     weights = torch.ones(size)
     has_tile_before = tile_index > 0
     has_tile_after = tile_index < len(starts) - 1
@@ -58,3 +43,28 @@ def blend_weights(
     if has_tile_after:
         weights[size - len(end) :] *= end
     return weights
+
+
+def _smooth_ramps(overlap: int) -> tuple[Tensor, Tensor]:
+    """Return the weights at the begin and at the end of a tile, (overlap,) each.
+
+    They are half a period of a cosine, from nearly 0 to nearly 1 and back. No weight is 0, because
+    the sum of the weights is a divisor.
+    """
+    # The middles of `overlap` equal steps from 0 to pi. E.g. overlap 2: pi / 4, 3 pi / 4.
+    divisor = max(overlap, 1)  # for overlap 0 there are no steps, and no division by 0
+    phase = torch.pi * (torch.arange(overlap) + 0.5) / divisor
+    begin = 0.5 - 0.5 * torch.cos(phase)
+    return begin, begin.flip(0)
+
+
+def _kair_ramps(overlap: int) -> tuple[Tensor, Tensor]:
+    """Return the weights at the begin and at the end of a tile: 0 over half of the overlap.
+
+    Half of an odd overlap is rounded down at the begin and up at the end, so that at each pixel one
+    of two neighbours has the weight 1, and the other has 0. E.g. two tiles that share 5 pixels:
+
+        end of one tile      ... 1 1 1 0 0 0
+        begin of the next          0 0 1 1 1 1 ...
+    """
+    return torch.zeros(overlap // 2), torch.zeros(math.ceil(overlap / 2))

@@ -6,7 +6,9 @@ kinds of clips with gaps:
     InterpolatedClip   a user's clip: new frames come between its frames
     LeftOutFrames      a clip to score on: every second frame is left out, and made anew
 
-`Restorer` (restorer.py) restores both kinds, with the frames that `frames_around_gaps` selects.
+In: a clip that a data set or data/clips/clip_reader.py has opened, from main_test_vrt.py or
+main_train_vrt.py. Out: a clip with gaps. restorer.py restores both kinds, from the frames that
+`frames_around_gaps` selects.
 
 What must stay: which frames are left out and scored, because published scores of Vimeo-90K belong
 to them (tests/stories/test_kair_files.py).

@@ -1,8 +1,12 @@
 """Run a network on a tile of any size, by padding the tile to a size that the network takes.
 
 A network takes certain sizes only, e.g. multiples of 8 pixels (`utils.contract.InputSpec`). So the
-tile is mirrored at its end, and the result is cropped to the tile. Every pass of a network in a
-restoration goes through `run_padded`; space.py calls it.
+tile is mirrored at its end, and the result is cropped to the tile.
+
+In: a tile from space.py. Out: the restored tile, on the CPU, which space.py blends with the others.
+Every pass of a network in a restoration goes through `run_padded`. It reads three values of a
+`Tiling`: the limits of the network (spec), the length of a tile (num_frame_testing, 0 for the whole
+clip) and the blend, because the published tiling (blend "kair") pads whole clips only.
 
 Shapes: B clips, n frames, H x W pixels. A result has C' channels and sH x sW pixels, where s is the
 scale of the network, e.g. 4 for super-resolution.

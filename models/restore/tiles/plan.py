@@ -4,13 +4,12 @@ The memory that a network needs grows with the clip. So a clip is cut into tiles
 of 12 frames of 256 x 256 pixels. A tile in time is a run of whole frames, and a tile in space is a
 rectangle of these frames. Along each of the three axes, `tile_starts` says where the tiles start.
 
-A `Tiling` is made from the options `val` and the flags of the command line (network_method.py,
-validation.py). `Restorer` (restorer.py) takes it, and changes it by `smaller_tiling` if the memory
-is full.
+In: the options `val` and the flags of the command line (network_method.py, validation.py). Out: a
+`Tiling`, which all pages of this folder read. restorer.py changes it by `smaller_tiling` if the
+memory is full.
 
 What must stay: `tile_starts` (test_published_tiling_is_reproduced), and the names of the fields of
-`Tiling`, which are option keys. Free to change: the tiles that `smaller_tiling` proposes, and
-AUTO_TILE. (With another AUTO_TILE all scores change that were made with "auto".)
+`Tiling`, which are option keys. Free to change: the tiles that `smaller_tiling` proposes.
 
 Tests: tests/parts/models/test_tiling.py; tests/stories/test_main_test.py runs the program
 """
@@ -23,56 +22,46 @@ from utils.contract import InputSpec
 from utils.errors import OptionError
 from utils.options.models import ValOptions
 
-# The value of num_frame_testing or size_patch_testing for a single tile: the whole clip in time, or
-# the whole frame in space.
+# The length of a tile in time that is the whole clip, and the side of a tile in space that is the
+# whole frame.
 WHOLE = 0
-
-
-# The tile for "auto", in frames and in pixels. The tile is the same on every machine, so that no
-# score depends on the memory of a machine, see docs/testing.md. The network sees less of the clip
-# in a smaller tile, and needs more memory for a larger tile.
+# The tile for the option "auto", in frames and in pixels. It is the same on every machine, so that
+# no score depends on the memory of a machine. With another tile all scores change that were made
+# with "auto": the network sees less of the clip in a smaller tile, and needs more memory for a
+# larger one.
 AUTO_TILE = {"num_frame_testing": 12, "size_patch_testing": 256}
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a clip is cut into tiles and blended again.
+    """How a clip is cut into tiles and blended again. Lengths in frames, sides in input pixels."""
 
-    Sizes are in input pixels, lengths in frames. All fields but `spec` and `may_halve` are option
-    keys of the section `val`, so their names must stay.
-
-    spec: what the network requires of its input, e.g. a multiple of 8 pixels. Tiles are padded to
-    fit it.
-    num_frame_testing, size_patch_testing: length and side of a tile, or WHOLE.
-    num_frame_overlapping, size_patch_overlapping: overlap of neighbouring tiles.
-    blend: "kair" or "smooth", see `blend_weights`.
-    flip_seq: whether the time-reversed clip is put behind the clip, with reversed spikes. Each
-    frame is then the mean of its two results.
-    pad_seq: whether the last frame is repeated before restoring. The result for the repetition is
-    dropped.
-    center_frame_only: whether only frame n // 2 of n is restored.
-    batch_tiles: number of spatial tiles per pass of the network. More are faster on a GPU, and use
-    more memory.
-    may_halve: whether smaller tiles are tried after an out-of-memory error.
-    """
-
+    # What the network requires of its input, e.g. a multiple of 8 pixels.
     spec: InputSpec
+    # Length and side of a tile, or WHOLE, and the overlap of neighbouring tiles.
     num_frame_testing: int = WHOLE
     num_frame_overlapping: int = 2
     size_patch_testing: int = WHOLE
     size_patch_overlapping: int = 20
+    # "kair": as published, with trimmed borders. "smooth": without a visible seam (blending.py).
     blend: str = "kair"
+    # Whether the time-reversed clip is put behind the clip, with reversed spikes. Each frame then
+    # is the mean of its two results.
     flip_seq: bool = False
+    # Whether the last frame is repeated before restoring. Its second result is dropped.
     pad_seq: bool = False
+    # Whether only frame n // 2 of n is restored.
     center_frame_only: bool = False
+    # Number of tiles in space per pass of the network. More are faster on a GPU, and use more
+    # memory. The number changes no result.
     batch_tiles: int = 1
+    # Whether smaller tiles are tried after an out-of-memory error.
     may_halve: bool = False
 
     def __post_init__(self) -> None:
         """Raise OptionError if a tile is not larger than the overlap, or cuts attention windows."""
         # Each tile must reach beyond the tile before it. Otherwise the tiles would never reach the
-        # end of the clip. The keys are num_frame_testing and num_frame_overlapping for time,
-        # size_patch_testing and size_patch_overlapping for space.
+        # end of the clip.
         for key in ("num_frame", "size_patch"):
             size = getattr(self, f"{key}_testing")
             overlap = getattr(self, f"{key}_overlapping")
@@ -84,7 +73,7 @@ class Tiling:
                     do=f"raise {key}_testing or lower {key}_overlapping",
                 )
         # A tile holds whole attention windows, so that no window is padded. WHOLE is 0, which is a
-        # multiple of any window, so it passes. The tile of a whole frame is padded in `run_padded`.
+        # multiple of any window, so it passes: a whole frame is padded later (padding.py).
         side = self.size_patch_testing
         _, window_height, window_width = self.spec.window_size
         window_side = math.lcm(window_height, window_width)  # the side of a tile fits both

@@ -6,8 +6,9 @@
           run_padded     one tile, padded to a size that the network takes (padding.py)
             _run_network the network itself, on its device and in its precision
 
-network_method.py makes a `Restorer` for a test, and validation.py for a training. A clip is read
-through a `FrameCache`, so that a frame in two tiles is decoded once.
+In: a network and a `Tiling` (plan.py), from network_method.py for a test, or from validation.py for
+a training; and a reader of a clip. Out: restored frames on the CPU, one by one. run_job.py writes
+them, and validation.py scores them.
 
 What must stay: the frames of one clip come from one tiling. Free to change: the advice of the
 errors.
@@ -18,12 +19,12 @@ Tests: tests/parts/models/test_tiling.py; tests/stories/test_main_test.py runs t
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from models.restore.tiles.frame_cache import SPARE_FRAMES, FrameCache
 from models.restore.tiles.gaps import frames_around_gaps
 from models.restore.tiles.plan import WHOLE, Tiling, smaller_tiling
 from models.restore.tiles.stream import Moment, stream_clip
@@ -237,36 +238,3 @@ class Restorer:
         new_frame = out[:, :1]  # (B, 1, C', sH, sW)
         frame_count = inputs[0].shape[1]
         return new_frame.expand(-1, frame_count, -1, -1, -1)
-
-
-# Frames that a cache holds beyond the frames that are needed at once: a reserve, not measured. With
-# 0, one frame too many would push out a frame that is still needed, and it would be read twice.
-SPARE_FRAMES = 2
-
-
-class FrameCache:
-    """A selection of the frames of a clip. The frames that were read last are kept in memory.
-
-    So a frame that lies in two overlapping tiles is decoded once.
-    """
-
-    def __init__(
-        self, clip: FrameReader, capacity: int, selection: Sequence[int] | None = None
-    ) -> None:
-        """Wrap a clip.
-
-        capacity: number of frames that are kept.
-        selection: indices of frames of the clip, e.g. [0, 1, 2, 3, 1, 2, 3, 4]. A frame may come
-        several times, and the order is free. None selects all frames.
-        """
-        self.name = clip.name
-        self._selection = range(len(clip.stems)) if selection is None else selection
-        self.stems = [clip.stems[index] for index in self._selection]
-        self._cached_frame = lru_cache(capacity)(clip.frame)
-
-    def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
-        """Return the tensors of a frame: "lq", and "spike" if the clip has spikes.
-
-        index: position in the selection. reverse: whether the spikes are given as in reversed time.
-        """
-        return self._cached_frame(self._selection[index], reverse)

@@ -3,8 +3,10 @@
 `restore_space` cuts the frames into rectangles, runs the network on each rectangle, and adds the
 results, times their weights, to one sum. At the end it divides by the sum of the weights.
 
-The frames are one tile in time, from stream.py, which also takes the result. Notebooks call
-`restore_space` on tensors directly (docs/python.md).
+In: the frames of one tile in time, from stream.py. Out: these frames restored, for stream.py.
+Notebooks call `restore_space` on tensors directly (docs/python.md). Of a `Tiling` this page reads
+the side of a tile (size_patch_testing, 0 for the whole frame), the overlap of neighbours, the
+number of tiles per pass (batch_tiles) and the blend.
 
 Shapes: B clips, n frames, C channels of a blurry frame, S spike channels, H x W pixels. A result
 has C' channels (the colours of all its instants) and sH x sW pixels, where s is the scale of the

@@ -3,8 +3,10 @@
 Memory holds one tile in time. A tile is a run of whole frames, e.g. 12 frames, which space.py
 restores. A frame in two tiles is the weighted mean of both results.
 
-`Restorer` (restorer.py) calls `stream_clip`. It gives a function that reads frames, and takes the
-restored frames one by one.
+In: a network, and a function that reads frames of the clip, from restorer.py. Out: restored frames,
+one by one, for restorer.py. Of a `Tiling` this page reads the length of a tile (num_frame_testing,
+0 for the whole clip), the overlap of neighbours, the blend, and whether the clip is also restored
+in reversed time (flip_seq) or with its last frame repeated (pad_seq).
 
 Shapes: B clips, n frames, C channels of a blurry frame, S spike channels, H x W pixels. A result
 has C' channels (the colours of all its instants) and sH x sW pixels, where s is the scale of the
@@ -20,12 +22,13 @@ Tests: tests/parts/models/test_tiling.py
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from models.restore.tiles.blending import blend_weights
+from models.restore.tiles.frame_store import FrameStore
 from models.restore.tiles.plan import WHOLE, Tiling, tile_starts
 from models.restore.tiles.space import restore_space
 from utils.contract import Tick
@@ -33,8 +36,6 @@ from utils.contract import Tick
 # Index of a frame, and whether time is reversed. In reversed time, the frame comes with the spikes
 # of the reversed stream.
 Moment = tuple[int, bool]
-
-
 # A function that reads n moments. It returns a tuple of one or two tensors: the blurry frames, lq
 # (B, n, C, H, W), and if the clip has spikes, the spike channels (B, n, S, H, W).
 ReadMoments = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
@@ -51,10 +52,8 @@ def stream_clip(
 ) -> Iterator[Tensor]:
     """Yield the restored frames `wanted` in order, (B, C', sH, sW) each, on the CPU.
 
-    Memory holds one tile in time. Only the tiles that contain wanted frames are computed. (With
-    flip_seq all tiles are computed, because the second result of frame 0 is in the last tile.) The
-    frames equal the frames of a run over the whole clip bit for bit, so several processes may
-    restore parts of one clip. The network must be in eval mode.
+    Only the tiles that contain wanted frames are computed. (With flip_seq all tiles are computed,
+    because the second result of frame 0 is in the last tile.) The network must be in eval mode.
 
     net: takes the tensors that `read` returns, and returns (B, n, C', sH, sW).
     read: reads moments of the clip. A moment is (index of a frame, whether time runs backwards).
@@ -68,18 +67,32 @@ def stream_clip(
     if tiling.pad_seq:
         last_moment = moments[-1]
         moments.append(last_moment)
-    if not tiling.flip_seq:
+    if tiling.flip_seq:
+        yield from _stream_both_ways(net, read, moments, tiling, wanted, tick)
+    else:
         yield from _stream_moments(net, read, moments, tiling, wanted, tick)
-        return
 
+
+def _stream_both_ways(
+    net: Callable[..., Tensor],
+    read: ReadMoments,
+    moments: Sequence[Moment],
+    tiling: Tiling,
+    wanted: range,
+    tick: Tick,
+) -> Iterator[Tensor]:
+    """Yield the mean of each wanted frame and of the same frame in the time-reversed clip.
+
+    moments: the clip in forward time. The other arguments are those of `stream_clip`.
+    """
     # The clip, and then the clip in reversed time. E.g. for 3 frames: 0 1 2 2 1 0.
     backwards = [(index, True) for index, _ in reversed(moments)]
-    there_and_back = moments + backwards
+    there_and_back = [*moments, *backwards]
     count = len(there_and_back)
     # Each frame has two results, and the second result of frame 0 comes last. So all results wait
     # in a file.
     with tempfile.TemporaryFile() as file:
-        results = _FrameStore(file)
+        results = FrameStore(file)
         all_positions = range(count)
         for frame in _stream_moments(net, read, there_and_back, tiling, all_positions, tick):
             results.append(frame)
@@ -94,35 +107,6 @@ def stream_clip(
             yield (forward + backward) / 2
 
 
-class _FrameStore:
-    """Frames of one shape and dtype in a file, to be read in any order.
-
-    Only `stream_clip` uses it, so that the memory does not hold all frames of a clip.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        """file: an empty file, open for writing and reading."""
-        self.file = file
-        # Shape, dtype and size of every frame. `append` sets them.
-        self.shape = torch.Size()
-        self.dtype = torch.float32
-        self.bytes_of_frame = 0
-
-    def append(self, frame: Tensor) -> None:
-        """Write a frame on the CPU behind the frames so far. Append all frames before you read."""
-        self.shape = frame.shape
-        self.dtype = frame.dtype
-        self.bytes_of_frame = frame.nbytes
-        self.file.write(frame.numpy().tobytes())
-
-    def read(self, position: int) -> Tensor:
-        """Return the frame that was appended as number `position`, from 0."""
-        self.file.seek(position * self.bytes_of_frame)
-        # torch takes only a buffer that it may write to, so copy the bytes into a bytearray.
-        content = bytearray(self.file.read(self.bytes_of_frame))
-        return torch.frombuffer(content, dtype=self.dtype).reshape(self.shape)
-
-
 def _stream_moments(
     net: Callable[..., Tensor],
     read: ReadMoments,
@@ -131,12 +115,7 @@ def _stream_moments(
     wanted: range,
     tick: Tick,
 ) -> Iterator[Tensor]:
-    """Yield the restored frames at positions `wanted` of `moments`, tile by tile in time.
-
-    Only `stream_clip` calls this. The order of the tiles must stay, because a frame in two tiles is
-    the sum of both, in this order. test_tiling.py notices a frame that is missing, or that differs
-    if only a part of the clip is wanted.
-    """
+    """Yield the restored frames at positions `wanted` of `moments`, tile by tile in time."""
     length = len(moments)
     size = length  # number of frames of a tile
     if tiling.num_frame_testing != WHOLE:

@@ -1,0 +1,49 @@
+"""Keep the frames of a clip that were read last, so that a frame in two tiles is decoded once.
+
+In: a reader of a clip (`utils.contract.FrameReader`). Out: a `FrameCache`, which is a reader of the
+same frames. restorer.py makes it, as large as one tile in time. validation.py reads the frames of
+the last tile from it once more.
+
+What must stay: a frame and the same frame in reversed time are different entries, because their
+spikes differ. Free to change: the capacity, which changes no result.
+
+Tests: tests/parts/models/test_tiling.py
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from utils.contract import FrameReader
+
+# Frames that a cache holds beyond the frames that are needed at once: a reserve, not measured. With
+# 0, one frame too many would push out a frame that is still needed, and it would be read twice.
+SPARE_FRAMES = 2
+
+
+class FrameCache:
+    """A selection of the frames of a clip. The frames that were read last are kept in memory.
+
+    So a frame that lies in two overlapping tiles is decoded once.
+    """
+
+    def __init__(
+        self, clip: FrameReader, capacity: int, selection: Sequence[int] | None = None
+    ) -> None:
+        """Wrap a clip.
+
+        capacity: number of frames that are kept.
+        selection: indices of frames of the clip, e.g. [0, 1, 2, 3, 1, 2, 3, 4]. A frame may come
+        several times, and the order is free. None selects all frames.
+        """
+        self.name = clip.name
+        self._selection = range(len(clip.stems)) if selection is None else selection
+        self.stems = [clip.stems[index] for index in self._selection]
+        self._cached_frame = lru_cache(capacity)(clip.frame)
+
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
+        """Return the tensors of a frame: "lq", and "spike" if the clip has spikes.
+
+        index: position in the selection. reverse: whether the spikes are given as in reversed time.
+        """
+        return self._cached_frame(self._selection[index], reverse)

@@ -1,0 +1,41 @@
+"""Keep restored frames in a file, so that the memory does not hold all frames of a clip.
+
+In: restored frames, in the order of time, from stream.py. Out: the same frames in any order. Only a
+clip that is also restored in reversed time (the option flip_seq) needs them: the two results of a
+frame come at different times.
+
+What must stay: a frame comes back bit for bit.
+
+Tests: tests/parts/models/test_tiling.py
+"""
+
+from typing import IO
+
+import torch
+from torch import Tensor
+
+
+class FrameStore:
+    """Frames of one shape and dtype in a file, to be read in any order."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        """file: an empty file, open for writing and reading."""
+        self.file = file
+        # Shape, dtype and size of every frame. `append` sets them.
+        self.shape = torch.Size()
+        self.dtype = torch.float32
+        self.bytes_of_frame = 0
+
+    def append(self, frame: Tensor) -> None:
+        """Write a frame on the CPU behind the frames so far. Append all frames before you read."""
+        self.shape = frame.shape
+        self.dtype = frame.dtype
+        self.bytes_of_frame = frame.nbytes
+        self.file.write(frame.numpy().tobytes())
+
+    def read(self, position: int) -> Tensor:
+        """Return the frame that was appended as number `position`, from 0."""
+        self.file.seek(position * self.bytes_of_frame)
+        # torch takes only a buffer that it may write to, so copy the bytes into a bytearray.
+        content = bytearray(self.file.read(self.bytes_of_frame))
+        return torch.frombuffer(content, dtype=self.dtype).reshape(self.shape)
