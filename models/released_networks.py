@@ -21,8 +21,6 @@ _SUPER_RESOLUTION: dict[str, Any] = {
     "embed_dims": [120] * 7 + [180] * 6,
     "num_heads": [6] * 13,
 }
-
-
 # The size of the frames stays. Stage 8 has four layers.
 _SAME_SIZE: dict[str, Any] = {
     "upscale": 1,
@@ -33,11 +31,7 @@ _SAME_SIZE: dict[str, Any] = {
     "embed_dims": [96] * 7 + [120] * 4,
     "num_heads": [6] * 11,
 }
-
-
 _DEBLUR: dict[str, Any] = {**_SAME_SIZE, "pa_frames": 2, "deformable_groups": 16}
-
-
 _VIMEO: dict[str, Any] = {
     **_SUPER_RESOLUTION,
     "img_size": [8, 64, 64],
@@ -45,8 +39,6 @@ _VIMEO: dict[str, Any] = {
     "pa_frames": 4,
     "deformable_groups": 16,
 }
-
-
 # Name of a published file, without .pth -> arguments of its network. KAIR's option file for 002 has
 # other values. Those below are right, because the tensors of the released file fit them.
 RELEASED: dict[str, dict[str, Any]] = {
@@ -78,8 +70,6 @@ RELEASED: dict[str, dict[str, Any]] = {
         "pa_frames": 0,
     },
 }
-
-
 # Number of a published file -> the tiles (frames, side in pixels) with which its authors tested it.
 # The tiles overlap by 2 frames and 20 pixels. 0 frames means the whole clip, 0 pixels the whole
 # frame.

@@ -1,6 +1,7 @@
 """Open the videos that a test saves of a clip: the result, a comparison, and slow motion.
 
-finished_clip.py opens them with `open_videos`, and writes a frame at a time.
+In: a clip, and what is saved (`Outputs`), from finished_clip.py. Out: open videos, by kind, into
+which finished_clip.py writes a frame at a time.
 
 What must stay: a video of a film has the time stamps of the film
 (tests/stories/test_main_test.py compares them). Free to change: how the pixels are encoded.

@@ -1,8 +1,8 @@
 """Score a clip of which all frames are restored, and write its strips, videos and scores.
 
-job.py calls `finish_clip` when the last frame of a clip is written. The frames are read back from
-their files (`Outputs` says where they are), because several ranks may have restored them. report.py
-reads the JSON of the clip that this page writes.
+In: the files of the frames, which run_job.py has written, and the clip, with its sharp frames. The
+frames are read back, because several ranks may have restored them. `Outputs` (outputs.py) says
+where the files are. Out: strips, videos, and clips/<name>.json with the scores, for report.py.
 
 What must stay: the keys of this JSON, and that it is written after all other files of the clip,
 because it is the sign for a continued test that the clip is finished. The scores must stay
@@ -24,7 +24,7 @@ from models.restore.clip_videos import open_videos
 from models.restore.outputs import STRIPS_PER_CLIP, Outputs, evenly_spaced
 from utils.contract import ClipReader
 from utils.dist import watchdog
-from utils.files import remove_files, write_whole  # RESULTS is "run.json"
+from utils.files import remove_files, write_whole
 from utils.image import (
     ERROR,
     comparison,

@@ -25,8 +25,6 @@ from utils.options.foreign_flags import (
 )
 
 DTYPES = ("float32", "bfloat16", "float16")  # values of --dtype
-
-
 JOINT = "joint"  # value of --method for the joint solution, see data/motion/joint/
 
 

@@ -1,10 +1,12 @@
 """Say what a test restores, how, and where the results go.
 
-The program makes a `Job` from the command line, for a test set or for a user's own clips. Then
-run_job.py restores its clips, and report.py writes the results of all clips.
+In: main_test_vrt.py makes a `Job`, for a test set or a user's own clips. Out: run_job.py restores
+its clips, and report.py writes the results of all clips. After this page the command line and the
+option file are not read any more.
 
 What must stay: the frames that `frames_of` returns, because the restoration, the scores and the
-report pair them with the names of the frames.
+report pair them with the names of the frames. The keys of `reading_options` must stay too, because
+they are stored (test_results_of_other_settings_are_not_taken_over).
 
 Tests: tests/stories/test_main_test.py
 """
@@ -19,28 +21,35 @@ from utils.contract import ClipReader, Method, wanted_frames
 
 @dataclass(frozen=True)
 class Job:
-    """What is restored, how, and where the results go.
+    """What is restored, how, and where the results go."""
 
-    method: what restores a frame: a network, or a classical reconstruction from spikes.
-    clips: the clips to restore, in the order of their names.
-    outputs: the output folder, and what is saved there.
-    lpips: files of the weights of LPIPS, or empty to leave LPIPS out.
-    overwrite: whether the results of an earlier test in the folder are removed first.
-    title: the heading of the report, and the first line of the results in the log.
-    expected: number of clips that there should be. Averages over fewer clips are marked.
-    reading_options: the resolved options that say what is read of the files and how. They are
-        stored in run.json. If they differ in a later test, its results are not mixed with these.
-    frames_note: which frames of a clip are restored, in words, for the protocol.
-    """
-
+    # What restores the frames:
+    #
+    #     NetworkMethod    a network, in tiles (models/restore/network_method.py)
+    #     Reconstruction   a formula of the spikes (data/reconstruct.py)
+    #     JointMethod      the joint solution, begun with one of the two above
+    #                      (data/motion/joint_method.py)
+    #     LearnedMotion    learned steps, begun with a network (data/motion/learned_method.py)
+    #
+    # `method.restorer(device)` makes what yields the frames.
     method: Method
+    # The clips to restore, in the order of their names.
     clips: Sequence[ClipReader]
+    # The output folder, and what is saved there.
     outputs: Outputs
+    # Files of the weights of LPIPS, or empty to leave LPIPS out.
     lpips: Sequence[str]
+    # Whether the results of an earlier test in the folder are removed first.
     overwrite: bool
+    # The heading of the report, and the first line of the results in the log.
     title: str
+    # Number of clips that there should be. Averages over fewer clips are marked.
     expected: int
+    # The options that say what is read of the files and how, e.g. {"spike": {"rate": 0.4, ...}}.
+    # They are stored in run.json. If they differ in a later test, its results are not mixed with
+    # these.
     reading_options: dict[str, Any]
+    # Which frames of a clip are restored, in words, for the protocol.
     frames_note: str
 
     def frames_of(self, clip: ClipReader) -> range:

@@ -39,8 +39,6 @@ from utils.options.section import read_section
 
 # --dtype -> the dtype of autocast.
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
 # The fields of a SavedNetwork that say how the network is built and how spikes are read.
 NETWORK_FIELDS = ("netG", "scale", "spike_channels", "spike", "spike_data")
 

@@ -1,32 +1,36 @@
 """Take an output folder for one test, or refuse it.
 
-`claim_folder` looks at what the folder holds. A folder of the same test is continued, and a folder
-with files of a user is refused. job.py calls it on rank 0, before any rank restores a frame. It
-leaves run.json, by which a later test knows the folder.
+A folder of the same test is continued, and a folder with files of a user is refused.
+
+In: an `Outputs` (where each file of the test will lie) and the settings of the test, from
+run_job.py, on rank 0, before any rank restores a frame. Out: run.json, by which a later test knows
+the folder.
 
 What must stay: no file of a user is overwritten or removed
 (test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start), and an interrupted
 test, also of an older version, is continued
 (test_overwrite_removes_what_a_test_of_an_earlier_version_saved). A new setting of a test needs a
-line in `_refuse_another_test`.
+line in `refuse_another_test` (earlier_test.py).
 Free to change: the texts of errors.
 
 Tests: tests/parts/utils/test_output_folder.py tests each refusal
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from models.restore.earlier_test import (
+    FILES_OF_ALL_CLIPS,
+    files_of_earlier_tests,
+    read_run_json,
+    refuse_another_test,
+)
 from models.restore.outputs import Outputs
 from utils.errors import DataError, OptionError
 from utils.files import MARK as TRAINING_MARK  # the file that marks the folder of a training run
 from utils.files import RESULTS, refuse_links, remove_files, write_whole  # RESULTS is "run.json"
-from utils.results import json_bytes, read_json
-
-# Files that a test writes once, not per clip.
-FILES_OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
+from utils.results import json_bytes
 
 
 def claim_folder(
@@ -58,14 +62,11 @@ def claim_folder(
     Raises OptionError if the folder is the folder of a training run, or holds results of other
     settings or inputs. Raises DataError if the folder holds files that no test wrote, if a result
     would replace a symbolic link, or if two results would have one name.
-
-    Rank 0 calls this before any rank restores a frame (job.py).
-    tests/parts/utils/test_output_folder.py tests each refusal.
     """
     folder = outputs.folder
     run_json = folder / RESULTS
     _refuse_training_run(folder)
-    earlier_run = _read_run_json(run_json)
+    earlier_run = read_run_json(run_json)
     # The files that this test will write, for each clip.
     planned_files = {
         clip: outputs.planned_files(clip, frame_names) for clip, frame_names in stems.items()
@@ -83,7 +84,7 @@ def claim_folder(
         # Even in an empty folder, two results may want one name.
         _refuse_occupied(owners, written=set(), folder=folder)
     else:
-        earlier_files = _files_of_earlier_tests(outputs, earlier_run, stems)
+        earlier_files = files_of_earlier_tests(outputs, earlier_run, stems)
         _refuse_occupied(owners, earlier_files, folder)
         if overwrite:
             # run.json stays until the new run.json replaces it. So if the program is interrupted
@@ -92,11 +93,11 @@ def claim_folder(
         else:
             # Go on with the earlier test. Its clips stay in run.json, also if this test does not
             # restore them.
-            _refuse_another_test(earlier_run, settings, inputs, folder)
+            refuse_another_test(earlier_run, settings, inputs, folder)
             clips_that_stay = sorted(earlier_run["inputs"].keys() - stems)
             _refuse_names_of_kept_clips(owners, clips_that_stay, outputs)
             # run.json lists the clips of both tests. Where both have a clip, the digests are equal
-            # (`_refuse_another_test`). A run.json of an older version has no "files".
+            # (`refuse_another_test`). A run.json of an older version has no "files".
             inputs = earlier_run["inputs"] | inputs
             files_of_clips = earlier_run.get("files", {})
 
@@ -105,64 +106,6 @@ def claim_folder(
         files_of_clips[name] = [str(path.relative_to(folder)) for path in files]
     content = {"settings": settings, "inputs": inputs, "files": files_of_clips}
     write_whole(run_json, json_bytes(content))
-
-
-def _read_run_json(path: Path) -> dict[str, Any] | None:
-    """Return the content of run.json, or None if a test of this program did not write the file."""
-    if not path.is_file() or path.is_symlink():  # a test never writes a link
-        return None
-    content = read_json(path)
-    return content if _is_run_json(content) else None
-
-
-def _is_run_json(content: Any) -> bool:
-    """Return whether the content has the keys and types that a test of this program writes.
-
-    The content names files that are removed with `overwrite`. So a damaged run.json, or a run.json
-    of another program, must not pass.
-    """
-    if not isinstance(content, dict):
-        return False
-    settings = content.get("settings")
-    inputs = content.get("inputs")
-    files = content.get("files", {})  # older versions did not write this key
-    if not all(isinstance(table, dict) for table in (settings, inputs, files)):
-        return False
-    # Each must be a list of texts: what was saved, e.g. ["frames"], and the files of each clip.
-    lists = [settings.get("save", []), *files.values()]
-    for names in lists:
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            return False
-    return True
-
-
-def _files_of_earlier_tests(
-    outputs: Outputs, earlier_run: dict[str, Any], stems: Mapping[str, Sequence[str]]
-) -> set[Path]:
-    """Return the files that earlier tests in this folder wrote.
-
-    earlier_run: the content of run.json. stems: name of a clip -> names of its frames in this test.
-    """
-    files_of_clips = earlier_run.get("files", {})
-    written = {outputs.folder / file for file in FILES_OF_ALL_CLIPS}
-    for files in files_of_clips.values():
-        written |= {outputs.folder / file for file in files}
-
-    # Older versions of SpikeVRT wrote a run.json without "files". For a clip of such a test, the
-    # names follow from the setting "save" of the test and from the frames of the clip.
-    saved_then = earlier_run["settings"].get("save", ())
-    outputs_then = replace(outputs, save=tuple(saved_then))
-    clips_without_files = earlier_run["inputs"].keys() - files_of_clips.keys()
-    for name in clips_without_files:
-        content_of_clip = outputs.load_clip(name)
-        if content_of_clip is None:
-            # The clip was not finished, so no file says which frames it had. If this test restores
-            # the clip too, take its frames.
-            stems_then = stems.get(name, ())
-        else:
-            stems_then = content_of_clip["stems"]
-        written |= set(outputs_then.planned_files(name, stems_then))
-    return written
 
 
 def _refuse_training_run(folder: Path) -> None:
@@ -207,46 +150,6 @@ def _refuse_foreign(foreign: Sequence[str], folder: Path) -> None:
             expected=f"a new or empty folder, or the folder of a test, which has a {RESULTS}",
             do="choose another folder, or move these files away",
         )
-
-
-def _refuse_another_test(
-    earlier_run: dict[str, Any], settings: dict[str, Any], inputs: dict[str, str], folder: Path
-) -> None:
-    """Raise OptionError if this test has other settings or input files than the earlier test."""
-    # Older versions of SpikeVRT did not record these settings, and always had these values. A new
-    # setting needs a line here. Otherwise no test of an older version could be continued.
-    defaults = {"metric.values": "uint8", "metric.more": []}
-    changed = _differences(defaults | earlier_run["settings"], defaults | settings)
-    # The two tests may have different clips. A clip that both have must have the same files.
-    for name, digest_then in earlier_run["inputs"].items():
-        if name in inputs and inputs[name] != digest_then:
-            changed.append(f"the files of clip {name} have changed")
-    if changed:
-        raise OptionError(
-            what=f"the folder holds results of another test: {'; '.join(changed[:3])}",
-            where=str(folder),
-            expected="the same settings and input files, to continue that test",
-            do="choose another --output, or add --overwrite",
-        )
-
-
-def _differences(old: Any, new: Any, key: str = "") -> list[str]:
-    """Return "key was OLD, is NEW" for every value that differs, with dotted keys.
-
-    E.g. {"spike": {"rate": 1}} and {"spike": {"rate": 2}} -> ["spike.rate was 1, is 2"].
-    """
-    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-        if old == new:
-            return []
-        return [f"{key} was {old}, is {new}"]
-    # Both are dicts: compare the values of each key, in the order of `new`, then the keys that only
-    # `old` has. A missing value counts as None.
-    sentences = []
-    only_old = [name for name in old if name not in new]
-    for name in [*new, *only_old]:
-        dotted = f"{key}.{name}" if key else str(name)
-        sentences += _differences(old.get(name), new.get(name), dotted)
-    return sentences
 
 
 def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:

@@ -10,9 +10,10 @@ Each test has a folder of its own. E.g. for a clip "street":
     pictures/street/motion.png      how the example frame was restored, if the method shows it
     metrics.json, table.txt, report.html    results of all clips
 
-The program makes an `Outputs` from the command line. output_folder.py takes the folder for the
-test, job.py writes restored frames, finished_clip.py the scores and videos of a clip, and report.py
-the files of all clips.
+In: main_test_vrt.py makes an `Outputs` from --output, --save and --fps. Out: the paths of files, by
+their kind. output_folder.py takes the folder for the test, run_job.py writes restored frames with
+`write_frame`, finished_clip.py the scores and videos of a clip, and report.py the files of all
+clips.
 
 What must stay: names and contents of these files, because an interrupted test, also of an older
 version, is continued from them (test_overwrite_removes_what_a_test_of_an_earlier_version_saved).
@@ -31,30 +32,21 @@ import numpy as np
 import torch
 
 from utils.contract import FramePicture
-from utils.files import write_whole  # RESULTS is "run.json"
-from utils.image import (
-    imread_rgb,
-    imwrite_rgb,
-    tensor_to_uint8,
-)
+from utils.files import write_whole
+from utils.image import imread_rgb, imwrite_rgb, tensor_to_uint8
 from utils.options.models import MetricOptions
 from utils.results import json_bytes, read_json
 
 # A strip is a picture with a frame beside its input, its spikes and its sharp frame. Strips are for
 # a first look at the results: the first, the middle and the last frame of each clip.
 STRIPS_PER_CLIP = 3
-
-
 # Kinds of files that are videos.
 VIDEOS = ("video", "comparison", "slowmotion")
-
-
 # Kind of file -> its path below the output folder. A stem is the name of a frame, e.g. "000001".
 # The paths are part of the format: a test that is continued finds its files by them.
 PLACES = {
     # The K instants of a frame, as the network returned them, (K, C, H, W) float32. An instant is
-    # the sharp picture of one moment of the exposure, and K is `Outputs.instants`. The file is
-    # removed when its clip is finished.
+    # the sharp picture of one moment of the exposure. Removed when the clip is finished.
     "exact": ".work/{clip}/{stem}.npy",
     "frame": "{clip}/{stem}.png",
     "instant": "instants/{clip}/{stem}_{k}.png",
@@ -76,23 +68,23 @@ PLACES = {
 
 @dataclass(frozen=True)
 class Outputs:
-    """The output folder of a test, and what is saved there.
+    """The output folder of a test, and what is saved there."""
 
-    folder: a new folder, or the folder of an earlier test that is continued or replaced.
-    save: which of "frames", "video", "comparison", "slowmotion". Strips are always saved.
-    fps: frame rate of the videos if the input has none.
-    instants: number of sharp instants that are restored for each frame. If there are several, the
-    file of kind "frame" is the middle instant.
-    metric: how the frames are scored.
-    pictures: names of the pictures that the method has of a frame, e.g. ("motion",).
-    """
-
+    # A new folder, or the folder of an earlier test that is continued or replaced.
     folder: Path
+    # Which of "frames", "video", "comparison", "slowmotion". Strips are always saved.
     save: tuple[str, ...] = ("frames",)
+    # Frame rate of the videos if the input has none.
     fps: float = 25.0
+    # K, the number of sharp instants that are restored for each frame. If there are several, the
+    # file of kind "frame" is the middle instant.
     instants: int = 1
+    # How the frames are scored.
     metric: MetricOptions = field(default_factory=MetricOptions)
+    # Names of the pictures that the method has of a frame, e.g. ("motion",).
     pictures: tuple[str, ...] = ()
+
+    # ---- Where files are ----
 
     def file(self, kind: str, clip: str, stem: str = "", k: int = 0) -> Path:
         """Return the path of a file. E.g. "frame", "street", "000001" -> street/000001.png.
@@ -159,6 +151,8 @@ class Outputs:
         # With "frames" in `save`, the frames are among the results, too. A dict keeps the first of
         # equal keys, and the order.
         return list(dict.fromkeys(files))
+
+    # ---- Writing and reading ----
 
     def load_clip(self, clip: str) -> dict[str, Any] | None:
         """Return what the JSON of a finished clip holds, or None if the clip is not finished."""

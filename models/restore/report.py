@@ -1,7 +1,9 @@
 """Write the results of all clips of a test: metrics.json, table.txt and report.html.
 
-The program calls `write_report` on rank 0, after run_job.py has restored all clips. The scores come
-from the JSON of each clip (finished_clip.py), and scores.py makes averages and a table of them.
+In: a `Job` whose clips run_job.py has restored, from main_test_vrt.py, on rank 0. Of each clip the
+page reads clips/<name>.json, which finished_clip.py wrote: {"name", "frames", "stems", "example",
+"per_frame": scores, "s_per_frame", "tile"}. scores.py makes averages and a table of the scores.
+Out: the three files in the output folder, and the table in the log.
 
 What must stay: the keys of metrics.json, and the lines of the protocol, because users' scripts and
 the protocols of published numbers read them. Free to change: what the page shows, and in which
@@ -19,6 +21,7 @@ import numpy as np
 from models.metrics import COLUMNS, metrics_in_words
 from models.restore.finished_clip import comparison_of
 from models.restore.job import Job
+from models.restore.psnr_plot import psnr_plot
 from models.restore.scores import (
     collect,
     instants_psnr,
@@ -36,19 +39,11 @@ from utils.results import json_bytes
 
 logger = logging.getLogger(__name__)
 
-# Limits of the report. A page of more than some tens of megabytes opens slowly. So the report shows
-# the pictures of at most this many clips, and only videos of less than this many bytes (1 MiB).
-# Together the videos then have at most 24 MiB.
+# The page shows the pictures of at most this many clips, and only videos of less than this many
+# bytes (1 MiB). Together the videos then have at most 24 MiB. With larger limits the page would
+# open slowly.
 MOST_CLIPS_IN_REPORT = 24
-
-
 MOST_BYTES_OF_VIDEO = 2**20
-
-
-# Added to the metrics in the protocol if LPIPS is computed: network and version of LPIPS.
-LPIPS_NOTE = "; LPIPS: AlexNet, version 0.1"
-
-
 # Lines of the protocol that the log shows, if the method has them. A network has the line
 # "weights", a formula the line "method". table.txt and metrics.json have the whole protocol.
 LINES_OF_LOG = ("weights", "method", "tile", "speed")
@@ -61,9 +56,9 @@ def write_report(job: Job) -> None:
     """
     watchdog.phase("report")
     folder = job.outputs.folder
-    clips = {clip.name: clip for clip in job.clips}
     # The content of clips/<name>.json of each finished clip.
-    loaded = [job.outputs.load_clip(name) for name in clips]
+    names = dict.fromkeys(clip.name for clip in job.clips)  # each name once, in order
+    loaded = [job.outputs.load_clip(name) for name in names]
     entries = [entry for entry in loaded if entry is not None]
 
     # metrics.json and table.txt: the scores, and how they came about. `collect` returns
@@ -77,6 +72,21 @@ def write_report(job: Job) -> None:
     write_whole(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
 
     # report.html: the same with pictures and videos.
+    page = _page_of(job, entries, results)
+    write_whole(folder / "report.html", page.encode())
+
+    log_lines = [f"{key}: {protocol[key]}" for key in LINES_OF_LOG if key in protocol]
+    logger.info("%s\n%s\n%s", job.title, table, "\n".join(log_lines))
+    logger.info("results are in %s (open report.html)", folder)
+
+
+def _page_of(job: Job, entries: Sequence[Mapping[str, Any]], results: Mapping[str, Any]) -> str:
+    """Return the HTML page of a test, with pictures and videos of the first clips.
+
+    entries: the contents of the JSON files of the finished clips. results: the content of
+    metrics.json.
+    """
+    clips = {clip.name: clip for clip in job.clips}
     examples = {}  # name of a clip -> name of a picture -> the picture
     captions = {}  # name of a clip -> name of a picture -> what it shows
     videos = {}  # name of a clip -> its comparison video, as text within the page
@@ -91,12 +101,11 @@ def write_report(job: Job) -> None:
         video = job.outputs.file("comparison", name)
         if video.exists() and video.stat().st_size < MOST_BYTES_OF_VIDEO:
             videos[name] = data_uri("video/mp4", video.read_bytes())
-    page = build_report(job.title, results, examples, videos, captions)
-    write_whole(folder / "report.html", page.encode())
+    return build_report(job.title, results, examples, videos, captions)
 
-    log_lines = [f"{key}: {protocol[key]}" for key in LINES_OF_LOG if key in protocol]
-    logger.info("%s\n%s\n%s", job.title, table, "\n".join(log_lines))
-    logger.info("results are in %s (open report.html)", folder)
+
+# Added to the metrics in the protocol if LPIPS is computed: network and version of LPIPS.
+LPIPS_NOTE = "; LPIPS: AlexNet, version 0.1"
 
 
 def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -194,62 +203,3 @@ def build_report(
         plots=plots,
         protocol=results["protocol"],
     )
-
-
-def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return the numbers of an SVG of PSNR over the frame number, for the template of the report.
-
-    Infinite values (equal images) are drawn at the upper end.
-
-    lines: "restored" and "input" -> dB of each frame.
-    """
-    low, high = _range_of_psnr(lines)
-
-    # Size of the picture in pixels, and the margins, in which the template draws the numbers of the
-    # axes. utils/templates/test.html repeats the margins, so change them in both files.
-    width = 760
-    height = 150
-    left = 44
-    right = 10
-    above = 10
-    below = 24
-    plot_width = width - left - right
-    plot_height = height - above - below
-    frame_count = max(len(values) for values in lines.values())
-    steps = max(frame_count - 1, 1)  # between the first and the last frame; not 0, a divisor
-    polylines = {}
-    for kind, values in lines.items():
-        level = (np.minimum(values, high) - low) / (high - low)  # 0 (low) to 1 (high)
-        x = left + plot_width * np.arange(len(values)) / steps
-        y = above + plot_height * (1 - level)  # pixels are counted from the top
-        # The form of an SVG polyline: "44.0,75.2 58.6,70.1 ..."
-        points = [f"{px:.1f},{py:.1f}" for px, py in zip(x, y, strict=True)]
-        polylines[kind] = " ".join(points)
-    # The keys are names in the template of the report.
-    return {
-        "width": width,
-        "height": height,
-        "low": low,
-        "high": high,
-        "count": frame_count,
-        "lines": polylines,
-    }
-
-
-def _range_of_psnr(lines: Mapping[str, Sequence[float]]) -> tuple[int, int]:
-    """Return the ends (low, high) of the vertical axis of `psnr_plot`, in whole dB.
-
-    E.g. values from 28.3 to 31.2 dB -> (28, 32). The range has at least 1 dB. Without a finite
-    value it is (0, 1).
-    """
-    finite_values = []
-    for values in lines.values():
-        finite_values += [value for value in values if np.isfinite(value)]
-    if not finite_values:
-        finite_values = [0.0]
-    low = int(np.floor(min(finite_values)))
-    high = int(np.ceil(max(finite_values)))
-    if high == 0:  # e.g. no finite value: the axis goes from 0 to 1 dB
-        high = 1
-    # If all values are the same whole number, low and high are equal so far.
-    return low, max(high, low + 1)

@@ -1,9 +1,8 @@
 """Restore and score the clips of a `Job` on all ranks.
 
-The program calls `restore_clips`, which leaves the frames, scores and videos of all clips in the
-output folder. Afterwards report.py writes the results of the whole test. Frames and finished clips
-that are in the folder already are not computed again, so a test that was interrupted continues
-where it stopped.
+In: a `Job` (job.py), from main_test_vrt.py. Out: the frames, scores and videos of all clips in the
+output folder, for report.py. Frames and finished clips that are in the folder already are not
+computed again, so a test that was interrupted continues where it stopped.
 
     restore_clips
       claim_folder_of   takes the output folder (output_folder.py)
@@ -92,6 +91,19 @@ def claim_folder_of(job: Job) -> None:
         inputs[clip.name] = clip.digest()
         watchdog.go_on()  # the digests of all clips may take minutes
     stems = {clip.name: job.stems_of(clip) for clip in job.clips}
+    # The settings are compared with the run.json of an earlier test. JSON has lists and no tuples,
+    # so write the settings as JSON and read them back: tuples become lists.
+    as_read_back = json.loads(json.dumps(_settings_of(job)))
+    claim_folder(job.outputs, as_read_back, inputs, stems, job.overwrite)
+    watchdog.phase("start")
+
+
+def _settings_of(job: Job) -> dict[str, Any]:
+    """Return everything that the results depend on, but the clips themselves.
+
+    The keys are part of run.json. If you add a key, the run.json of an older version lacks it: tell
+    `earlier_test.refuse_another_test` which value older versions used.
+    """
     # The LPIPS weights are recorded by name, size and time of change, because to read 240 MB of
     # weights in each test would take too long.
     lpips_files = []
@@ -100,10 +112,7 @@ def claim_folder_of(job: Job) -> None:
             stat = os.stat(name)
             lpips_files.append([name, stat.st_size, stat.st_mtime_ns])
     outputs = job.outputs
-    # Everything that the results depend on. The keys are part of run.json. If you add a key, the
-    # run.json of an older version lacks it: tell `outputs._refuse_another_test` which value older
-    # versions used.
-    settings = {
+    return {
         **job.method.settings(),
         "lpips": lpips_files,
         "save": outputs.save,
@@ -112,11 +121,6 @@ def claim_folder_of(job: Job) -> None:
         "metric.values": outputs.metric.values,
         "metric.more": outputs.metric.more,
     }
-    # The settings are compared with the run.json of an earlier test. JSON has lists and no tuples,
-    # so write the settings as JSON and read them back: tuples become lists.
-    as_read_back = json.loads(json.dumps(settings))
-    claim_folder(outputs, as_read_back, inputs, stems, job.overwrite)
-    watchdog.phase("start")
 
 
 def restore_share(

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from data.clips.clip_reader import user_clips
+from models.restore.earlier_test import FILES_OF_ALL_CLIPS
 from models.restore.finished_clip import finish_clip
-from models.restore.output_folder import FILES_OF_ALL_CLIPS, claim_folder
+from models.restore.output_folder import claim_folder
 from models.restore.outputs import Outputs
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import check_clips, data_section, write_clip, write_info, write_video

@@ -18,7 +18,8 @@ import pytest
 
 from models.metrics import METRICS_OF_TESTS
 from models.restore.outputs import Outputs
-from models.restore.report import build_report, psnr_plot
+from models.restore.psnr_plot import psnr_plot
+from models.restore.report import build_report
 from models.restore.request import read_request
 from models.restore.scores import collect, score_text
 from scripts import compare_runs

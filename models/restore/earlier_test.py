@@ -1,0 +1,124 @@
+"""Read run.json of an earlier test in an output folder, and compare the test with this one.
+
+In: an output folder, from output_folder.py. Out: which files the earlier test wrote, or an error if
+its settings or input files differ. run.json holds
+
+    {"settings": {...}, "inputs": {clip: digest of its files}, "files": {clip: [names]}}
+
+What must stay: a test of an older version is continued, too
+(test_overwrite_removes_what_a_test_of_an_earlier_version_saved). A new setting of a test needs a
+line in `refuse_another_test`.
+
+Tests: tests/parts/utils/test_output_folder.py
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from models.restore.outputs import Outputs
+from utils.errors import OptionError
+from utils.files import RESULTS  # RESULTS is "run.json"
+from utils.results import read_json
+
+# Files that a test writes once, not per clip.
+FILES_OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
+
+
+def read_run_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of run.json, or None if a test of this program did not write the file."""
+    if not path.is_file() or path.is_symlink():  # a test never writes a link
+        return None
+    content = read_json(path)
+    return content if _is_run_json(content) else None
+
+
+def _is_run_json(content: Any) -> bool:
+    """Return whether the content has the keys and types that a test of this program writes.
+
+    The content names files that are removed with `overwrite`. So a damaged run.json, or a run.json
+    of another program, must not pass.
+    """
+    if not isinstance(content, dict):
+        return False
+    settings = content.get("settings")
+    inputs = content.get("inputs")
+    files = content.get("files", {})  # older versions did not write this key
+    if not all(isinstance(table, dict) for table in (settings, inputs, files)):
+        return False
+    # Each must be a list of texts: what was saved, e.g. ["frames"], and the files of each clip.
+    lists = [settings.get("save", []), *files.values()]
+    for names in lists:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            return False
+    return True
+
+
+def files_of_earlier_tests(
+    outputs: Outputs, earlier_run: dict[str, Any], stems: Mapping[str, Sequence[str]]
+) -> set[Path]:
+    """Return the files that earlier tests in this folder wrote.
+
+    earlier_run: the content of run.json. stems: name of a clip -> names of its frames in this test.
+    """
+    files_of_clips = earlier_run.get("files", {})
+    written = {outputs.folder / file for file in FILES_OF_ALL_CLIPS}
+    for files in files_of_clips.values():
+        written |= {outputs.folder / file for file in files}
+
+    # Older versions of SpikeVRT wrote a run.json without "files". For a clip of such a test, the
+    # names follow from the setting "save" of the test and from the frames of the clip.
+    saved_then = earlier_run["settings"].get("save", ())
+    outputs_then = replace(outputs, save=tuple(saved_then))
+    clips_without_files = earlier_run["inputs"].keys() - files_of_clips.keys()
+    for name in clips_without_files:
+        content_of_clip = outputs.load_clip(name)
+        if content_of_clip is None:
+            # The clip was not finished, so no file says which frames it had. If this test restores
+            # the clip too, take its frames.
+            stems_then = stems.get(name, ())
+        else:
+            stems_then = content_of_clip["stems"]
+        written |= set(outputs_then.planned_files(name, stems_then))
+    return written
+
+
+def refuse_another_test(
+    earlier_run: dict[str, Any], settings: dict[str, Any], inputs: dict[str, str], folder: Path
+) -> None:
+    """Raise OptionError if this test has other settings or input files than the earlier test."""
+    # Older versions of SpikeVRT did not record these settings, and always had these values. A new
+    # setting needs a line here. Otherwise no test of an older version could be continued.
+    defaults = {"metric.values": "uint8", "metric.more": []}
+    changed = _differences(defaults | earlier_run["settings"], defaults | settings)
+    # The two tests may have different clips. A clip that both have must have the same files.
+    for name, digest_then in earlier_run["inputs"].items():
+        if name in inputs and inputs[name] != digest_then:
+            changed.append(f"the files of clip {name} have changed")
+    if changed:
+        raise OptionError(
+            what=f"the folder holds results of another test: {'; '.join(changed[:3])}",
+            where=str(folder),
+            expected="the same settings and input files, to continue that test",
+            do="choose another --output, or add --overwrite",
+        )
+
+
+def _differences(old: Any, new: Any, key: str = "") -> list[str]:
+    """Return "key was OLD, is NEW" for every value that differs, with dotted keys.
+
+    E.g. {"spike": {"rate": 1}} and {"spike": {"rate": 2}} -> ["spike.rate was 1, is 2"].
+    """
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        if old == new:
+            return []
+        return [f"{key} was {old}, is {new}"]
+    # Both are dicts: compare the values of each key, in the order of `new`, then the keys that only
+    # `old` has. A missing value counts as None.
+    sentences = []
+    only_old = [name for name in old if name not in new]
+    for name in [*new, *only_old]:
+        dotted = f"{key}.{name}" if key else str(name)
+        sentences += _differences(old.get(name), new.get(name), dotted)
+    return sentences
