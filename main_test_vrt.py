@@ -28,10 +28,8 @@ from typing import Any
 import torch
 
 from data.chosen_method import ChosenMethod, choose_method
-from data.motion.finder import finder_of
-from data.motion.joint.equations import Solver
 from data.motion.joint_method import JointMethod, JointOptions
-from data.motion.learned_method import LearnedMotion, LearnedParts
+from data.motion.learned_fusion import learned_motion
 from data.network_fit import check_clips
 from data.own_clips import (
     OwnClips,
@@ -390,40 +388,19 @@ def with_improvement(
     joint: the options of the joint solution, or None without --method joint.
     saved: the network of `start`. None if `start` is a formula.
     """
-    if joint is None:
-        if saved is None:
-            return start
-        return with_motion(start, saved)
-    if saved is not None:
-        refuse_other_frames(saved)
-    return JointMethod(joint, start)
-
-
-def with_motion(start: Method, saved: SavedNetwork) -> Method:
-    """Return the method of a network, with the learned steps if its fusion is "motion"."""
+    if joint is not None:
+        if saved is not None:
+            refuse_other_frames(saved)
+        return JointMethod(joint, start)
+    if saved is None:
+        return start
     # On the device "meta" tensors have shapes and no memory. The shapes are enough to see which
     # fusion the network has.
     with torch.device("meta"):
         fusion = motion_of(saved.network())
     if fusion is None:
         return start
-
-    def parts(device: torch.device) -> LearnedParts:
-        """Return the learned parts of the fusion on a device. Reads the weights anew."""
-        net = motion_of(saved.build())
-        assert net is not None  # the network on "meta" had the fusion, too
-        net = net.to(device).eval()
-        # `find` is a function that estimates the motion within an exposure.
-        find = finder_of(net.motion_by, net.motion_net, device)
-        # Some weights have further steps for dim light, where spikes are few. Other weights use the
-        # same steps in any light.
-        few_steps = net.few_steps if net.few_steps else net.steps
-        return LearnedParts(net.steps, few_steps, find)
-
-    solver = Solver(
-        groups=fusion.groups, linearisations=fusion.linearisations, steps=fusion.proposal_steps
-    )
-    return LearnedMotion(start, parts, solver, fusion.motion_by)
+    return learned_motion(start, fusion, build=lambda: motion_of(saved.build()))
 
 
 if __name__ == "__main__":

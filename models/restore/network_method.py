@@ -1,14 +1,11 @@
 """Restore with a network: the method of a test, and the tiles that its options and flags ask for.
 
-main_test_vrt.py restores by a "method" (utils.contract.Method). It calls one of two functions, with
-weights that `read_saved` has read and with the flags of the command line (`NetworkFlags`):
-
     network_for_test_set     the network with tiles for the clips of an option file
     network_for_own_clips    the network with tiles for a user's clips
 
-Both return a `NetworkMethod`. run_job.py asks it for a `Restorer` (tiles/restorer.py), which
-restores the clips. The other methods are `data.reconstruct.Reconstruction` and
-`data.motion.joint_method.JointMethod`.
+In: weights that `read_saved` has read (models/portable.py), and the flags of the network
+(request.py), from main_test_vrt.py. Out: a `NetworkMethod`, a method of utils/contract.py.
+run_job.py asks it for a `Restorer` (tiles/restorer.py), which restores the clips.
 
 What must stay: the keys of `NetworkMethod.settings`, because an interrupted test is continued only
 if its settings are equal (test_results_of_other_settings_are_not_taken_over). Free to change: the

@@ -1,12 +1,12 @@
 """Say how the spikes of a user's own clips are read.
 
-The section `spike` comes from the weights file, because spikes must be read as in the training. The
-command line (request.py) may change it by "spike.key=value", but not the kind of the channels: the
-network was trained with it (`kind_differences` in models/select_network.py names its keys).
+In: the section `spike` of a weights file, because spikes must be read as in the training, and the
+user's files with their "spike.key=value" (request.py). Out: the section with the user's changes.
+main_test_vrt.py and scripts/show_motion.py hand it to the reader of the clips
+(data/clips/clip_reader.py). For a formula, which has no weights, they call `changed_spikes` alone.
 
-main_test_vrt.py and scripts/show_motion.py hand the section on to the reader of the clips
-(data/clips/clip_reader.py). They call `spikes_for_network` for a network. For a formula
-main_test_vrt.py calls `changed_spikes` alone.
+The user may not change the kind of the channels, because the network was trained with it
+(`kind_differences` in models/select_network.py names its keys).
 
 What must stay: each refusal, because a network gives wrong frames for channels of another kind,
 without an error.

@@ -1,7 +1,8 @@
 """Refuse command lines of main_test_vrt.py whose flags exclude each other, or are missing.
 
-request.py calls `refuse_contradictions`. If there are several errors, the user sees the first one
-in the order of the lines of this function.
+In: the values that argparse has read, from request.py. Out: nothing, or an OptionError. If there
+are several errors, the user sees the first one in the order of the lines of
+`refuse_contradictions`.
 
 What must stay: each refusal, because a flag without effect would mislead the user. Free to change:
 the texts.

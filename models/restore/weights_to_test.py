@@ -1,7 +1,8 @@
 """Find the weights to test with: of the command line, or of a run.
 
-main_test_vrt.py calls `find_weights` for a test on datasets.test, and reads the file with
-`read_saved` (models/portable.py). For a user's own clips the command line always names the weights.
+In: --weights, and the option file of a run, from main_test_vrt.py. Out: the path of a file, which
+`read_saved` (models/portable.py) reads. For a user's own clips the command line always names the
+weights, so this page is for a test on datasets.test.
 
 What must stay: the order in which files are tried, because another file has other scores
 (test_main_test.py has a test for each row of the table in `find_weights`).
