@@ -1,99 +1,20 @@
 """Load tensors into a network by name, and report what happened to each.
 
-`load_weights` changes a network. `compare_weights` only says what it would do, so it also works on
-the device "meta", where a network takes no memory. The tensors come from `read_weights`
-(weights_file.py) or from a checkpoint.
+In: a network, and tensors from `read_weights` (weights_file.py) or from a checkpoint. Out: the
+network with these weights, and a `LoadReport` (load_report.py). `compare_weights` only says what
+`load_weights` would do, so it also works on the device "meta", where a network takes no memory.
 
 What must stay: weights that do not fit are refused, and leave the network as it was
-(test_weights_of_another_network_are_refused_and_change_nothing). Free to change: how a report is
-shown.
+(test_weights_of_another_network_are_refused_and_change_nothing).
 
 Tests: tests/parts/models/test_weights.py, test_shared_tables.py
 """
 
-from dataclasses import dataclass, field
-
 from torch import Tensor, nn
 
+from models.load_report import LoadReport
 from models.vrt.positions import refuse_other_index
 from utils.errors import CheckpointError
-
-# Number of names of each kind that the report of a loaded file shows.
-SHOWN_NAMES = 6
-
-
-@dataclass
-class LoadReport:
-    """What happened to each tensor when a weights file was loaded: five lists of names.
-
-    `loaded_share` decides whether the file is refused. The log shows the report as a text.
-    """
-
-    # Loaded as they are.
-    matched: list[str] = field(default_factory=list)
-    # Loaded with zeros for the input channels that the file does not have.
-    widened: list[str] = field(default_factory=list)
-    # In the network, but not in the file.
-    missing: list[str] = field(default_factory=list)
-    # In the network and in the file, with different shapes.
-    mismatched: list[str] = field(default_factory=list)
-    # In the file, but not in the network.
-    unexpected: list[str] = field(default_factory=list)
-
-    def file_has_fusion(self) -> bool:
-        """Return whether the file has any tensor of the fusion operator."""
-        return any(_is_of_fusion(name) for name in self._names_in_file())
-
-    def file_has_trunk(self) -> bool:
-        """Return whether the file has any tensor of the trunk, the network without its fusion."""
-        return any(not _is_of_fusion(name) for name in self._names_in_file())
-
-    def _names_in_file(self) -> tuple[str, ...]:
-        return (*self.matched, *self.widened, *self.mismatched, *self.unexpected)
-
-    @property
-    def loaded_share(self) -> float:
-        """Return the share of the network's tensors that were loaded, 0 to 1.
-
-        The trunk counts only if the file has any tensor of a trunk, and the fusion operator only if
-        the file has any tensor of a fusion operator. So the weights of an RGB network may start a
-        network with spikes. E.g. the network has 100 tensors of its trunk and 10 of its fusion
-        operator, and the file has the trunk alone: 100 of 100 tensors count, so the share is 1.
-        """
-        file_has_fusion = self.file_has_fusion()
-        file_has_trunk = self.file_has_trunk()
-        missing_count = 0
-        for name in self.missing:
-            counts = file_has_fusion if _is_of_fusion(name) else file_has_trunk
-            if counts:
-                missing_count += 1
-        loaded_count = len(self.matched) + len(self.widened)
-        total = loaded_count + missing_count + len(self.mismatched)
-        return loaded_count / max(total, 1)  # no division by 0 for a network without tensors
-
-    def __str__(self) -> str:
-        if self.file_has_fusion() and not self.file_has_trunk():
-            part = "fusion"
-        else:
-            part = "network"
-        lines = [
-            f"{len(self.matched)} tensors matched, {len(self.widened)} widened "
-            f"({self.loaded_share:.0%} of the {part})"
-        ]
-        # The first names of each kind are enough to see what is wrong.
-        for kind in ("widened", "missing", "mismatched", "unexpected"):
-            names = getattr(self, kind)
-            if names:
-                shown = ", ".join(names[:SHOWN_NAMES])
-                unnamed = len(names) - SHOWN_NAMES
-                more = f", and {unnamed} more" if unnamed > 0 else ""
-                lines.append(f"  {kind} ({len(names)}): {shown}{more}")
-        return "\n".join(lines)
-
-
-def _is_of_fusion(name: str) -> bool:
-    """Return whether a tensor belongs to the fusion operator, e.g. "fusion.gate.weight"."""
-    return name.startswith("fusion.")
 
 
 def load_weights(

@@ -1,6 +1,7 @@
 """Start a training from the weights that an option file names.
 
-model_vrt.py calls `load_pretrained` for the options path.pretrained_netG and path.pretrained_netE.
+In: a network, and the option path.pretrained_netG or path.pretrained_netE, from model_state.py.
+Out: the network with these weights.
 
 What must stay: which of the two sets of weights in a checkpoint a network takes
 (tests/parts/models/test_weights.py).
@@ -12,7 +13,8 @@ import logging
 
 from torch import nn
 
-from models.loading import LoadReport, load_weights
+from models.load_report import LoadReport
+from models.loading import load_weights
 from models.recognise import file_of
 from models.weights_file import read_weights
 

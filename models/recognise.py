@@ -1,8 +1,11 @@
 """Recognise the nine published VRT networks by their tensors, and fetch their files.
 
 A published file does not describe its network. So its tensors are compared with the names and
-shapes of each published network (released_networks.py), which is built on the device "meta",
-without memory. released.py downloads a file; `file_of` tells it which file is the right one.
+shapes of each published network, which is built on the device "meta", without memory.
+
+In: a path or a name such as "vrt/006", and the tensors of a file, from portable.py; the arguments
+of the networks, from released_networks.py. Out: the path of the file, which released.py downloads
+if it is missing, and a `SavedNetwork`.
 
 What must stay: a downloaded file gets its final name only after its size and its tensors were
 checked (tests/parts/models/test_released.py). Free to change: the order in which networks of the

@@ -1,7 +1,7 @@
 """A weights file together with its network: `SavedNetwork` builds the network with its weights.
 
-portable.py makes a `SavedNetwork`, and says where its options come from. A test, a notebook or
-hubconf.py calls `build`.
+In: the tensors of a file, and the options of their network, from portable.py, which also says where
+the options come from. Out: the network, for tests, notebooks and hubconf.py.
 
 What must stay: options from a weights file are checked before a network is built of them
 (test_options_of_a_larger_network_than_the_weights_are_refused_unbuilt). Otherwise a small file
@@ -30,29 +30,26 @@ FROM_FILE = "the weights file"
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """A weights file and the network that its tensors belong to.
+    """A weights file and the network that its tensors belong to."""
 
-    path: the weights file.
-    weights: the tensors of the file by name.
-    netG: options of the network, with the keys of the section netG of an option file.
-    scale: size of the output / size of the input.
-    spike_channels: number of spike channels per frame.
-    spike: options of the spike representation, or None for RGB only.
-    spike_data: properties of the training spikes, or None if they are not known. E.g. the rate
-    (spikes per plane at full light), the light ("linear" or "display") and the center (the plane of
-    the sharp frame). `ClipDataset.spike_data` makes them.
-    known_from: where the options come from, in words. FROM_FILE means that they are not trusted.
-    released: name of the published network, e.g. "006_VRT_videodeblurring_GoPro", or None.
-    """
-
+    # The weights file, and its tensors by name.
     path: Path
     weights: dict[str, Tensor]
+    # Options of the network, with the keys of the section netG of an option file.
     netG: dict[str, Any]
+    # Size of the output / size of the input.
     scale: int
+    # Number of spike channels per frame.
     spike_channels: int
+    # Options of the spike representation, or None for RGB only.
     spike: dict[str, Any] | None
+    # Where the options come from, in words. FROM_FILE means that they are not trusted.
     known_from: str
+    # Properties of the training spikes, or None if they are not known. E.g. the rate (spikes per
+    # plane at full light), the light ("linear" or "display") and the center (the plane of the sharp
+    # frame).
     spike_data: dict[str, Any] | None = None
+    # Name of the published network, e.g. "006_VRT_videodeblurring_GoPro", or None.
     released: str | None = None
 
     @cached_property

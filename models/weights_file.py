@@ -1,8 +1,8 @@
 """Read the tensors of a weights file, by name.
 
-`read_weights` takes the path of a file that torch.save wrote, of this project or another one, and
-returns its state dict. foreign_weights.py reads the file itself, and accepts plain types only.
-loading.py loads the tensors into a network, and portable.py finds the network that they belong to.
+In: the path of a file that torch.save wrote, of this project or another one. foreign_weights.py
+reads the file itself, and accepts plain types only. Out: its state dict. loading.py loads the
+tensors into a network, and portable.py finds the network that they belong to.
 
 What must stay: CONTAINERS, by which published files are read, and `refuse_odd_tensors` before the
 result (tests/parts/models/test_hostile_weights.py). Free to change: the texts of errors.

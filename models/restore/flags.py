@@ -1,7 +1,7 @@
 """List the flags of main_test_vrt.py, with their help.
 
-Out: a parser, for request.py, which turns the values of the flags into a `TestRequest`. --help shows
-the flags in the order of this page.
+Out: a parser, for request.py, which turns the values of the flags into a `TestRequest`. --help
+shows the flags in the order of this page.
 
 Words: a formula (tfp, tfi, tfstp, exposure) computes a frame from spikes directly. The joint
 solution solves equations of the blurry frame and its spikes. A network restores a clip in tiles of
