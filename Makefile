@@ -29,7 +29,7 @@ sample: $(VENV)/.installed
 # The steps of a run from its data to its checkpoint, each where it would be seen first; `make test` has all the rest.
 QUICK := house/test_layers utils/test_option utils/test_option_files house/test_documents \
     data/test_manifest data/test_preflight data/test_dataset_video_rgbspike data/test_spike_represent \
-    data/test_spike_info models/test_tiling models/test_fusion models/test_weights models/test_optim \
+    data/test_timing models/test_tiling models/test_fusion models/test_weights models/test_optim \
     models/test_metrics
 QUICK_TESTS := $(QUICK:%=tests/parts/%.py) tests/faults/test_steps.py \
     tests/dist/test_dist.py::test_collectives_give_the_same_on_every_rank \

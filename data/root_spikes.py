@@ -12,7 +12,7 @@ compares them with its own spikes. `ClipSources.spike_data` has their meaning. A
 default for weights that lack it.
 
 Tests: tests/parts/data/test_manifest.py (the properties of several roots),
-tests/parts/data/test_spike_info.py
+tests/parts/data/test_timing.py
 """
 
 from pathlib import Path

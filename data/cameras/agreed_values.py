@@ -9,7 +9,7 @@ A value may be given in two places. Then both must be equal, because one of them
     missing          missing               the default; an error if there is none
 
 What must stay: this order, because data sets and option files rely on it. test_spike_source.py and
-test_spike_info.py (in tests/parts/data) notice.
+test_timing.py (in tests/parts/data) notice.
 """
 
 from typing import Any, Literal, NamedTuple

@@ -10,9 +10,10 @@ read-out of the spike camera. A raw frame is a frame of the fast video from whic
 
 What must stay, and which test notices (in tests/parts/data):
 
-    test_data_json.py    the keys and their meanings, because published data sets have such files
-    test_spike_info.py   the `repr` of `DatasetInfo`, because a run recognises its data by a digest
-                         of it: no field is renamed, reordered, or new in the repr at its default
+    test_data_json.py   the keys and their meanings, because published data sets have such files
+    test_timing.py      the `repr` of `DatasetInfo`, because a run recognises its data by a digest
+                        of it: no field is renamed, reordered, or new in the repr while it has its
+                        default
 """
 
 import dataclasses

@@ -29,7 +29,7 @@ What must stay, and which test notices (in tests/parts/data):
                                      order of its steps is fixed
     test_spike_source.py             the arguments of `DatSpikes`, because they are keys of option
                                      files. A new argument needs a default that changes nothing.
-    test_spike_info.py               the planes of each frame, and the errors for wrong planes
+    test_timing.py                   the planes of each frame, and the errors for wrong planes
 """
 
 import copy

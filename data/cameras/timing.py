@@ -17,10 +17,10 @@ moved by the offset; the share of them; a refusal if the file lacks some. The pl
 
 What must stay, and which test notices (in tests/parts/data):
 
-    test_frame_times.py,   the planes of each frame, because they are the spikes of a sample; and
-    test_spike_info.py     the words of the errors
-    test_spike_info.py     the `repr` of `Timing`, because digests of runs hold it: no field is
-                           renamed, reordered, or new in the repr while it has its default
+    test_timing.py and      the planes of each frame, because they are the spikes of a sample; and
+    test_frame_times.py     the words of the errors
+    test_timing.py          the `repr` of `Timing`, because digests of runs hold it: no field is
+                            renamed, reordered, or new in the repr while it has its default
 """
 
 from collections.abc import Sequence

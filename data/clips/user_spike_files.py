@@ -11,7 +11,7 @@ file with the planes of all frames.
 What must stay: the order of the files, because beside a film the order decides which file belongs
 to which frame, and the refusal of another shape. Free to change: the texts of the warnings.
 
-Tests: tests/parts/data/test_frame_times.py, tests/parts/data/test_spike_info.py,
+Tests: tests/parts/data/test_frame_times.py, tests/parts/data/test_timing.py,
 tests/stories/test_main_test.py
 """
 

@@ -1,4 +1,4 @@
-"""data/cameras/frame_times.py: which planes of one spike file belong to which frame.
+"""data/cameras/frame_times.py, name_times.py, unknown_planes.py: planes by the times of frames.
 
 A user may have one spike file for all frames of a clip. The planes of a frame follow from the times
 of the frames: those of a film, the numbers in the names of images, a table (spike.exposure), or the

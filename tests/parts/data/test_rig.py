@@ -1,5 +1,7 @@
 """data/cameras/rig.py: two simulated cameras, an RGB camera and a spike camera.
 
+rgb_camera.py, spike_view.py and rig_values.py have the parts of a rig.
+
 A `Rig` says how the two cameras are mounted and which flaws they have. The scene is one random
 picture, rendered at 64 x 80 for the RGB camera; the spike camera has 32 x 40 pixels.
 

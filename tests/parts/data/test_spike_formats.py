@@ -1,5 +1,7 @@
 """data/spike/formats.py: spike files of each format are read back; other files are refused.
 
+The modules are those that formats.py lists: packing.py, sps100.py, headers.py and others.
+
 Formats: .dat and .bin (packed bits), .npy and .npz (arrays), and the .dat of an SPS100 camera.
 Spikes are random planes of 0 and 1. A file of something else must be refused with what it is,
 because packed bits have no header: any bytes could be taken for spikes.

@@ -1,5 +1,7 @@
 """data/cameras/spike_grid.py: where a pixel of the spike camera lies in the RGB frame.
 
+The modules are calibration.py, scaled_grid.py, calibrated_grid.py and calibrated_window.py.
+
 A calibration has the matrix from spike pixels to RGB pixels. `CalibratedGrid` brings the channels
 of a spike plane (24 x 32 random values here) onto the frame (36 x 60), or onto a crop of it.
 """

@@ -1,4 +1,4 @@
-"""data/spike/represent.py: what the network sees of a spike stream.
+"""data/spike/represent.py and its functions: what the network sees of a spike stream.
 
 A plane has a 1 for each pixel of a spike camera that fired at one instant. A representation turns
 planes (T, h, w) of a frame into channels (C, h, w), which the network gets. `center` is the plane

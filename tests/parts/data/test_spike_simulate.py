@@ -1,4 +1,4 @@
-"""data/spike/simulate.py and data/augment.py: simulated sensors and cameras, and random draws.
+"""data/spike/simulate.py, light.py and data/augment.py: simulated sensors, and random draws.
 
 A pixel of the sensor sums light as a charge. When the charge reaches a threshold, the pixel fires a
 spike and the threshold is subtracted. A plane says for each pixel whether it fired at one instant.

@@ -1,4 +1,6 @@
-"""data/cameras/spike_info.py: which planes of a spike file a frame gets.
+"""data/cameras/timing.py: which planes of a spike file a frame gets, and of its neighbours.
+
+The steps are in exposures.py, timing.py, sharp_plane.py and context_planes.py.
 
 Options of the section `spike` say it: `first` and `count` (a window of each file), `exposure` (the
 exposures within one file of a clip), and the time offset of a calibration. The clips have four
