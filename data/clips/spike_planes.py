@@ -10,7 +10,7 @@ to which frame, a problem is reported, e.g. for a file with fewer planes than th
 together with the tests that compare them.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_frame_times.py,
-tests/parts/data/test_spike_info.py
+tests/parts/data/test_timing.py
 """
 
 import logging
