@@ -94,7 +94,7 @@ def file_in_memory(name: str) -> tuple[FileIO, str]:
     process lives. The path is a link to "/memfd:<name> (deleted)". Elsewhere the file has no name
     in the folder for temporary files, and the path is "".
 
-    name: what the file is for. `process.stack_file_of` finds the file of a rank by this name.
+    name: what the file is for. `stacks.stack_file_of` finds the file of a rank by this name.
     """
     if not hasattr(os, "memfd_create"):
         file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115

@@ -26,8 +26,9 @@ be called by this page too (`__all__`). The modules in utils/dist do the work:
     group, timeout         torch's process group, and the time-out of its collectives
     launchers, platforms   which rank this is, from the variables of the environment
     rendezvous             how the ranks meet, in a key-value store
-    watchdog, beats        end a run that hangs, and name the rank that stands still
-    process                processes and signals of this host
+    watchdog, beats        end a run that hangs, and name the rank that stands still; with
+                           watchdog_thread, guard, stall_report, leave
+    process                processes and signals of this host; with claims, stacks
     message                objects as bytes
     state                  `RUN`: what this process knows of its run
 
@@ -50,8 +51,9 @@ import torch.distributed as dist
 
 from utils import device as devices
 from utils import system
-from utils.dist import process, rendezvous, watchdog
+from utils.dist import process, rendezvous
 from utils.dist.agreement import all_ranks_or_none, check_same_on_all_ranks
+from utils.dist.claims import outlast_siblings
 from utils.dist.collectives import (
     all_reduce_mean,
     barrier,
@@ -65,12 +67,13 @@ from utils.dist.failure import closed_after_report, report_error
 from utils.dist.group import init_dist, launch_of_group
 from utils.dist.identity import get_device, get_rank, get_world_size, is_main_process
 from utils.dist.launchers import with_standard_names
+from utils.dist.leave import leave
 from utils.dist.platforms import node_variables, read_launch
 from utils.dist.state import RUN, LaunchInfo
 from utils.dist.stop import PREEMPTED, STOP_SIGNALS, stop_on, stop_vote
 from utils.dist.store_values import read_state
 from utils.dist.timeout import fitted_to_timeout
-from utils.dist.watchdog import Watchdog
+from utils.dist.watchdog_thread import Watchdog
 from utils.logger import setup_logging
 from utils.options.models import WatchdogOptions
 from utils.options.override import argument_without_secrets
@@ -187,12 +190,12 @@ def _end_after_error(error: BaseException) -> NoReturn:
     # RUN.reported holds the error, and its traceback holds the tensors of the run. Free them.
     RUN.reported = None
     if get_world_size() > 1:
-        watchdog.leave(code, RUN.store)  # ends this process
+        leave(code, RUN.store)  # ends this process
     # This is a single process, or one of several that failed before it knew its rank.
     process.write_exit_file(code)
     # If several ranks fail alike, one has claimed the report for all. The claim ends with its
     # process, so it waits for the others. Otherwise a later one would report the same error again.
-    process.outlast_siblings()
+    outlast_siblings()
     process.kill_trees()  # loader processes, for which Python's exit handlers could wait for ever
     _forget_run()
     sys.exit(code)

@@ -120,7 +120,7 @@ def without_consequences(findings: list[Finding]) -> list[Finding]:
     if "watchdog" not in names:
         return findings
     by_watchdog = findings[names.index("watchdog")]
-    if " is DEAD" in by_watchdog.what:  # the words of utils/dist/watchdog.py
+    if " is DEAD" in by_watchdog.what:  # the words of utils/dist/stall_report.py
         return findings
     return [finding for finding in findings if finding.check != "killed"]
 

@@ -16,6 +16,7 @@ from torch.distributed import DistBackendError
 
 from utils import utils_dist
 from utils.dist import process, watchdog
+from utils.dist.leave import leave
 from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.options.models import WatchdogOptions
@@ -149,7 +150,7 @@ def two_threads_leave() -> None:
     pids = utils_dist.gather_objects(os.getpid())
     if utils_dist.get_rank():
         for _ in range(2):
-            threading.Thread(target=watchdog.leave, args=(3, RUN.store)).start()
+            threading.Thread(target=leave, args=(3, RUN.store)).start()
         time.sleep(600)
     while Path(f"/proc/{pids[1]}").exists():
         time.sleep(0.01)

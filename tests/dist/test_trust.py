@@ -27,7 +27,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from tests.dist.launching import ROOT, Ranks, run_ranks, start_command
-from utils.dist import process
+from utils.dist import claims, process
 from utils.dist.beats import claim_failure
 from utils.dist.store_values import Failure, ForeignValueError, read_state
 
@@ -346,12 +346,12 @@ def own_claims():
     """Release the claims of this process after the test.
 
     A process that has claimed an error waits 10 s before it ends with a refusal, so that ranks
-    beside it can end first (`process.outlast_siblings`). Later tests in this process would wait.
+    beside it can end first (`claims.outlast_siblings`). Later tests in this process would wait.
     """
     yield
-    for claim in process.CLAIMS:
+    for claim in claims.CLAIMS:
         claim.close()
-    process.CLAIMS.clear()
+    claims.CLAIMS.clear()
 
 
 @pytest.mark.usefixtures("own_claims")
@@ -359,7 +359,7 @@ def own_claims():
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a python for all users")
 def test_a_socket_that_another_user_has_bound_silences_no_report():
     name = "an error that must be said"
-    # The text that `process.first_to_claim` hashes.
+    # The text that `claims.first_to_claim` hashes.
     text = f"{os.getuid()} {process.machine()} {name}"
     squatter: Any = subprocess.Popen(
         ["/usr/bin/python3", "-c", SQUATTER, text],
@@ -369,7 +369,7 @@ def test_a_socket_that_another_user_has_bound_silences_no_report():
     )
     assert squatter.stdout.readline() == "bound\n"  # wait until it has the socket
 
-    is_first = process.first_to_claim(name)
+    is_first = claims.first_to_claim(name)
     squatter.kill()
 
     assert is_first
@@ -378,9 +378,9 @@ def test_a_socket_that_another_user_has_bound_silences_no_report():
 @pytest.mark.usefixtures("own_claims")
 def test_a_second_process_of_our_own_user_does_not_report_an_error_again():
     name = f"said once {os.getpid()}"
-    program = f"from utils.dist import process; print(process.first_to_claim({name!r}))"
+    program = f"from utils.dist import claims; print(claims.first_to_claim({name!r}))"
 
-    is_first = process.first_to_claim(name)
+    is_first = claims.first_to_claim(name)
     second = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -179,9 +179,9 @@ def overhead(share: float) -> Results:
     # The script prints the two numbers. It ends by os._exit, because a normal exit would wait for
     # the threads of the store.
     script = (
-        "import time; from utils.dist import watchdog as w\n"
+        "import time; from utils.dist import watchdog, watchdog_thread as w\n"
         "n = 10**6; t = time.perf_counter()\n"
-        "for i in range(n): w.phase('data', i)\n"
+        "for i in range(n): watchdog.phase('data', i)\n"
         "print((time.perf_counter() - t) / n * 1e9)\n"
         "from torch.distributed import TCPStore\n"
         "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"

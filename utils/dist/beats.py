@@ -52,6 +52,7 @@ from typing import NamedTuple
 from torch.distributed import Store
 
 from utils.dist import process
+from utils.dist.awake_clock import AwakeClock
 from utils.dist.rendezvous import MET
 from utils.dist.store_values import (
     Failure,
@@ -108,7 +109,7 @@ class Beats:
         self.number = 0  # number of the last beat of this rank
         # This clock loses time if `now` is called less than once a second. `Watchdog.watch` sets
         # slice_s to two intervals of its beats.
-        self.clock = process.AwakeClock(slice_s=1.0)
+        self.clock = AwakeClock(slice_s=1.0)
         self.watched: list[int] | None = None  # ranks to watch; None until all ranks have met
         self.states: dict[int, State] = {}  # rank -> its newest known state
         self.heard: dict[int, Heard] = {}  # watched rank -> its last beat

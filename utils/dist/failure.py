@@ -25,11 +25,17 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
-from utils.dist import process, watchdog
 from utils.dist.agreement import PeerFailed
 from utils.dist.beats import claim_failure
+from utils.dist.claims import first_to_claim
 from utils.dist.identity import get_rank, get_world_size
 from utils.dist.launchers import process_count
+from utils.dist.leave import (
+    REPORTED,
+    is_first_to_report_stranger,
+    leave,
+    write_to_log_and_stderr,
+)
 from utils.dist.lost_contact import is_caused_by_peer, lost_contact_error
 from utils.dist.state import RUN
 from utils.dist.store_values import Failure, ForeignValueError
@@ -60,12 +66,12 @@ def report_error(error: BaseException) -> int:
     else:
         ending = _ending_with_store(error)
     if ending.is_reporter:
-        watchdog.write_to_log_and_stderr(_text_of(ending.cause))
+        write_to_log_and_stderr(_text_of(ending.cause))
         # RuntimeError: the store is gone, so no other rank waits for the report.
         with suppress(RuntimeError):
             if RUN.store is not None:
                 # The other ranks wait for this key before they end.
-                RUN.store.set(watchdog.REPORTED, "1")
+                RUN.store.set(REPORTED, "1")
     RUN.reported = (error, ending.code)
     return ending.code
 
@@ -93,11 +99,11 @@ def _is_reporter_without_store(error: BaseException) -> bool:
     what = getattr(error, "what", error)
     launcher_pid = os.getppid()
     # True for the first process on this host that calls it with this text.
-    return process.first_to_claim(f"{what} {where_without_rank} {launcher_pid}")
+    return first_to_claim(f"{what} {where_without_rank} {launcher_pid}")
 
 
 # Seconds that a rank waits if a watchdog reports the failure. The watchdog of this rank ends the
-# rank within watchdog.EXIT_S, 8 s. So the wait is longer, and the watchdog always comes first.
+# rank within EXIT_S (leave.py), 8 s. So the wait is longer, and the watchdog always comes first.
 WAIT_FOR_WATCHDOG_S = 10.0
 
 
@@ -142,7 +148,7 @@ def _ending_with_store(error: BaseException) -> _Ending:
             return _Ending(cause, code, is_reporter=True)
         # The connection is broken because the other ranks have left, and they have left because of
         # the foreign value. So the foreign value is the cause to report.
-        return _Ending(e, e.exit_code, is_reporter=watchdog.is_first_to_report_stranger())
+        return _Ending(e, e.exit_code, is_reporter=is_first_to_report_stranger())
     except RuntimeError:
         # Row 4.
         time.sleep(WAIT_FOR_WATCHDOG_S)
@@ -169,8 +175,8 @@ def _text_of(cause: BaseException) -> str:
     return textwrap.indent(lines, prefix, lambda line: True)
 
 
-# Seconds that closing a resource may take after an error. They must be fewer than watchdog.EXIT_S,
-# 8 s, within which a rank has to end after an error.
+# Seconds that closing a resource may take after an error. They must be fewer than the 8 s of EXIT_S
+# (leave.py), within which a rank has to end after an error.
 CLOSE_S = 5.0
 
 
@@ -185,14 +191,14 @@ def closed_after_report(resource: Any) -> Generator[Any]:
     resource: any object with a method `close`.
     """
 
-    def leave() -> None:
+    def end_rank() -> None:
         """End this rank with the exit code of the error. The timer calls this."""
         # The timer is started only after an error has been reported, so RUN.reported is not None.
         reported: Any = RUN.reported
         _, code = reported
-        watchdog.leave(code, RUN.store)
+        leave(code, RUN.store)
 
-    timer = threading.Timer(CLOSE_S, leave)
+    timer = threading.Timer(CLOSE_S, end_rank)
     timer.daemon = True
     with ExitStack() as at_end:
         # An ExitStack calls its callbacks in reverse order: it closes the resource, and then

@@ -50,7 +50,7 @@ from typing import NamedTuple, TypeVar
 from torch.distributed import DistError as TorchDistError
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from utils.dist.process import AwakeClock
+from utils.dist.awake_clock import AwakeClock
 from utils.dist.state import RUN, LaunchInfo
 from utils.dist.store_values import (
     FAILURE_CODES,

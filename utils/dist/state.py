@@ -61,7 +61,7 @@ class Run:
     store: Any = None
     # The secret of this start of the run, which all its ranks have. Empty if there is none.
     job_key: bytes = b""
-    # A utils.dist.watchdog.Watchdog. Any, because that module imports this one.
+    # A utils.dist.watchdog_thread.Watchdog. Any, because that module imports this one.
     watchdog: Any = None
     # The time-out of the process group, in seconds.
     timeout_s: float = float("inf")

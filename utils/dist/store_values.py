@@ -3,7 +3,7 @@
 Anybody who reaches the port of the store over the network can write into the store. So a rank
 checks type and range of each value that it reads, and opens no path that a value names. A process
 id from the store may be false: before a rank acts on a process, it proves that the process belongs
-to the run (`process.stack_file_of`).
+to the run (`stacks.stack_file_of`).
 
 The launcher may give all ranks a job key, which is a secret. Then each value begins with a proof
 (HMAC) that its writer has the key:

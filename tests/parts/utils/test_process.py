@@ -49,7 +49,7 @@ with utils_dist.ranks():
 LEAVES = """
 import os, sys, threading, time
 from torch.utils.data import DataLoader
-from utils.dist import watchdog
+from utils.dist.leave import leave
 class SlowTerminal:
     def __getattr__(self, name):
         return getattr(sys.__stdout__, name)
@@ -59,7 +59,7 @@ class SlowTerminal:
 loader = iter(DataLoader(range(100), num_workers=2, prefetch_factor=1))
 next(loader)
 sys.stdout = SlowTerminal()
-threading.Thread(target=watchdog.leave, args=(70, None)).start()
+threading.Thread(target=leave, args=(70, None)).start()
 time.sleep(60)
 """
 # env: no fork of a process with torch in it

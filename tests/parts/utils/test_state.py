@@ -74,7 +74,7 @@ STATE = {
     "utils.dist.state.RUN":
         "a process has one rank in one run; signal handlers and every collective need it",
     "utils.logger._unwritten": "a file that cannot be written is reported once, whoever writes it",
-    "utils.dist.process.CLAIMS": "a process removes its own claims when it ends, whoever made them",
+    "utils.dist.claims.CLAIMS": "a process removes its own claims when it ends, whoever made them",
     "utils.dist.process.machine": "cache: a process stays on its machine",
     "utils.device._load_packages":
         "cache: what torch knows of devices outlives a call; a package is loaded once",

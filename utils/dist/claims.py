@@ -1,0 +1,127 @@
+"""Choose, among the ranks of a host that fail alike, the rank that reports the error.
+
+Each of these ranks claims a name, e.g. the text of the error. Only the first rank gets it, and
+reports (`first_to_claim`). The claim ends with its process. So the first rank waits until the
+others have asked and ended (`outlast_siblings`); else a later one would report again.
+
+What must stay: a claim of another user silences no report. Free to change: CLAIM_S.
+
+Tests: tests/dist/test_trust.py, test_ranks_of_one_launch_report_the_same_error_once.
+"""
+
+import errno
+import hashlib
+import os
+import signal
+import socket
+import struct
+import time
+from contextlib import suppress
+
+from utils.dist.process import descendants_of, machine
+
+# The claims of this process. If several ranks of a host fail with the same error, each of them
+# claims a name, e.g. the text of the error, and only the first rank reports (`first_to_claim`). A
+# claim is a socket, and lasts as long as the socket is open. This list keeps the sockets open.
+CLAIMS: list[socket.socket] = []
+
+
+def first_to_claim(name: str) -> bool:
+    """Claim a name on this host. Returns whether this process is the first that claims the name.
+
+    Ranks that fail with the same error all call this with the same name, e.g. the text of the
+    error. Only the first rank reports the error. It calls `outlast_siblings` before it ends,
+    because the name is free again when its process has ended.
+
+    A claim is a Unix socket with an abstract address, i.e. an address that is no file. So a claim
+    leaves nothing on the disk.
+    """
+    claim = socket.socket(socket.AF_UNIX)
+    # `machine` goes into the name, because containers of one host may share their addresses.
+    text = f"{os.getuid()} {machine()} {name}".encode(errors="replace")
+    address = f"\0spikevrt-{hashlib.sha256(text).hexdigest()}"  # \0 makes the address abstract
+    try:
+        claim.bind(address)
+        claim.listen()  # `_is_ours` of the other ranks connects to it
+    except OSError as e:
+        if e.errno == errno.EADDRINUSE:
+            return not _is_ours(address)
+        # If this system allows no claims, every rank reports: too many reports are better than
+        # none.
+        return True
+    CLAIMS.append(claim)
+    return True
+
+
+def _is_ours(address: str) -> bool:
+    """Whether a process of our own user has claimed the address.
+
+    Any user of the host could claim it, and so silence our reports. The system tells which user
+    listens at an address (SO_PEERCRED of unix(7)). Test:
+    test_a_socket_that_another_user_has_bound_silences_no_report.
+    """
+    # A process that has just bound the address may not listen yet. So try 20 times, 10 ms apart.
+    # With fewer tries, both ranks could report.
+    for _ in range(20):
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as other:
+            other.settimeout(1.0)
+            other.connect(address)
+            # Three integers of 4 bytes: process, user, group.
+            credentials = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            _, user, _ = struct.unpack("3i", credentials)
+            return user == os.getuid()
+        time.sleep(0.01)
+    return False
+
+
+# Seconds that a rank that has made a claim waits before it ends, so that the other ranks find its
+# claim. Ranks of one start that fail with the same error do so within this time.
+CLAIM_S = 10.0
+
+
+def outlast_siblings(mark: str | None = None) -> None:
+    """If this process has a claim, wait until the other ranks of this host have ended.
+
+    If this process ended first, its claim would be free, and another rank would report the same
+    error again. Waits at most CLAIM_S.
+
+    mark: end of the names of the memory files of this run, e.g. "-of-5f0c2a9be81d4477"
+        (`watchdog.run_mark`). Only the ranks of this run have such files, so this does not wait
+        for other programs of the same parent. None if the ranks have no memory files yet. Then
+        this waits for every process of the same parent that runs this Python.
+    """
+    if not CLAIMS:
+        return
+    deadline = time.monotonic() + CLAIM_S
+    with suppress(ValueError):  # only the main thread may set a signal handler
+        # torchrun sends SIGTERM to all ranks as soon as one of them has ended.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while time.monotonic() < deadline and _has_siblings(mark):
+        time.sleep(0.02)
+
+
+def _has_siblings(mark: str | None) -> bool:
+    """Whether another rank with the same parent is alive.
+
+    mark: end of the names of the memory files of this run, or None: any process of this Python.
+    """
+    # All processes below the same parent, without this process and its own descendants.
+    own_tree = {os.getpid(), *descendants_of(os.getpid())}
+    others = set(descendants_of(os.getppid())) - own_tree
+    for pid in others:
+        with suppress(OSError):  # the process has ended meanwhile
+            is_python = os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe")
+            if is_python and (mark is None or _has_mark(pid, mark)):
+                return True
+    return False
+
+
+def _has_mark(pid: int, mark: str) -> bool:
+    """Whether a process has a memory file whose name ends with `mark`."""
+    folder = f"/proc/{pid}/fd"
+    for entry in os.listdir(folder):
+        with suppress(OSError):  # the file was closed meanwhile
+            # The system calls a file in memory "/memfd:<name> (deleted)".
+            if os.readlink(f"{folder}/{entry}").endswith(f"{mark} (deleted)"):
+                return True
+    return False

@@ -1,0 +1,155 @@
+"""The guard of a rank: a small process beside the rank, which ends the rank if it hangs.
+
+A rank hangs beyond its own watchdog if C code holds Python's lock (the GIL): no thread of the rank
+runs then. So the rank sends a heartbeat to another process, the guard, which ends the rank if the
+heartbeat stays away. The timer of faulthandler could do this too. But this timer also counts the
+time in which the process is suspended, and it reports only "Timeout (0:00:10)!".
+
+    start_guard    starts the process `python -S -m utils.dist.guard`, called by the rank
+    guard          its main function
+
+What must stay: the guard starts with `python -S`, which knows no installed packages. So this module
+imports only the standard library, and modules of this project that do the same
+(test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end, kind "gil").
+
+Tests: tests/faults/test_stalls.py, tests/dist/test_life.py.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from utils import system
+from utils.dist.awake_clock import AwakeClock
+from utils.dist.process import die_with_parent, process_state, signals_held, write_exit_file
+from utils.dist.stacks import dump_stacks
+from utils.errors import StallError
+
+
+def start_guard(
+    rank: int, limit_s: float, stack_file: str, is_alone: bool, log_file: str | None
+) -> subprocess.Popen[bytes] | None:
+    """Start the guard of this process: another process, which runs `guard`. Returns the guard.
+
+    The caller must write a byte to the stdin of the guard more often than every limit_s seconds, as
+    a heartbeat.
+
+    Returns None if the system starts no more processes, or has no /proc. Without /proc a guard
+    could not tell a rank that hangs from a rank that is stopped on purpose.
+
+    rank: number of this rank, for the report.
+    limit_s: seconds without a heartbeat after which the guard ends this process.
+    stack_file: path of the memory file for the stacks.
+    is_alone: whether there is no other rank, which would report the stall.
+    log_file: path of the log of the run, or None if this rank has none.
+    """
+    if not system.has_proc():
+        return None
+    # In the order of the parameters of `guard`, which gets them as a list.
+    arguments = json.dumps([rank, os.getpid(), limit_s, stack_file, is_alone, log_file])
+    # -S starts Python without installed packages, which the guard does not need.
+    command = [sys.executable, "-S", "-m", "utils.dist.process", arguments]
+    root = Path(__file__).resolve().parents[2]
+    # The guard inherits that GROUP_SIGNALS are held back, and never releases them. So a signal to
+    # all processes of the rank does not end the guard before the rank.
+    with suppress(OSError), signals_held():
+        guard_process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, bufsize=0)
+        if guard_process.stdin is not None:
+            # A write to a full pipe then raises an error, instead of waiting for the guard.
+            os.set_blocking(guard_process.stdin.fileno(), False)
+        return guard_process
+    return None
+
+
+# Longest time, in seconds, that a guard takes to write its report. If the terminal is paused, the
+# write never returns, and the guard ends after this time.
+LAST_WORDS_S = 5
+
+
+def guard(
+    rank: int, pid: int, limit_s: float, stack_file: str, is_alone: bool, log_file: str | None
+) -> None:
+    """Watch a rank until it ends, and end it if it sends no heartbeat for limit_s seconds.
+
+    This is the main function of the guard process. Its parent is the rank. A rank that is stopped
+    by a signal (Ctrl-Z) sends no heartbeat either. The guard leaves such a rank alone: the user
+    will let it go on, or the other ranks end it.
+
+    pid: process id of the rank. `start_guard` explains the other arguments.
+    """
+    silent_s = _wait_for_silence(pid, limit_s)
+    if silent_s is None:
+        return  # the rank has ended
+
+    # The order of these three steps matters. Read the stacks first, while the rank lives. Then end
+    # the rank. Write the report last, because the terminal may be paused. For the report the guard
+    # outlives the rank, but at most LAST_WORDS_S.
+    stacks = ""
+    if is_alone:
+        with suppress(OSError), open(stack_file, "a+b", buffering=0) as file:
+            stacks = dump_stacks(file, pid)
+    system.ask_for_signal_at_end_of_parent(number=0)  # 0: no signal, so the guard outlives the rank
+    signal.alarm(LAST_WORDS_S)  # ends the guard after this time
+    write_exit_file(StallError.exit_code)
+    os.kill(pid, signal.SIGKILL)
+    if not is_alone:
+        return  # the other ranks report
+    error = StallError(
+        what=f"rank {rank} is SILENT: its threads did not run for {silent_s:.1f} s: C code "
+        "holds Python's lock",
+        where=f"host {socket.gethostname()}, pid {pid}",
+        expected="a beat each half second (option watchdog.stall_s)",
+        do="see its stack below",
+    )
+    _write_last_words(f"{error}\n\nStacks of rank {rank}:\n{stacks}\n".encode(), log_file)
+
+
+def _wait_for_silence(pid: int, limit_s: float) -> float | None:
+    """Wait until the rank has sent no heartbeat for limit_s seconds. Returns these seconds.
+
+    Returns None if the rank ends before. Each byte on stdin is a heartbeat.
+
+    pid: process id of the rank, which is the parent of this process
+    """
+    # With at most a third of the limit, one late turn of the loop does not end a rank.
+    clock = AwakeClock(slice_s=min(1.0, limit_s / 3))
+    heard_at = 0.0  # time of the last heartbeat, on `clock`
+    while True:
+        if os.getppid() != pid:  # the rank has ended, so the system gave the guard another parent
+            return None
+        # Wait for a byte on stdin (file 0), but at most half a slice, so that the clock is asked
+        # often enough.
+        readable, _, _ = select.select([0], [], [], clock.slice_s / 2)
+        is_heard = bool(readable)
+        if is_heard and not os.read(0, 4096):  # end of the file: the rank has closed the pipe
+            return None
+        now = clock.now()
+        if is_heard:
+            heard_at = now
+        elif process_state(pid) in ("T", "t"):  # stopped, by a signal or a debugger
+            heard_at = now
+        elif now - heard_at > limit_s:
+            return now - heard_at
+
+
+def _write_last_words(words: bytes, log_file: str | None) -> None:
+    """Write the report of the guard into the log and to the terminal, as far as they take it."""
+    if log_file is not None:
+        with suppress(OSError):
+            # O_NOFOLLOW: if somebody has put a link in place of the log, do not write to its
+            # target.
+            descriptor = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+            os.write(descriptor, words)
+    with suppress(OSError):
+        os.write(2, words)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    guard(*json.loads(sys.argv[1]))

@@ -1,0 +1,80 @@
+"""Write the report of a rank that stands still: who, where, since when, and beside which others.
+
+The report has the error, a table of the last beat of every rank, and the stacks of the rank.
+
+Free to change: the texts, together with docs/ddp.md, which explains the table, and
+tests/faults/test_stalls.py, which reads it.
+"""
+
+from utils.dist.beats import Beats, Verdict, where
+from utils.dist.store_values import State
+from utils.errors import StallError
+
+
+def text_of_stall(verdict: Verdict, stacks: str, beats: Beats) -> str:
+    """Return the report: the error, a table of the last beat of every rank, and the stacks.
+
+    docs/ddp.md explains the columns of this table:
+
+        rank  host              pid  step  seconds  collectives  phase
+           0  gpu7             4711   120      0.4         2211  all_reduce in backward
+    """
+    lines = [str(_stall_error(verdict, stacks, beats)), ""]
+    lines.append("rank  host              pid  step  seconds  collectives  phase")
+    now = beats.clock.now()
+    for other, state in sorted(beats.states.items()):
+        lines.append(_row_of_table(other, state, now, beats))
+    if stacks:
+        lines.append(f"\nStacks of rank {verdict.rank}:")
+        lines.append(stacks)
+    lines.append("")
+    return "\n".join(lines)
+
+
+def _row_of_table(rank: int, state: State, now: float, beats: Beats) -> str:
+    """Return the row of a rank in the table of `text_of_stall`.
+
+    The widths of the cells are the widths of the columns there, so change both together.
+
+    state: the last beat of the rank
+    now: time of the clock of the beats
+    """
+    # `age` is how long the phase had lasted when the rank wrote its last beat. This rank
+    # watches a few other ranks, and `heard` knows when their last beats came. So add the
+    # seconds since then.
+    age = state["age"]
+    if rank in beats.heard:
+        age += now - beats.heard[rank].when
+    # ">4" is four characters wide, to the right; "<12" is twelve, to the left.
+    host = f"{rank:>4}  {state['host'][:12]:<12}"
+    numbers = f"{state['pid']:>8} {state['step']:>5} {age:>8.1f} {state['syncs']:>12}"
+    return f"{host} {numbers}  {state['phase']}"
+
+
+def _stall_error(verdict: Verdict, stacks: str, beats: Beats) -> StallError:
+    """Return the error that names the rank, its phase and its host.
+
+    Its first line is e.g. 'rank 3 is STUCK: 312.4 s in phase "forward" at step 120', or 'rank 3
+    is SILENT: no beat for 9.1 s; last seen in phase "forward" at step 120'.
+
+    stacks: the stacks of the rank, or "" if there are none. The advice depends on this.
+    """
+    rank, kind, what = verdict  # e.g. 3, "STUCK", "312.4 s"
+    last_state = beats.states[rank]  # the last beat of the rank
+    expected_of_kind = {
+        "DEAD": "all ranks alive",
+        "SILENT": "a beat of every rank each half second (option watchdog.stall_s)",
+        "STUCK": f"a new phase within {last_state['budget']:.0f} s (options watchdog.*)",
+    }
+    # A STUCK rank is still in its phase. A DEAD or SILENT rank may have left it unseen.
+    link = " in" if kind == "STUCK" else "; last seen in"
+    if stacks:
+        do = "see its stack below"
+    else:
+        do = "look for the out-of-memory killer or a signal on that host"
+    return StallError(
+        what=f"rank {rank} is {kind}: {what}{link} {where(last_state)}",
+        where=f"host {last_state['host']}, pid {last_state['pid']}",
+        expected=expected_of_kind[kind],
+        do=do,
+    )

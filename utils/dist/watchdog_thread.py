@@ -1,0 +1,450 @@
+"""The watchdog thread of a rank: it beats, reads the beats of others, and ends a run that hangs.
+
+utils/dist/watchdog.py explains the watchdog as a whole. `Watchdog.run` is the loop of the thread:
+every half second it writes a beat (the phase of the main thread) into the store, reads the beats of
+a few other ranks, and judges them. Three things end the run:
+
+    a verdict            a rank stands still: SILENT, STUCK or DEAD     `_report`
+    a failure            another rank has claimed it in the store       `_follow`
+    no answer            the store is lost, or a stranger wrote there   `_end_...`
+
+What must stay: the order in `_report`, which is first the report, then the key REPORTED, then the
+end of the process (test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end). Free to change: the
+waits, within the limits that their comments name. test_stalls.py measures how long a run takes to
+end.
+
+Tests: tests/faults/test_stalls.py, tests/faults/test_scale.py, tests/dist/test_life.py.
+"""
+
+import faulthandler
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import NoReturn
+
+from torch.distributed import Store
+
+from utils import system
+from utils.dist import process, watchdog
+from utils.dist.awake_clock import AwakeClock
+from utils.dist.beats import BEAT_S, Beats, Verdict, claim_failure, is_gone, read_states
+from utils.dist.claims import first_to_claim
+from utils.dist.guard import start_guard
+from utils.dist.leave import (
+    EXIT_S,
+    REPORT_WAIT_S,
+    REPORTED,
+    is_first_to_report_stranger,
+    leave,
+    log_file,
+    write_to_log_and_stderr,
+    write_to_log_file,
+)
+from utils.dist.rendezvous import wait_for
+from utils.dist.stacks import dump_stacks, kill_rank, stack_file_name, stacks_of
+from utils.dist.stall_report import text_of_stall
+from utils.dist.state import RUN
+from utils.dist.store_values import Failure, ForeignValueError, State, printable_text, seal, unseal
+from utils.errors import StallError
+from utils.options.models import WatchdogOptions
+
+STALL_CODE = StallError.exit_code  # exit code of a run that hangs
+
+
+# Seconds of a phase after which the watchdog asks the system whether the main thread waits for a
+# terminal. Most phases are shorter, so most beats need no such question.
+LONG_PHASE_S = 1.0
+# Seconds after which the log file tells that the store or the terminal does not answer. A shorter
+# silence, e.g. while a user selects text in the terminal, needs no line.
+TELL_AFTER_S = 10.0
+
+
+# Seconds that the reporting rank waits for the stacks of another rank. A stuck rank still beats,
+# twice a second: it sees the failure with its next beat, so three beats are enough. A silent rank
+# will hardly answer, so the shorter wait is for a rank that is only slow.
+STUCK_ANSWERS_S = 1.5
+SILENT_ANSWERS_S = 0.5
+# Seconds that a stuck rank gets to end itself, before it is killed: one beat, as it ends with it.
+STUCK_ENDS_S = 0.5
+# Seconds without an answer of the store, three beats, after which a rank ends if the process that
+# hosts the store is gone. The store will never answer again, so a longer wait only delays the end.
+HOST_GONE_S = 1.5
+
+
+class Watchdog(threading.Thread):
+    """The watchdog thread of this rank. The thread begins to beat as soon as the object is made.
+
+    Before `watch` is called, the thread ends this rank only if another rank has failed, or if the
+    process of another rank is gone. After `watch`, it also ends the run if a rank stands still.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True, name="watchdog")
+        self.rank = RUN.launch.rank
+        self.host = socket.gethostname()
+        self.store: Store | None = None  # None in a single process
+        if RUN.store is not None:
+            self.store = RUN.store.clone()  # each thread needs a connection of its own
+            # The host of the store may be suspended for a while, which is no failure. So torch's
+            # time limit is set so high that it never comes; `_watch_watchdog` has the real limit.
+            self.store.set_timeout(timedelta(days=365))
+        self.beats = Beats(self.rank, RUN.launch.world_size, self.store)
+
+        # What this thread does.
+        self.budgets: WatchdogOptions | None = None  # limits of the phases; None until `watch`
+        self.interval_s = BEAT_S  # seconds between two beats
+        self.passes = 0  # how often `run` has gone through its loop
+        self.stopped = threading.Event()  # set by `stop`
+        self.guard: subprocess.Popen[bytes] | None = None  # `run` sends a byte to it in each pass
+        # `utils_dist.ranks` sets this when the program has finished. From then on the other ranks
+        # may end as well, and must not be taken for DEAD.
+        self.ending = False
+        # The failure that ends the run, once it is known: its rank, exit code, and who claimed it.
+        self.failure: Failure | None = None
+
+        # What the main thread does.
+        self.place = RUN.place  # the phase of the last beat
+        # When this phase began, on the clock of the beats. While the main thread waits for a paused
+        # terminal, each beat sets it to the present, so that the wait does not count.
+        self.phase_began = self.beats.clock.now()
+        self.blocked_since: float | None = None  # since when the main thread waits for a terminal
+        self.has_told_of_block = False  # whether the log file has the line about this wait
+
+        # The stacks go into a file in memory, so that nothing is left on the disk. The name of the
+        # file proves to other ranks of this host that the process is a rank of this run.
+        self.stack_file, self.stack_path = system.file_in_memory(stack_file_name(self.rank))
+        # When another rank, or the guard, sends SIGUSR2, faulthandler writes the stacks. Its
+        # handler is C code, which runs even while another thread holds Python's lock (the GIL).
+        # Loader processes inherit the handler.
+        faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
+        self.beats.publish(self._own_state())
+        self.start()
+
+    def watch(self, budgets: WatchdogOptions) -> None:
+        """End the run from now on if a rank stands still. budgets: the options `watchdog`."""
+        watchdog.go_on()  # the time of the present phase counts from now on
+        # With at least six beats within the shortest limit, one late beat makes no rank silent.
+        self.interval_s = min(BEAT_S, budgets.stall_s / 6)
+        # The clock asks for the time at each beat. If more than slice_s have passed since the last
+        # question, it takes the rest for a suspended process and does not count it. Twice the
+        # interval leaves room for a late beat.
+        self.beats.clock.slice_s = 2 * self.interval_s
+        # The other ranks can tell more about a silent rank than the guard can. So the guard waits
+        # 4 s longer than the other ranks, in which they report and end this rank.
+        guard_limit_s = budgets.stall_s + 4
+        is_alone = self.store is None  # a single process
+        self.guard = start_guard(self.rank, guard_limit_s, self.stack_path, is_alone, log_file())
+        self.budgets = budgets
+        # Other ranks report a silent rank only if its last beat has a budget above 0. So write such
+        # a beat before the main thread goes on, because the main thread may hang at once.
+        self.beats.publish(self._own_state())
+
+    def stop(self) -> None:
+        """End the thread and the guard, at the normal end of a run."""
+        # The loops of `run` and `_watch_watchdog` end at this event.
+        self.stopped.set()
+        self.join()
+        faulthandler.unregister(signal.SIGUSR2)
+        if self.guard is not None:
+            self.guard.kill()
+            self.guard.wait()
+
+    def run(self) -> None:
+        """Beat until the run ends. `threading.Thread` calls this in the thread."""
+        threading.Thread(target=self._watch_watchdog, daemon=True, name="watchdog's guard").start()
+        while not self.stopped.wait(self.interval_s):
+            self.passes += 1
+            if self.guard is not None and self.guard.stdin is not None:
+                # Any byte tells the guard that this process runs. Writing fails if the guard is
+                # gone, or does not read.
+                with suppress(OSError):
+                    self.guard.stdin.write(b".")
+            try:
+                self.beat_once()
+            except ForeignValueError as e:
+                self._end_by_foreign_value(e)
+            except RuntimeError:
+                # The store does not answer. At the normal end of a run, rank 0 ends with its store,
+                # and the main thread of this rank calls `stop` within a moment, for which 0.3 s are
+                # ample.
+                if self.ending or self.stopped.wait(0.3):
+                    return
+                self._end_without_store()
+
+    def beat_once(self) -> None:
+        """Write a beat, read the beats of other ranks, and end the run if there is a reason.
+
+        If another rank has claimed a failure, this rank ends too. Otherwise this rank looks for a
+        rank that stands still, and reports it. A verdict names such a rank, and says how it stands
+        still: SILENT, STUCK or DEAD.
+        """
+        self.beats.publish(self._own_state())
+        failure = self.beats.read()
+        verdict = None
+        if self.ending:
+            self.beats.stop_looking()
+        elif failure is None:
+            stall_s = self.budgets.stall_s if self.budgets else None  # None before `watch`
+            verdict = self.beats.verdict(stall_s)
+
+        # Several ranks may see the same stall. The first rank that claims the stall in the store
+        # also reports the stall. `claim_failure` returns None to this first rank, and the failure
+        # that the first rank has claimed to all other ranks.
+        if verdict is not None and self.store is not None:
+            stall = Failure(verdict.rank, STALL_CODE, self.rank)
+            failure = claim_failure(self.store, stall, self.beats.world_size)
+        if failure is not None:
+            self._follow(failure)
+        elif verdict is not None:
+            self._report(verdict)
+
+    def _follow(self, failure: Failure) -> None:
+        """End this rank after a failure that another rank, or its own main thread, has claimed."""
+        self.failure = failure
+        if failure.by == self.rank:
+            self.stopped.wait()  # the main thread is ending this process
+            return
+        if failure.code == STALL_CODE and self.store is not None:
+            if failure.rank == self.rank:
+                # The main thread of this rank stands still. Its stacks go to the rank that reports.
+                key = f"stacks/{self.rank}"
+                self.store.set(key, seal(key, dump_stacks(self.stack_file)))
+            # The reporting rank may still need the stacks or the store of this rank.
+            wait_for(self.store, REPORTED, seconds=REPORT_WAIT_S)
+        leave(failure.code, self.store)
+
+    def _own_state(self) -> State:
+        """Return the next beat: the phase of the main thread, and how long it has been there.
+
+        utils.dist.beats explains the keys.
+        """
+        place = RUN.place
+        now = self.beats.clock.now()
+        if place is not self.place:
+            # The phase is new, so it began after the last beat, at most one slice of the clock ago.
+            # If `time.monotonic` shows a longer time, the process was suspended in between, and the
+            # longer time does not count.
+            self.place = place
+            in_phase_s = time.monotonic() - place.since
+            self.phase_began = now - min(in_phase_s, self.beats.clock.slice_s)
+        if self._waits_for_terminal(now):
+            self.phase_began = now  # so the age of the phase stays 0
+        return {
+            "phase": place.phase,
+            "step": place.step,
+            "syncs": place.syncs,
+            "age": now - self.phase_began,
+            "budget": self.budgets.limit_of_phase(place.phase) if self.budgets else 0.0,
+            "pid": os.getpid(),
+            "host": self.host,
+            "facts": RUN.facts,
+        }
+
+    def _waits_for_terminal(self, now: float) -> bool:
+        """Return whether the main thread waits in a write to a paused terminal.
+
+        After TELL_AFTER_S seconds this writes a line into the log file. Test:
+        test_a_paused_terminal_is_no_stall.
+
+        now: time of the clock of the beats.
+        """
+        # In a new phase do not ask the system, because asking costs time. But ask on if the last
+        # answer was yes (`blocked_since` is set): the phase then looks new because `_own_state`
+        # keeps its age at 0.
+        is_new_phase = now - self.phase_began < LONG_PHASE_S
+        was_blocked = self.blocked_since is not None
+        if is_new_phase and not was_blocked:
+            return False
+        if not process.main_thread_writes():
+            self.blocked_since = None
+            self.has_told_of_block = False
+            return False
+        if self.blocked_since is None:
+            self.blocked_since = now
+        if now - self.blocked_since > TELL_AFTER_S and not self.has_told_of_block:
+            self.has_told_of_block = True
+            write_to_log_file(
+                f"rank {self.rank} waits for its terminal, which takes no output (Ctrl-S, a "
+                "selection, a pager); the run goes on as soon as the terminal does"
+            )
+        return True
+
+    # ---- The thread that watches the watchdog thread -----------------------------------------
+
+    def _watch_watchdog(self) -> None:
+        """End the process if the watchdog thread hangs in a request to the store.
+
+        torch's own time limit of a request does not work if the network drops all packets.
+        """
+        # The clock stands still while the process is suspended, because it counts at most `slice_s`
+        # between two calls of `now`. The loop calls `now` once in an interval, so two are enough.
+        clock = AwakeClock(slice_s=2 * self.interval_s)
+        seen_passes = 0
+        changed_at = 0.0  # when the number of passes of the watchdog thread last changed
+        is_told = False  # whether the log file has the line about this silence
+        while not self.stopped.wait(self.interval_s):
+            clock.slice_s = 2 * self.interval_s  # `watch` may have changed the interval
+            now = clock.now()
+            # The silence begins again if the watchdog thread has made a pass. Before `watch`, and
+            # at the end of the run, the thread may be silent for any time.
+            has_passed = seen_passes != self.passes
+            if has_passed or self.budgets is None or self.ending:
+                seen_passes = self.passes
+                changed_at = now
+                is_told = False
+                continue
+            silent_s = now - changed_at
+            if silent_s > TELL_AFTER_S and not is_told:
+                is_told = True
+                write_to_log_file(
+                    f"rank {self.rank}: the store of the run at {RUN.launch.master_addr}:"
+                    f"{RUN.launch.master_port} has not answered for {silent_s:.0f} s"
+                )
+            if silent_s > self._longest_silence_s(self.budgets.stall_s):
+                self._end_without_store()  # ends this process
+
+    def _longest_silence_s(self, stall_s: float) -> float:
+        """Return how many seconds the store may be silent before this rank ends.
+
+        the run is ending                                        EXIT_S
+        the process of rank 0, which hosts the store, is gone    HOST_GONE_S, at most stall_s
+        otherwise                                                stall_s
+        """
+        if self.failure is not None:
+            return EXIT_S
+        # Without an agent of torchrun, rank 0 hosts the store.
+        state_of_host = None if RUN.launch.by_agent else self.beats.states.get(0)
+        if state_of_host is not None and is_gone(state_of_host):
+            return min(HOST_GONE_S, stall_s)
+        return stall_s
+
+    # ---- Reports -----------------------------------------------------------------------------
+
+    def _report(self, verdict: Verdict) -> NoReturn:
+        """Report the rank that stops the run, with its stacks, and end the run.
+
+        The caller has written the failure into the store (`claim_failure`), where every rank reads
+        it with its next beat. So what the ranks do now, in this order:
+
+            1  a stuck rank reads the failure, and writes its stacks into the store (`_follow`)
+            2  this rank takes these stacks, and writes the report
+            3  this rank sets the key REPORTED, for which the other ranks wait before they end
+            4  this rank kills the rank that stops the run, if it has not ended itself
+        """
+        rank = verdict.rank
+        if self.store is not None:
+            self.beats.states.update(read_states(self.store, self.beats.world_size))
+        if verdict.kind == "DEAD":
+            stacks = ""
+        else:
+            wait_s = SILENT_ANSWERS_S if verdict.kind == "SILENT" else STUCK_ANSWERS_S
+            stacks = self._stacks_of(rank, wait_s) or "(it does not answer)"
+        write_to_log_and_stderr(text_of_stall(verdict, stacks, self.beats))
+        # Set `failure` only now. As soon as it is set, `_watch_watchdog` waits for EXIT_S only, and
+        # would end this process while it still collects stacks.
+        self.failure = Failure(rank, STALL_CODE, self.rank)
+        if self.store is not None:
+            self.store.set(REPORTED, "1")
+            if rank != self.rank and verdict.kind != "DEAD":
+                # A silent rank cannot end itself, so it is killed.
+                time.sleep(STUCK_ENDS_S)
+                kill_rank(self.beats.states[rank]["pid"], stack_file_name(rank))
+        leave(STALL_CODE, self.store)
+
+    def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
+        """Return the stacks of a rank, or "" if there are none.
+
+        A rank that has failed puts its stacks into the store, if its watchdog thread runs. If it
+        does not, `stacks_of` asks the rank by a signal. This works for a rank of this host.
+        For a rank of another host the result is "", because this host has no process that holds the
+        memory file of that rank.
+
+        wait_s: seconds to wait for the stacks in the store; 0 if the store does not answer.
+        """
+        if rank == self.rank:
+            return dump_stacks(self.stack_file)
+        key = f"stacks/{rank}"
+        if wait_s and self.store is not None and wait_for(self.store, key, wait_s):
+            # `unseal` refuses a text that no rank of this run wrote. `printable_text` replaces
+            # characters that would move the cursor of a terminal.
+            text = unseal(key, self.store.get(key))
+            return "\n".join(printable_text(line) for line in text.splitlines())
+        return stacks_of(self.beats.states[rank]["pid"], stack_file_name(rank))
+
+    def _end_by_foreign_value(self, error: ForeignValueError) -> NoReturn:
+        """End the run because a stranger wrote into its store.
+
+        A stranger is a process that is no rank of this run. The first rank that sees the foreign
+        value claims a failure in the store, and reports. All other ranks follow it.
+        """
+        # No rank has failed, but a failure must name a rank. So this rank names itself.
+        own_failure = Failure(rank=self.rank, code=error.exit_code, by=self.rank)
+        if self.store is not None:
+            # Two errors are possible here. ForeignValueError: the stranger has written under the
+            # key of the failure. RuntimeError: the store does not answer. After either error, no
+            # rank can claim the failure.
+            with suppress(ForeignValueError, RuntimeError):
+                earlier = claim_failure(self.store, own_failure, self.beats.world_size)
+                if earlier is not None:
+                    # Another rank was first, and reports. `_follow` ends this process, unless the
+                    # main thread of this rank is ending it already.
+                    self._follow(earlier)
+
+        # This rank has claimed the failure, or no rank can claim it. In the second case every rank
+        # comes here, so only the first rank of each host reports.
+        if is_first_to_report_stranger():
+            write_to_log_and_stderr(str(error))
+        self.failure = own_failure
+        if self.store is not None:
+            with suppress(RuntimeError):
+                self.store.set(REPORTED, "1")
+        leave(own_failure.code, self.store)
+
+    def _end_without_store(self) -> NoReturn:
+        """End because the store does not answer any more. One rank of each host reports it.
+
+        The store is in the process of rank 0, or in an agent of torchrun. So the report says:
+
+            an agent has the store, or no beat of rank 0 was read    the store is lost
+            the process of rank 0 is gone                            rank 0 is DEAD
+            otherwise                                                rank 0 is SILENT
+        """
+        if self.failure is not None:  # known, and reported by another rank
+            leave(self.failure.code, store=None)
+        launch = RUN.launch
+        rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
+
+        # The ranks of a host notice the loss up to seconds apart, and only one of them shall
+        # report: the first that claims a name. The name has the port of the run and the process id
+        # of rank 0, so it is the same on all ranks of the run.
+        pid = rank_0["pid"] if rank_0 is not None else None
+        if not first_to_claim(f"lost {launch.master_port} {pid}"):
+            # Another rank reports. Give it time, because torchrun ends all ranks as soon as one
+            # rank has ended.
+            time.sleep(2.0)
+        elif rank_0 is None or launch.by_agent:
+            address = f"{launch.master_addr}:{launch.master_port}"
+            error = StallError(
+                what=f"rank {self.rank} has lost the store of the run",
+                where=f"host {self.host}; the store is at {address}",
+                expected="torchrun's first node alive and connected",
+                do="look at the network and at the logs of that node",
+            )
+            write_to_log_and_stderr(str(error))
+        elif is_gone(rank_0):
+            gone = Verdict(
+                rank=0, kind="DEAD", what=f"its process {pid} is gone, and the store with it"
+            )
+            write_to_log_and_stderr(text_of_stall(gone, "", self.beats))
+        else:
+            silent = Verdict(rank=0, kind="SILENT", what="its store does not answer")
+            stacks = self._stacks_of(rank=0)
+            write_to_log_and_stderr(text_of_stall(silent, stacks, self.beats))
+            # The name of its memory file proves that the process with this pid still is rank 0.
+            kill_rank(rank_0["pid"], stack_file_name(rank=0))
+        leave(STALL_CODE, store=None)
