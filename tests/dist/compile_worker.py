@@ -14,6 +14,7 @@ Each rank prints one line of JSON:
 
 import json
 import sys
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -22,6 +23,7 @@ from torch import Tensor
 from main_train_vrt import PARTS
 from models.ddp import unwrap_ddp
 from models.model_vrt import ModelVRT
+from tests.helpers.checked import not_none
 from utils import utils_dist
 from utils.dist import process
 from utils.options.load import load_options
@@ -41,7 +43,8 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
     """
     model = ModelVRT(load_options(sys.argv[1], overrides, PARTS))
     # conv_last begins with zeros, so no gradient would reach the blocks before it.
-    torch.nn.init.normal_(model.netG.conv_last.weight, std=0.1)
+    network: Any = model.netG
+    torch.nn.init.normal_(network.conv_last.weight, std=0.1)
     model.init_train()
     losses = []
     for step, side in enumerate(SIDES, 1):
@@ -52,7 +55,7 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
             step, [{"lq": lq, "gt": lq.square(), "key": [str(step)]}]
         )
         losses.append(float(result.losses["loss"]))
-    gradients = [p.grad.flatten() for p in unwrap_ddp(model.netG).parameters()]
+    gradients = [not_none(p.grad).flatten() for p in unwrap_ddp(model.netG).parameters()]
     return losses, torch.cat(gradients)
 
 

@@ -450,7 +450,8 @@ def run_to_end(script: types.CodeType, names: dict[str, Any]) -> None:
         exit_code = end.code or 0
 
     # Both are private functions of Python, and have no public form.
-    threading._shutdown()  # waits for the threads that are no daemons
+    private: Any = threading
+    private._shutdown()  # waits for the threads that are no daemons
     RUN_EXIT_FUNCTIONS()
     for stream in (sys.stdout, sys.stderr):
         if stream is None or stream.closed:

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -321,7 +321,7 @@ AnyProcess = subprocess.Popen | ForkedProcess
 
 
 @contextmanager
-def start_command(command: Sequence[object], log: Path, **env: str) -> Iterator[AnyProcess]:
+def start_command(command: Sequence[object], log: Path, **env: str) -> Generator[AnyProcess]:
     """Give the process of a command, whose stdout and stderr go to the file `log`.
 
     A script that this Python runs is a fork of the fork server, unless the fork cannot have the

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.dist.launching import ROOT, clean_env, free_port
 
@@ -131,8 +132,8 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
     def _spawn(self, *command: str, **options: int) -> None:
         """Start a daemon. options: the user and the group as which it runs."""
         log = open(self.folder / f"{command[0]}.out", "wb")  # noqa: SIM115 - lives as long as the daemon
-        how = {"env": self.env, "stdout": log, "stderr": log, "start_new_session": True, **options}
-        self.processes.append(subprocess.Popen(command, **how))
+        how: dict[str, Any] = {"env": self.env, "stdout": log, "stderr": log, **options}
+        self.processes.append(subprocess.Popen(command, start_new_session=True, **how))
 
     def wait(self, is_up, name: str, limit_s: float = 100) -> None:
         """Wait until is_up() is true. name: what is waited for, for the message.

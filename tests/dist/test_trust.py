@@ -316,7 +316,8 @@ def test_seconds_that_no_float_holds_are_refused():
 
 def test_a_failure_that_is_no_text_is_refused():
     store = HashStore()
-    store.set("failure", b"\xff")  # these bytes are no UTF-8
+    no_text: Any = b"\xff"  # this byte is no UTF-8
+    store.set("failure", no_text)
 
     with pytest.raises(ForeignValueError, match="key 'failure'"):
         claim_failure(store, Failure(rank=0, code=3, by=0), world_size=2)
