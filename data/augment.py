@@ -26,7 +26,7 @@ from pydantic import Field
 from data.cameras.rgb_camera import RgbCamera
 from data.spike.geometry import Crop
 from data.spike.pictures import to_linear
-from data.spike.simulate import change_threshold
+from data.spike.threshold import change_threshold
 from utils.errors import OptionError
 from utils.options.section import Registry, import_parts
 from utils.random_streams import random_stream

@@ -16,7 +16,8 @@ from data.spike import represent as rp
 from utils.errors import OptionError
 from utils.options.section import Registry, import_parts
 
-# Values of `spike.representation.type` and of `spike.type`.
+# Values of `spike.representation.type`, with their options. It is filled from the table of
+# functions of data/spike/represent.py, which knows nothing of options.
 REPRESENTATIONS = Registry("spike representation", "type")
 # Files data/spike/represent_*.py of a user add representations when they are imported. The options
 # of a representation are the parameters of its function, without `stream` and `center`, because the

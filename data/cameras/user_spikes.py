@@ -1,7 +1,11 @@
 """Decide how a user's own spikes are read for a network that was trained on other spikes.
 
-A network expects channels of a known rate and light. A user's spikes may come without both. Then
-`user_spikes` assumes what is most likely right, and says so in a warning of the log.
+A network expects channels of a known rate (spikes per plane at full light) and light ("linear"
+light or "display" values). A user's spikes may come without both. Then `user_spikes` assumes what
+is most likely right, and says so in a warning of the log:
+
+    light   as in the training
+    rate    measured from the frames; 1 if the network learned from firing rates that nobody divided
 
 Tests: tests/parts/data/test_spike_source.py, tests/parts/data/test_user_folders.py
 """
@@ -24,10 +28,6 @@ def user_spikes(
     trained: `ClipDataset.spike_data` of the training, such as {"rate": 0.5, "light": "linear"}.
     None: it is not known.
     info: what is known of the user's spikes. clip: name of the clip, for the warnings.
-
-    If the user and dataset.json do not give the light, the light of the training is taken. If they
-    do not give the rate, the rate is measured ("match"). But if the training had no rate either,
-    the network learned from firing rates that were not divided by a rate. Then the rate is 1.
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     _warn_if_taken_as_aligned(source, trained, clip)
@@ -41,24 +41,35 @@ def user_spikes(
     changes = {"light": light}
     if not source.is_rate_known:
         # If the training had no rate, the rate stays 1, its default.
-        if trained is not None and trained["rate"] is not None:
+        had_rate = trained is not None and trained["rate"] is not None
+        if had_rate:
             changes["rate"] = "match"
-            rate_in_words = (
-                f"measured from the brightness of the frames, which show {light} light as in "
-                "training (spike.rate=match)"
-            )
-        else:
-            rate_in_words = (
-                "taken as 1, as for a network that learned from undivided firing rates of the same "
-                "camera"
-            )
-        logger.warning(
-            "spikes of %s: the firing rate at full light is not known and %s; give spike.rate if "
-            "you know it",
-            clip,
-            rate_in_words,
-        )
+        _warn_of_unknown_rate(clip, had_rate, light)
     return SPIKE_SOURCES.build(section.model_copy(update=changes), "spike", info=info)
+
+
+def _warn_of_unknown_rate(clip: str, is_measured: bool, light: str | None) -> None:
+    """Warn that the rate of a user's spikes is not known, and say what is assumed.
+
+    is_measured: whether the rate is measured. Otherwise it is taken as 1.
+    light: what the network was trained on, for the message.
+    """
+    if is_measured:
+        rate_in_words = (
+            f"measured from the brightness of the frames, which show {light} light as in "
+            "training (spike.rate=match)"
+        )
+    else:
+        rate_in_words = (
+            "taken as 1, as for a network that learned from undivided firing rates of the same "
+            "camera"
+        )
+    logger.warning(
+        "spikes of %s: the firing rate at full light is not known and %s; give spike.rate if "
+        "you know it",
+        clip,
+        rate_in_words,
+    )
 
 
 def _warn_if_taken_as_aligned(source: DatSpikes, trained: dict[str, Any] | None, clip: str) -> None:

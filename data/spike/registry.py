@@ -3,6 +3,9 @@
 `@representation("name", ...)` adds a function to REPRESENTATIONS, with what `represent` and the
 option files must know of it (`Representation`).
 
+A plane is one read-out of the spike camera. The center is the plane of the sharp frame, and the
+exposure is the planes that were recorded while the blurry frame was exposed.
+
 The table is complete only after represent.py was imported, because represent.py imports the modules
 of all representations. So other code takes REPRESENTATIONS from represent.py.
 

@@ -30,6 +30,7 @@ from data.loader import ResumableDistributedSampler
 from data.select_dataset import build_dataset
 from data.spike import simulate
 from data.spike.light import plane_light, window_light
+from data.spike.threshold import change_threshold
 from tests.helpers.clip_files import data_section, write_clip, write_info
 from utils.errors import OptionError
 from utils.random_streams import random_stream
@@ -264,7 +265,7 @@ def record_spikes(
 
 @pytest.mark.parametrize("factor", [0.5, 0.8, 1.5, 2, 4])
 def test_another_threshold_fires_as_a_sensor_with_that_threshold_would(factor):
-    changed = simulate.change_threshold(record_spikes(RAMP), factor, np.random.default_rng(1))
+    changed = change_threshold(record_spikes(RAMP), factor, np.random.default_rng(1))
 
     assert set(np.unique(changed)) <= {0, 1}
     # The light is the same in a column, so average over planes and rows.
@@ -286,9 +287,7 @@ def bright_dark_bright():
 
 
 def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(bright_dark_bright):
-    changed = simulate.change_threshold(
-        bright_dark_bright, factor=0.5, rng=np.random.default_rng(1)
-    )
+    changed = change_threshold(bright_dark_bright, factor=0.5, rng=np.random.default_rng(1))
 
     # Between two recorded spikes a pixel got the charge of one threshold. This charge is enough for
     # two spikes at half the threshold. In the dark time no recorded spike is left, so there are two
@@ -299,9 +298,7 @@ def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(brigh
 
 
 def test_half_the_threshold_gives_nearly_a_spike_per_plane_in_bright_light(bright_dark_bright):
-    changed = simulate.change_threshold(
-        bright_dark_bright, factor=0.5, rng=np.random.default_rng(1)
-    )
+    changed = change_threshold(bright_dark_bright, factor=0.5, rng=np.random.default_rng(1))
 
     # 0.9 / 0.5 is more than one spike a plane, so nearly each plane has a spike. Of the 9 planes of
     # the second bright time, the first may have no spike.
@@ -312,13 +309,13 @@ def test_half_the_threshold_gives_nearly_a_spike_per_plane_in_bright_light(brigh
 def test_the_same_threshold_changes_nothing(bright_dark_bright):
     stream = bright_dark_bright
 
-    assert simulate.change_threshold(stream, factor=1.0, rng=np.random.default_rng(0)) is stream
+    assert change_threshold(stream, factor=1.0, rng=np.random.default_rng(0)) is stream
 
 
 def test_a_stream_without_spikes_stays_without_spikes():
     dark = np.zeros((20, 3, 3), np.uint8)
 
-    assert simulate.change_threshold(dark, factor=0.5, rng=np.random.default_rng(0)).sum() == 0
+    assert change_threshold(dark, factor=0.5, rng=np.random.default_rng(0)).sum() == 0
 
 
 def changed_by_definition(
@@ -384,7 +381,7 @@ def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(
     density = np.repeat(density, 9, axis=0)[:planes]
     stream = (rng.random((planes, height, width)) < density).astype(np.uint8)
 
-    found = simulate.change_threshold(stream, factor, np.random.default_rng(3), dark)
+    found = change_threshold(stream, factor, np.random.default_rng(3), dark)
 
     expected = changed_by_definition(stream, factor, np.random.default_rng(3), dark)
     assert np.array_equal(found, expected)
