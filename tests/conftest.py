@@ -54,6 +54,7 @@ LONG_FILES = (
     "test_steps",
     "test_gradients",
     "test_joint",
+    "test_shutter",
     "test_equations",
     "test_disk_full",
     "test_flow",

@@ -11,9 +11,9 @@ One equation per pixel and colour:
 
 cameras.py computes the left side B x. This module makes the right side b and the weights w_b.
 
-test_the_sharp_frame_along_the_true_motion_fits_all_equations notices wrong weights if the errors
-become larger than expected, and test_the_noise_on_a_ramp_is_measured another measure of the noise.
-No test notices another `NOISE_FACTOR`.
+In tests/parts/data/joint, test_rgb_equations.py notices another measure of the noise, and
+test_equations.py weights that are far too large. No test notices another `NOISE_FACTOR`: measure it
+(docs/benchmarks/quality_details.md, "Its constants").
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
-"""Make the spike equations of an exposure: the light between two spikes of a pixel is known.
+"""Make the spike equations of an exposure: the mean grey value between two spikes is known.
 
 A pixel of the spike camera fires each time when it has integrated a fixed amount of light, its
-threshold. So the time between two of its spikes tells its mean grey value in this time. One
+threshold. So the time between two of its spikes tells its mean grey value in this time. There is an
 equation per interval between two spikes:
 
     S l = sum over groups g of c_g D L l(p + u_g(p)) = y        weight w_s = 1 / (error of y)
@@ -17,18 +17,10 @@ equation per interval between two spikes:
 E.g. a pixel with the gain 0.6 fires at the times 10 and 15: y = 1 / (0.6 * 5) = 0.33. If group 3
 has the planes 12 to 14, it has 3 of the 5 planes between both spikes: c_3 = 0.6.
 
-The error of n has two causes. The times of both spikes are rounded to whole planes: two roundings
-with the variance 1/12 plane^2 each. And each threshold differs by chance, by the share j of itself:
-
-    var(n) = r^2 / 6 + j^2 n        r = n / (end - begin), the rate in spikes per plane
-
-The variance of Poisson noise would be n, far more. E.g. at 0.12 spikes per plane one interval tells
-the light within 5 %. Errors of the motion and of the optics add sigma_s.
-
-cameras.py computes the left side S l. This module makes c, y and w_s. In tests/parts/data/joint,
-test_spike_equations.py notices an equation of a pixel that may have none, and test_equations.py
-wrong values. The tests pass with SIGMA_S = 0.3, JITTER = 0.5 or INTERVALS = 2: measure another
-value (docs/benchmarks/quality_details.md, "Its constants").
+cameras.py computes the left side S l. This module makes c, y and w_s; spike_errors.py has the error
+of y. In tests/parts/data/joint, test_spike_equations.py notices an equation of a pixel that may
+have none, and test_equations.py a wrong y. The tests pass with INTERVALS = 2: measure another value
+(docs/benchmarks/quality_details.md, "Its constants").
 """
 
 from typing import NamedTuple
@@ -39,17 +31,14 @@ from torch import Tensor
 
 from data.motion.exposure import Recording
 from data.motion.joint.intervals import spike_intervals
+from data.motion.joint.spike_errors import errors_in_light
 from data.motion.joint.spike_pixels import SpikePixels
-from data.motion.joint.values import DARK, display_of_light, slope_of, tensor_of
-from data.spike.pictures import DISPLAY_GAMMA
+from data.motion.joint.values import tensor_of
 
 # Largest number of spike equations of a pixel in an exposure. Fewer equations, of longer intervals,
 # would say less about what changes within the exposure. More equations, of shorter intervals, would
 # add little, because neighbouring intervals share the rounding of the spike between them.
 INTERVALS = 8
-# Least median rate, in spikes per plane. A network sees its logarithm, and log(0) is infinite. The
-# trained weights fit this value.
-LEAST_RATE = 1e-3
 
 
 class SpikeEquations(NamedTuple):
@@ -94,14 +83,9 @@ def spike_equations(
     # The weight w_s = 1 / error. A pixel without an interval has no equation, so its weight is 0. A
     # pixel beside the frame, or a dead pixel, says nothing of the frame.
     is_used = has_interval & pixels.are_on_frame & torch.from_numpy(is_good).to(device)
-    weights = is_used / _errors_in_light(y, r, n, pixels.view.is_display)
+    weights = is_used / errors_in_light(y, r, n, pixels.view.is_display)
 
-    # The median over all intervals. A dark exposure may have no interval at all.
-    median_rate = LEAST_RATE
-    if has_interval.any():
-        rates_of_intervals = r[has_interval].cpu().numpy()
-        median_rate = max(float(np.median(rates_of_intervals)), LEAST_RATE)
-    return SpikeEquations(coverage, y, weights, median_rate)
+    return SpikeEquations(coverage, y, weights, _median_rate(r[has_interval]))
 
 
 def _coverage(begins: Tensor, ends: Tensor, lengths: Tensor, group_edges: Tensor) -> Tensor:
@@ -124,40 +108,16 @@ def _coverage(begins: Tensor, ends: Tensor, lengths: Tensor, group_edges: Tensor
     return overlap.div_(lengths[:, None])
 
 
-# sigma_s: the error of a spike equation that motion and optics cause, in display values. 0.02 is
-# about 5 of 255. It matters for bright pixels, whose other errors are smaller. With a smaller value
-# a motion that is a little wrong would pull them. With a larger one, z would stay nearer to z_0.
-SIGMA_S = 0.02
-# j: standard deviation of a threshold, as a share of the threshold. It matters for intervals with
-# many spikes. E.g. 50 spikes in 100 planes: var(n) = 0.04 by rounding + 0.02^2 * 50 = 0.02 by the
-# thresholds. With a larger value, such an interval would be trusted less.
-JITTER = 0.02
+# Least median rate, in spikes per plane. A network sees its logarithm, and log(0) is infinite. The
+# trained weights fit this value.
+LEAST_RATE = 1e-3
 
 
-def _errors_in_light(y: Tensor, r: Tensor, n: Tensor, is_display: bool) -> Tensor:
-    """Return the expected error of each measured grey value y, in the unit of y.
+def _median_rate(rates: Tensor) -> float:
+    """Return the median of the rates of all intervals, (intervals,). It is at least LEAST_RATE.
 
-    The error is computed in display values first, because SIGMA_S is a display value.
-
-    y: grey values, light or display values. r: spikes per plane. n: thresholds between two spikes,
-    0 without an interval. All (M, h, w), as the result.
-    is_display: whether the camera integrates display values, so that y is a display value.
+    A dark exposure may have no interval at all.
     """
-    # var(n) = r^2 / 6 + j^2 n. y is proportional to n, so both have the relative error
-    # sqrt(var(n)) / n. At least 1, because n is 0 without an interval.
-    variance_of_n = r**2 / 6 + JITTER**2 * n
-    relative_error = variance_of_n.sqrt() / n.clamp(min=1)
-
-    # The error in display values, and the slope dy / dz from display values to the unit of y.
-    if is_display:
-        error_of_display = y.clamp(DARK, 1) * relative_error
-        slope = torch.ones_like(y)
-    else:
-        # z = y^(1 / 2.2), so the relative error of z is the relative error of y over 2.2.
-        display = display_of_light(y)
-        error_of_display = display.clamp(DARK, 1) * relative_error / DISPLAY_GAMMA
-        slope = slope_of(display)
-
-    # The errors of motion and optics are independent of the errors of n, so the squares add up.
-    variance = error_of_display.square() + SIGMA_S**2
-    return variance.sqrt() * slope
+    if len(rates) == 0:
+        return LEAST_RATE
+    return max(float(np.median(rates.cpu().numpy())), LEAST_RATE)

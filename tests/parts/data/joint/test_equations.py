@@ -11,7 +11,6 @@ still holds at the limit, and the distance between both leaves room for other ve
 """
 
 import copy
-import json
 from typing import NamedTuple
 
 import pytest
@@ -19,11 +18,8 @@ import torch
 
 from data.motion.joint import solution
 from data.motion.joint.equations import Equations, Solver
-from data.motion.joint.rgb_equations import noise_of
 from data.motion.joint.values import DARK
-from data.motion.recording import RecordedClip
-from tests.helpers.joint_case import CPU, EDGE, FRAME, INSIDE, Case, true_motion
-from tests.helpers.moving_scene import Scene, reader_of
+from tests.helpers.joint_case import CPU, EDGE, INSIDE, Case
 
 # Spike planes (M, h, w) without their edges. They have half as many rows and columns as a frame.
 INSIDE_SPIKES = (slice(None), slice(EDGE // 2, -EDGE // 2), slice(EDGE // 2, -EDGE // 2))
@@ -126,73 +122,3 @@ def test_a_gpu_gives_the_frame_that_the_cpu_gives(moving_clip):
     # Sums are taken in another order, and the steps of the solver enlarge the difference. A frame
     # is saved in steps of 1/255 = 4e-3.
     assert (on_cpu - on_gpu).abs().max() < 1e-3
-
-
-# ---- The noise of the blurry frame ----
-
-# A picture that becomes brighter from left to right.
-RAMP = torch.linspace(0.2, 0.8, 64).expand(64, 64)
-
-
-def test_a_ramp_has_no_noise():
-    assert noise_of(RAMP) < 1e-6
-
-
-def test_the_noise_on_a_ramp_is_measured():
-    torch.manual_seed(0)
-    noise = 0.02 * torch.randn(64, 64)
-
-    assert noise_of(RAMP + noise) == pytest.approx(0.02, rel=0.1)
-
-
-# ---- What a calibration tells of the shutter ----
-
-# A spike pixel covers 2 x 2 RGB pixels.
-CAMERAS = {
-    "format": 1,
-    "matrix": [[2, 0, 0.5], [0, 2, 0.5]],
-    "spike_size": [48, 48],
-    "rgb_size": [96, 96],
-}
-
-
-def write_calibration(path, **shutter: float) -> str:
-    """Write a calibration with these keys of the shutter. Returns its path as a text."""
-    path.write_text(json.dumps({**CAMERAS, **shutter}))
-    return str(path)
-
-
-# -0.4: a shutter that begins at the last row.
-@pytest.mark.parametrize("rolling", [0.4, -0.4])
-def test_what_the_calibration_tells_of_the_shutter_helps(rolling, tmp_path):
-    scene = Scene(velocity=(14.0, 0.0), exposure=0.7, rolling=rolling)
-    folder = scene.write(tmp_path / "clip")
-
-    def psnr_if_told(**shutter: float) -> float:
-        """Return the PSNR that is reached if the calibration has these keys of the shutter."""
-        calibration = write_calibration(tmp_path / "cameras.json", **shutter)
-        case = Case(folder, true_motion(scene), calibration=calibration)
-        return case.psnr(case.equations.solve(case.blurry))
-
-    without = psnr_if_told()
-    with_exposure = psnr_if_told(exposure_share=0.7)
-    with_both = psnr_if_told(exposure_share=0.7, rolling=rolling)
-
-    # Measured: 25.1, 31.1 and 34.4 dB.
-    assert without + 0.5 < with_exposure
-    assert with_exposure + 0.5 < with_both
-
-
-def test_the_motion_takes_the_planes_that_were_exposed_and_no_others(tmp_path):
-    folder = Scene(exposure=0.7).write(tmp_path / "clip")
-    calibration = write_calibration(tmp_path / "cameras.json", exposure_share=0.7)
-    reader = reader_of(folder, calibration=calibration)
-
-    recording = RecordedClip(reader, context=None).read(FRAME)
-
-    # The middle 0.7 of 60 planes were exposed: 42 planes. Half as many are read on each side.
-    assert recording.length == 42
-    assert recording.begin == 21
-    assert len(recording.stream) == 21 + 42 + 21
-    # The channels of a network are made of 1.12 times as many planes: 47.
-    assert reader.clip.exposures[FRAME].own.count == 47

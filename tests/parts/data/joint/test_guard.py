@@ -1,4 +1,8 @@
-"""data/motion/joint/guard.py: it falls back to the start where the solution does not fit."""
+"""data/motion/joint/guard.py: it falls back to the start where the solution does not fit.
+
+"Measured" in a comment is the value when the test was written. The limit beside it leaves room for
+other versions of torch.
+"""
 
 import pytest
 import torch

@@ -2,6 +2,9 @@
 
 A frame may not solve the equations yet. The pull is the change of the frame that the equations
 want. `true_case` is a rendered frame with its equations along the true motion.
+
+"Measured" in a comment is the value when the test was written. The limit beside it leaves room for
+other versions of torch.
 """
 
 import pytest

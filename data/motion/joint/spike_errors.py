@@ -1,0 +1,62 @@
+"""Say how exactly two spikes of a pixel tell its mean grey value in the time between them.
+
+spike_equations.py measures the grey value y = n / (gain (end - begin)): the pixel has passed n
+thresholds of light in the time from begin to end, in planes. The error of n has two causes. The
+times of both spikes are rounded to whole planes: two roundings with the variance 1/12 plane^2 each.
+And each threshold differs by chance, by the share j of itself:
+
+    var(n) = r^2 / 6 + j^2 n        r = n / (end - begin), the rate in spikes per plane
+
+The variance of Poisson noise would be n, far more. E.g. at 0.12 spikes per plane one interval
+between neighbouring spikes tells the light within 5 %.
+
+Errors of the motion and of the optics add sigma_s, in display values. So the error is computed in
+display values, and at the end it is turned into the unit of y, by the slope of light over display
+values.
+
+The weight of a spike equation is 1 / (this error), and the trained weights of the fusion "motion"
+fit these weights. The tests notice only errors that are far too small: they pass with SIGMA_S = 0.3
+or JITTER = 0.5. Measure another value (docs/benchmarks/quality_details.md, "Its constants").
+"""
+
+import torch
+from torch import Tensor
+
+from data.motion.joint.values import DARK, display_of_light, slope_of
+from data.spike.pictures import DISPLAY_GAMMA
+
+# sigma_s: the error of a spike equation that motion and optics cause, in display values. 0.02 is
+# about 5 of 255. It matters for bright pixels, whose other errors are smaller. With a smaller value
+# a motion that is a little wrong would pull them. With a larger one, z would stay nearer to z_0.
+SIGMA_S = 0.02
+# j: standard deviation of a threshold, as a share of the threshold. It matters for intervals with
+# many spikes. E.g. 50 spikes in 100 planes: var(n) = 0.04 by rounding + 0.02^2 * 50 = 0.02 by the
+# thresholds. With a larger value, such an interval would be trusted less.
+JITTER = 0.02
+
+
+def errors_in_light(y: Tensor, r: Tensor, n: Tensor, is_display: bool) -> Tensor:
+    """Return the expected error of each measured grey value y, in the unit of y.
+
+    y: grey values, light or display values. r: spikes per plane. n: thresholds between two spikes,
+    0 without an interval. All (M, h, w), as the result.
+    is_display: whether the camera integrates display values, so that y is a display value.
+    """
+    # var(n) = r^2 / 6 + j^2 n. y is proportional to n, so both have the relative error
+    # sqrt(var(n)) / n. At least 1, because n is 0 without an interval.
+    variance_of_n = r**2 / 6 + JITTER**2 * n
+    relative_error = variance_of_n.sqrt() / n.clamp(min=1)
+
+    # The error in display values, and the slope dy / dz from display values to the unit of y.
+    if is_display:
+        error_of_display = y.clamp(DARK, 1) * relative_error
+        slope = torch.ones_like(y)
+    else:
+        # z = y^(1 / 2.2), so the relative error of z is the relative error of y over 2.2.
+        display = display_of_light(y)
+        error_of_display = display.clamp(DARK, 1) * relative_error / DISPLAY_GAMMA
+        slope = slope_of(display)
+
+    # The errors of motion and optics are independent of the errors of n, so the squares add up.
+    variance = error_of_display.square() + SIGMA_S**2
+    return variance.sqrt() * slope
