@@ -12,7 +12,8 @@ Tests: tests/parts/utils/test_health.py, tests/parts/data/test_dataset_video_rgb
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from data.alignment import compare, evenly_spaced
+from data.alignment import compare
+from data.alignment_pictures import evenly_spaced
 from data.clip_dataset import TrainClips
 from data.clip_reading import Draw
 
