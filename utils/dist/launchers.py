@@ -185,9 +185,9 @@ class PerNode:
     name: str  # name of the platform; nothing reads it, it names the row
     nodes: Cell  # number of nodes
     node_rank: Cell  # number of this node, from 0
-    gpus: Cell  # number of GPUs of a node; without it the number of visible GPUs is taken
+    gpus: Cell  # number of GPUs of a node
     address: Cell  # host of node 0
-    port: Cell  # free port of node 0; without it DEFAULT_PORT is taken
+    port: Cell  # free port of node 0
 
 
 @dataclass(frozen=True)
@@ -268,8 +268,8 @@ PER_PROCESS = (
 )
 
 # Platforms that start one process for each node. `with_standard_names` takes the first row that
-# reads several nodes, or one node with several GPUs. NOWHERE: no variable of the platform has this
-# value. For `gpus` the number of visible GPUs is then taken, and for `port` DEFAULT_PORT.
+# reads several nodes, or one node with several GPUs. NOWHERE: no variable of the platform's own has
+# this value; `_variables_of_node` says what is taken instead.
 PER_NODE = (
     PerNode(
         name="SageMaker",
@@ -321,7 +321,8 @@ PER_NODE = (
         address=first_of("VC_WORKER_HOSTS"),
         port=NOWHERE,
     ),
-    # A script of the user's own. It sets MASTER_ADDR and MASTER_PORT by their standard names.
+    # A script of the user's own. It sets MASTER_ADDR and MASTER_PORT by their standard names, which
+    # `_variables_of_node` reads in each row, so the two cells need no variable.
     PerNode(
         name="NNODES",
         nodes=var("NNODES"),
@@ -449,7 +450,11 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
     """Return the standard variables of a process that stands for a node.
 
     They have the names that the platform PAI-DLC uses, where RANK and WORLD_SIZE count nodes.
-    `platforms.node_variables` reads them.
+    `platforms.node_variables` reads them. For each value the first of these that is known counts:
+
+        MASTER_ADDR      MASTER_ADDR of `env`, the cell `address`
+        MASTER_PORT      MASTER_PORT of `env`, the cell `port`, DEFAULT_PORT
+        NPROC_PER_NODE   the cell `gpus`, at most the visible GPUs; the visible GPUs; 1
     """
     gpus = _number(row.gpus(env))
     if gpus == 0:  # the platform does not tell the number

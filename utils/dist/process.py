@@ -257,8 +257,8 @@ def write_exit_file(code: int) -> None:
     """Append the exit code to a file, if scripts/torchrun_quiet.py has started this program.
 
     torchrun turns every exit code into 1, so scripts/torchrun_quiet.py reads the code from this
-    file. Only the first line of the file counts. The rank that failed writes it, because the other
-    ranks end later.
+    file. Each rank that ends early appends its code, and the first code in the file counts. The
+    ranks agree on one code before they end (utils/dist/failure.py), so any rank may be the first.
     """
     path = os.environ.get("SPIKEVRT_EXIT_FILE")
     if path:
