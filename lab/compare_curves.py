@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from utils.errors import DataError
 from utils.run.history import read_history, run_names
 
 
@@ -85,6 +86,8 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
 
     Returns the N steps, and the smoothed curves (runs, N). Each value is the mean of the last
     `smooth` entries, so the first `smooth` - 1 common steps have no value, and are left out.
+
+    Raises DataError if the runs have fewer common steps than `smooth`.
     """
     histories = []  # of each run: step -> value
     for run in runs:
@@ -94,6 +97,14 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
     for history in histories[1:]:
         common = common & set(history)
     steps = sorted(common)
+    # np.convolve would exchange curve and weights, and return values that are no means.
+    if len(steps) < smooth:
+        raise DataError(
+            what=f"{len(steps)} common steps, fewer than the {smooth} entries of a running mean",
+            where=", ".join(map(str, runs)),
+            expected=f"runs that have logged {tag} at {smooth} common steps or more",
+            do="lower --smooth, or give longer runs",
+        )
 
     weights = np.full(smooth, 1 / smooth)
     curves = []

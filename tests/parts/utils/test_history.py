@@ -382,6 +382,19 @@ def test_a_difference_is_compared_with_the_difference_between_two_seeds(tmp_path
     assert out.with_suffix(".png").stat().st_size > 5000
 
 
+def test_curves_of_fewer_steps_than_the_running_mean_are_refused(tmp_path):
+    runs = []
+    for name in ("fp32", "bf16", "seed1"):
+        loss = [[step, 1 / step] for step in (10, 20, 30)]
+        runs.append(write_curves(tmp_path / name, train_loss=loss))
+    out = tmp_path / "amp"
+
+    with pytest.raises(DataError, match="3 common steps, fewer than the 5 entries"):
+        compare_curves.main([*runs[:2], "--noise", runs[2], "--out", str(out)])
+
+    assert not list(tmp_path.glob("amp.*"))
+
+
 # ---- compare_runs: tables ----
 
 
