@@ -47,34 +47,35 @@ def _align_side(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_lat
 
     flows: for the distances 1, 2, ..., each (N - distance, B, 2, H, W).
     is_later: whether the neighbours are later than the frame, or earlier.
+    """
+    targets = frames[:-1] if is_later else frames[1:]  # all frames with a neighbour on this side
+    sources, source_flows = _neighbours(frames, flows, is_later)
+    aligned = _align_targets(module, targets, sources, source_flows)
+    # Add zeros for the frame without a neighbour on this side.
+    return _with_zeros(aligned, count=1, is_behind=is_later)
 
-    test_vrt_modules.py compares the result and its gradients with the published network.
+
+def _neighbours(
+    frames: Tensor, flows: list[Tensor], is_later: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the neighbours of all targets, and the flows to them, for each distance 1, 2, ...
+
+    Near an end of the clip a far neighbour is missing. Zeros take its place, and a flow of zeros.
+    E.g. 4 frames, later neighbours: the targets are 0 1 2. The sources at distance 1 are 1 2 3, at
+    distance 2 they are 2 3 and zeros.
+
+    The arguments are those of `_align_side`. Returns tensors (N - 1, B, C, H, W), and flows
+    (N - 1, B, 2, H, W).
     """
     n = len(frames)
-    targets = frames[:-1] if is_later else frames[1:]  # all frames with a neighbour on this side
-
-    # For each distance, find the neighbour of each target, and the flow to it. Near an end of the
-    # clip a far neighbour is missing. So put zeros in its place, and a flow of zeros. E.g. 4
-    # frames, later neighbours: the targets are 0 1 2. The sources at distance 1 are 1 2 3, at
-    # distance 2 they are 2 3 and zeros.
     sources = []
     source_flows = []
     for distance, flow in enumerate(flows, start=1):
+        source = frames[distance:] if is_later else frames[: n - distance]
         missing = distance - 1
-        if is_later:
-            source = frames[distance:]
-            sources.append(_with_zeros_behind(source, missing))
-            source_flows.append(_with_zeros_behind(flow, missing))
-        else:
-            source = frames[: n - distance]
-            sources.append(_with_zeros_before(source, missing))
-            source_flows.append(_with_zeros_before(flow, missing))
-
-    aligned = _align_targets(module, targets, sources, source_flows)
-    # Add zeros for the frame without a neighbour on this side.
-    if is_later:
-        return _with_zeros_behind(aligned, count=1)
-    return _with_zeros_before(aligned, count=1)
+        sources.append(_with_zeros(source, missing, is_behind=is_later))
+        source_flows.append(_with_zeros(flow, missing, is_behind=is_later))
+    return sources, source_flows
 
 
 # Most pixels in one batch of a deformable convolution on a CPU. Larger batches would not fit the
@@ -110,15 +111,9 @@ def _align_targets(
     return torch.cat(results).view(targets.shape)
 
 
-def _with_zeros_behind(x: Tensor, count: int) -> Tensor:
-    """Append `count` frames of zeros to x (N, ...)."""
+def _with_zeros(x: Tensor, count: int, is_behind: bool) -> Tensor:
+    """Add `count` frames of zeros to x (N, ...), behind its frames or before them."""
     if count == 0:
         return x
-    return torch.cat((x, x.new_zeros(count, *x.shape[1:])))
-
-
-def _with_zeros_before(x: Tensor, count: int) -> Tensor:
-    """Put `count` frames of zeros before x (N, ...)."""
-    if count == 0:
-        return x
-    return torch.cat((x.new_zeros(count, *x.shape[1:]), x))
+    zeros = x.new_zeros(count, *x.shape[1:])
+    return torch.cat((x, zeros) if is_behind else (zeros, x))

@@ -11,9 +11,8 @@ block:
 On a CPU a chunk is so small that its intermediate tensors stay in the cache. Two layers run this
 way: block.Block and gated_mlp.GatedMlp. Each describes its computation by a `Work`.
 
-A `Tape` carries the results of our attention for CPUs from the forward pass to the backward pass.
-Computing attention again would take much time, and its output takes little memory. So its output is
-kept, and everything else is computed again.
+A tape (tape.py) carries the results of our attention for CPUs from forward to backward. Everything
+else is computed again.
 
 What must stay, and which test notices (in tests/parts/models):
 
@@ -36,7 +35,8 @@ from torch.autograd.function import once_differentiable
 from models.vrt.layers import Seed
 from models.vrt.rows import put, take
 from models.vrt.stochastic_depth import scale_branch
-from models.vrt.work import Tape, Weights, Work, cast
+from models.vrt.tape import tape_of_backward, tape_of_forward
+from models.vrt.work import Weights, Work, cast
 
 
 class InChunks(torch.autograd.Function):
@@ -68,7 +68,7 @@ class InChunks(torch.autograd.Function):
         w = cast(w, x.dtype)
 
         has_backward = ctx.needs_input_grad[0]  # whether x needs a gradient
-        tape = _tape_of_forward(work, x.dtype, has_backward)
+        tape = tape_of_forward(work.has_own_attention, work.keeps_attention, x.dtype, has_backward)
 
         samples, tokens, _ = x.shape
         output_channels = len(w["fc2"])
@@ -103,7 +103,7 @@ class InChunks(torch.autograd.Function):
         x = saved[0]
         end_of_weights = 1 + len(work.names)
         weights = dict(zip(work.names, saved[1:end_of_weights], strict=True))
-        tape = _tape_of_backward(work, recorded=saved[end_of_weights:])
+        tape = tape_of_backward(work.has_own_attention, recorded=saved[end_of_weights:])
         # The gradient of a weight is the sum over all chunks.
         # The arguments of forward before the weights are x and work.
         needs_gradient = ctx.needs_input_grad[2:]
@@ -127,15 +127,9 @@ class InChunks(torch.autograd.Function):
             grad_y = take(grad[sample], chunk.results)
             outputs, gradients = _gradients_of_last_layer(y, h, grad_y, mlp_factor, w, sums)
 
-            # 3. Run backward through the graph of this chunk, to its tokens and to the weights. It
-            # starts at two outputs, y and h, with their gradients. torch.autograd.grad(outputs,
-            # inputs, gradients) could do this. But if gradients are given, it imports sympy, which
-            # takes a quarter of a second in each process. So `Seed` (layers.py) makes one scalar of
-            # the outputs: the backward pass of the scalar gives each output its gradient.
+            # 3. Run backward through the graph of this chunk, to its tokens and to the weights.
             inputs = [tokens] + [w[name] for name in with_graph]
-            with torch.enable_grad():
-                seed: Any = Seed.apply(*outputs, *gradients)
-            grad_tokens, *grads_of_weights = torch.autograd.grad(seed, inputs, allow_unused=True)
+            grad_tokens, *grads_of_weights = _through_graph(outputs, gradients, inputs)
             for name, grad_weight in zip(with_graph, grads_of_weights, strict=True):
                 # None: stochastic depth has dropped the branch of this weight.
                 if grad_weight is not None:
@@ -147,34 +141,6 @@ class InChunks(torch.autograd.Function):
         # One result for each argument of forward: x, work, then the weights.
         grad_weights = [sums.get(name) for name in work.names]
         return (grad_x, None, *grad_weights)
-
-
-def _tape_of_forward(work: Work, dtype: torch.dtype, has_backward: bool) -> Tape | None:
-    """Return the tape that `hidden` gets in forward, or None if it uses torch's attention.
-
-    Our attention for CPUs is used if there is a backward pass, for which the tape keeps its
-    results. Without a backward pass, ours is used in bfloat16 alone: there it is faster than
-    torch's attention, and in other dtypes it is not.
-
-    dtype: of the tokens. has_backward: whether a backward pass may follow.
-    """
-    if not work.has_own_attention:
-        return None
-    if not has_backward and dtype is not torch.bfloat16:
-        return None
-    return Tape(is_recording=work.keeps_attention and has_backward)
-
-
-def _tape_of_backward(work: Work, recorded: tuple[Tensor, ...]) -> Tape | None:
-    """Return the tape that `hidden` gets in backward, or None if it uses torch's attention.
-
-    recorded: what the tape of the forward pass has recorded. If it is empty, our attention for CPUs
-    computes its results again.
-    """
-    if not work.has_own_attention:
-        return None
-    playback = iter(recorded) if recorded else None
-    return Tape(is_recording=False, playback=playback)
 
 
 def _zeros_for_gradients(weights: Weights, needs_gradient: Sequence[bool]) -> dict[str, Tensor]:
@@ -243,3 +209,19 @@ def _gradients_of_last_layer(
         outputs.append(h)
         gradients.append(grad_branch @ w["fc2"])
     return outputs, gradients
+
+
+def _through_graph(
+    outputs: list[Tensor], gradients: list[Tensor], inputs: list[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Run backward from the outputs, with their gradients, and return the gradients of the inputs.
+
+    An input that the outputs do not depend on has None.
+
+    torch.autograd.grad(outputs, inputs, gradients) does the same. But if gradients are given, it
+    imports sympy, which takes a quarter of a second in each process. So `Seed` makes one scalar of
+    the outputs, and the backward pass of the scalar gives each output its gradient.
+    """
+    with torch.enable_grad():
+        seed: Any = Seed.apply(*outputs, *gradients)
+    return torch.autograd.grad(seed, inputs, allow_unused=True)

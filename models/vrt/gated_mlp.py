@@ -25,7 +25,8 @@ from models.vrt.chunks import InChunks
 from models.vrt.forms import has_kernels, runs_in_chunks
 from models.vrt.layers import compute_dtype, recompute_in_backward
 from models.vrt.stochastic_depth import Factors
-from models.vrt.work import Tape, Weights, Work
+from models.vrt.tape import Tape
+from models.vrt.work import Weights, Work
 
 
 def geglu(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:

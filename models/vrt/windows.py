@@ -42,15 +42,6 @@ MASKED = -100.0
 Triple = tuple[int, int, int]  # frames, height, width
 
 
-class _WindowRange(NamedTuple):
-    """The windows first ... end - 1 along one axis, which need the same mask along this axis."""
-
-    first: int
-    end: int
-    # Number of tokens at the end of such a window that come from the other end of the clip.
-    wrapped: int
-
-
 # 128 results: training and validation together have a few sizes, each with several windows and
 # shifts. The tables are small beside the weights.
 @lru_cache(maxsize=128)
@@ -75,33 +66,14 @@ def window_chunks(
     most: largest number of windows in a chunk. None: one chunk holds all windows.
 
     Windows are sorted by mask, so that the windows with one mask are one span. There are at most 8
-    masks, because along each of three axes a window either is the last window or is not. Gradients
-    of weights are summed in the order of the chunks and of their windows, so another order changes
-    the last bits of a training.
-
-    Callers (block.py) rely on three facts: each token is in exactly one window, the windows of a
-    span share a mask, and the order. Free to change: how the numbers are computed. test_block.py
-    and test_vrt_modules.py notice a wrong number. No test notices another order, because it changes
-    last bits alone.
+    masks, because along each of three axes a window either is the last window or is not. Each token
+    is in exactly one window.
     """
     # No window is longer than the clip. E.g. for 4 frames, a window of 6 frames becomes 4.
     window, shift = _fit_to_clip(size, window, shift)
     clip = _partition(size, window, shift)  # token numbers, (windows along D, along H, along W, T)
     tokens_of_clip = math.prod(size)
-
-    # List the windows, sorted by mask. The windows with one mask are one span.
-    groups = []
-    spans = []
-    start = 0
-    for group in _groups_of_mask(clip, window, shift):
-        # Token numbers: (windows of one clip, T) -> (windows of all clips, T).
-        numbers = _in_all_clips(group.numbers, batch, tokens_of_clip)
-        mask = None if group.mask is None else group.mask.to(device)
-        stop = start + len(numbers)
-        spans.append(Span(start, stop, mask))
-        groups.append(numbers)
-        start = stop
-    windows = torch.cat(groups)  # (windows of all clips, T): token numbers
+    windows, spans = _sorted_by_mask(clip, window, shift, batch, tokens_of_clip, device)
 
     # Cut the list of windows into chunks.
     has_padding = clip.numel() != tokens_of_clip  # some position holds no token
@@ -115,11 +87,107 @@ def window_chunks(
     return tuple(chunks)
 
 
+# ---- Pad, shift and partition ----------------------------------------------------------------
+
+
+def _fit_to_clip(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, Triple]:
+    """Return a window that is no larger than the clip, and the shift of this window.
+
+    The shift is 0 along each axis that has one window alone.
+    E.g. size (4, 64, 64), window (6, 8, 8), shift (3, 4, 4) -> (4, 8, 8) and (0, 4, 4).
+    """
+    fitted_window = list(window)
+    fitted_shift = list(shift)
+    for axis in range(3):
+        if size[axis] <= window[axis]:
+            fitted_window[axis] = size[axis]
+            fitted_shift[axis] = 0
+    return _triple(fitted_window), _triple(fitted_shift)
+
+
+def _triple(sizes: list[int]) -> Triple:
+    """Return a list of three numbers as a tuple, so that a type checker knows their number."""
+    frames, height, width = sizes
+    return frames, height, width
+
+
+def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
+    """Return the numbers of the tokens in each window, (windows along D, along H, along W, T).
+
+    Padding has the number -1. E.g. 7 tokens along the width, windows of 4, a shift of 2:
+
+        padded        0 1 2 3 4 5 6 -1
+        shifted       2 3 4 5 6 -1 0 1
+        partitioned   [2 3 4 5] [6 -1 0 1]
+    """
+    # Pad.
+    window_counts = []  # along each axis
+    padded_size = []  # number of positions along each axis
+    for length, window_length in zip(size, window, strict=True):
+        window_count = math.ceil(length / window_length)
+        window_counts.append(window_count)
+        padded_size.append(window_count * window_length)
+    frames, height, width = size
+    numbers = torch.full(padded_size, -1)
+    numbers[:frames, :height, :width] = torch.arange(math.prod(size)).view(size)
+
+    # Shift.
+    backwards = [-tokens for tokens in shift]
+    numbers = numbers.roll(backwards, dims=(0, 1, 2))
+
+    # Partition. Along each axis: nd, nh, nw windows of wd, wh, ww tokens.
+    nd, nh, nw = window_counts
+    wd, wh, ww = window
+    numbers = numbers.view(nd, wd, nh, wh, nw, ww)
+    numbers = numbers.permute(0, 2, 4, 1, 3, 5)  # (nd, nh, nw, wd, wh, ww)
+    return numbers.reshape(nd, nh, nw, wd * wh * ww)
+
+
+# ---- Windows with the same mask --------------------------------------------------------------
+
+
+def _sorted_by_mask(
+    clip: Tensor,
+    window: Triple,
+    shift: Triple,
+    batch: int,
+    tokens_of_clip: int,
+    device: torch.device,
+) -> tuple[Tensor, list[Span]]:
+    """List the windows of all clips, sorted by mask, and the spans of windows with the same mask.
+
+    clip: result of `_partition`. batch: number of clips. device: of the masks.
+
+    Returns the token numbers (windows of all clips, T), -1 at padding, and the spans.
+    """
+    groups = []
+    spans = []
+    start = 0
+    for group in _groups_of_mask(clip, window, shift):
+        # Token numbers: (windows of one clip, T) -> (windows of all clips, T).
+        numbers = _in_all_clips(group.numbers, batch, tokens_of_clip)
+        mask = None if group.mask is None else group.mask.to(device)
+        stop = start + len(numbers)
+        spans.append(Span(start, stop, mask))
+        groups.append(numbers)
+        start = stop
+    return torch.cat(groups), spans
+
+
 class _Group(NamedTuple):
     """The windows of a clip that have the same mask."""
 
     numbers: Tensor  # token numbers, (windows, T), -1 at padding
     mask: Tensor | None  # (T, T), on the CPU, or None for no mask
+
+
+class _WindowRange(NamedTuple):
+    """The windows first ... end - 1 along one axis, which need the same mask along this axis."""
+
+    first: int
+    end: int
+    # Number of tokens at the end of such a window that come from the other end of the clip.
+    wrapped: int
 
 
 def _groups_of_mask(clip: Tensor, window: Triple, shift: Triple) -> Iterator[_Group]:
@@ -159,70 +227,6 @@ def _groups_of_mask(clip: Tensor, window: Triple, shift: Triple) -> Iterator[_Gr
             yield _Group(numbers, _mask(window, wrapped))
 
 
-def _in_all_clips(numbers: Tensor, batch: int, tokens_of_clip: int) -> Tensor:
-    """Return the windows (windows, T) of clip 0, then the same windows of clip 1, and so on.
-
-    numbers: token numbers in clip 0, -1 at padding. E.g. clips of 7 tokens: the window 5 6 -1 of
-    clip 0 is 12 13 -1 in clip 1.
-    """
-    is_padding = numbers < 0
-    of_clips = []
-    for clip_index in range(batch):
-        in_clip = numbers + clip_index * tokens_of_clip
-        of_clips.append(torch.where(is_padding, numbers, in_clip))  # padding stays -1
-    return torch.cat(of_clips)
-
-
-def _fit_to_clip(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, Triple]:
-    """Return a window that is no larger than the clip, and the shift of this window.
-
-    The shift is 0 along each axis that has one window alone.
-    E.g. size (4, 64, 64), window (6, 8, 8), shift (3, 4, 4) -> (4, 8, 8) and (0, 4, 4).
-    """
-    fitted_window = list(window)
-    fitted_shift = list(shift)
-    for axis in range(3):
-        if size[axis] <= window[axis]:
-            fitted_window[axis] = size[axis]
-            fitted_shift[axis] = 0
-    return _triple(fitted_window), _triple(fitted_shift)
-
-
-def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
-    """Return the numbers of the tokens in each window, (windows along D, along H, along W, T).
-
-    Padding has the number -1. E.g. 7 tokens along the width, windows of 4, a shift of 2:
-
-        padded        0 1 2 3 4 5 6 -1
-        shifted       2 3 4 5 6 -1 0 1
-        partitioned   [2 3 4 5] [6 -1 0 1]
-
-    Only `window_chunks` calls this. test_vrt_modules.py compares an attention group, which uses the
-    windows, with the published network.
-    """
-    # Pad.
-    window_counts = []  # along each axis
-    padded_size = []  # number of positions along each axis
-    for length, window_length in zip(size, window, strict=True):
-        window_count = math.ceil(length / window_length)
-        window_counts.append(window_count)
-        padded_size.append(window_count * window_length)
-    frames, height, width = size
-    numbers = torch.full(padded_size, -1)
-    numbers[:frames, :height, :width] = torch.arange(math.prod(size)).view(size)
-
-    # Shift.
-    backwards = [-tokens for tokens in shift]
-    numbers = numbers.roll(backwards, dims=(0, 1, 2))
-
-    # Partition. Along each axis: nd, nh, nw windows of wd, wh, ww tokens.
-    nd, nh, nw = window_counts
-    wd, wh, ww = window
-    numbers = numbers.view(nd, wd, nh, wh, nw, ww)
-    numbers = numbers.permute(0, 2, 4, 1, 3, 5)  # (nd, nh, nw, wd, wh, ww)
-    return numbers.reshape(nd, nh, nw, wd * wh * ww)
-
-
 def _mask(window: Triple, wrapped: tuple[int, ...]) -> Tensor | None:
     """Return the mask (T, T) of a window, which keeps apart tokens from different ends of the clip.
 
@@ -249,6 +253,23 @@ def _mask(window: Triple, wrapped: tuple[int, ...]) -> Tensor | None:
     region = region.flatten()  # (T,)
     is_same_region = region[:, None] == region[None, :]  # (T, T)
     return torch.where(is_same_region, 0.0, MASKED)
+
+
+def _in_all_clips(numbers: Tensor, batch: int, tokens_of_clip: int) -> Tensor:
+    """Return the windows (windows, T) of clip 0, then the same windows of clip 1, and so on.
+
+    numbers: token numbers in clip 0, -1 at padding. E.g. clips of 7 tokens: the window 5 6 -1 of
+    clip 0 is 12 13 -1 in clip 1.
+    """
+    is_padding = numbers < 0
+    of_clips = []
+    for clip_index in range(batch):
+        in_clip = numbers + clip_index * tokens_of_clip
+        of_clips.append(torch.where(is_padding, numbers, in_clip))  # padding stays -1
+    return torch.cat(of_clips)
+
+
+# ---- Chunks ----------------------------------------------------------------------------------
 
 
 def _cut_spans(spans: list[Span], first: int, count: int) -> tuple[Span, ...]:
@@ -286,9 +307,3 @@ def _chunk(
         kept=kept.to(device),
         spans=spans,
     )
-
-
-def _triple(sizes: list[int]) -> Triple:
-    """Return a list of three numbers as a tuple, so that a type checker knows their number."""
-    frames, height, width = sizes
-    return frames, height, width

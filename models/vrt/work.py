@@ -1,18 +1,17 @@
-"""What is computed chunk by chunk (`Work`), and what forward hands to backward (`Tape`).
+"""What is computed chunk by chunk: a `Work`, for chunks.InChunks.
 
-A chunk is a few windows of tokens, or a slice of consecutive tokens. chunks.InChunks computes a
-layer chunk by chunk, and asks a `Work` what to compute, for which tokens, with which weights.
+A chunk is a few windows of tokens, or a slice of consecutive tokens. A Work says what to compute,
+for which chunks, with which weights:
 
     work = Work(hidden, chunks, names)              what to compute, for which tokens
     y = InChunks.apply(x, work, *weights)           weights in the order of `names`
 
-What must stay: the order of the chunks (`Work.pieces`), because the tape has no names, and because
-the last bits of the gradients depend on the order. tests/parts/models/test_block.py notices a wrong
-gradient, but no other last bits. Free to change: how a Work keeps its factors.
+What must stay: the order of the chunks (`Work.pieces`), because the tape (tape.py) has no names,
+and because the last bits of the gradients depend on the order. tests/parts/models/test_block.py
+notices a wrong gradient, but no other last bits. Free to change: how a Work keeps its factors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -63,7 +62,7 @@ class Work(NamedTuple):
     it again. So it may draw no random numbers and may keep no state.
     """
 
-    # hidden(tokens, chunk, factors, weights, tape) -> (y, h).
+    # hidden(tokens, chunk, factors, weights, tape) -> (y, h). See tape.Tape for the tape.
     # y: the residual, or None for 0. h: the input of the last layer, or None to leave it out.
     hidden: Callable[..., tuple[Tensor | None, Tensor | None]]
     # The chunks of each sample. Together they hold each token once.
@@ -101,23 +100,3 @@ class Work(NamedTuple):
             return columns[0], columns[1]
         attention, mlp = self.factors[sample]
         return attention, mlp
-
-
-@dataclass
-class Tape:
-    """Results of our attention for CPUs, from the forward pass to the backward pass.
-
-    attention/cpu.py writes and reads the tape. The results have no names: they are found by
-    their order. So the backward pass must visit the chunks in the order of the forward pass.
-    """
-
-    # Whether each call of the attention appends its results to `recorded`.
-    is_recording: bool
-    # Output and log-sum-exp of each call, in the order of the calls: out, sums, out, sums, ...
-    recorded: list[Tensor] = field(default_factory=list)
-    # In the backward pass: the recorded results, which are read and not computed again. None: the
-    # results are computed again.
-    playback: Iterator[Tensor] | None = None
-    # The sum of bias and mask that is added to the logits, for each mask. Windows with the same
-    # mask share one tensor. attention/cpu.py makes the keys.
-    offsets: dict[Any, Tensor | None] = field(default_factory=dict)

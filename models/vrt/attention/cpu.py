@@ -21,14 +21,14 @@ from torch.autograd.function import once_differentiable
 from models.vrt.attention.cpu_forward import LOG2_E, cpu_attention, windows_at_once
 from models.vrt.attention.cpu_gradients import gradients_of_round, widen
 from models.vrt.attention.heads import heads_of, logit_offset, put_queries_of_other_frames
-from models.vrt.work import Tape
+from models.vrt.tape import Tape
 
 
 class CpuAttention(torch.autograd.Function):
     """Attention of packed heads (n, T, 3, heads, hd): q, k and v in one tensor.
 
     A block computes its windows in chunks, and it calls forward twice for each chunk: in its
-    forward pass, and in its backward pass to build a graph. A `Tape` (work.py) carries the
+    forward pass, and in its backward pass to build a graph. A `Tape` carries the
     results from the first call to the second:
 
         recorded   the results of each call, in the order of the calls

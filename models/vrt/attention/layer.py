@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from models.vrt.attention.window import window_attention
 from models.vrt.chunk import Chunk
 from models.vrt.positions import refuse_other_index, relative_position_index, sine_positions
-from models.vrt.work import Tape, Weights
+from models.vrt.tape import Tape
+from models.vrt.work import Weights
 
 
 class WindowAttention(nn.Module):

@@ -22,7 +22,7 @@ from models.vrt.attention.cpu import CpuAttention
 from models.vrt.attention.heads import heads_of, logit_offset
 from models.vrt.chunk import Span
 from models.vrt.forms import attention_has_kernel, fused_attention, head_multiple
-from models.vrt.work import Tape
+from models.vrt.tape import Tape
 
 
 def window_attention(

@@ -1,0 +1,65 @@
+"""The tape: results of our attention for CPUs, from the forward pass to the backward pass.
+
+A layer that runs chunk by chunk (chunks.py) keeps only its input, and computes each chunk again in
+backward. Computing attention again would take much time, and its output takes little memory. So
+forward records the output on a tape, and backward plays it back.
+
+What must stay: the results have no names, they are found by their order. So the backward pass must
+visit the chunks in the order of the forward pass. tests/parts/models/test_block.py compares the
+gradients with the plain form. Free to change: when the tape records.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Tape:
+    """Results of the attention in one layer. attention/cpu.py writes and reads them."""
+
+    # Whether each call of the attention appends its results to `recorded`.
+    is_recording: bool
+    # Output and log-sum-exp of each call, in the order of the calls: out, sums, out, sums, ...
+    recorded: list[Tensor] = field(default_factory=list)
+    # In the backward pass: the recorded results, which are read and not computed again. None: the
+    # results are computed again.
+    playback: Iterator[Tensor] | None = None
+    # The sum of bias and mask that is added to the logits, for each mask. Windows with the same
+    # mask share one tensor. attention/cpu.py makes the keys.
+    offsets: dict[Any, Tensor | None] = field(default_factory=dict)
+
+
+def tape_of_forward(
+    has_own_attention: bool, keeps_results: bool, dtype: torch.dtype, has_backward: bool
+) -> Tape | None:
+    """Return the tape for a forward pass, or None if torch's attention is used.
+
+    Our attention for CPUs is used if there is a backward pass, for which the tape keeps its
+    results. Without a backward pass, ours is used in bfloat16 alone: there it is faster than
+    torch's attention, and in other dtypes it is not.
+
+    has_own_attention: whether the layer has our attention at all.
+    keeps_results: whether it keeps the results for backward.
+    dtype: of the tokens. has_backward: whether a backward pass may follow.
+    """
+    if not has_own_attention:
+        return None
+    if not has_backward and dtype is not torch.bfloat16:
+        return None
+    return Tape(is_recording=keeps_results and has_backward)
+
+
+def tape_of_backward(has_own_attention: bool, recorded: tuple[Tensor, ...]) -> Tape | None:
+    """Return the tape for a backward pass, or None if torch's attention is used.
+
+    recorded: what the tape of the forward pass has recorded. If it is empty, our attention for CPUs
+    computes its results again.
+    """
+    if not has_own_attention:
+        return None
+    playback = iter(recorded) if recorded else None
+    return Tape(is_recording=False, playback=playback)
