@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from models.vrt.flow import SpyNet
+from models.vrt.spynet import SpyNet
 from models.weights_file import read_weights
 from utils import utils_dist
 from utils.errors import PUBLISHED, OptionError

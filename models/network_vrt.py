@@ -11,12 +11,12 @@ This file connects the parts:
 
 The parts are in models/fusion/ (the spikes) and in models/vrt/:
 
-    design.py, check_arguments.py     the options that decide the layers, and which do not fit
-    build.py, stages.py, block.py     the layers: stages of blocks, blocks of attention and MLP
-    attention/, gated_mlp.py          what a block computes
-    flow.py, align_clip.py            the optical flow, and the alignment of neighbours along it
-    chunks.py, memory/                what is computed again in backward, to save memory
-    requirements.py                   which clips the network takes
+    design.py, check_arguments.py        the options that decide the layers, and which do not fit
+    build.py, stages.py, block.py        the layers: stages of blocks, of attention and MLP
+    attention/, gated_mlp.py             what a block computes
+    spynet.py, flow.py, align_clip.py    the optical flow, and neighbours aligned along it
+    chunks.py, memory/                   what backward computes again, to save memory
+    requirements.py                      which clips the network takes
 
 What must stay, and which test notices (in tests/parts/models):
 
@@ -48,11 +48,12 @@ from models.vrt.block import Block
 from models.vrt.build import build_stage, build_stage_8, build_upsampling
 from models.vrt.check_arguments import check_arguments
 from models.vrt.design import STAGE_SCALES, Design
-from models.vrt.flow import Flows, SpyNet, aligned_input, estimate_flows
+from models.vrt.flow import Flows, aligned_input, estimate_flows
 from models.vrt.forms import Kernels, in_cpu_form
 from models.vrt.layers import FrameConv, LayerNorm, tf32
 from models.vrt.memory.fit_memory import fit_memory
 from models.vrt.requirements import check_input, vrt_input_spec
+from models.vrt.spynet import SpyNet
 from utils import device as devices
 from utils import utils_dist
 from utils.contract import InputSpec

@@ -213,7 +213,7 @@ def _gradients_of_last_layer(
 
 def _through_graph(
     outputs: list[Tensor], gradients: list[Tensor], inputs: list[Tensor]
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Any, ...]:
     """Run backward from the outputs, with their gradients, and return the gradients of the inputs.
 
     An input that the outputs do not depend on has None.

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from models.vrt.deform_conv import TAPS, deform_conv
-from models.vrt.flow import flow_warp
+from models.vrt.flow_warp import flow_warp
 from models.vrt.forms import in_cpu_form
 from models.vrt.layers import recompute_in_backward
 

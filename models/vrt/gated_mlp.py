@@ -84,7 +84,13 @@ class GatedMlp(nn.Module):
                 lambda u: self.fc2(geglu(u, w)), x, weights=w.values(), when=self.checkpoint
             )
 
-        # The MLP computes each token alone, so a chunk is any slice of consecutive tokens.
+        return self._in_chunks(x, w)
+
+    def _in_chunks(self, x: Tensor, w: Weights) -> Tensor:
+        """Compute the MLP chunk by chunk: (..., inputs) -> (..., outputs). w: the weights by name.
+
+        The MLP computes each token alone, so a chunk is any slice of consecutive tokens.
+        """
         rows = x.to(compute_dtype(x)).flatten(0, -2)  # (tokens, inputs)
         tokens_at_a_time = most_tokens(rows)
         chunks = []

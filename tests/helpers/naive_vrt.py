@@ -24,8 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.vrt.flow import SpyNet, aligned_input, estimate_flows, flow_warp
+from models.vrt.flow import aligned_input, estimate_flows
+from models.vrt.flow_warp import flow_warp
 from models.vrt.positions import relative_position_index, sine_positions
+from models.vrt.spynet import SpyNet
 
 # ---- Windows ----
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.loading import load_weights
 from models.network_vrt import VRT
-from models.vrt.flow import pixel_grid
+from models.vrt.flow_warp import pixel_grid
 from models.vrt.positions import relative_position_index
 from models.vrt.windows import window_chunks
 from tests.dist.launching import run_ranks

@@ -21,8 +21,9 @@ from models.select_network import define_G
 from models.vrt import forms
 from models.vrt.align_clip import align_clip
 from models.vrt.deform_align import DeformAlign
-from models.vrt.flow import SpyNet, flow_warp, nearest4
+from models.vrt.flow_warp import flow_warp, nearest4
 from models.vrt.positions import sine_positions
+from models.vrt.spynet import SpyNet
 from models.vrt.stages import BlockGroup
 from scripts.make_sample_data import texture
 from tests.helpers import golden

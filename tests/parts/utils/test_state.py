@@ -64,7 +64,7 @@ REGISTRIES = (  # filled once, on import, before any option is read
 )
 CACHES = (  # index tensors of a few sizes; the same in each forward pass
     "models.vrt.deform_conv._tap_positions",
-    "models.vrt.flow.pixel_grid",
+    "models.vrt.flow_warp.pixel_grid",
     "models.vrt.attention.kernels.regions.mask_table",
     "models.vrt.positions.relative_position_index",
     "models.vrt.windows.window_chunks",
