@@ -14,8 +14,14 @@ with the smallest difference, by Gauss-Newton. Symbols of one spike pixel:
     a  the five coefficients of the features
     r  the residual, r = s - F a
 
-F depends on M. s depends on the middle, the length and the roll of the exposure, in planes of the
-stream. If M, the times and a are right, then r is noise.
+"Details" are what a band-pass filter keeps of an image. F depends on M. s depends on three times of
+the exposure: its middle, its length, and the roll, by which a rolling shutter exposes the rows at
+the bottom later. Times are in planes: a plane is one image of spikes, and the stream is a series of
+planes. If M, the times and a are right, then r is noise.
+
+A value that the clip does not determine is not applied. In a pan (everything moves at one speed), a
+shift of the camera and a later exposure look the same. Then the time keeps the value of the files.
+The shift may be wrong if another time is true, but both together are right.
 
 The modules of this folder. Each imports only modules below it:
 

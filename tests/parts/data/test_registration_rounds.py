@@ -1,0 +1,96 @@
+"""Which estimate of a fit is taken, by what the estimates explain, and the limits of a step."""
+
+import math
+
+import numpy as np
+import pytest
+
+from data.cameras.registration.estimate import Estimate
+from data.cameras.registration.matrix import nominal
+from data.cameras.registration.rounds import (
+    has_sign_of_wrong_offset,
+    is_nominal_offset_preferred,
+)
+from data.cameras.registration.view import Pair
+from tests.helpers.registration_views import PLANES, RGB, SPIKE, moving_view
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    """Give a frame and its spikes. Their contents do not matter here."""
+    return Pair(moving_view(), factor=1, light="linear")
+
+
+def estimate(
+    pair: Pair,
+    explained: float,
+    doubtful: bool = False,
+    offset_error: float = 0.1,
+    matrix_error: float = 0.1,
+) -> Estimate:
+    """Return an estimate with the results of rounds."""
+    made = Estimate([pair], nominal(SPIKE, RGB), "similarity", most_offset=5.0)
+    made.explained = explained
+    made.is_middle_doubtful = doubtful
+    made.time_errors = (offset_error, 0.01)
+    made.matrix_error = matrix_error
+    return made
+
+
+# 1 % of the spikes are unexplained by 0.99. 1.09 % are hardly more, and 1.11 % are clearly more.
+@pytest.mark.parametrize(
+    ("found", "explained_at_start", "expected"),
+    [
+        pytest.param({"explained": 0.99}, 0.5, False, id="no sign"),
+        pytest.param({"explained": 0.9891}, 0.99, False, id="the start is hardly better"),
+        pytest.param({"explained": 0.9889}, 0.99, True, id="the start is better"),
+        pytest.param({"explained": 0.99, "offset_error": 0.8}, 0.5, True, id="a large error"),
+        pytest.param({"explained": 0.99, "doubtful": True}, 0.5, True, id="a doubtful middle"),
+    ],
+)
+def test_an_offset_is_compared_if_there_is_a_sign_that_it_is_wrong(
+    pair, found, explained_at_start, expected
+):
+    at_start = estimate(pair, explained_at_start)
+
+    assert has_sign_of_wrong_offset(estimate(pair, **found), at_start) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "explained_at_nominal", "expected"),
+    [
+        pytest.param({"explained": 0.99}, 0.99, False, id="equally good"),
+        pytest.param({"explained": 0.9891}, 0.99, False, id="nominal is hardly better"),
+        pytest.param({"explained": 0.9889}, 0.99, True, id="nominal is better"),
+        pytest.param(
+            {"explained": 0.99, "matrix_error": math.inf}, 0.5, True, id="no matrix is found"
+        ),
+        pytest.param(
+            {"explained": 0.99, "doubtful": True}, 0.9891, True, id="doubtful, hardly needed"
+        ),
+        pytest.param({"explained": 0.99, "doubtful": True}, 0.9889, False, id="doubtful, needed"),
+    ],
+)
+def test_the_nominal_offset_is_kept_if_it_explains_more_or_the_found_one_is_not_needed(
+    pair, found, explained_at_nominal, expected
+):
+    at_nominal_offset = estimate(pair, explained_at_nominal)
+
+    assert is_nominal_offset_preferred(estimate(pair, **found), at_nominal_offset) == expected
+
+
+def test_times_step_within_their_limits(pair):
+    start = estimate(pair, explained=0.5)  # of 40 planes, with an offset of 5 at most
+
+    least, most = start.limits_of_time_steps()
+    # Middle, length and roll. A length of 0.4 x 40 would be 24 planes less, but a step is 8 at
+    # most. The longest exposure has 1.05 x 40 planes, and the largest roll is 0.2 x 40.
+    assert PLANES == 40
+    assert least.tolist() == pytest.approx([-5, -8, -8])
+    assert most.tolist() == pytest.approx([5, 2, 8])
+
+    start.change_times(np.array([5.0, -8.0, 8.0]))
+    start.change_times(np.array([0.0, -14.0, 0.0]))  # the length is 18 of at least 16 planes now
+    least, most = start.limits_of_time_steps()
+    assert least.tolist() == pytest.approx([-8, -2, -8])
+    assert most.tolist() == pytest.approx([0, 8, 0])
