@@ -28,7 +28,7 @@ from data.spike.geometry import Crop
 from data.spike.pictures import to_linear
 from data.spike.threshold import change_threshold
 from utils.errors import OptionError
-from utils.options.section import Registry, import_parts
+from utils.options.registry import Registry, import_parts
 from utils.random_streams import random_stream
 
 CAMERAS = Registry("camera", "type")

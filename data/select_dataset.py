@@ -14,7 +14,8 @@ from torch.utils.data import Dataset
 
 from utils.errors import OptionError
 from utils.options.models import LoaderOptions
-from utils.options.section import Registry, Section, import_parts
+from utils.options.registry import Registry, import_parts
+from utils.options.section import Section
 
 
 class DatasetRegistry(Registry):

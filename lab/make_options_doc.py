@@ -45,7 +45,9 @@ from models.losses import LOSSES
 from models.select_network import NETWORKS
 from utils.files import write_whole
 from utils.options.models import KAIR_ONLY, LoaderOptions, Options
-from utils.options.section import Registry, Section, describe
+from utils.options.registry import Registry
+from utils.options.section import Section
+from utils.options.type_words import describe
 
 # The first line of the three files. It tells a reader who wants to edit them where to do so.
 MARK = "Written by lab/make_options_doc.py; edit the models and docstrings instead."

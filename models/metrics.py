@@ -29,7 +29,7 @@ import numpy as np
 
 from utils.errors import DataError, OptionError
 from utils.options.models import MetricOptions
-from utils.options.section import Registry, import_parts
+from utils.options.registry import Registry, import_parts
 
 # The function of a metric, as its author writes it: (restored, sharp, **options) -> value.
 Score = Callable[..., float]

@@ -29,7 +29,8 @@ import torch
 from utils.contract import InputSpec, input_spec
 from utils.errors import OptionError
 from utils.options.models import DatasetsOptions, LoaderOptions, Options, ValOptions
-from utils.options.section import Registry, Section, import_parts
+from utils.options.registry import Registry, import_parts
+from utils.options.section import Section
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from models.optim import OPTIMIZERS
 from models.schedules import SCHEDULES
 from utils.options.models import TrainOptions
-from utils.options.section import literal_of
+from utils.options.registry import literal_of
 
 
 def train_section() -> type[TrainOptions]:

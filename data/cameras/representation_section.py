@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from data.spike import represent as rp
 from utils.errors import OptionError
-from utils.options.section import Registry, import_parts
+from utils.options.registry import Registry, import_parts
 
 # Values of `spike.representation.type`, with their options. It is filled from the table of
 # functions of data/spike/represent.py, which knows nothing of options.

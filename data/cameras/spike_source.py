@@ -66,7 +66,7 @@ from data.clip import Clip, Exposure, Piece
 from data.spike import represent as rp
 from data.spike.geometry import SpikeGeometry
 from utils.errors import DataError, OptionError
-from utils.options.section import Registry, import_parts
+from utils.options.registry import Registry, import_parts
 
 # Values of `spike.type`.
 SPIKE_SOURCES = Registry("spike source", "type")

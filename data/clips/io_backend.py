@@ -21,7 +21,7 @@ Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_clip_cache.py
 
 from data.clips.clip_cache import CacheReader
 from data.clips.disk_files import DiskFiles, LmdbFiles
-from utils.options.section import Registry
+from utils.options.registry import Registry
 
 IO_BACKENDS = Registry("io backend", "type")
 # cache_data is an option of the data set, and io_backend has no such key. So the data set passes

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from models.vrt.forms import in_cpu_form
 from utils.errors import DataError, OptionError
 from utils.options.models import Positive
-from utils.options.section import Registry, import_parts
+from utils.options.registry import Registry, import_parts
 
 FUSIONS = Registry("fusion operator")
 # The frame to which the network adds its output: the blurry frame, or the frame that the operator

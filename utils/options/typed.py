@@ -24,7 +24,8 @@ from typing import Any
 
 from utils.errors import OptionError
 from utils.options.models import FORMERLY_OURS, KAIR_ONLY, Options
-from utils.options.section import Registry, join_errors, read_section
+from utils.options.registry import Registry
+from utils.options.section import join_errors, read_section
 from utils.options.sources import Sources
 
 logger = logging.getLogger(__name__)

@@ -46,7 +46,8 @@ from utils.image import comparison_strip, imwrite_rgb
 from utils.logger import best_effort
 from utils.options.models import LoggingOptions
 from utils.options.override import argument_without_secrets
-from utils.options.section import Registry, flatten_options, import_parts
+from utils.options.registry import Registry, import_parts
+from utils.options.section import flatten_options
 from utils.run import checkpoint, history, history_writer, report
 from utils.run.folder import FolderMovedError, RunFolder
 from utils.run.health import Health

@@ -21,8 +21,8 @@ from utils.errors import OptionError
 from utils.options.command_line import parse_command_line
 from utils.options.load import load_options
 from utils.options.models import LoaderOptions, Options, TrainOptions
+from utils.options.registry import Registry
 from utils.options.secrets import KEY, redact
-from utils.options.section import Registry
 
 # ---- Parts that an option file may choose ----
 
