@@ -1,10 +1,14 @@
 """Warn if something makes a run slow or useless, and say what to do.
 
-`Health` judges the numbers of a run at its log lines, validations and saves. Each warning comes
-once per start of a run, on rank 0.
+A run calls `Health` at four moments. Each warning comes once per start of a run, on rank 0.
+
+    judge_schedule      at the start       the learning rate stays at its floor too long
+    judge_log_line      at a log line      the gradient norm explodes, a memory is full, a rank
+                                           waits or is slow (utils/run/speed.py)
+    judge_validation    at a validation    the network overfits
+    judge_save          at a save          the disk has no room for the next saves
 
 The texts of the warnings are quoted in documents and tests, so change them everywhere at once.
-
 Free to change: each threshold, if it warns of healthy runs. tests/parts/utils/test_health.py then
 shows which warnings move. A new warning is a new method `_check_...`.
 """
@@ -12,7 +16,7 @@ shows which warnings move. A new warning is a new method `_check_...`.
 import logging
 import math
 import statistics
-from collections import Counter, deque
+from collections import deque
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,24 +26,12 @@ from utils.files import free_bytes
 from utils.host_memory import GB
 from utils.options.models import DatasetsOptions, TrainOptions
 from utils.run.measured import Measured
+from utils.run.speed import SpeedJudge
 
 logger = logging.getLogger(__name__)
 
 # ---- Thresholds of `Health` ----
 
-# Largest share of the time that a rank may wait for data. Below this share, a faster loader would
-# gain less than the speeds of two equal runs differ.
-MOST_DATA_SHARE = 0.10
-# A rank is slow if it takes more than 1.2 times the median of the other ranks, ...
-SLOW_FACTOR = 1.2
-# ... and if the difference is more than this share of a step. A smaller delay is not noticeable.
-LEAST_DELAY_SHARE = 0.05
-# The speed is judged over a window of at least this many steps. With long steps, several log lines
-# make a window.
-WINDOW_STEPS = 10
-# A warning of the speed needs this many bad windows in a row, because another program may slow down
-# a single window.
-BAD_WINDOWS_IN_A_ROW = 3
 # Above this share a memory is "nearly full". netG.checkpoint "auto" plans with 0.90, so it stays
 # below.
 MOST_MEMORY_SHARE = 0.95
@@ -93,14 +85,7 @@ class Health:
         self.datasets = datasets
         self.total_iter = total_iter
         self.warned: set[str] = set()  # names of the warnings that were logged
-
-        # The speed is judged in windows of one or several log lines. These are the lines that are
-        # not judged yet; each line has the measurements of every rank.
-        self.window: list[list[Measured]] = []
-        # Whether the present window is the first one. It is not judged, because it also starts
-        # loader processes, builds DDP and compiles.
-        self.is_first_window = True
-        self.in_a_row: Counter[str] = Counter()  # name of a warning -> bad windows in a row
+        self.speed = SpeedJudge(datasets, self._warn)
 
         # Gradient norms of the newest steps, and losses of the log lines since the last validation.
         self.norms: deque[float] = deque(maxlen=MOST_REMEMBERED)
@@ -144,17 +129,7 @@ class Health:
             self.losses.append(statistics.fmean(rank.values["loss"] for rank in ranks))
         self._check_norms(grad_norms)
         self._check_memory(ranks)
-
-        # All ranks have made the same number of steps, so `line[0]`, rank 0, tells the number.
-        self.window.append(ranks)
-        steps_of_window = sum(line[0].steps for line in self.window)
-        if steps_of_window < WINDOW_STEPS:
-            return
-        lines = self.window
-        self.window = []
-        if not self.is_first_window:
-            self._check_speed(lines)
-        self.is_first_window = False
+        self.speed.judge(ranks)
 
     def _check_norms(self, grad_norms: list[float]) -> None:
         """Warn if the gradient norm explodes.
@@ -224,90 +199,6 @@ class Health:
         return (
             f"lower datasets.train.dataloader_num_workers (now {workers}), or ask for more memory"
         )
-
-    def _check_speed(self, lines: list[list[Measured]]) -> None:
-        """Warn if a rank waits for data, or is slower than the others.
-
-        Ranks are compared by their wait for data and their forward pass, which a rank does alone.
-        The backward pass takes equally long on all ranks, because the fast ranks wait there for the
-        slow rank. Tests: test_a_slow_rank_is_named_after_three_windows_in_a_row,
-        test_small_differences_between_ranks_are_healthy,
-        test_a_delay_of_less_than_a_twentieth_of_a_step_is_healthy.
-
-        lines: log lines, each with the measurements of every rank.
-        """
-        # Seconds in a step, one number for each rank: of the whole step, of waiting, of forward.
-        step_s = _seconds_per_step(lines, "seconds")
-        waits = _seconds_per_step(lines, "data_s")
-        forwards = _seconds_per_step(lines, "forward_s")
-        newest = lines[-1]
-        self._check_waits(newest, waits, step_s)
-
-        alone_s = []  # for each rank: seconds in a step in which it does not depend on other ranks
-        for wait, forward in zip(waits, forwards, strict=True):
-            alone_s.append(wait + forward)
-        for rank, own_s in enumerate(alone_s):
-            others_s = [*alone_s[:rank], *alone_s[rank + 1 :]]
-            # A rank without others is compared with itself, and is never slow.
-            usual_s = statistics.median(others_s or alone_s)
-            is_much_slower = own_s > SLOW_FACTOR * usual_s
-            is_noticed = own_s - usual_s > LEAST_DELAY_SHARE * step_s[rank]
-            is_slow = is_much_slower and is_noticed
-            self._warn_if_again(
-                f"slow rank {rank}",
-                is_slow,
-                "rank %d on %s is slower than the others, which wait for it at every step: data "
-                "%.3f s + forward %.3f s a step, the others %.3f s in all. On %s look for other "
-                "programs on its GPU, cores and disk and for heat (nvidia-smi -q -d PERFORMANCE), "
-                "or leave that host out",
-                rank,
-                newest[rank].host,
-                waits[rank],
-                forwards[rank],
-                usual_s,
-                newest[rank].host,
-            )
-
-    def _check_waits(self, newest: list[Measured], waits: list[float], step_s: list[float]) -> None:
-        """Warn if a rank waits for data for a large share of the time.
-
-        newest: the newest measurements of every rank.
-        waits: for each rank, the seconds of a step in which it waits for data.
-        step_s: for each rank, the seconds of a step.
-        """
-        shares = []
-        for wait, seconds in zip(waits, step_s, strict=True):
-            shares.append(wait / seconds)
-        worst_share = max(shares)
-        worst_rank = shares.index(worst_share)
-        # SLURM may give each rank different cores. Otherwise the ranks of a host have the same
-        # cores, and share them. Count the ranks with the same host and cores.
-        cores_of_ranks = [(rank.host, rank.cores) for rank in newest]
-        sharing_count = cores_of_ranks.count(cores_of_ranks[worst_rank])
-        cores_per_rank = max(1, len(newest[worst_rank].cores) // sharing_count)
-        self._warn_if_again(
-            "data",
-            worst_share > MOST_DATA_SHARE,
-            "rank %d on %s waits for data %.0f %% of the time, and all others with it: %s",
-            worst_rank,
-            newest[worst_rank].host,
-            100 * worst_share,
-            loader_advice(self.datasets.train, worst_share, cores_per_rank),
-        )
-
-    def _warn_if_again(self, name: str, is_bad: bool, text: str, *values: Any) -> None:
-        """Warn if something is bad in several windows in a row. Call this once for each window.
-
-        name: name of the warning.
-        is_bad: whether it is bad in this window.
-        text, values: format and values of the warning.
-        """
-        if is_bad:
-            self.in_a_row[name] += 1
-        else:
-            self.in_a_row[name] = 0
-        if self.in_a_row[name] >= BAD_WINDOWS_IN_A_ROW:
-            self._warn(name, text, *values)
 
     # ---- At a validation and at a save ----
 
@@ -423,43 +314,3 @@ def _fullest_rank(ranks: list[Measured], kind: str) -> int | None:
                 fullest_rank = rank
                 fullest_share = used / total
     return fullest_rank
-
-
-def _seconds_per_step(lines: list[list[Measured]], name: str) -> list[float]:
-    """Return the mean seconds of a step, for each rank.
-
-    lines: log lines, each with the measurements of every rank.
-    name: name of a field of `Measured` in seconds, e.g. "data_s".
-    """
-    steps = sum(line[0].steps for line in lines)
-    means = []
-    for rank in range(len(lines[0])):
-        seconds = sum(getattr(line[rank], name) for line in lines)
-        means.append(seconds / steps)
-    return means
-
-
-def loader_advice(section: Any, share: float, cores: int) -> str:
-    """Return what to set if training waits for data.
-
-    Test: test_the_advice_is_the_number_of_workers_that_ends_the_wait.
-
-    section: the options datasets.train.
-    share: share of the time in which training waits for data, 0 to 1.
-    cores: number of cores of a rank.
-    """
-    workers = section.dataloader_num_workers
-    # Now n workers make a batch in the time of a step, which includes the wait. Without the wait a
-    # step takes (1 - share) of this time, so n / (1 - share) workers are needed. E.g. with 6
-    # workers and a wait of 25 %, 8 workers. With 0 workers the training process itself reads: try
-    # the default, 2.
-    wanted_workers = math.ceil(workers / (1 - share)) if workers else 2
-    advice = []
-    if wanted_workers <= cores:
-        advice.append(f"set datasets.train.dataloader_num_workers={wanted_workers} (now {workers})")
-    # A clip cache is not advised twice. A dataset of another kind has no `io_backend`.
-    backend = getattr(section, "io_backend", None)
-    if getattr(backend, "type", "") != "cache":
-        advice.append("build a clip cache with scripts/build_clip_cache.py")
-    advice.append(f"copy the data to a faster disk (a rank has {cores} CPU cores)")
-    return ", or ".join(advice)

@@ -32,8 +32,9 @@ from tests.helpers.textured_clips import make_textured_home
 from tests.helpers.train_files import events_of, run_odd, write_options
 from tests.helpers.two_cameras import texture
 from utils.image import imwrite_rgb
-from utils.run.health import Health, loader_advice
+from utils.run.health import Health
 from utils.run.measured import Measured
+from utils.run.speed import loader_advice
 
 # ---- Measured values ----
 
