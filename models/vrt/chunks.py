@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from models.vrt.layers import Seed
+from models.vrt.recompute import Seed
 from models.vrt.rows import put, take
 from models.vrt.stochastic_depth import scale_branch
 from models.vrt.tape import tape_of_backward, tape_of_forward

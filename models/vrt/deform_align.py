@@ -13,6 +13,8 @@ What must stay, and which test notices (in tests/parts/models):
     the names of modules, and the order of the conv
     net's inputs, because the released weights rely
     on them                                             test_vrt_modules.py
+    the order in which parameters are drawn, which
+    decides the initial weights of a seed               test_exact_step.py
     what is in memory on a GPU                          test_fake_gpu.py
 
 Free to change: what backward recomputes, if the estimate in memory/transient.py changes with it.
@@ -27,7 +29,7 @@ from torch import Tensor, nn
 from models.vrt.deform_conv import TAPS, deform_conv
 from models.vrt.flow_warp import flow_warp
 from models.vrt.forms import in_cpu_form
-from models.vrt.layers import recompute_in_backward
+from models.vrt.recompute import recompute_in_backward
 
 
 class DeformAlign(nn.Module):
@@ -42,9 +44,8 @@ class DeformAlign(nn.Module):
         and an equal number of the offset groups.
     max_residual: largest correction, in pixels.
 
-    What must stay: `weight`, `bias`, `conv_offset` and the positions of its layers, because they
-    are names in the released weights. The order in which the parameters are drawn must stay, too,
-    because it decides the initial weights of a seed.
+    `weight`, `bias`, `conv_offset` and the positions of its layers are names in the released
+    weights.
     """
 
     def __init__(self, dim: int, deformable_groups: int, sources: int, max_residual: float) -> None:
@@ -93,10 +94,9 @@ class DeformAlign(nn.Module):
         if not in_cpu_form(target) and not is_compiling:
             # On a GPU recompute both steps in backward, because a GPU has time for the
             # convolutions, but no memory for their inputs.
-            def both_steps(target: Tensor, *neighbours: Tensor) -> Tensor:
-                return self._sample_sources(self._run_conv_net(target, *neighbours), *neighbours)
-
-            return recompute_in_backward(both_steps, target, *neighbours, weights=self.parameters())
+            return recompute_in_backward(
+                self._both_steps, target, *neighbours, weights=self.parameters()
+            )
         # On a CPU recompute the second step alone, whose samples are nine times as large as the
         # input, but cost little time. The convolutions of the first step cost much time, so their
         # results are kept. Under torch.compile nothing is recomputed.
@@ -105,6 +105,10 @@ class DeformAlign(nn.Module):
         return recompute_in_backward(
             self._sample_sources, conv_output, *neighbours, weights=weights, when=not is_compiling
         )
+
+    def _both_steps(self, target: Tensor, *neighbours: Tensor) -> Tensor:
+        """Do both steps: (n, d, h, w). neighbours: the sources, then their flows."""
+        return self._sample_sources(self._run_conv_net(target, *neighbours), *neighbours)
 
     def _run_conv_net(self, target: Tensor, *neighbours: Tensor) -> Tensor:
         """Run the conv net: corrections before tanh, and factors before the sigmoid.

@@ -23,7 +23,8 @@ from models.vrt.chunk import Chunk
 from models.vrt.chunk_sizes import most_tokens
 from models.vrt.chunks import InChunks
 from models.vrt.forms import has_kernels, runs_in_chunks
-from models.vrt.layers import compute_dtype, recompute_in_backward
+from models.vrt.layers import compute_dtype
+from models.vrt.recompute import recompute_in_backward
 from models.vrt.stochastic_depth import Factors
 from models.vrt.tape import Tape
 from models.vrt.work import Weights, Work

@@ -1,0 +1,116 @@
+"""Activation checkpointing: backward computes a function again, so that its tensors are not kept.
+
+    recompute_in_backward    calls a function without keeping its intermediate tensors
+    Seed                     starts a backward pass from given gradients
+
+What must stay: the same numbers and gradients as the plain call, bit for bit.
+tests/parts/models/test_gradients.py and test_block.py compare them. Free to change: what is
+recomputed.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+
+def recompute_in_backward(
+    function: Callable[..., Tensor], *args: Tensor, weights: Iterable[Tensor], when: bool = True
+) -> Tensor:
+    """Return function(*args) without keeping its intermediate tensors for backward.
+
+    Backward computes the function again, with the same autocast settings.
+
+    function: must draw no random numbers, because the second run would draw others.
+    weights: the tensors that the function uses beside `args`. They get gradients, too. A tensor
+        that is missing here gets no gradient, without an error.
+    when: whether to recompute. If false, autograd keeps the intermediate tensors, as usual.
+    """
+    if not when or not torch.is_grad_enabled():
+        return function(*args)
+    # torch's own `checkpoint` imports the compiler, which takes two seconds in each process. So use
+    # it only if torch.compile is at work and has imported the compiler already.
+    if torch.compiler.is_compiling():
+        return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+    return RecomputeInBackward.apply(function, len(args), *args, *weights)
+
+
+class RecomputeInBackward(torch.autograd.Function):
+    """Computes a function in forward, and again in backward. `recompute_in_backward` calls it.
+
+    RecomputeInBackward.apply(function, count, *tensors): the first `count` tensors are the
+    arguments of the function, the other tensors are weights that the function uses. The weights
+    must be arguments of `apply`, too, or autograd would not ask for their gradients. Only these
+    tensors are saved.
+    """
+
+    @staticmethod
+    def forward(ctx, function: Callable[..., Tensor], count: int, *tensors: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.count = count
+        device_type = tensors[0].device.type
+        # The settings of autocast, for the second run. Autocast can cache the weights that it
+        # converts. The cache is off, because its entries would have no graph here, and would stay
+        # in memory after backward.
+        ctx.autocast = {
+            "device_type": device_type,
+            "dtype": torch.get_autocast_dtype(device_type),
+            "enabled": torch.is_autocast_enabled(device_type),
+            "cache_enabled": False,
+        }
+        ctx.save_for_backward(*tensors)
+        with torch.autocast(**ctx.autocast):
+            return function(*tensors[:count])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        # Which of the tensors need a gradient. The arguments before them are function and count.
+        needs_gradient = ctx.needs_input_grad[2:]
+
+        # The arguments of the function are new leaves, so that the graph of this second run ends at
+        # them. The function finds the weights by itself.
+        args = []
+        for tensor, is_needed in zip(saved[: ctx.count], needs_gradient[: ctx.count], strict=True):
+            args.append(tensor.detach().requires_grad_(is_needed))
+        weights = saved[ctx.count :]
+        inputs = [*args, *weights]
+        with torch.enable_grad(), torch.autocast(**ctx.autocast):
+            # The output of the function has no name here, so that it is freed early.
+            seed = Seed.apply(ctx.function(*args), grad)
+
+        # Ask autograd for the needed gradients alone, and put each gradient at the index of its
+        # tensor. The other gradients are None.
+        indices = [index for index, is_needed in enumerate(needs_gradient) if is_needed]
+        inputs_with_gradient = [inputs[index] for index in indices]
+        needed_gradients = torch.autograd.grad(seed, inputs_with_gradient, allow_unused=True)
+        gradients: list[Tensor | None] = [None] * len(inputs)
+        for index, gradient in zip(indices, needed_gradients, strict=True):
+            gradients[index] = gradient
+        return (None, None, *gradients)
+
+
+class Seed(torch.autograd.Function):
+    """Starts a backward pass from given gradients.
+
+    Seed.apply(*outputs, *gradients) returns a scalar 0. The backward pass of this scalar hands the
+    first gradient to the first output, the second gradient to the second output, and so on.
+    torch.autograd.grad(outputs, inputs, gradients) does the same, but it imports sympy, which takes
+    a quarter of a second.
+    """
+
+    @staticmethod
+    def forward(ctx, *tensors: Tensor) -> Tensor:
+        output_count = len(tensors) // 2  # as many gradients as outputs
+        ctx.gradients = tensors[output_count:]
+        return tensors[0].new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, _: Tensor) -> tuple[Tensor | None, ...]:
+        # One result for each argument of forward. The given gradients are data, so they get none.
+        nothing = [None] * len(ctx.gradients)
+        return (*ctx.gradients, *nothing)
