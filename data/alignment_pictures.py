@@ -75,8 +75,8 @@ def _read_pair(dataset: Any, draw: Draw, position: int, kind: str) -> tuple[torc
 
     position: number of the frame in the sample. kind: "gt" or "lq".
     """
-    # An `Augment` says which part of a frame is cut out, and how it is flipped: here the whole region
-    # that both cameras see, not flipped.
+    # An `Augment` says which part of a frame is cut out, and how it is flipped: here the whole
+    # region that both cameras see, not flipped.
     region = draw.clip.grid.region
     crop_of_region = Augment(region.top, region.left, region.height, region.width)
     frame = draw.frames[position]  # number of the frame in the clip
