@@ -17,7 +17,7 @@ if [[ $# -eq 0 ]]; then
 fi
 fast=(
     tests/stories/test_launch.py tests/dist/test_torchrun.py tests/dist/test_dist.py # launchers, two ranks, signals
-    tests/parts/models/test_vrt_modules.py tests/parts/models/test_network_vrt.py tests/parts/models/test_block.py # golden vectors
+    tests/parts/models/test_vrt_modules.py tests/parts/models/test_spynet.py tests/parts/models/test_network_vrt.py tests/parts/models/test_block.py # golden vectors
     tests/stories/test_main_train.py tests/stories/test_checkpoint.py tests/parts/models/test_weights.py # training, resume, weights
     tests/parts/data/test_spike_formats.py tests/parts/data/test_spike_represent.py tests/parts/utils/test_option.py tests/parts/utils/test_option_files.py
 )

@@ -4,8 +4,8 @@
     load_flow               from a file, or from the weights that this project ships
 
 What must stay: a file that is missing or holds other tensors is refused, because a network without
-the wanted flow would train without an error. tests/parts/models/test_vrt_modules.py and
-test_network_vrt.py notice this. Free to change: the texts.
+the wanted flow would train without an error. tests/parts/models/test_spynet.py and
+test_weights.py notice this. Free to change: the texts.
 """
 
 import logging

@@ -5,7 +5,7 @@ and weights stay in float32.
 
 What must stay: all ranks use one dtype, and float16 alone is scaled. Free to change: the texts.
 
-Tests: tests/parts/models/test_block.py
+Tests: tests/parts/models/test_autocast.py
 """
 
 import logging

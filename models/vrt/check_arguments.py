@@ -4,8 +4,8 @@ Each check is a call of `_need(is_valid, key, got, expected)`. The first invalid
 OptionError, so the order of the calls decides which key the user sees first.
 
 What must stay: no arguments get through with which the network cannot be built or cannot run.
-test_sizes_that_do_not_fit_together_are_refused_by_name in tests/parts/models/test_network_vrt.py
-has wrong values for most of the rules. Free to change: the texts.
+tests/parts/models/test_vrt_requirements.py has wrong values for most of the rules. Free to change:
+the texts.
 """
 
 from models.vrt.design import Design

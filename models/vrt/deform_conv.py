@@ -18,7 +18,7 @@ tap has an offset (dy, dx) in pixels. Channel 2 * (group * 9 + tap) is dy, the n
 E.g. channels 0 and 1 shift the upper left tap of group 0.
 
 What must stay: the layout of the offsets, because the released weights rely on it, and the results,
-up to rounding. tests/parts/models/test_vrt_modules.py and test_block.py notice both.
+up to rounding. tests/parts/models/test_network_vrt.py and test_autocast.py notice both.
 Free to change: how the samples are computed.
 """
 

@@ -9,7 +9,7 @@ another frame gives for each pixel of the other frame the position of the same p
 
 What must stay, and which test notices (in tests/parts/models):
 
-    the arithmetic, which the weights rely on    test_vrt_modules.py, test_network_vrt.py
+    the arithmetic, which the weights rely on    test_network_vrt.py
     the order of the sums in `estimate_flows`    none: another order changes the last bits of
                                                  gradients, so existing runs would not resume
                                                  exactly

@@ -9,7 +9,7 @@ each pixel of a the position of the same point of the scene in b. E.g. the flow 
 a: in b the point lies 3 pixels further right.
 
 What must stay: the arithmetic, and the order of the four pixels, because the released weights rely
-on them. tests/parts/models/test_vrt_modules.py notices both. Free to change: how a position is
+on them. tests/parts/models/test_spynet.py notices both. Free to change: how a position is
 computed.
 """
 

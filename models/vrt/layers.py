@@ -9,7 +9,7 @@ What must stay, and which test notices (in tests/parts/models):
     the names and shapes of the layers' weights, because
     the released weights have them                         test_vrt_modules.py
     the dtypes, because another dtype changes the numbers
-    of a training                                          test_block.py
+    of a training                                          test_autocast.py
 
 Free to change: how a layer computes, as long as its numbers stay.
 """

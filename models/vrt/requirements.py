@@ -7,7 +7,7 @@ Tiles, padding and the checks of data rely on the spec.
 
 What must stay: a clip that meets the spec goes through the network. If a layer comes to need larger
 clips, the spec must say so (test_clips_that_cannot_go_through_are_refused in
-tests/parts/models/test_network_vrt.py). Free to change: the texts of errors.
+tests/parts/models/test_vrt_requirements.py). Free to change: the texts of errors.
 """
 
 from torch import Tensor

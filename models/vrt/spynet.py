@@ -4,7 +4,7 @@ A flow has the shape (n, 2, h, w), in pixels at its resolution: channel 0 is the
 the shift y. The flow that warps frame b to frame a gives for each pixel of a the position of the
 same point of the scene in b.
 
-What must stay, and which test notices (in tests/parts/models/test_vrt_modules.py):
+What must stay, and which test notices (in tests/parts/models/test_spynet.py):
 
     the arithmetic, which the weights rely on     test_the_shipped_weights_find_a_known_translation
     the names of modules, which are names in

@@ -7,6 +7,7 @@ vector, computes the same with our network, and compares with `difference`.
 
 import gzip
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from tests.helpers.checked import not_none
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "golden"
 
@@ -59,6 +62,33 @@ def difference(got: Tensor, expected: Tensor) -> float:
     assert got.shape == expected.shape, f"{tuple(got.shape)} != {tuple(expected.shape)}"
     largest = expected.abs().max().clamp_min(1e-30)  # all values may be 0
     return float((got.detach() - expected).abs().max() / largest)
+
+
+def names_of_vectors(prefix: str) -> list[str]:
+    """Return the names of the reference vectors that begin with `prefix`, e.g. "mod_align"."""
+    return sorted(path.stem for path in FOLDER.glob(f"{prefix}*.npz"))
+
+
+def assert_near(found: dict[str, Tensor], vector: dict[str, Tensor]) -> None:
+    """Check tensors against the tensors of a vector that have the same keys."""
+    for key, value in found.items():
+        assert difference(value, vector[key]) < TOLERANCE, key
+
+
+def run_backward(*outputs: Tensor) -> None:
+    """Run backward from the loss of the vectors: sum over n of n sum(cotangent * output n).
+
+    The factor n = 1, 2, ... makes the gradients wrong if two outputs are exchanged.
+    """
+    loss = torch.zeros((), dtype=torch.float64)
+    for number, output in enumerate(outputs, start=1):
+        loss = loss + number * (output * cotangent(output)).sum()
+    loss.backward()
+
+
+def gradients(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the gradients of pairs (name, tensor) under the keys of a vector."""
+    return {f"grad/{name}": not_none(tensor.grad) for name, tensor in tensors}
 
 
 # ---- Vectors of a whole network ----

@@ -9,7 +9,7 @@ Letters: n windows, T tokens in a window, hd channels of a head.
 
 What must stay, and which test notices (in tests/parts/models):
 
-    the results are right for logits of any size     test_block.py
+    the results are right for logits of any size     test_attention.py
     the number of windows of a round                 none: the gradient of the bias is summed round
                                                      by round, so another number changes its last
                                                      bits, and existing runs would not resume

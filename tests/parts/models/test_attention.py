@@ -1,0 +1,92 @@
+"""models/vrt/attention/: torch's attention and our own form for CPUs, each alone.
+
+tests/parts/models/test_triton.py is about the form for GPUs.
+"""
+
+import pytest
+import torch
+
+from models.vrt import forms
+from models.vrt.attention import cpu_forward, window
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, monkeypatch):
+    # 7 windows, 3 heads, 6 tokens, 5 channels of a head.
+    shape = (7, 3, 6, 5)
+    q = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(shape, dtype=torch.float64)
+    inputs = [q, k, v]
+    bias = None
+    mask = None
+    if is_biased:
+        bias = torch.randn(3, 6, 6, dtype=torch.float64, requires_grad=True)
+        inputs.append(bias)
+    if is_masked:
+        mask = torch.randn(6, 6, dtype=torch.float64)
+
+    def output_with_gradients():
+        out = window.attend(q, k, v, scale=0.3, bias=bias, mask=mask)
+        return out, *torch.autograd.grad((out * weight).sum(), inputs)
+
+    plain = output_with_gradients()
+    monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})  # pads 5 channels to 8
+    monkeypatch.setattr(window, "MOST_HEADS", 10)  # three windows a call
+    padded = output_with_gradients()
+
+    for found, expected in zip(padded, plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+class RandomAttention:
+    """Random q, k, v (5, 2, 9, 4) and a bias (1, 2, 9, 9), and what `cpu_attention` makes of them.
+
+    factor: scales q, and so the logits. 500 is so large that exp of the logits overflows.
+    """
+
+    SCALE = 0.5
+
+    def __init__(self, dtype: torch.dtype, factor: int) -> None:
+        q = torch.randn(5, 2, 9, 4).to(dtype)
+        k = torch.randn(5, 2, 9, 4).to(dtype)
+        v = torch.randn(5, 2, 9, 4).to(dtype)
+        bias = torch.randn(1, 2, 9, 9).to(dtype)
+
+        # cpu_attention takes exponents of 2 instead of e.
+        offset = (bias * cpu_forward.LOG2_E).expand(5, 2, 9, 9).flatten(0, 1)
+        self.out, self.sums = cpu_forward.cpu_attention(q * factor, k, v, offset, self.SCALE)
+
+        products = q.double() @ k.double().transpose(2, 3)
+        self.logits = self.SCALE * factor * products + bias.double()
+        self.v = v.double()
+        # The largest error that is accepted.
+        self.tolerance = 1e-4 if dtype == torch.float32 else 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_is_right(dtype):
+    made = RandomAttention(dtype, factor=1)
+
+    expected = made.logits.softmax(3) @ made.v
+    torch.testing.assert_close(made.out.double(), expected, rtol=0, atol=made.tolerance)
+
+
+@pytest.mark.parametrize("factor", [1, 500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_is_finite_for_logits_of_any_size(dtype, factor):
+    assert RandomAttention(dtype, factor).out.isfinite().all()
+
+
+@pytest.mark.parametrize("factor", [1, 500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_sums_are_right_for_logits_of_any_size(dtype, factor):
+    made = RandomAttention(dtype, factor)
+
+    assert made.sums.dtype == torch.float32
+    log_sums = made.sums.double().squeeze(3) / cpu_forward.LOG2_E
+    scale = made.logits.abs().max()
+    expected = made.logits.logsumexp(3) / scale
+    torch.testing.assert_close(log_sums / scale, expected, rtol=0, atol=made.tolerance)

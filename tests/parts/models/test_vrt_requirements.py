@@ -1,0 +1,106 @@
+"""What VRT refuses: options that do not fit together, clips that cannot go through, old options."""
+
+import pytest
+import torch
+
+from models.network_vrt import VRT
+from models.portable import read_saved
+from models.select_network import define_G
+from tests.helpers.small_vrt import SMALL, small_vrt
+from utils.errors import DataError, OptionError
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        pytest.param(
+            {"num_heads": [3] * 9}, "netG.embed_dims[0]", id="channels not divisible by heads"
+        ),
+        pytest.param({"depths": [2] * 7}, "netG.depths", id="no layer of the last stage"),
+        pytest.param({"embed_dims": [16] * 8}, "netG.embed_dims", id="a width is missing"),
+        pytest.param(
+            {"embed_dims": [16] * 8 + [20]}, "netG.embed_dims", id="widths of the last stage differ"
+        ),
+        pytest.param(
+            {"embed_dims": [10] * 9, "num_heads": [2] * 9},
+            "netG.embed_dims[0]",
+            id="channels not divisible by 4",
+        ),
+        pytest.param(
+            {"embed_dims": [16] * 6 + [20] * 3}, "netG.embed_dims[6]", id="the U is not closed"
+        ),
+        pytest.param({"pa_frames": 6}, "netG.embed_dims[0]", id="channels not divisible by frames"),
+        pytest.param(
+            {"deformable_groups": 5},
+            "netG.deformable_groups",
+            id="channels not divisible by groups",
+        ),
+        pytest.param({"window_size": [6, 4]}, "netG.window_size", id="window of two sides"),
+        pytest.param(
+            {"pa_frames": 4, "deformable_groups": 1, "embed_dims": [16] * 9},
+            "netG.deformable_groups",
+            id="groups not divisible by frames",
+        ),
+        pytest.param({"upscale": 6}, "netG.upscale", id="enlargement by 6"),
+        pytest.param(
+            {"indep_reconsts": [11]}, "netG.indep_reconsts", id="a stage that is not there"
+        ),
+        pytest.param({"out_chans": 1}, "netG.out_chans", id="grey output of RGB input"),
+        pytest.param({"in_chans": 2}, "netG.in_chans", id="input of two channels"),
+    ],
+)
+def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
+    with pytest.raises(OptionError) as refused:
+        small_vrt(**change)
+
+    assert refused.value.where == key
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        pytest.param((1, 3, 3, 36, 32), "multiples of 8", id="height of 36"),
+        pytest.param((1, 3, 3, 24, 32), "at least 32 x 32", id="too small"),
+        pytest.param((1, 1, 3, 32, 32), "at least 2 frames", id="one frame"),
+        pytest.param((1, 3, 4, 32, 32), "(B, N, 3, H, W)", id="four channels"),
+    ],
+)
+def test_clips_that_cannot_go_through_are_refused(shape, expected):
+    with pytest.raises(DataError) as refused:
+        VRT(**SMALL)(torch.rand(shape))
+
+    assert expected in refused.value.expected
+
+
+def test_each_instant_of_gray_frames_begins_as_the_gray_frame_in_each_colour():
+    """The network adds the one channel of its input to 3 instants x 3 colours. A new network adds
+    nothing else."""
+    net = VRT(**SMALL, in_chans=1, out_chans=3, out_instants=3)
+    gray = torch.rand(1, 2, 1, 32, 32)
+
+    restored = net(gray)
+
+    assert torch.equal(restored, gray.expand(1, 2, 9, 32, 32))
+
+
+# ---- Options of a former version: flow_input ----
+
+FORMER = {"net_type": "vrt", **SMALL, "flow_input": "rgb", "flow_channels": None}
+
+
+def test_weights_that_name_the_blurry_frames_as_input_of_the_flow_load(tmp_path):
+    net = define_G({"netG": FORMER})
+    options = {"scale": 1, "netG": FORMER, "spike_channels": 0, "spike": None, "spike_data": None}
+    torch.save({"params": net.state_dict(), "options": options}, tmp_path / "former.pth")
+
+    loaded = read_saved(tmp_path / "former.pth").build()
+
+    clip = torch.rand(1, 2, 3, 32, 32)
+    assert loaded(clip).shape == clip.shape
+
+
+def test_another_input_of_the_flow_is_refused():
+    with pytest.raises(OptionError, match=r"unknown option netG\.flow_input") as refused:
+        define_G({"netG": {**FORMER, "flow_input": "both"}})
+
+    assert refused.value.do.startswith("remove it")
