@@ -36,7 +36,7 @@ from scripts import compare_runs, show_sample, spike_tool
 from tests.helpers.pages import headless_browser
 from tests.helpers.terminal import run_in_terminal, screen
 from utils.image import comparison_strip, imread_rgb, imwrite_rgb, panels_of
-from utils.video import VideoReader
+from utils.video.reader import VideoReader
 
 OUT = Path("docs/images")
 

@@ -69,7 +69,8 @@ from utils.files import publish_folder, refuse_existing, scratch_folder
 from utils.image import IMAGE_SUFFIXES, comparison_strip, imwrite_rgb
 from utils.options.override import apply_override
 from utils.options.sources import Sources
-from utils.video import WRITABLE_SUFFIXES, VideoWriter
+from utils.video.container import WRITABLE_SUFFIXES
+from utils.video.writer import VideoWriter
 
 # A spike file is a sequence of planes. A plane has one bit per pixel: 1 if the pixel fired. A
 # packed file (.dat, .bin) holds the bits without a header. So its height, width and storage, a

@@ -39,7 +39,7 @@ from data.spike.formats import FORMATS
 from utils.dist import watchdog
 from utils.errors import DataError
 from utils.user_path import advice_on, expand_path
-from utils.video import READABLE_SUFFIXES
+from utils.video.container import READABLE_SUFFIXES
 
 
 class ClipPaths(NamedTuple):

@@ -24,7 +24,7 @@ from typing import Any
 
 from data.cameras.frame_times import FrameTimes, Gap, times_of_film, usual_step
 from data.cameras.name_times import MOST_DISTANCES_WITHOUT_GAP
-from utils.video import FFMPEG_ERRORS, open_container
+from utils.video.container import FFMPEG_ERRORS, open_container
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,8 @@ from data.spike.geometry import SPS100_SIDE, SpikeGeometry
 from data.spike.headers import refuse_other_format
 from utils.errors import DataError
 from utils.files import plain_descriptor, rest_of
-from utils.picture import Header, read_header
+from utils.picture.header import Header
+from utils.picture.read import read_header
 
 # The last bytes of every complete PNG: its chunk IEND and the checksum of this chunk.
 PNG_END = b"IEND\xaeB`\x82"

@@ -12,7 +12,8 @@ import numpy as np
 
 from data.clips.file_content import read_bytes
 from data.clips.pictures import PNG_SIGNATURE, has_other_numbers, png_header
-from utils.picture import has_whole_chunks, read_header
+from utils.picture.png import has_whole_chunks
+from utils.picture.read import read_header
 
 
 def what_is_lost(path: str) -> str:

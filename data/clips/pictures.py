@@ -6,7 +6,7 @@
 
 OpenCV decodes the pictures. It alone is not enough: it returns half a picture without an error, and
 its versions turn different formats upright. So the header and the end of the content are looked at
-first, by the project's own code (utils/picture.py), and the picture is turned here.
+first, by the project's own code (utils/picture), and the picture is turned here.
 
 What must stay: a picture is returned whole and upright, or it is refused
 (test_a_jpeg_without_its_end_is_refused, test_a_picture_is_turned_as_its_orientation_says;
@@ -25,7 +25,10 @@ import numpy as np
 
 from data.clips.file_content import read_bytes
 from utils.errors import DataError
-from utils.picture import MOST_PIXELS, Header, has_whole_chunks, read_header, upright
+from utils.picture.header import MOST_PIXELS, Header
+from utils.picture.orientation import upright
+from utils.picture.png import has_whole_chunks
+from utils.picture.read import read_header
 
 
 def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:

@@ -19,7 +19,7 @@ from typing import Any
 from data.spike.formats import FORMATS
 from utils.files import natural_key, order_of
 from utils.image import IMAGE_SUFFIXES
-from utils.video import READABLE_SUFFIXES
+from utils.video.container import READABLE_SUFFIXES
 
 
 def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:

@@ -25,7 +25,8 @@ from data.clips.user_folders import files_in, may_be_frames, warn_left_out
 from utils.errors import DataError
 from utils.files import natural_key
 from utils.image import IMAGE_SUFFIXES
-from utils.video import SQUARE, VideoReader
+from utils.video.reader import VideoReader
+from utils.video.upright import SQUARE
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from fractions import Fraction
 from models.restore.outputs import VIDEOS, Outputs
 from utils.contract import ClipReader
 from utils.dist import watchdog
-from utils.video import VideoWriter
+from utils.video.writer import VideoWriter
 
 
 def open_videos(

@@ -36,7 +36,7 @@ from utils.image import (
 )
 from utils.options.models import MetricOptions
 from utils.results import json_bytes
-from utils.video import VideoWriter
+from utils.video.writer import VideoWriter
 
 # A function (restored frame, sharp frame) -> {name of a score: value}, e.g. {"lpips": 0.12}, for
 # scores beyond those of models/metrics.py. The frames are (H, W, 3) RGB.

@@ -32,7 +32,7 @@ from data.spike.formats import write_spikes
 from data.spike.geometry import SpikeGeometry
 from scripts import doctor
 from utils.options.models import LoaderOptions
-from utils.video import VideoWriter
+from utils.video.writer import VideoWriter
 
 # Spike planes of a frame.
 PLANES = 24

@@ -42,7 +42,7 @@ from tests.helpers.weights_files import make_home, read_metrics, refusal_message
 from utils.errors import CheckpointError
 from utils.image import imread_rgb, imwrite_rgb, tensor_to_uint8
 from utils.options.models import PathOptions
-from utils.video import VideoReader
+from utils.video.reader import VideoReader
 
 MAIN = "main_test_vrt.py"
 # Limit of processes that take seconds on a machine that does nothing else.

@@ -35,7 +35,7 @@ from tests.helpers.clip_files import picture
 from tests.helpers.damage import damaged_copies, examples
 from tests.helpers.film_files import noise_film
 from utils.errors import DataError
-from utils.video import VideoReader
+from utils.video.reader import VideoReader
 
 # Planes of spikes (5, 8, 12).
 SPIKES = np.random.default_rng(0).integers(0, 2, (5, 8, 12), np.uint8)

@@ -32,7 +32,8 @@ from utils.files import (
     write_whole,
 )
 from utils.image import LABEL_HEIGHT, comparison, comparison_strip, imwrite_rgb
-from utils.video import VideoReader, VideoWriter
+from utils.video.reader import VideoReader
+from utils.video.writer import VideoWriter
 
 
 def names_in(folder: Path) -> list[str]:

@@ -32,7 +32,7 @@ from tests.helpers.train_files import history, network_section, train, write_opt
 from tests.helpers.weights_files import read_metrics, refusal_message, restore, save_weights
 from utils.errors import OptionError
 from utils.image import imread_rgb
-from utils.video import VideoReader
+from utils.video.reader import VideoReader
 
 # Instants of a frame. The middle one is the sharp frame of clips without instants.
 K = 3

@@ -58,7 +58,7 @@ from utils.files import MARK
 from utils.image import imread_rgb
 from utils.options.load import load_options
 from utils.options.section import read_section
-from utils.video import VideoWriter
+from utils.video.writer import VideoWriter
 
 # The exponent between the values of a picture and the light that it shows.
 GAMMA = 2.2

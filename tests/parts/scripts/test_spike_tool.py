@@ -30,7 +30,7 @@ from tests.helpers.clip_files import small_files, write_clips, write_info
 from tests.helpers.spike_files import bytes_of_sps100, restore_dat, run_spike_tool
 from utils.image import LABEL_HEIGHT as LABEL
 from utils.image import imread_rgb
-from utils.video import VideoReader
+from utils.video.reader import VideoReader
 
 # The planes of the published stream.
 PLANE = SpikeGeometry(height=250, width=400)

@@ -32,7 +32,7 @@ from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.files import MARK, RESULTS, claim_run_folder
 from utils.image import imwrite_rgb
-from utils.video import VideoReader
+from utils.video.reader import VideoReader
 
 # Without and with the flag --overwrite.
 WITH_AND_WITHOUT_OVERWRITE = pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from utils.logger import setup_logging
 from utils.options.override import argument_without_secrets
 from utils.results import json_bytes
 from utils.run.history_writer import HistoryWriter
-from utils.video import VideoWriter
+from utils.video.writer import VideoWriter
 
 # Grey levels of the three pictures of a clip. They lie so far apart that a pixel on the screen of a
 # browser tells which picture is shown.

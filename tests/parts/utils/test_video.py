@@ -1,4 +1,4 @@
-"""utils/video.py: films are read as players show them, in their direction, shape and colours.
+"""utils/video: films are read as players show them, in their direction, shape and colours.
 
 The films are written here, with one feature each: a display matrix, a cover, pixels that are not
 square, colours without a description, a damaged name.
@@ -24,7 +24,8 @@ from tests.helpers.film_files import (
 from tests.helpers.limited import assert_refused
 from tests.helpers.weights_files import restore
 from utils.errors import DataError
-from utils.video import VideoReader, VideoWriter
+from utils.video.reader import VideoReader
+from utils.video.writer import VideoWriter
 
 
 def blocks(height: int, width: int) -> np.ndarray:
@@ -348,7 +349,10 @@ def test_a_small_film_of_huge_frames_is_refused_before_memory_is_taken(tmp_path,
     (tmp_path / name).write_bytes(content)
 
     assert_refused(
-        "utils.video.VideoReader", tmp_path / name, by="DataError", saying="67 million pixels"
+        "utils.video.reader.VideoReader",
+        tmp_path / name,
+        by="DataError",
+        saying="67 million pixels",
     )
 
 

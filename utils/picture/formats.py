@@ -1,0 +1,154 @@
+"""Read the headers of JPEG, WebP, BMP and PNM pictures.
+
+Each format has one reader. Its docstring shows the layout of the file. A layout such as "8 length,
+12 kind" gives the number of the byte at which a value begins: the length begins at byte 8, and the
+kind at byte 12. A number of several bytes is big endian (the highest byte first) or little endian
+(the lowest byte first). In the code, `..._at` or `at` is the number of a byte of the file.
+
+What must stay: a reader bears any bytes. It returns None for a header that is cut short or
+contradicts itself, trusts no number without a limit, and each turn of a loop moves on.
+
+Tests: tests/stories/test_foreign_files.py, tests/parts/data/test_any_bytes.py
+"""
+
+import re
+
+from utils.picture.header import Header, big_endian, little_endian
+from utils.picture.orientation import UPRIGHT
+from utils.picture.tiff import exif_orientation
+
+# The bytes before Exif data in a JPEG, and in some WebP.
+EXIF_BEGIN = b"Exif\0\0"
+# Markers of a JPEG: the second byte of a segment, after 0xFF.
+JPEG_END = 0xD9  # end of the picture
+JPEG_PIXELS = 0xDA  # the pixels follow
+JPEG_EXIF = 0xE1  # Exif data, with the orientation
+# Frame headers, which have the size, are 0xC0 to 0xCF without these three: tables, an extension and
+# arithmetic coding.
+JPEG_NO_FRAME_HEADER = (0xC4, 0xC8, 0xCC)
+
+
+def read_jpeg(content: bytes) -> Header | None:
+    """Read a JPEG up to its frame header.
+
+    Layout: 2 bytes, then segments: 0 the byte 0xFF, 1 marker, 2 length (its own 2 bytes and the
+    data), 4 data. A frame header has 4 bits, 5 height, 7 width, 9 number of colours.
+    """
+    orientation = UPRIGHT
+    at = 2  # the byte at which the segment begins
+    while at + 10 <= len(content):  # a frame header has 10 bytes up to the number of colours
+        marker = content[at + 1]
+        if content[at] != 0xFF:
+            # Bytes between two segments are skipped.
+            at = content.find(b"\xff", at)
+            if at < 0:
+                return None
+        elif marker == 0xFF:
+            # Any number of bytes 0xFF may fill the space before a marker.
+            at += 1
+        elif marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:
+            # These markers have no length and no data.
+            at += 2
+        elif 0xC0 <= marker <= 0xCF and marker not in JPEG_NO_FRAME_HEADER:
+            bits = content[at + 4]
+            height = big_endian(content, at + 5, length=2)
+            width = big_endian(content, at + 7, length=2)
+            is_grey = content[at + 9] == 1
+            return Header("JPEG", height, width, bits, is_grey=is_grey, orientation=orientation)
+        elif marker in (JPEG_END, JPEG_PIXELS):
+            return None  # the frame header must come before
+        else:
+            length = big_endian(content, at + 2, length=2)  # of its own 2 bytes and the data
+            data = content[at + 4 : at + 2 + length]
+            if marker == JPEG_EXIF and data.startswith(EXIF_BEGIN):
+                orientation = exif_orientation(data.removeprefix(EXIF_BEGIN))
+            # The length counts its own 2 bytes. A smaller length is wrong, so take 2 for it.
+            at += 2 + max(length, 2)
+    return None
+
+
+LOW_14_BITS = 0x3FFF
+
+
+def read_webp(content: bytes) -> Header | None:
+    """Read a WebP.
+
+    Layout: 12 bytes, then chunks: 0 kind, 4 length of the data, 8 data, and a byte more if the
+    length is odd. The kind of the first chunk tells how the size is stored in it. One of the chunks
+    may be EXIF, with the orientation.
+    """
+    if len(content) < 30:
+        return None
+    first_kind = content[12:16]
+    if first_kind == b"VP8X":
+        # Extended: 24 width - 1 and 27 height - 1, of 3 bytes.
+        width = 1 + little_endian(content, at=24, length=3)
+        height = 1 + little_endian(content, at=27, length=3)
+    elif first_kind == b"VP8L":
+        # Lossless: from 21 on, 14 bits of width - 1 and 14 bits of height - 1. "& LOW_14_BITS"
+        # keeps the lowest 14 bits of a number; ">> 14" moves the next bits down to them.
+        packed = little_endian(content, at=21, length=4)
+        width = 1 + (packed & LOW_14_BITS)
+        height = 1 + ((packed >> 14) & LOW_14_BITS)
+    elif first_kind == b"VP8 ":
+        # Lossy: 26 width and 28 height, of 14 bits. The two high bits ask for scaling.
+        width = little_endian(content, at=26, length=2) & LOW_14_BITS
+        height = little_endian(content, at=28, length=2) & LOW_14_BITS
+    else:
+        return None
+
+    # Look for the orientation in all chunks. The first chunk begins at byte 12.
+    orientation = UPRIGHT
+    at = 12
+    while at + 8 <= len(content):
+        kind = content[at : at + 4]
+        length = little_endian(content, at + 4, length=4)
+        if kind == b"EXIF":
+            data = content[at + 8 : at + 8 + length]
+            orientation = exif_orientation(data.removeprefix(EXIF_BEGIN))
+        at += 8 + length + length % 2  # a byte more if the length is odd
+    return Header("WebP", height, width, orientation=orientation)
+
+
+def read_bmp(content: bytes) -> Header | None:
+    """Read a BMP.
+
+    Layout: 14 size of the header. In the old header of 12 bytes: 18 width, 20 height. In all
+    others: 18 width, 22 height. A negative height says that the first row is the upper one.
+    """
+    if len(content) < 30:
+        return None
+    header_size = little_endian(content, at=14, length=4)
+    if header_size == 12:
+        width = little_endian(content, at=18, length=2)
+        height = little_endian(content, at=20, length=2)
+    else:
+        # These two numbers have a sign.
+        width = int.from_bytes(content[18:22], "little", signed=True)
+        height = abs(int.from_bytes(content[22:26], "little", signed=True))
+    return Header("BMP", height, width)
+
+
+def read_pnm(content: bytes) -> Header | None:
+    """Read a PBM, PGM or PPM.
+
+    Layout, as text: P and a digit, width, height, and the largest value, e.g. "P6 640 480 255".
+    Between them there are spaces, line ends, and comments from # to the end of a line. P1 and P4
+    are black and white, and have no largest value.
+    """
+    # One or more of: a blank or line end, or a comment. {0,1000} bounds the time for a long line.
+    space = rb"(?:\s|#[^\n]{0,1000}\n)+"
+    head = re.match(rb"P([1-6])" + space + rb"(\d{1,9})" + space + rb"(\d{1,9})", content)
+    if head is None:
+        return None
+    digit = head[1]
+    width = int(head[2])
+    height = int(head[3])
+    bits = 8
+    if digit not in (b"1", b"4"):
+        # The largest value follows the height. Above 255, a value has two bytes.
+        rest = content[head.end() :]
+        largest_value = re.match(space + rb"(\d{1,5})", rest)
+        if largest_value is not None and int(largest_value[1]) > 255:
+            bits = 16
+    return Header("PNM", height, width, bits)

@@ -1,0 +1,57 @@
+"""What a picture file says of itself before its pixels: `Header`.
+
+The readers of the formats (png.py, jpeg.py, ...) make it. Programs look at it before they decode a
+picture, because a file of a few bytes may state a picture that fills the memory.
+"""
+
+from dataclasses import dataclass
+
+from utils.picture.orientation import UPRIGHT, Orientation
+
+# Pixels of the largest picture or frame of a film that is decoded. 8K frames have 33 million.
+MOST_PIXELS = 2**26
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a picture file says of itself."""
+
+    kind: str  # "PNG", "JPEG", "TIFF", "WebP", "BMP" or "PNM"
+    height: int  # of the picture as it is stored, not yet upright
+    width: int
+    bits: int = 8  # number of bits of one colour value
+    is_float: bool = False  # whether values are floating-point numbers
+    is_grey: bool = False  # whether a pixel has one value instead of three colours
+    orientation: Orientation = UPRIGHT  # how the stored picture becomes upright
+    # Pixels of the largest block that a decoder holds at once (a tile of a TIFF), 0 if there are no
+    # blocks. A block may be larger than the picture.
+    block_pixels: int = 0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the upright picture."""
+        if self.orientation.is_transposed:
+            return self.width, self.height
+        return self.height, self.width
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether it would take too much memory to decode it."""
+        return max(self.height * self.width, self.block_pixels) > MOST_PIXELS
+
+
+def big_endian(content: bytes, at: int, length: int) -> int:
+    """Return the number in `length` bytes from byte `at` on, the highest byte first.
+
+    E.g. the bytes 1, 2 are the number 1 * 256 + 2. If the content ends before, the number has fewer
+    bytes; it is 0 without any byte.
+    """
+    return int.from_bytes(content[at : at + length], "big")
+
+
+def little_endian(content: bytes, at: int, length: int) -> int:
+    """Return the number in `length` bytes from byte `at` on, the lowest byte first.
+
+    E.g. the bytes 1, 2 are the number 1 + 2 * 256. A cut content is treated as in `big_endian`.
+    """
+    return int.from_bytes(content[at : at + length], "little")

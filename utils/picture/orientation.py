@@ -1,0 +1,38 @@
+"""Turn a stored picture upright: exchange rows and columns, then reverse them.
+
+A camera stores a picture as its sensor saw it, and notes beside it how the picture is to be turned.
+Pictures (utils/picture) and films (utils/video) both use `Orientation` for this.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Orientation(NamedTuple):
+    """What makes a stored picture upright: first rows and columns are exchanged, then reversed.
+
+    `upright` does these steps. The order of the three fields is the order of the steps.
+    """
+
+    is_transposed: bool = False  # whether rows and columns are exchanged
+    has_reversed_columns: bool = False  # whether left and right are exchanged
+    has_reversed_rows: bool = False  # whether top and bottom are exchanged
+
+
+UPRIGHT = Orientation()
+
+
+def upright(image: np.ndarray, orientation: Orientation) -> np.ndarray:
+    """Turn an image upright, without a copy.
+
+    image: (H, W, ...) as it is stored. Returns (H, W, ...), or (W, H, ...) if the orientation is
+    transposed. The result shares memory with `image`, so a caller that changes it changes both.
+    """
+    if orientation.is_transposed:
+        image = image.swapaxes(0, 1)  # (W, H, ...)
+    if orientation.has_reversed_columns:
+        image = image[:, ::-1]
+    if orientation.has_reversed_rows:
+        image = image[::-1]
+    return image

@@ -1,0 +1,112 @@
+"""Read the header of a PNG, and check that its chunks end within the file.
+
+Layout: 8 bytes, then chunks: 0 length of the data, 4 kind, 8 data, then a checksum of 4 bytes. The
+number before each value is the byte of the chunk at which the value begins. Numbers are big endian
+(the highest byte first).
+
+What must stay: no length in the file is trusted without a limit, and each turn of a loop moves on.
+A reader must not copy the pixels, because `data/` reads the header of each frame.
+
+Tests: tests/stories/test_foreign_files.py, tests/parts/data/test_any_bytes.py
+"""
+
+from typing import NamedTuple
+
+from utils.picture.header import Header, big_endian
+from utils.picture.orientation import UPRIGHT
+from utils.picture.tiff import exif_orientation
+
+# The chunks of a PNG begin after 8 bytes that every PNG has.
+PNG_FIRST_CHUNK = 8
+# Bytes of a chunk beside its data: length, kind and checksum, 4 bytes each.
+PNG_CHUNK_OVERHEAD = 12
+# Colour types of a PNG that are grey: without and with opacity.
+PNG_GREY = (0, 4)
+
+
+class _PngChunk(NamedTuple):
+    """A chunk of a PNG."""
+
+    kind: bytes  # e.g. b"IDAT"
+    data: slice  # the bytes of the file that are the data of the chunk
+    next_at: int  # the byte at which the next chunk begins
+
+
+def _png_chunk(content: bytes, at: int) -> _PngChunk:
+    """Return the chunk that begins at byte `at`. Its data may end behind the end of the content."""
+    length = big_endian(content, at, length=4)
+    return _PngChunk(
+        kind=content[at + 4 : at + 8],
+        data=slice(at + 8, at + 8 + length),  # no copy: the data may be all pixels
+        next_at=at + PNG_CHUNK_OVERHEAD + length,
+    )
+
+
+def read_png(content: bytes) -> Header | None:
+    """Read a PNG.
+
+    Layout: 8 bytes, then chunks: 0 length of the data, 4 kind, 8 data, then a checksum of 4 bytes.
+    The first chunk is IHDR: in the file, 16 width, 20 height, 24 bits, 25 colour type.
+    A chunk eXIf with the orientation counts only if it comes before the pixels (IDAT), as libpng
+    writes it.
+    """
+    # 26 bytes go up to the colour type, which is the last one.
+    if len(content) < 26 or content[12:16] != b"IHDR":
+        return None
+    width = big_endian(content, at=16, length=4)
+    height = big_endian(content, at=20, length=4)
+    bits = content[24]
+    is_grey = content[25] in PNG_GREY
+
+    # Look for the orientation in the chunks before the pixels.
+    orientation = UPRIGHT
+    at = PNG_FIRST_CHUNK
+    while True:
+        if len(content) < at + 8:  # the content ends before the pixels
+            return None
+        chunk = _png_chunk(content, at)
+        if chunk.kind == b"IDAT":
+            break
+        if chunk.kind == b"eXIf":
+            orientation = exif_orientation(content[chunk.data])
+        at = chunk.next_at
+    return Header("PNG", height, width, bits, is_grey=is_grey, orientation=orientation)
+
+
+def has_whole_chunks(png: bytes) -> bool:
+    """Return whether a PNG is complete, and no frame of an animation is larger than the picture.
+
+    Each chunk must end within the file. OpenCV takes memory for the length that a chunk states,
+    before it looks whether the file has this number of bytes. A chunk is: 0 length of the data, 4
+    kind, 8 data, then a checksum of 4 bytes.
+    """
+    size_of_picture = png[16:24]  # width and height in the first chunk, 4 bytes each
+    at = PNG_FIRST_CHUNK
+    while at + PNG_CHUNK_OVERHEAD <= len(png):
+        chunk = _png_chunk(png, at)
+        if chunk.next_at > len(png):
+            return False  # the chunk ends behind the end of the file
+        if chunk.kind == b"IEND":  # the last chunk
+            return True
+        if chunk.kind == b"fcTL":  # a frame of an animation
+            if not _lies_within(png[chunk.data], size_of_picture):
+                return False
+        at = chunk.next_at
+    return False  # the file ends before the last chunk
+
+
+def _lies_within(frame: bytes, size_of_picture: bytes) -> bool:
+    """Return whether a frame of an animated PNG lies in the picture.
+
+    frame: data of a chunk fcTL: 0 number, 4 width, 8 height, 12 left, 16 top.
+    size_of_picture: the first bytes of the chunk IHDR: 0 width, 4 height.
+    """
+    width = big_endian(frame, at=4, length=4)
+    height = big_endian(frame, at=8, length=4)
+    left = big_endian(frame, at=12, length=4)
+    top = big_endian(frame, at=16, length=4)
+    whole_width = big_endian(size_of_picture, at=0, length=4)
+    whole_height = big_endian(size_of_picture, at=4, length=4)
+    fits_width = 0 < width <= whole_width - left
+    fits_height = 0 < height <= whole_height - top
+    return fits_width and fits_height

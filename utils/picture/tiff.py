@@ -1,0 +1,145 @@
+"""Read the tags of a TIFF: the header of a TIFF picture, and the orientation in Exif data.
+
+Exif data, which cameras add to a JPEG, PNG or WebP, have the form of a TIFF. So both need the same
+reader, `_tiff_tags`.
+
+What must stay: any number in the file may be wrong, so nothing is read behind the end of the
+content, and each turn of the loop moves on (tests/stories/test_foreign_files.py,
+tests/parts/data/test_any_bytes.py).
+"""
+
+from typing import Any, NamedTuple
+
+from utils.picture.header import Header
+from utils.picture.orientation import UPRIGHT, Orientation
+
+# Tags of a TIFF and of Exif data.
+TAG_WIDTH = 256
+TAG_HEIGHT = 257
+TAG_BITS = 258
+TAG_COLOUR_SPACE = 262
+TAG_ORIENTATION = 274
+TAG_VALUES_PER_PIXEL = 277
+TAG_TILE_WIDTH = 322
+TAG_TILE_HEIGHT = 323
+TAG_NUMBER_FORMAT = 339
+# Values of TAG_COLOUR_SPACE for grey (0: white is 0, 1: black is 0), of TAG_NUMBER_FORMAT for
+# floating-point numbers.
+TIFF_GREY = (0, 1)
+TIFF_FLOAT = 3
+
+
+def read_tiff(content: bytes) -> Header | None:
+    """Read the first picture of a TIFF. `_tiff_tags` describes the layout.
+
+    The orientation is left out, because OpenCV turns a TIFF upright itself. A missing tag has the
+    default of TIFF 6.0, such as 1 bit.
+    """
+    tags = _tiff_tags(content)
+    if TAG_WIDTH not in tags or TAG_HEIGHT not in tags:
+        return None
+    # A grey pixel has 1 value, or 2: grey and opacity.
+    has_few_values = tags.get(TAG_VALUES_PER_PIXEL, 1) < 3
+    is_grey = has_few_values and tags.get(TAG_COLOUR_SPACE) in TIFF_GREY
+    return Header(
+        kind="TIFF",
+        height=tags[TAG_HEIGHT],
+        width=tags[TAG_WIDTH],
+        bits=tags.get(TAG_BITS, 1),
+        is_float=tags.get(TAG_NUMBER_FORMAT, 1) == TIFF_FLOAT,
+        is_grey=is_grey,
+        block_pixels=tags.get(TAG_TILE_WIDTH, 0) * tags.get(TAG_TILE_HEIGHT, 0),
+    )
+
+
+# Value of the tag "orientation" -> what makes the picture upright (Exif 2.32, 4.6.4; TIFF 6.0, page
+# 36). The value 1 is upright already. E.g. a telephone that was held upright writes 6. Test:
+# test_a_picture_is_turned_as_its_orientation_says.
+EXIF_ORIENTATIONS = {
+    2: Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=False),
+    3: Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=True),
+    4: Orientation(is_transposed=False, has_reversed_columns=False, has_reversed_rows=True),
+    5: Orientation(is_transposed=True, has_reversed_columns=False, has_reversed_rows=False),
+    6: Orientation(is_transposed=True, has_reversed_columns=True, has_reversed_rows=False),
+    7: Orientation(is_transposed=True, has_reversed_columns=True, has_reversed_rows=True),
+    8: Orientation(is_transposed=True, has_reversed_columns=False, has_reversed_rows=True),
+}
+
+
+def exif_orientation(exif: bytes) -> Orientation:
+    """Return the orientation in Exif data, which have the form of a TIFF."""
+    value = _tiff_tags(exif).get(TAG_ORIENTATION, 1)
+    return EXIF_ORIENTATIONS.get(value, UPRIGHT)
+
+
+# Bytes of a value of the types BYTE, SHORT, LONG and LONG8. Other types, such as text and
+# fractions, are left out.
+TIFF_TYPE_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}
+
+
+class TiffForm(NamedTuple):
+    """How many bytes the numbers of a TIFF have. There are two forms, TIFF and BIG_TIFF."""
+
+    # Bytes of a place, which is the number of a byte of the file. An entry has as many bytes for
+    # its number of values, and as many for the values.
+    place_bytes: int
+    directory_place_at: int  # the byte of the file at which the place of the first directory begins
+    entry_count_bytes: int  # bytes of the number of entries, with which a directory begins
+    entry_bytes: int  # bytes of an entry
+
+
+TIFF = TiffForm(place_bytes=4, directory_place_at=4, entry_count_bytes=2, entry_bytes=12)
+BIG_TIFF = TiffForm(place_bytes=8, directory_place_at=8, entry_count_bytes=8, entry_bytes=20)
+# The number behind the letters of the byte order that marks a BigTIFF. A TIFF has 42.
+MARK_OF_BIG_TIFF = 43
+
+
+def _tiff_tags(content: bytes) -> dict[int, int]:
+    """Return {tag: first value} of the first directory of a TIFF. Only whole numbers are read.
+
+    Layout of a TIFF (in parentheses: of a BigTIFF, in which numbers have 8 bytes):
+        0 "II" for little endian or "MM" for big endian, 2 the number 42 (43),
+        4 (8) at which byte the first directory begins.
+    A directory has its number of entries, 2 (8) bytes, then entries of 12 (20) bytes:
+        0 tag, 2 type, 4 number of values, 8 (12) the values.
+    Values that need more than 4 (8) bytes are elsewhere. Then the entry has their place.
+
+    Any number in the file may be wrong. So nothing is read behind the end of the content: a wrong
+    place gives no value, and a wrong number of entries ends the loop.
+    """
+    order: Any = "big" if content[:2] == b"MM" else "little"
+
+    def number(at: int, length: int) -> int:
+        """Return the number in the `length` bytes from byte `at` on."""
+        return int.from_bytes(content[at : at + length], order)
+
+    def first_value(entry_at: int) -> int | None:
+        """Return the first value of the entry that begins at a byte, None if it cannot be read."""
+        value_type = number(entry_at + 2, length=2)
+        value_bytes = TIFF_TYPE_BYTES.get(value_type, 0)
+        value_count = number(entry_at + 4, form.place_bytes)
+        if value_bytes == 0 or value_count == 0:
+            return None
+        value_at = entry_at + 4 + form.place_bytes
+        is_elsewhere = value_bytes * value_count > form.place_bytes
+        if is_elsewhere:
+            value_at = number(value_at, form.place_bytes)
+        if value_at + value_bytes > len(content):
+            return None
+        return number(value_at, value_bytes)
+
+    is_big = number(at=2, length=2) == MARK_OF_BIG_TIFF
+    form = BIG_TIFF if is_big else TIFF
+    directory_at = number(form.directory_place_at, form.place_bytes)
+    entry_count = number(directory_at, form.entry_count_bytes)
+    first_entry_at = directory_at + form.entry_count_bytes
+    tags: dict[int, int] = {}
+    for index in range(entry_count):
+        entry_at = first_entry_at + index * form.entry_bytes
+        if entry_at + form.entry_bytes > len(content):
+            break
+        value = first_value(entry_at)
+        if value is not None:
+            tag = number(entry_at, length=2)
+            tags[tag] = value
+    return tags

@@ -1,0 +1,84 @@
+"""Open a film with FFmpeg's libraries (PyAV), within limits.
+
+A file may come from anybody, so `open_container` limits what FFmpeg may open and decode: films
+alone, no further file that a film names, and no frame that would take much memory.
+
+What must stay: these limits
+(test_a_small_film_of_huge_frames_is_refused_before_memory_is_taken). Free to change: a suffix or a
+container that FFmpeg reads may be added, if it names no other files.
+
+Tests: tests/parts/utils/test_video.py, tests/stories/test_foreign_files.py
+"""
+
+from typing import Any
+
+import av.logging
+
+from utils.files import open_plain
+from utils.picture.header import MOST_PIXELS
+
+# Suffixes of films that can be written, and read.
+WRITABLE_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
+# Suffixes of films that can be read.
+READABLE_SUFFIXES = (
+    *WRITABLE_SUFFIXES, ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".vob", ".wmv", ".asf", ".flv",
+    ".f4v", ".3gp", ".3g2", ".ogv", ".mxf", ".gif", ".apng", ".y4m",
+)  # fmt: skip
+# FFmpeg's names of the containers that are read. All others are refused: some of them
+
+
+# name further files, which FFmpeg would open as well, and some are no films.
+CONTAINERS = (
+    "mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "asf", "flv", "ogg", "mxf", "gif",
+    "apng",
+    "yuv4mpegpipe", "nut", "ivf", "obu", "h264", "hevc", "vvc", "m4v", "mjpeg", "dv", "cine", "rm",
+)  # fmt: skip
+# These containers state the start of each stream in a clock of the whole file (movie_timescale).
+
+
+# Words for the message about a frame that is not decoded.
+TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
+
+
+# The operating system raises OSError, FFmpeg its own errors.
+#
+# In this file OSError(0, text) is an error that this program has found itself. 0 stands for "no
+# error of the system". The text becomes `strerror`, which `_as_data_error` shows to the user.
+FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
+
+
+def open_container(path: str, mode: str = "r", **options: Any) -> Any:
+    """Open a film with PyAV. Returns a container of PyAV.
+
+    mode: "r" to read, "w" to write. options: further arguments of `av.open`.
+
+    For reading, FFmpeg is limited. It takes only films: a list of other files (ffconcat) or a text
+    is refused, whatever its name. It decodes no frame of more than MOST_PIXELS.
+    Raises OSError or av.error.FFmpegError.
+    """
+    # PyAV's own log callback can hang: a decoder thread that logs needs the GIL, while close()
+    # holds the GIL and waits for this thread (PyAV #751). FFmpeg's own callback needs no GIL, so it
+    # is restored. Its lines are silenced, because errors come as exceptions. Both calls are made
+    # each time, because importing torchvision 0.23 switches PyAV's callback on again.
+    av.logging.restore_default_callback()
+    av.logging.set_libav_level(av.logging.PANIC)
+
+    # Without "file:", FFmpeg would take "12:30:05.mp4" for a protocol named 12.
+    url = f"file:{path}"
+    if mode != "r":
+        av_open: Any = av.open  # the type checker knows only literal modes
+        return av_open(url, mode, **options)
+
+    open_plain(path).close()  # raises OSError for a device or a pipe
+    limits = {
+        "format_whitelist": ",".join(CONTAINERS),
+        "protocol_whitelist": "file",
+        "max_pixels": str(MOST_PIXELS),
+    }
+    try:
+        return av.open(url, mode, options=limits, metadata_errors="replace", **options)
+    except av.error.ArgumentError as e:
+        # FFmpeg's text is "Invalid argument", which tells a user nothing. FFmpeg raises this error
+        # for a damaged file, and for a container that is not in CONTAINERS.
+        text = "its content is damaged, or no film of a kind that is read"
+        raise OSError(e.errno, text) from e

@@ -1,0 +1,290 @@
+"""Read the frames of a film by number, each with its time.
+
+    reader = VideoReader("clip.mp4")          # decodes the film once, for its time stamps
+    reader.num_frames, reader.fps, reader.times
+    image = reader.read(7)                    # (H, W, 3) uint8 RGB, upright as players show it
+
+Every time stamp and every row of a frame is kept: nothing is dropped, doubled or scaled.
+
+"A frame of PyAV" below is an `av.VideoFrame`; "a film" is the video stream in a file.
+
+What must stay: the frames and the times of a film, because they decide the samples of a run
+(test_every_frame_of_a_video_keeps_its_time, test_the_frames_of_a_video_are_read_in_any_order). Free
+to change: how much is kept in memory.
+
+Tests: tests/parts/utils/test_video.py, tests/stories/test_foreign_files.py
+"""
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import av
+import numpy as np
+from av.stream import Disposition
+
+from utils.errors import DataError
+from utils.picture.header import MOST_PIXELS
+from utils.picture.orientation import upright
+from utils.video.container import FFMPEG_ERRORS, TOO_LARGE, open_container
+from utils.video.upright import orientation, pixels, upright_aspect, upright_size
+
+logger = logging.getLogger(__name__)
+
+# When `VideoReader.read` goes back, it also keeps frames before the wanted frame. This is the
+# largest number of bytes that they may take: about 48 frames of 720p. A larger number takes more
+# memory in each loader process; with a smaller one, a clip that is read backwards is decoded from
+# its start more often.
+MOST_KEPT_BYTES = 128 * 2**20
+
+
+class VideoReader:
+    """The frames of a video, by number.
+
+    num_frames: number of frames that can be decoded.
+    fps: mean number of frames a second.
+    times: seconds of each frame, rising.
+    pixel_aspect: width over height of a pixel of the upright frame. 1 if the film does not say it.
+
+    The film is decoded once for these values, because containers often state wrong numbers.
+    Seeking cannot be trusted either. So reading an earlier frame decodes from the start again, and
+    then keeps some frames before it, for a clip that is read backwards.
+    """
+
+    def __init__(self, path: str | Path, go_on: Callable[[], object] = lambda: None) -> None:
+        """Decode the film once. Reading opens the file again.
+
+        go_on: called after each decoded frame, for instance to tell a watchdog that work goes on.
+        Raises DataError for a file without a film, and for frames of different sizes.
+        """
+        self.path = Path(path)
+        self._go_on = go_on
+        with self._as_data_error("not a video"), open_container(str(self.path)) as container:
+            facts = _read_through(container, path, go_on)
+        self.num_frames = len(facts.stamps)
+        self.fps = float(facts.fps)
+        self.times = _usable_times(path, facts.stamps, facts.fps)
+        self.pixel_aspect = facts.pixel_aspect
+
+        # The decoded frames from number `_next_index` on. None: the film was not opened yet.
+        self._frames: Iterator[np.ndarray] | None = None
+        self._next_index = 0
+        # Decoded frames by number. As long as the caller reads forwards, this is the last frame
+        # alone. After a step back it also has the frames before the last one, because the caller
+        # will ask for them next. E.g. after read(0), read(1) and read(5) it is {5: ...}, and
+        # `_next_index` is 6. Then read(4) decodes from the start again. With memory for 3 more
+        # frames it keeps the frames 1, 2, 3 and 4, so that read(3), read(2) and read(1) decode
+        # nothing.
+        self._kept: dict[int, np.ndarray] = {}
+
+    def read(self, index: int) -> np.ndarray:
+        """Return frame `index` as (H, W, 3) uint8, upright as players show it.
+
+        Raises DataError if the frame cannot be decoded.
+        """
+        if index in self._kept:
+            return self._kept[index]
+
+        # Index of the first frame that is kept. Frames before it are decoded but not converted.
+        first_kept = index
+        is_behind = index < self._next_index  # the decoder has passed this frame already
+        if self._frames is None or is_behind:
+            first_kept = index - self._frames_to_keep_before()
+            self._frames = _decoded_frames(self.path, first_kept)  # from the start of the film
+            self._next_index = 0
+
+        # Decode up to frame `index`.
+        self._kept = {}
+        while self._next_index <= index:
+            frame = self._next_frame(self._frames)
+            if self._next_index >= first_kept:
+                self._kept[self._next_index] = frame
+            self._next_index += 1
+        return self._kept[index]
+
+    def _frames_to_keep_before(self) -> int:
+        """Return how many frames before the wanted frame are kept when decoding begins again.
+
+        If frames were read before, the caller reads backwards, and will ask for the frames before
+        the wanted frame next. E.g. 48 frames of 720p fit into MOST_KEPT_BYTES.
+        """
+        if not self._kept:
+            return 0  # the first call of `read`
+        frame_bytes = max(frame.nbytes for frame in self._kept.values())
+        return max(1, MOST_KEPT_BYTES // frame_bytes)
+
+    def _next_frame(self, frames: Iterator[np.ndarray]) -> np.ndarray:
+        """Return the next frame of the decoder. Raises DataError if there is none."""
+        with self._as_data_error(
+            f"frame {self._next_index} of {self.num_frames} cannot be decoded"
+        ):
+            frame = next(frames, None)  # None at the end of the film
+            if frame is None:
+                raise OSError(0, "the video ends there")
+        self._go_on()
+        return frame
+
+    @contextmanager
+    def _as_data_error(self, what: str) -> Generator[None]:
+        """Turn an error of FFmpeg or of the system in the block into a DataError about the film.
+
+        what: begin of the error's text, e.g. "not a video".
+        """
+        try:
+            yield
+        except FFMPEG_ERRORS as e:
+            size = ""
+            if self.path.is_file():
+                size = f" ({self.path.stat().st_size} bytes)"
+            reason = e.strerror
+            # FFmpeg raises this error also for a frame of more than MOST_PIXELS.
+            if isinstance(e, av.error.ArgumentError):
+                reason = f"a frame is damaged, or has {TOO_LARGE}"
+            raise DataError(
+                what=f"{what}{size}: {reason}",
+                where=str(self.path),
+                expected="a video that FFmpeg can decode",
+                do="play it in a player, or give its frames as a folder",
+            ) from e
+
+
+class _FilmFacts(NamedTuple):
+    """What `VideoReader` must know of a film before it reads frames."""
+
+    stamps: list[Fraction | None]  # seconds of each frame; None if the container has no time stamp
+    fps: Fraction  # mean number of frames a second
+    pixel_aspect: Fraction  # width over height of a pixel of the upright frame
+
+
+def _read_through(container: Any, path: str | Path, go_on: Callable[[], object]) -> _FilmFacts:
+    """Decode all frames of a film once. Returns its time stamps, rate and pixel aspect.
+
+    Logs a warning for HDR and for interlaced films, which look different in a player. Raises
+    OSError or FFmpegError if no frame can be decoded, and DataError for frames of different sizes.
+
+    go_on: called after each decoded frame
+    """
+    stream = _film_in(container)
+    stamps: list[Fraction | None] = []
+    first = None  # the first frame. All others must have its size
+    is_interlaced = False
+    for frame in container.decode(stream):
+        if first is None:
+            first = frame
+        elif upright_size(frame) != upright_size(first):
+            raise _other_size_error(path, len(stamps), frame, first)
+        is_interlaced = is_interlaced or frame.interlaced_frame
+        # `pts` counts ticks, and time_base is the seconds of a tick.
+        has_stamp = frame.pts is not None
+        stamps.append(frame.pts * frame.time_base if has_stamp else None)
+        go_on()
+    if first is None:
+        raise OSError(0, "no frame can be decoded")
+    _warn_of_hdr_or_interlaced(path, stream, is_interlaced)
+    # If neither the container nor the codec gives a rate, take 25 frames a second.
+    fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
+    return _FilmFacts(stamps, fps, upright_aspect(stream, first))
+
+
+def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
+    """Yield all frames of a film in order. Frames before number `first_kept` are empty arrays.
+
+    The caller needs none of these frames, so they are not converted to RGB. They are yielded all
+    the same, because the caller counts frames by its calls of `next`.
+
+    This is a function and not a method of the reader, because a method could hang a worker:
+
+    * The reader holds this generator. In a method, the generator would hold the reader too, and
+      Python frees such a cycle late, perhaps in a worker that was forked meanwhile.
+    * Freeing the generator closes the film, which waits for the threads of the decoder.
+    * A fork does not copy threads. So the worker would wait for ever.
+    """
+    with open_container(str(path)) as container:
+        for number, frame in enumerate(container.decode(_film_in(container))):
+            if number < first_kept:
+                yield np.empty(0, np.uint8)
+                continue
+            image = upright(pixels(frame), orientation(frame))
+            yield np.ascontiguousarray(image)
+
+
+# A frame of at least this many pixels is decoded alone, because several of them would take much
+# memory. Smaller frames, e.g. 4K frames with 8.3 million pixels, are decoded several at a time.
+LARGE_FRAME_PIXELS = 2**24
+
+
+def _film_in(container: Any) -> Any:
+    """Return the stream of PyAV that players show. A cover picture is no film.
+
+    Raises OSError if there is no film, or if its frames are too large.
+    """
+    films = []
+    for stream in container.streams.video:
+        is_cover = stream.disposition & Disposition.attached_pic
+        if not is_cover:
+            films.append(stream)
+    if not films:
+        raise OSError(0, "the file holds no video")
+
+    # If a file has several films, players show the film that is marked as the default.
+    default_films = [stream for stream in films if stream.disposition & Disposition.default]
+    film = default_films[0] if default_films else films[0]
+    if film.codec_context is None:
+        raise OSError(0, "FFmpeg has no decoder for this kind of film")
+    pixels = film.width * film.height
+    if pixels > MOST_PIXELS:
+        raise OSError(0, f"its frames are {film.width} x {film.height}, {TOO_LARGE}")
+    # With AUTO, each thread decodes a frame of its own, which takes memory for each. With SLICE,
+    # the threads share one frame.
+    film.thread_type = "AUTO" if pixels < LARGE_FRAME_PIXELS else "SLICE"
+    return film
+
+
+def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction) -> list[Fraction]:
+    """Return the time stamps, or times i / fps if a stamp is missing or the stamps do not rise."""
+    times = [stamp for stamp in stamps if stamp is not None]
+    has_all = len(times) == len(stamps)
+    # A list that equals its sorted set has no number twice, and each is larger than the one before.
+    if has_all and times == sorted(set(times)):
+        return times
+    logger.warning(
+        "%s: the frames have no usable time stamps; taken as %.3f a second", path, float(fps)
+    )
+    return [i / fps for i in range(len(stamps))]
+
+
+def _other_size_error(path: str | Path, number: int, frame: Any, first: Any) -> DataError:
+    """Return the refusal of a frame of PyAV that has another size than the first one."""
+    height, width = upright_size(frame)
+    first_height, first_width = upright_size(first)
+    return DataError(
+        what=f"frame {number} is {width} x {height}, the frames before are {first_width} x "
+        f"{first_height}",
+        where=str(path),
+        expected="frames of one size",
+        do="cut the film where its size changes, and give each part as a film of its own",
+    )
+
+
+HDR = {16: "PQ", 18: "HLG"}  # AVCOL_TRC_SMPTE2084, AVCOL_TRC_ARIB_STD_B67
+
+
+def _warn_of_hdr_or_interlaced(path: str | Path, stream: Any, is_interlaced: bool) -> None:
+    """Warn of films that look different here than in a player."""
+    transfer = HDR.get(stream.codec_context.color_trc)
+    if transfer:
+        logger.warning(
+            "%s: the film is HDR (%s): its values are read as they are, so frames look pale; "
+            "convert it to SDR first",
+            path,
+            transfer,
+        )
+    if is_interlaced:
+        logger.warning(
+            "%s: the film is interlaced: a frame shows two moments, a row of each in turn; "
+            "deinterlace it first (ffmpeg -i FILM -vf bwdif=send_frame NEW)",
+            path,
+        )

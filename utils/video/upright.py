@@ -1,0 +1,94 @@
+"""Show a frame as players do: turned, mirrored, with the colours and the pixel shape of the film.
+
+"A frame of PyAV" is an `av.VideoFrame`. A file stores frames as a camera wrote them, e.g. lying on
+their side, and says beside them how a player shall turn them.
+
+Tests (tests/parts/utils/test_video.py): test_a_turned_or_mirrored_film_is_read_as_players_show_it
+(`orientation`), test_a_film_that_does_not_describe_its_colours_gets_them_by_its_size (`pixels`).
+"""
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from utils.picture.orientation import UPRIGHT, Orientation
+
+UNSPECIFIED = 2  # AVCOL_SPC_UNSPECIFIED
+
+
+def pixels(frame: Any) -> np.ndarray:
+    """Return a frame of PyAV as (H, W, 3) uint8 RGB.
+
+    If a film does not say how its colours are coded, FFmpeg takes them for BT.601. Players do so
+    only for small frames, and take large frames for BT.709. We do as players do.
+    Source of the sizes: mpv, mp_csp_guess_colorspace.
+    """
+    is_yuv = not frame.format.is_rgb and not frame.format.has_palette
+    is_large = frame.width >= 1280 or frame.height > 576
+    if is_yuv and is_large and frame.colorspace == UNSPECIFIED:
+        return frame.to_ndarray(format="rgb24", src_colorspace="ITU709")
+    return frame.to_ndarray(format="rgb24")
+
+
+# TURNS[n] turns a frame by n quarter turns counter-clockwise, as the file asks a player to do. E.g.
+# TURNS[1] shows the right column of the stored frame as the top row.
+TURNS = (
+    UPRIGHT,
+    Orientation(is_transposed=True, has_reversed_columns=False, has_reversed_rows=True),
+    Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=True),
+    Orientation(is_transposed=True, has_reversed_columns=True, has_reversed_rows=False),
+)
+
+
+def orientation(frame: Any) -> Orientation:
+    """Return how a frame of PyAV becomes upright, to the nearest quarter turn.
+
+    The film has a display matrix: the pixel (x, y) is shown at (a x + c y, b x + d y).
+    Source: FFmpeg, libavutil/display.h.
+    """
+    try:
+        matrix = frame.side_data.get("DISPLAYMATRIX")
+    except ValueError:
+        # PyAV fails if data that it does not know, such as Exif, lies beside the frame. The angle
+        # can still be read. It counts counter-clockwise, as TURNS does, and may be negative: -90
+        # degrees are three quarter turns.
+        quarter_turns = round(frame.rotation / 90)
+        return TURNS[quarter_turns % 4]
+    if matrix is None:
+        return UPRIGHT
+    # The matrix is stored as nine integers: a b u, c d v, x y w. Only a, b, c and d are needed.
+    numbers = np.frombuffer(bytes(matrix), np.int32).tolist()
+    a, b, _, c, d = numbers[:5]
+    # x and y are exchanged if b and c are larger than a and d. A negative factor reverses an axis:
+    # b and d belong to the rows that are shown, a and c to the columns. E.g., with 1 for 65536:
+    #
+    #     a  b  c  d
+    #     1  0  0  1    upright
+    #     0  1 -1  0    a quarter turn: exchanged, with reversed columns
+    #    -1  0  0 -1    upside down: both axes are reversed
+    is_transposed = abs(a) + abs(d) < abs(b) + abs(c)
+    if is_transposed:
+        return Orientation(is_transposed=True, has_reversed_columns=c < 0, has_reversed_rows=b < 0)
+    return Orientation(is_transposed=False, has_reversed_columns=a < 0, has_reversed_rows=d < 0)
+
+
+def upright_size(frame: Any) -> tuple[int, int]:
+    """Return (height, width) of a frame of PyAV as it is shown."""
+    if orientation(frame).is_transposed:
+        return frame.width, frame.height
+    return frame.height, frame.width
+
+
+# Aspect of a square pixel: width divided by height.
+SQUARE = Fraction(1)
+
+
+def upright_aspect(stream: Any, frame: Any) -> Fraction:
+    """Return width over height of a pixel of the stream as it is shown; 1 if it is not known."""
+    aspect = stream.sample_aspect_ratio or SQUARE
+    if aspect <= 0:
+        return SQUARE
+    if orientation(frame).is_transposed:
+        return Fraction(aspect.denominator, aspect.numerator)
+    return aspect

@@ -1,0 +1,199 @@
+"""Write frames as a film in H.264.
+
+    with VideoWriter("out.mp4", fps=24) as writer:
+        writer.write(image)                   # out.mp4 appears when the block ends without an error
+
+Every time stamp and every row of a frame is kept: nothing is dropped, doubled or scaled.
+
+What must stay: the times of the frames (test_every_frame_of_a_video_keeps_its_time), and that a
+file with the name of the film is always whole. Free to change: RATE_FACTOR.
+
+Tests: tests/parts/utils/test_video.py
+"""
+
+import logging
+import math
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import cv2
+import numpy as np
+
+from utils.files import temporary_beside, writing
+from utils.video.container import FFMPEG_ERRORS, open_container
+from utils.video.upright import SQUARE
+
+logger = logging.getLogger(__name__)
+
+MP4_SUFFIXES = (".mp4", ".mov", ".m4v")
+
+
+# The finest clock of a written film, in ticks a second. Finer time stamps are rounded to it.
+FINEST_CLOCK = 2**24
+
+
+# x264's constant rate factor: 0 is lossless, 18 counts as visually lossless.
+RATE_FACTOR = "10"
+
+
+# FFmpeg's numbers for colours. They are written into the file, because otherwise players guess the
+# colours from the size of the frame.
+BT709 = 1  # AVCOL_SPC_BT709, and its companions for primaries and transfer
+LIMITED = 1  # AVCOL_RANGE_MPEG
+
+
+class VideoWriter(AbstractContextManager):
+    """A video in H.264, near lossless. Its file appears only when it is whole.
+
+    A writer is used in a `with` block. Frames go into a temporary file. If the block ends without
+    an error, the temporary file is read back and gets its name. If the block ends with an error,
+    the temporary file is removed.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        fps: float | Fraction,
+        *,
+        times: Sequence[Fraction] | None = None,
+        chroma: str = "420",
+        pixel_aspect: Fraction = SQUARE,
+    ) -> None:
+        """Prepare a video. The file is opened with the first frame, because its size is needed.
+
+        times: seconds at which each frame is shown. None: `fps` frames a second.
+        chroma: "444" keeps the colour of every pixel. "420" keeps a quarter of the colours, plays
+        everywhere, and needs even sizes: the last row or column of an odd size is repeated.
+        pixel_aspect: width over height of a pixel, which players then show.
+        """
+        self.path = Path(path)
+        self.chroma = chroma
+        self.pixel_aspect = pixel_aspect
+        # The float 29.97002997 stands for 30000 / 1001, which needs a denominator of 1001. With a
+        # limit of 100,000 each rate with up to five decimals is exact. Without a limit the
+        # denominator would be a power of two, e.g. 2^48, which is no clock for a film.
+        self._fps = Fraction(fps).limit_denominator(100_000)
+        self._times = times
+        # A film has a clock, a number of ticks a second. Each time stamp is a whole number of
+        # ticks. E.g. times in 1/24 s and 1/25 s need 600 ticks a second, the least common multiple.
+        # At 30000 / 1001 frames a second a frame lasts 1001 / 30000 s, so 30000 ticks are needed.
+        # If more than FINEST_CLOCK ticks are needed, times are rounded to this clock in `write`.
+        # A coarser clock moves frames (test_every_frame_of_a_video_keeps_its_time).
+        instants = times or [1 / self._fps]
+        denominators = [instant.denominator for instant in instants]
+        self._ticks_a_second = min(math.lcm(*denominators), FINEST_CLOCK)
+        self._temporary = temporary_beside(self.path)
+        self._out: av.container.OutputContainer | None = None
+        self._frame_count = 0  # number of frames written so far
+
+    def write(self, frame: np.ndarray) -> None:
+        """Write a frame (H, W, 3) uint8 RGB. All frames have one size.
+
+        Raises DataError if the frame cannot be written.
+        """
+        with writing(self.path, errors=FFMPEG_ERRORS):
+            if self._out is None:
+                self._open(frame)
+            assert self._out is not None
+            height = self._stream.height
+            width = self._stream.width
+            if frame.shape[:2] != (height, width):
+                # The video has even sides, and a side of the frame is odd: repeat the last row or
+                # column.
+                below = height - frame.shape[0]
+                beside = width - frame.shape[1]
+                frame = cv2.copyMakeBorder(frame, 0, below, 0, beside, cv2.BORDER_REPLICATE)
+
+            rgb: Any = frame  # Any, because the types of PyAV do not know uint8 arrays
+            image = av.VideoFrame.from_ndarray(rgb, format="rgb24")
+            image = image.reformat(
+                format=self._stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG"
+            )
+            image.time_base = Fraction(1, self._ticks_a_second)
+            if self._times:
+                seconds = self._times[self._frame_count]
+            else:
+                seconds = self._frame_count / self._fps
+            image.pts = round(seconds * self._ticks_a_second)  # the time stamp
+            self._out.mux(self._stream.encode(image))
+            self._frame_count += 1
+
+    def _open(self, frame: np.ndarray) -> None:
+        """Open the temporary file and add a film for frames as large as `frame`."""
+        height, width = frame.shape[:2]
+        if self.chroma == "420" and (height % 2 or width % 2):
+            logger.info(
+                "%s: the last row or column is repeated, as %s x %s is odd",
+                self.path,
+                width,
+                height,
+            )
+            height = height + height % 2  # the next even number
+            width = width + width % 2
+
+        options = {}
+        if self.path.suffix.lower() in MP4_SUFFIXES:
+            # The clock of the file, in which it states the start of each stream, counts
+            # milliseconds by default. faststart lets players begin before they have the whole file.
+            options = {"movie_timescale": str(self._ticks_a_second), "movflags": "+faststart"}
+        self._out = open_container(str(self._temporary), "w", options=options)
+
+        quality = {"crf": RATE_FACTOR}
+        self._stream = self._out.add_stream("libx264", rate=self._fps, options=quality)
+        self._stream.height = height
+        self._stream.width = width
+        self._stream.pix_fmt = f"yuv{self.chroma}p"
+        tick = Fraction(1, self._ticks_a_second)  # seconds
+        context = self._stream.codec_context
+        self._stream.time_base = tick
+        context.time_base = tick
+        if self.pixel_aspect != SQUARE:
+            context.sample_aspect_ratio = self.pixel_aspect
+        context.color_range = LIMITED
+        context.colorspace = BT709
+        context.color_primaries = BT709
+        context.color_trc = BT709
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Finish the file and give it its name. After an error of type `kind`, remove it."""
+        try:
+            with writing(self.path, errors=FFMPEG_ERRORS):
+                self._close(is_complete=kind is None)
+                # A video without a frame is not written.
+                if kind is None and self._frame_count:
+                    self._refuse_unreadable()
+                    os.replace(self._temporary, self.path)
+        finally:
+            # There may be no temporary file: it has got its name, or it was never made (no frame,
+            # or a name that is too long).
+            with suppress(OSError):
+                self._temporary.unlink()
+
+    def _close(self, is_complete: bool) -> None:
+        """Close the temporary file. is_complete: whether to write what the encoder still holds."""
+        if self._out is None:
+            return
+        try:
+            if is_complete:
+                self._out.mux(self._stream.encode())
+        finally:
+            self._out.close()
+
+    def _refuse_unreadable(self) -> None:
+        """Raise OSError if not all frames can be read back from the temporary file.
+
+        FFmpeg does not report every error of a write. Reading back finds all of them.
+        """
+        with open_container(str(self._temporary)) as container:
+            readable_count = 0
+            # x264 puts each frame into a packet of its own.
+            for packet in container.demux(container.streams.video[0]):
+                if packet.size > 0:  # PyAV ends with an empty packet
+                    readable_count += 1
+        if readable_count != self._frame_count:
+            raise OSError(0, f"{readable_count} of {self._frame_count} frames can be read back")
