@@ -102,6 +102,14 @@ class ClipDataset(ClipSources, Dataset):
         self.backend: DiskFiles | CacheReader = IO_BACKENDS.build(
             section.io_backend, "io_backend", cache_data=section.cache_data
         )
+        self._list_clips()
+        # In training, no crop has a pixel without spikes, because crops lie within the view of the
+        # spike camera. So the warning is only for whole frames.
+        if not self.is_training:
+            self._warn_uncovered()
+
+    def _list_clips(self) -> None:
+        """Set `clips`, the clips of all roots, one root after the other, and `first_clips`."""
         clips_of_roots = [self.backend.clips(source) for source in self.sources]
         self.clips: Sequence[Clip] = join_clips(clips_of_roots)
         # With spike.calibration "auto", the calibration of a clip is estimated from its own frames
@@ -111,10 +119,6 @@ class ClipDataset(ClipSources, Dataset):
         # Number of the first clip of each root, then the number of all clips. E.g. two roots of 2
         # clips and 1 clip give [0, 2, 3].
         self.first_clips = begins_of([len(clips) for clips in clips_of_roots])
-        # In training, no crop has a pixel without spikes, because crops lie within the view of the
-        # spike camera. So the warning is only for whole frames.
-        if not self.is_training:
-            self._warn_uncovered()
 
     def _warn_uncovered(self) -> None:
         """Warn once for each frame size if the spike camera does not see the whole frame."""
@@ -132,15 +136,8 @@ class ClipDataset(ClipSources, Dataset):
     def read(self, draw: Draw) -> dict[str, torch.Tensor]:
         """Read the tensors of a draw, cropped and flipped.
 
-        Returns {kind: tensor}. Only lq is always there.
-
-            lq           (T, 3, h, w)         blurry frames, in [0, 1]
-            gt           (T, 3, s h, s w)     sharp frames, in [0, 1]
-            gt_instants  (T, 3 K, s h, s w)   K sharp frames (instants) of each exposure
-            spike        (T, S, h, w)         spike channels
-
-        T is the number of frames of the draw, s the scale, S the number of spike channels. Keys and
-        shapes are what networks and losses expect: `utils/contract.py` checks each batch.
+        Returns {kind: tensor}, with the kinds and shapes of the head of this file. Only lq is
+        always there.
         """
         images = self._read_images(draw)
         item = {}

@@ -48,15 +48,8 @@ def build_cache(
 ) -> list[Clip]:
     """Write the clips of `source` to the folder `path`. Returns the clips.
 
-    The folder appears complete or not at all. After an interruption, a second call writes only the
-    missing clips.
     track: a function that yields the clips that it gets, and shows the progress.
     Raises DataError for wrong data, and for a disk without enough room.
-
-    What must stay: every refusal comes before the first clip is written, and the old cache is only
-    removed when the new cache is complete. Only a cache with a clip in common is ever replaced
-    (test_a_cache_is_not_replaced_by_one_of_another_split,
-    test_nothing_foreign_makes_room_for_a_cache).
     """
     target = Path(os.path.abspath(path))
     # Refuse a folder within a data root, or around one.

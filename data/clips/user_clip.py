@@ -49,9 +49,7 @@ def user_clip(
 ) -> Clip:
     """Return the clip of a user's frames, with their sharp frames and spikes if there are any.
 
-    Files of one frame must have equal names. Frames of a film have no names, so files beside a film
-    are matched with its frames by their order.
-
+    frames: the frames, already opened.
     gt: a folder of sharp frames, or a film.
     spike: a folder with one file per frame, or one file for the clip.
     spikes: how the spikes are read. If one file holds the planes of all frames, its
@@ -66,7 +64,8 @@ def user_clip(
     if gt is not None:
         opened["gt"] = FrameSource(Path(gt), go_on=watchdog.go_on)
         paths["gt"] = str(gt)
-    listing = {}  # {kind: {stem: file}}, the form that `ClipCheck` takes
+    # {kind: {stem: file}}, the form that `ClipCheck` takes
+    listing: dict[str, dict[str, FileEntry]] = {}
     for kind, images in opened.items():
         in_order = frames.is_video or images.is_video
         stems = _matched_stems(frames.stems, images.stems, in_order)
@@ -79,7 +78,6 @@ def user_clip(
         paths["spike"] = str(spike)
         listing["spike"] = _listing_of_spikes(name, frames, times, Path(spike))
 
-    # Check the files as if they were a data set with this one clip.
     gt_size = opened.get("gt", frames).size  # without sharp frames: the size of the frames
     source = Source(
         dataroot_lq=paths["lq"],
@@ -90,11 +88,7 @@ def user_clip(
         trained=trained,
         times=times,
     )
-    check = ClipCheck(name, source, listing, sizes=(frames.size, gt_size))
-    with spike_errors_as_data_errors():
-        clip = check.run(meta_entry=None)
-    if clip is None or check.problems:
-        raise problems_error([source], check.problems)
+    clip = _checked_clip(name, source, listing, sizes=(frames.size, gt_size))
     if gt is not None:
         _refuse_other_size(gt_size, frames.size, scale, str(gt))
     if spikes:
@@ -104,6 +98,25 @@ def user_clip(
             plane = (spikes.geometry.height, spikes.geometry.width)
             check_same_view(clip.size, plane, str(spike))
     return dataclasses.replace(clip, opened=opened, origin=_origin_of(paths))
+
+
+def _checked_clip(
+    name: str,
+    source: Source,
+    listing: dict[str, dict[str, FileEntry]],
+    sizes: tuple[tuple[int, int], tuple[int, int]],
+) -> Clip:
+    """Check the files as if they were a data set with this one clip.
+
+    listing: {kind: {stem: file}}. sizes: (H, W) of a frame, and of a sharp frame.
+    Raises DataError with all problems.
+    """
+    check = ClipCheck(name, source, listing, sizes=sizes)
+    with spike_errors_as_data_errors():
+        clip = check.run(meta_entry=None)
+    if clip is None or check.problems:
+        raise problems_error([source], check.problems)
+    return clip
 
 
 def _origin_of(paths: dict[str, str]) -> dict[str, str]:
