@@ -12,12 +12,9 @@ Free to change: how the files are read, and how much stays in memory.
 Tests: tests/parts/data/test_io_backend.py
 """
 
-import logging
-import math
-import mmap
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,13 +26,9 @@ from data.clips.file_content import open_spike_file
 from data.clips.kept import checked_clips
 from data.clips.manifest import Source
 from data.clips.pictures import read_bgr
+from data.clips.shared_images import SharedImages
 from data.spike.geometry import Crop
 from utils.errors import DataError
-
-logger = logging.getLogger(__name__)
-# Largest fraction of the host's memory that decoded images may take (cache_data). The rest is for
-# the run. A larger fraction would risk that the system ends the run for lack of memory.
-LARGEST_MEMORY_FRACTION = 0.8
 
 
 @dataclass
@@ -46,16 +39,14 @@ class DiskFiles:
     """
 
     cache_data: bool = False
-    # Memory for decoded images, {(clip, kind): array (frames, 1 + H W 3) uint8}. A row belongs to a
-    # frame. Its first byte is 1 once the image was decoded; the other bytes are the image.
-    _decoded: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, init=False)
+    _shared_images: SharedImages = field(default_factory=SharedImages, init=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # A loader worker that is not forked gets a pickled copy of this object. Only forked
         # processes share memory, so the copy keeps no images and reads the files.
         return {
             "cache_data": False,
-            "_decoded": {},
+            "_shared_images": SharedImages(),
         }
 
     def clips(self, source: Source) -> Sequence[Clip]:
@@ -73,42 +64,9 @@ class DiskFiles:
             manifest.raise_problems([(source, problems)])
             clips = [replace(clip, name=source.name_prefix + clip.name) for clip in found]
         if self.cache_data:
-            self._allocate_memory(clips)
+            # Without enough memory, the images are decoded at each use.
+            self.cache_data = self._shared_images.reserve(clips)
         return clips
-
-    def _allocate_memory(self, clips: Sequence[Clip]) -> None:
-        """Reserve memory for the decoded images of these clips, if the host has enough.
-
-        If not, this sets `cache_data` to False, and a warning says so.
-
-        Reserving takes no memory yet: the system gives a page when an image is written to it.
-        Forked loader workers inherit the memory, so all workers fill and read one copy.
-        """
-        # {(clip, kind): shape of its array in `_decoded`}.
-        shapes = {}
-        for clip in clips:
-            for kind in clip.image_kinds:
-                frames = len(getattr(clip, kind))
-                height, width = clip.size_of(kind)
-                # For each frame a byte that says whether it was decoded, and then the image.
-                shapes[clip.name, kind] = (frames, 1 + height * width * 3)
-        bytes_of_root = sum(math.prod(shape) for shape in shapes.values())
-        # `clips` is called once for each root, so the images of earlier roots count as well.
-        bytes_of_earlier_roots = sum(images.size for images in self._decoded.values())
-        bytes_needed = bytes_of_root + bytes_of_earlier_roots
-        bytes_of_host = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-        if bytes_needed > LARGEST_MEMORY_FRACTION * bytes_of_host:
-            text = (
-                "cache_data is ignored: it would keep %.1f GB of images, "
-                'this host has %.1f GB of memory; use io_backend "cache" instead'
-            )
-            logger.warning(text, bytes_needed / 1e9, bytes_of_host / 1e9)
-            self.cache_data = False
-            return
-        for key, shape in shapes.items():
-            # -1 asks for memory without a file, filled with zeros.
-            shared = mmap.mmap(-1, math.prod(shape))
-            self._decoded[key] = np.frombuffer(shared, np.uint8).reshape(shape)
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], augment: Augment) -> np.ndarray:
         """Return crops of some images of one kind: (T, h, w, 3) uint8 in B, G, R.
@@ -136,15 +94,7 @@ class DiskFiles:
         size = clip.size_of(kind)
         if not self.cache_data:
             return read_bgr(path, size)
-        row = self._decoded[clip.name, kind][number]  # a view: writing changes the shared memory
-        is_decoded = row[0] == 1
-        if not is_decoded:
-            # Two workers may do this at once. They write the same bytes, so no lock is needed. The
-            # first byte is set after the image, so that no worker reads half an image. (An x86
-            # processor writes in this order.)
-            row[1:] = read_bgr(path, size).ravel()
-            row[0] = 1
-        return row[1:].reshape(*size, 3)
+        return self._shared_images.image(clip, kind, number, partial(read_bgr, path, size))
 
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
         """Return planes of one spike file within the crop: (T, h, w) uint8 in {0, 1}.

@@ -1,0 +1,85 @@
+"""Keep decoded images in memory that all loader workers of a rank share: the option cache_data.
+
+A loader worker is a process that is forked from the rank. It inherits memory that was reserved
+before the fork, so all workers fill and read one copy of each image.
+
+What must stay: `reserve` is called before the workers are forked, because memory that is reserved
+later belongs to one worker alone
+(test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them). And the first byte of
+a row is set after its image, so that no worker reads half an image, which no test notices.
+
+Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/parts/data/test_manifest.py
+"""
+
+import logging
+import math
+import mmap
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from data.clip import Clip
+
+logger = logging.getLogger(__name__)
+
+# Largest fraction of the host's memory that decoded images may take. The rest is for the run. A
+# larger fraction would risk that the system ends the run for lack of memory.
+LARGEST_MEMORY_FRACTION = 0.8
+
+
+class SharedImages:
+    """Decoded images of the clips of one rank."""
+
+    def __init__(self) -> None:
+        # {(clip, kind): array (frames, 1 + H W 3) uint8}. A row belongs to a frame. Its first byte
+        # is 1 once the image was decoded; the other bytes are the image.
+        self._rows: dict[tuple[str, str], np.ndarray] = {}
+
+    def reserve(self, clips: Sequence[Clip]) -> bool:
+        """Reserve memory for the images of these clips. Returns whether the host has enough.
+
+        If not, nothing is reserved, and a warning says so. Reserving takes no memory yet: the
+        system gives a page when an image is written to it.
+        """
+        # {(clip, kind): shape of its array in `_rows`}.
+        shapes = {}
+        for clip in clips:
+            for kind in clip.image_kinds:
+                frames = len(getattr(clip, kind))
+                height, width = clip.size_of(kind)
+                # For each frame a byte that says whether it was decoded, and then the image.
+                shapes[clip.name, kind] = (frames, 1 + height * width * 3)
+        bytes_of_clips = sum(math.prod(shape) for shape in shapes.values())
+        # This is called once for each root, so the images of earlier roots count as well.
+        bytes_of_earlier_roots = sum(images.size for images in self._rows.values())
+        bytes_needed = bytes_of_clips + bytes_of_earlier_roots
+        bytes_of_host = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+        if bytes_needed > LARGEST_MEMORY_FRACTION * bytes_of_host:
+            text = (
+                "cache_data is ignored: it would keep %.1f GB of images, "
+                'this host has %.1f GB of memory; use io_backend "cache" instead'
+            )
+            logger.warning(text, bytes_needed / 1e9, bytes_of_host / 1e9)
+            return False
+        for key, shape in shapes.items():
+            # -1 asks for memory without a file, filled with zeros.
+            shared = mmap.mmap(-1, math.prod(shape))
+            self._rows[key] = np.frombuffer(shared, np.uint8).reshape(shape)
+        return True
+
+    def image(
+        self, clip: Clip, kind: str, number: int, decode: Callable[[], np.ndarray]
+    ) -> np.ndarray:
+        """Return image `number` of one kind, (H, W, 3) uint8, which is decoded at its first use.
+
+        decode: a function that decodes the image.
+        """
+        row = self._rows[clip.name, kind][number]  # a view: writing changes the shared memory
+        is_decoded = row[0] == 1
+        if not is_decoded:
+            # Two workers may do this at once. They write the same bytes, so no lock is needed. The
+            # first byte is set after the image. (An x86 processor writes in this order.)
+            row[1:] = decode().ravel()
+            row[0] = 1
+        return row[1:].reshape(*clip.size_of(kind), 3)
