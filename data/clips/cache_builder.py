@@ -1,7 +1,7 @@
 """Build a clip cache, every clip of a data set as raw arrays on disk.
 
-scripts/build_clip_cache.py calls `build_cache`. data/clips/clip_cache.py has the form of the files,
-and reads them.
+scripts/build_clip_cache.py calls `build_cache`. data/clips/cache_format.py has the form of the
+files, and data/clips/clip_cache.py reads them.
 
 The cache appears complete or not at all: it is written to a folder beside its place, which gets the
 final name at the end. After an interruption, a second call writes only the missing clips.
@@ -26,7 +26,14 @@ from typing import Any
 from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.clip import IMAGE_KINDS, Clip
 from data.clips import manifest
-from data.clips.clip_cache import FORMAT, INDEX, STORED, load_index, selection_of, shapes_of_arrays
+from data.clips.cache_format import (
+    FORMAT,
+    INDEX,
+    STORED,
+    load_index,
+    selection_of,
+    shapes_of_arrays,
+)
 from data.clips.file_content import open_spike_file
 from data.clips.manifest import Source
 from data.clips.pictures import read_bgr

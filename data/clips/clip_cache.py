@@ -1,20 +1,15 @@
 """Read a clip cache, every clip as raw arrays on disk: `io_backend` "cache".
 
-Only the crop of the frames of a sample is read, and nothing is decoded. data/clips/cache_builder.py
-makes a cache. Its files:
+Only the crop of the frames of a sample is read, and nothing is decoded. data/clips/cache_format.py
+shows the files of a cache.
 
-    <path>/index.json              format, digest of the source files, spike geometry, and the
-                                   fields `STORED` of every clip
-    <path>/<clip>/lq.u8            (frames, H, W, 3) uint8 in the order B, G, R
-    <path>/<clip>/gt.u8            the sharp frames, in the same form
-    <path>/<clip>/gt_instants.u8   the K sharp instants of each frame: (frames K, H, W, 3)
-    <path>/<clip>/spike.u8         (planes, bytes of a plane) uint8: the planes of all spike files
-                                   of the clip one after the other, packed as in a .dat
+    clips(source)   lists the clips of a data root
+    images(...)     reads crops of frames
+    stream(...)     reads planes of a spike file
 
 What must stay: the cache gives the same numbers as the files
 (test_a_cache_gives_the_samples_of_the_files), and a cache that does not fit its files or options is
-refused. Whoever changes the content of these files must raise `FORMAT`, so that old caches are
-refused.
+refused. Free to change: how the arrays are mapped and read.
 
 Tests: tests/parts/data/test_clip_cache.py, tests/parts/data/test_io_backend.py
 """
@@ -30,37 +25,21 @@ from typing import Any
 import numpy as np
 
 from data.augment import Augment
-from data.clip import Clip, Piece, checked_name
+from data.clip import Clip, Piece
 from data.clips import manifest
+from data.clips.cache_format import (
+    BUILD_COMMAND,
+    STORED,
+    load_index,
+    selection_of,
+    shapes_of_arrays,
+)
 from data.clips.manifest import Source
 from data.spike.geometry import Crop, SpikeGeometry
 from data.spike.spike_file import SpikeFile
 from utils.errors import DataError
-from utils.json_file import read_json
 
 logger = logging.getLogger(__name__)
-
-# Version of the files of a clip cache. A cache of another version is refused.
-FORMAT = 1
-INDEX = "index.json"
-# Fields of a `Clip` that the index stores. The other fields follow from the options at each start.
-# These names are keys of the index, so a change needs another FORMAT
-# (test_a_cache_of_an_earlier_version_is_read).
-STORED = (
-    "name",
-    "stems",
-    "lq",
-    "gt",
-    "spike",
-    "planes",
-    "size",
-    "gt_size",
-    "gt_instants",
-)
-# Largest index in bytes that is read. The index of the 64,612 clips of Vimeo-90K is far smaller.
-LARGEST_INDEX = 2**32
-# The command that error messages advise.
-BUILD_COMMAND = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
 
 
 @dataclass
@@ -243,56 +222,3 @@ class CacheReader:
             expected="a cache built from the data as they are now",
             do=f"build the cache again: {BUILD_COMMAND}",
         )
-
-
-def selection_of(source: Source) -> list[Any]:
-    """Return which clips of the folders belong to the data set, in the form of the index.
-
-    The two entries are the clips that the meta file lists, and the clips that are left out.
-    """
-    return [source.meta_entries or {}, sorted(source.excluded_clips)]
-
-
-def shapes_of_arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
-    """Return {kind: shape of its array in a cache}. All arrays are uint8.
-
-    E.g. {"lq": (40, 720, 1280, 3), "spike": (1600, 28800)} for 40 frames with 40 planes each. The
-    result is compared with the sizes of the files, so it is part of the format (FORMAT).
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for kind in clip.image_kinds:
-        images = getattr(clip, kind)  # the paths of the images
-        height, width = clip.size_of(kind)
-        shapes[kind] = (len(images), height, width, 3)
-    if clip.spike:
-        planes = sum(clip.planes_of_spike_files.values())
-        shapes["spike"] = (planes, clip.spikes.geometry.as_raster().plane_bytes)
-    return shapes
-
-
-def load_index(
-    path: str, do: str = f"move it away, if there is one, and build it: {BUILD_COMMAND}"
-) -> dict[str, Any]:
-    """Read the index of a cache. Raises DataError.
-
-    path: folder of the cache. do: advice in the error if the index cannot be read.
-    """
-    where = Path(path, INDEX)
-    try:
-        index = read_json(where, largest=LARGEST_INDEX)
-        if index["format"] != FORMAT:
-            raise ValueError(f"format {index['format']}, not {FORMAT}")
-        # Names become paths below the folder of the cache.
-        for clip in index["clips"]:
-            checked_name(clip["name"], str(where))
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        # The text of a KeyError is the name of the missing key alone, e.g. 'format'. So write "no"
-        # before it.
-        why = f"no {e}" if isinstance(e, KeyError) else str(e)
-        raise DataError(
-            what=f"cannot read the clip cache: {why}",
-            where=str(where),
-            expected="a folder made by scripts/build_clip_cache.py",
-            do=do,
-        ) from e
-    return index

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from data.clips.clip_cache import INDEX, CacheReader
+from data.clips.cache_format import INDEX
+from data.clips.clip_cache import CacheReader
 from data.clips.content import digest_of_clips
 from data.clips.listed_files import stamp
 
