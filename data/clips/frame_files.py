@@ -129,13 +129,7 @@ class FrameFiles:
 
         meta_entry: [number of frames, number of the first frame], or None without a meta file.
         """
-        # The name of each frame that has any file. Names may differ between kinds, e.g. 47.png in
-        # "lq" and 000047.dat in "spike". Then the name of the first kind is taken: the name in lq,
-        # unless lq lacks the file.
-        name_of: dict[FrameKey, str] = {}
-        for stems in self.stems.values():
-            for key, stem in stems.items():
-                name_of.setdefault(key, stem)  # changes nothing if the frame has a name
+        name_of = self._names_of_files()
         # All frames that the clip should have. Without a meta file, these are all frames that have
         # any file.
         wanted_frames = set(name_of)
@@ -159,6 +153,18 @@ class FrameFiles:
         self._report_gaps(keys, names)
         self._report_names_unlike_template(keys)
         return keys
+
+    def _names_of_files(self) -> dict[FrameKey, str]:
+        """Return the name of each frame that has any file.
+
+        Names may differ between kinds, e.g. 47.png in "lq" and 000047.dat in "spike". Then the name
+        of the first kind is taken: the name in lq, unless lq lacks the file.
+        """
+        name_of: dict[FrameKey, str] = {}
+        for stems in self.stems.values():
+            for key, stem in stems.items():
+                name_of.setdefault(key, stem)  # changes nothing if the frame has a name
+        return name_of
 
     def _listed_frames(self, meta_entry: Sequence[Any]) -> set[FrameKey]:
         """Return the frames that the meta file lists.
