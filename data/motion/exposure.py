@@ -13,10 +13,10 @@ A frame has H x W RGB pixels. `RecordedClip` (recording.py) reads the recordings
 planes belong to an exposure is decided before, in data/clip.py (`Exposure`).
 
 What must stay: the numbers of `spike_rates`. The shipped weights of the fusion "motion" were
-trained on pictures and gains that are made of these rates. `window` and `parts` are free as long as
-their windows hold the planes that their callers ask for.
+trained on pictures and gains that are made of these rates. test_exposure.py works out rates and
+windows by hand.
 
-Tests: tests/parts/data/test_recording.py, tests/parts/data/test_flow.py
+Tests: tests/parts/data/test_exposure.py
 """
 
 import itertools

@@ -19,9 +19,9 @@ twice the gain, because its light is shown half as bright.
 
 What must stay: the numbers of both functions. The shipped weights of the fusion "motion" were
 trained on grey values rate / gain. With other gains the weights still run, but fit a little worse.
-test_recording.py compares gains with the known rates of simulated cameras.
+test_gain.py compares gains with the known rates of simulated cameras.
 
-Tests: tests/parts/data/test_recording.py, tests/stories/test_motion_weights.py (cameras that change
+Tests: tests/parts/data/test_gain.py, tests/stories/test_motion_weights.py (cameras that change
 their exposure, broken pixels, a clipped sky)
 """
 

@@ -20,8 +20,8 @@ But a dark scene may have n = 0, although its few bright things are seen well. S
 What must stay: `DIM_SPIKES` and `NOISY_SPIKES`. The weights of the fusion "motion" were trained
 with the motions that follow from both, so they would fit a little worse with other limits.
 
-Tests: tests/parts/data/test_finder.py (dim light), tests/stories/test_motion_weights.py (few
-spikes, saturated cameras)
+Tests: tests/parts/data/test_light.py, tests/parts/data/test_finder.py (dim light),
+tests/stories/test_motion_weights.py (few spikes, saturated cameras)
 """
 
 import numpy as np

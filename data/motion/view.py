@@ -16,10 +16,10 @@ Three things follow from the matrix, and the rest of data/motion/ uses them alon
     pixels_on_plane   pixels of the frame -> their places on the plane
 
 What must stay: the number of points in a spike pixel and their places. The shipped weights of the
-fusion "motion" were trained on equations with these points. test_recording.py notices another size
-of a spike pixel, and test_bands.py other places.
+fusion "motion" were trained on equations with these points. test_view.py notices other places, and
+test_bands.py if a field of a band is wrong.
 
-Tests: tests/parts/data/test_recording.py, tests/parts/data/test_bands.py
+Tests: tests/parts/data/test_view.py, tests/parts/data/test_bands.py
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,78 @@
+"""data/motion/exposure.py: windows of the planes of an exposure, and spikes of broken pixels.
+
+The clips are rendered scenes (tests/helpers/moving_scene.py). A spike pixel covers 2 x 2 RGB
+pixels. A clip has three exposures of 60 planes, which follow one another.
+"""
+
+import numpy as np
+import pytest
+
+from data.motion.exposure import Recording
+from data.motion.recording import RecordedClip
+from tests.helpers.moving_scene import Scene, reader_of
+
+# The frame of the tests: the middle one of three, so planes before and after it were recorded.
+FRAME = 1
+
+
+def test_a_pixel_that_is_not_trusted_repeats_its_nearest_neighbour(tmp_path):
+    recording = RecordedClip(reader_of(Scene().write(tmp_path / "clip")), context=None).read(FRAME)
+    is_good = np.ones((48, 48), bool)
+    is_good[:, 1:] = False  # only column 0 is good
+
+    replaced = recording.with_repaired_pixels(is_good)
+
+    assert np.array_equal(replaced.stream[..., 0], recording.stream[..., 0])
+    assert np.array_equal(replaced.stream[..., 1], recording.stream[..., 0])
+    assert np.array_equal(replaced.stream[..., 47], recording.stream[..., 0])
+
+
+def recording_of(stream: np.ndarray, begin: int, end: int) -> Recording:
+    """Return a recording of these planes, whose frame is black."""
+    blurry = np.zeros((*stream.shape[1:], 3), np.float32)
+    return Recording(blurry, stream, begin=begin, end=end, sharp=(begin + end) / 2)
+
+
+# Planes that were not recorded are left out: here those before plane 0 and after plane 99.
+@pytest.mark.parametrize(
+    ("time", "planes", "window"),
+    [
+        (44.5, 9, (40, 49)),
+        (2.0, 8, (0, 6)),
+        (98.0, 8, (94, 100)),
+        (-9.0, 4, (0, 1)),
+        (120, 4, (99, 100)),
+    ],
+)
+def test_a_window_has_the_planes_around_a_time(time, planes, window):
+    recording = recording_of(np.zeros((100, 2, 2), np.uint8), begin=20, end=80)
+
+    assert recording.window(time, planes) == window
+
+
+def test_the_parts_of_an_exposure_divide_its_planes():
+    recording = recording_of(np.zeros((12, 2, 2), np.uint8), begin=2, end=10)
+
+    assert recording.parts(3) == [(2, 5), (5, 7), (7, 10)]
+    # Not more parts than planes.
+    assert recording.parts(20) == [(plane, plane + 1) for plane in range(2, 10)]
+
+
+def test_an_interval_counts_in_each_window_by_the_part_that_lies_there():
+    stream = np.zeros((12, 1, 1), np.uint8)
+    stream[[1, 5, 9]] = 1  # spikes at the times 2, 6 and 10
+
+    # Half of the interval from 2 to 6 in two planes, and the intervals 2 to 6 and 6 to 10 in eight.
+    rates = recording_of(stream, 0, 12).spike_rates([(3, 5), (2, 10)])
+
+    assert rates[:, 0, 0] == pytest.approx([0.5 / 2, 2 / 8])
+
+
+def test_times_of_an_exposure_stay_with_its_planes_if_planes_before_it_are_left_out():
+    stream = np.arange(12, dtype=np.uint8).reshape(12, 1, 1)
+    whole = recording_of(stream, begin=4, end=8)
+
+    cut = whole.with_planes(3, 12)
+
+    assert (cut.begin, cut.end, cut.sharp) == (1, 5, 3.0)
+    assert np.array_equal(cut.stream[cut.begin : cut.end], stream[4:8])

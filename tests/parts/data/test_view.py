@@ -1,0 +1,79 @@
+"""data/motion/view.py: where spike pixels lie on the frame, and what they see of it."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from data.motion.recording import RecordedClip
+from data.motion.view import View, mapped
+from tests.helpers.moving_scene import Scene, reader_of
+
+
+# Both matrices map the spike pixel (x, y) to the RGB pixel (2 x + 0.5, 2 y + 0.5): a homography
+# divides by its third row, so a factor of the whole matrix has no effect.
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        pytest.param([[2, 0, 0.5], [0, 2, 0.5], [0, 0, 1]], id="third row 0 0 1"),
+        pytest.param([[6, 0, 1.5], [0, 6, 1.5], [0, 0, 3]], id="times 3"),
+    ],
+)
+def test_a_factor_of_the_matrix_does_not_change_the_size_of_a_spike_pixel(tmp_path, matrix):
+    folder = Scene().write(tmp_path / "clip")
+    calibration = tmp_path / "cameras.json"
+    cameras = {"format": 1, "matrix": matrix, "spike_size": [48, 48], "rgb_size": [96, 96]}
+    calibration.write_text(json.dumps(cameras))
+
+    view = RecordedClip(reader_of(folder, calibration=str(calibration)), context=None).view
+
+    assert view.points_in_pixel == (2, 2)
+    assert view.pixel_area == pytest.approx(4)
+
+
+def view_of_twos() -> View:
+    """Return a view of 2 x 3 spike pixels, which cover 2 x 2 RGB pixels each."""
+    # The middle of spike pixel 0 is the corner between the RGB pixels 0 and 1, at 0.5.
+    to_rgb = np.array([[2, 0, 0.5], [0, 2, 0.5], [0, 0, 1]])
+    return View(size=(4, 6), plane=(2, 3), to_rgb=to_rgb, is_display=False)
+
+
+def test_the_points_of_a_spike_pixel_lie_on_the_pixels_that_it_covers():
+    points = view_of_twos().points_on_frame()
+
+    # 2 x 2 points in a spike pixel, and so one point on each of the 4 x 6 RGB pixels.
+    x, y = points[..., 0], points[..., 1]
+    assert x == pytest.approx(np.broadcast_to(np.arange(6), (4, 6)))
+    assert y == pytest.approx(np.broadcast_to(np.arange(4)[:, None], (4, 6)))
+
+
+def test_a_spike_pixel_sees_the_mean_of_the_pixels_that_it_covers():
+    picture = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+    means = view_of_twos().means(picture)
+
+    assert means == pytest.approx(picture.reshape(2, 2, 3, 2).mean(axis=(1, 3)))
+
+
+def test_the_middle_of_a_spike_pixel_is_the_corner_between_the_pixels_that_it_covers():
+    on_plane = view_of_twos().pixels_on_plane()
+
+    # RGB pixels 0 and 1 lie a quarter of a spike pixel beside the middle of spike pixel 0.
+    assert on_plane[0, :, 0] == pytest.approx([-0.25, 0.25, 0.75, 1.25, 1.75, 2.25])
+    assert on_plane[:, 0, 1] == pytest.approx([-0.25, 0.25, 0.75, 1.25])
+
+
+def test_a_point_that_is_mapped_there_and_back_is_where_it_was():
+    matrix = np.array([[2, 0.1, 0.5], [-0.1, 2, 3], [1e-3, 2e-3, 1]])  # turned and tilted
+    points = np.random.default_rng(0).uniform(0, 50, (4, 5, 2)).astype(np.float32)
+
+    back = mapped(np.linalg.inv(matrix), mapped(matrix, points))
+
+    assert back == pytest.approx(points, abs=1e-3)
+
+
+def test_the_last_row_of_a_rolling_shutter_is_exposed_later_than_the_first():
+    delays = replace(view_of_twos(), rolling=0.4).delays()
+
+    assert delays == pytest.approx([-0.2, -0.2 / 3, 0.2 / 3, 0.2])
