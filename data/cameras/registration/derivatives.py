@@ -22,7 +22,6 @@ MIDDLE_COLUMN = 4
 LENGTH_COLUMN = 5
 ROLL_COLUMN = 6
 MATRIX_AND_TIMES = 7  # number of columns before the coefficients, if the times are fitted
-FEATURES = 5  # number of features, and of coefficients
 # Columns of the times in J and in a step, for slices.
 TIME_COLUMNS = slice(MIDDLE_COLUMN, MATRIX_AND_TIMES)
 

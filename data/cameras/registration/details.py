@@ -12,8 +12,7 @@ taken at the same places and times. test_a_camera_is_found_from_a_start_that_is_
 another blur is taken for the frame, another filter, or another time for the rows. The noise has
 test_a_count_varies_by_its_part_behind_the_point.
 
-`frame_features` and `comparable_views` are called by rounds.py. All other rounds' modules read
-the `Details`.
+rounds.py calls `frame_features` and `comparable_views`. The equations of a round read `Details`.
 """
 
 import math
@@ -50,20 +49,19 @@ class Details:
     rate_at_start: np.ndarray
     rate_at_end: np.ndarray
     reach: float
-    is_compared: np.ndarray  # bool (h, w), the pixels to compare. "n" is their number
+    is_compared: np.ndarray  # bool (h, w), the pixels to compare. n is their number
     noise: Noise
-    every: int
+    every: int  # distance of the pixels, in spike pixels
 
 
 def frame_features(estimate: Estimate, sigma: float) -> list[Features]:
-    """Return the features of each frame, blurred as much as spikes are for details of size `sigma`.
+    """Return the features of each frame, with as much blur as spikes that are blurred by `sigma`.
 
-    sigma: in spike pixels. The blur of the frame is measured in RGB pixels.
+        sigma_in_frame^2 + 1/12 = (sigma^2 + 1/12) scale^2
 
-    Blurs add up by their variances. A pixel has an area, which blurs too: the variance of a square
-    of side 1 is 1/12. So blurred spikes have the variance sigma^2 + 1/12 in spike pixels. With
-    `scale` RGB pixels per spike pixel, this is (sigma^2 + 1/12) scale^2 in RGB pixels. An RGB pixel
-    has the variance 1/12 already, and the blur adds the rest.
+    scale is the number of RGB pixels per spike pixel, sigma is in spike pixels, and sigma_in_frame
+    in RGB pixels. Blurs add up by their variances. The area of a pixel blurs, too: 1/12 is the
+    variance of a square of side 1.
     """
     scale = scale_of(estimate.matrix)
     variance = (sigma**2 + 1 / 12) * scale**2 - 1 / 12

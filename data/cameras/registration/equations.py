@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from data.cameras.registration.derivatives import (
-    FEATURES,
     LENGTH_COLUMN,
     MATRIX_AND_TIMES,
     MATRIX_CHANGES,
@@ -32,6 +31,7 @@ from data.cameras.registration.derivatives import (
 from data.cameras.registration.details import Details
 from data.cameras.registration.estimate import Estimate
 from data.cameras.registration.explanation import Explanation
+from data.cameras.registration.view import FEATURES
 
 
 @dataclass(frozen=True)

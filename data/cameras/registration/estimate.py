@@ -85,11 +85,13 @@ class Estimate:
 
         # What the rounds learn. No round has run yet, so no error is known.
         self.explained = 0.0  # fraction of the variance of the spikes' details
-        self.matrix_error = np.inf  # standard error
+        # Of the last round on all pixels (all_pixels.py).
         self.time_errors = (np.inf, np.inf)  # of the offset in planes, and of the share
+        self.is_middle_doubtful = False  # `Middle.is_doubtful`
         self.error_by_offset = 0.0  # error of the matrix because the offset has an error
-        self.is_middle_doubtful = False  # `Middle.is_doubtful` of the last round on all pixels
-        self.residuals = np.empty(0)  # what remains of the shift of each part of the plane
+        # Of the last round on parts of the plane (parts.py).
+        self.matrix_error = np.inf  # standard error
+        self.residuals = np.empty(0)  # what remains of the shift of each part
 
     @property
     def is_matrix_fixed(self) -> bool:

@@ -8,9 +8,8 @@ round asks:
 
 The pair also mends broken spike pixels, and bins pixels of large planes.
 
-To add a feature of the frame, add a channel in `Pair.features`, and raise FEATURES in
-data/cameras/registration/derivatives.py. The order of the channels is free. Otherwise, a change of
-a value here changes the result of each fit.
+To add a feature of the frame, add a channel in `Pair.features`, and raise FEATURES. The order of
+the channels is free. Any other change of a value changes the results of all fits.
 
 Tests: test_broken_pixels_repeat_their_neighbours, and the whole fits of
 tests/parts/data/test_registration_fit.py, e.g. with binned pixels.
@@ -51,6 +50,9 @@ class Features(NamedTuple):
     values: np.ndarray
     overexposed: np.ndarray  # (H, W), the fraction of overexposed pixels around a pixel, 0 ... 1
 
+
+# Number of channels of `Features.values`.
+FEATURES = 5
 
 # A round measures how the number of spikes changes with time, over some planes before and after the
 # start and the end of the exposure. This reach is MOST_REACH planes, or fewer near the ends of a

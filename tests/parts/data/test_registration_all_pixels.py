@@ -11,7 +11,6 @@ import pytest
 
 from data.cameras.registration.all_pixels import step_within_limits
 from data.cameras.registration.derivatives import (
-    FEATURES,
     LENGTH_COLUMN,
     MATRIX_AND_TIMES,
     MIDDLE_COLUMN,
@@ -23,7 +22,7 @@ from data.cameras.registration.details import details_of, variance_of_counts
 from data.cameras.registration.estimate import Estimate
 from data.cameras.registration.explanation import explain, huber_weights
 from data.cameras.registration.matrix import nominal
-from data.cameras.registration.view import MOST_REACH, Pair, View
+from data.cameras.registration.view import FEATURES, MOST_REACH, Pair, View
 from tests.helpers import registration_views
 from tests.helpers.checked import not_none
 from tests.helpers.registration_views import RGB, SPIKE
