@@ -56,8 +56,8 @@ FEATURES = 5
 
 # A round measures how the number of spikes changes with time, over some planes before and after the
 # start and the end of the exposure. This reach is MOST_REACH planes, or fewer near the ends of a
-# stream. With more planes, fast motion would blur the change: with 20, the scene of
-# test_registration_fit.py has an offset of 0.3 planes where 0 is true, and with 8 or 3, 0.03.
+# stream. With 20 planes, fast motion would blur the change, and
+# test_a_camera_is_found_from_a_start_that_is_off fails. With 3, the change is noisier.
 MOST_REACH = 8
 # The fit needs at least this reach. The change over fewer planes would be mostly noise.
 LEAST_REACH = 3
