@@ -85,7 +85,8 @@ class Chunk:
             if len(moved) == 4:
                 moved_l[g] = moved[3]
             else:
-                # A sample is linear: the luma of a sample is the sample of the luma.
+                # A sample is linear: the luma of a sample is the sample of the luma. `flatten` is a
+                # view here, so the result lands in `moved_l`.
                 torch.mv(moved.flatten(1).t(), weights, out=moved_l[g].flatten())
         return moved_l
 
@@ -100,6 +101,9 @@ class Chunk:
         """
         samples = moved_l.permute(1, 2, 0).reshape(-1, 1)  # in the order of `_adjoint_of_U`
         self._U_adjoint.add_to(l, samples)
+
+
+# ---- The samples and their adjoints ----
 
 
 def positions_of_samples(shifts: Tensor) -> Tensor:
@@ -162,8 +166,8 @@ def _adjoint_of_U(samples: SortedSamples, numbers: SampleNumbers, groups: int) -
     """Return the adjoint of the map from l to the samples of all groups.
 
     Each sample is an output of its own. The output of group g at pixel p has the number
-    p groups + g. `SpikePixels.adjoint` has its results in this order in memory, so they need not be
-    copied.
+    `p * groups + g`. `SpikePixels.adjoint` has its results in this order in memory, so they need
+    not be copied.
     """
     return AdjointOfSums(
         samples, output_count=len(numbers.n), output_of=numbers.p * groups + numbers.g

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from data.motion.exposure import Recording
 from data.motion.joint.intervals import spike_intervals
-from data.motion.joint.spike_errors import errors_in_light
+from data.motion.joint.spike_errors import grey_errors
 from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.joint.values import tensor_of
 
@@ -46,7 +46,7 @@ class SpikeEquations(NamedTuple):
 
     coverage: Tensor  # c, (M, G, h, w): share of each of G groups of planes in each interval
     y: Tensor  # (M, h, w): measured grey value
-    weights: Tensor  # w_s, (M, h, w): 1 / (error in light), 0 for an equation that is not used
+    weights: Tensor  # w_s, (M, h, w): 1 / (error of y), 0 for an equation that is not used
     median_rate: float  # spikes per plane in a median interval, at least LEAST_RATE
 
 
@@ -83,7 +83,7 @@ def spike_equations(
     # The weight w_s = 1 / error. A pixel without an interval has no equation, so its weight is 0. A
     # pixel beside the frame, or a dead pixel, says nothing of the frame.
     is_used = has_interval & pixels.are_on_frame & torch.from_numpy(is_good).to(device)
-    weights = is_used / errors_in_light(y, r, n, pixels.view.is_display)
+    weights = is_used / grey_errors(y, r, n, pixels.view.is_display)
 
     return SpikeEquations(coverage, y, weights, _median_rate(r[has_interval]))
 

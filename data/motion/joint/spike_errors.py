@@ -35,7 +35,7 @@ SIGMA_S = 0.02
 JITTER = 0.02
 
 
-def errors_in_light(y: Tensor, r: Tensor, n: Tensor, is_display: bool) -> Tensor:
+def grey_errors(y: Tensor, r: Tensor, n: Tensor, is_display: bool) -> Tensor:
     """Return the expected error of each measured grey value y, in the unit of y.
 
     y: grey values, light or display values. r: spikes per plane. n: thresholds between two spikes,

@@ -10,7 +10,7 @@ The slope turns an error of z into an error of x: error of x = slope * error of 
 A spike camera sees no colours. It sees the luma 0.299 R + 0.587 G + 0.114 B of the light, or of the
 display values if it integrates these (`View.is_display`).
 
-All functions here are used by all modules of this folder. The shipped weights of the fusion
+Nearly all modules of this folder convert with these functions. The shipped weights of the fusion
 "motion" were trained with these curves, so another curve or another `DARK` gives worse frames.
 tests/parts/data/joint/test_equations.py notices another gamma, and a slope that does not fit it.
 """
