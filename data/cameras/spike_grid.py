@@ -35,6 +35,7 @@ from utils.errors import DataError
 Window = ScaledWindow | CalibratedWindow
 Grid = ScaledGrid | CalibratedGrid
 logger = logging.getLogger(__name__)
+
 # If the spike camera sees less than this fraction of a frame, the clip is refused: the rest of the
 # frame has only repeated edge pixels.
 LEAST_COVERAGE = 0.5

@@ -18,7 +18,7 @@ makes a clip before and after, and compares the files.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain, repeat
+from itertools import repeat
 
 import cv2
 import numpy as np
@@ -111,8 +111,9 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     share = np.float32(offset - whole)
 
     # With whole > 0, a view is needed later, so views are kept for `delay` results. With whole < 0,
-    # result p needs a view that is still to come, so it waits for view p + ahead. `recent` has the
-    # last delay + 2 views, oldest first. Its first two are the earlier and the later view:
+    # result p needs a view that is still to come, so it waits for view p + ahead; after the last
+    # view, the last one is repeated. `recent` has the last delay + 2 views, oldest first. Its first
+    # two are the earlier and the later view:
     #
     #     offset   delay   ahead   newest view   recent
     #     1.25     1       0       p             p - 2, p - 1, p
@@ -120,13 +121,7 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     delay = max(whole, 0)
     ahead = max(-whole, 0)
     recent: deque[np.ndarray] = deque(maxlen=delay + 2)
-    # After the last view, None comes `ahead` times, and means that the last view is repeated.
-    views_and_end = chain(views, repeat(None, ahead))
-    for number, view in enumerate(views_and_end):
-        if view is None and not recent:
-            # There was no view at all.
-            return
-        newest = recent[-1] if view is None else view
+    for number, newest in enumerate(_with_last_repeated(views, ahead)):
         if not recent:
             # All views before the first one are equal to the first one.
             recent.extend([newest] * (delay + 2))
@@ -140,3 +135,13 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
                 yield (1 - share) * later + share * earlier
             else:
                 yield later
+
+
+def _with_last_repeated(views: Iterable[np.ndarray], times: int) -> Iterator[np.ndarray]:
+    """Yield views, then the last one so many times more. Yields nothing if there is no view."""
+    last = None
+    for view in views:
+        yield view
+        last = view
+    if last is not None:
+        yield from repeat(last, times)

@@ -64,6 +64,10 @@ def tfstp(
 class _Synapses:
     """The model of `tfstp`: one synapse for each pixel. The docstring of `tfstp` has the equations.
 
+    E.g. a pixel fires in the planes 3, 7 and 11. At plane 3, the count begins. At plane 7, the
+    pixel gets the steady state of the interval dt = 4. At plane 11, the equations change the state
+    by another dt = 4, and it stays as it is, because it is steady.
+
     The state of each pixel is (h, w), and changes only where the pixel fires:
 
         u            the utilisation u

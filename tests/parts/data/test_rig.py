@@ -5,7 +5,7 @@ rgb_camera.py, spike_view.py and rig_values.py have the parts of a rig.
 A `Rig` says how the two cameras are mounted and which flaws they have. The scene is one random
 picture, rendered at 64 x 80 for the RGB camera; the spike camera has 32 x 40 pixels.
 
-`Rig.asked` makes the rig that the flag --rig asks for, e.g. by a name of NAMED: "ideal" has two
+`Rig.of_flag` makes the rig that the flag --rig asks for, e.g. by a name of NAMED: "ideal" has two
 cameras in one place and little noise, "rig" has the flaws of a common pair of cameras, "dim" has
 these flaws in less light.
 """
