@@ -8,7 +8,8 @@ A plane is one read-out of the spike camera. Spike files come in two kinds:
 
 `Timing` holds these options, and two values of the calibration of the cameras:
 
-    offset   number of planes by which the spike camera is later than the frames
+    offset   number of planes that is added to the first plane of each frame: the spike camera shows
+             a moment so many planes later than the clocks of the frames say
     share    the fraction of the planes of a frame that is read, in their middle
 
 `Timing.span` returns the planes of a frame in three steps: the planes that belong to the frame,
@@ -73,11 +74,10 @@ class _PlanesOfFrame(NamedTuple):
     length: int  # as in `Span`
 
     def exposed(self, share: float) -> tuple[int, int]:
-        """Return (first plane, plane after the last) of the share in the middle, as the file
-        counts.
+        """Return (first plane, plane after the last) of a share of these planes, in their middle.
 
-        The share is at least one plane, unless the frame has no plane. E.g. half of the planes
-        100 ... 155 is (114, 142).
+        It is at least one plane, unless the frame has no plane. E.g. half of the planes 100 ... 155
+        is (114, 142).
         """
         exposed = nearest_plane(self.count * share)
         if self.count > 0:
