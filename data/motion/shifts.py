@@ -13,7 +13,7 @@ What must stay: the times of `motion_times`, because the mean of two motions (fi
 at the same times, and because the weights of the fusion "motion" were trained with motions at these
 times. The tests notice a wrong interpolation and a wrong way back.
 
-Tests: tests/parts/data/test_flow.py
+Tests: tests/parts/data/test_shifts.py, tests/parts/data/test_flow.py
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,58 @@
+"""data/motion/shifts.py: the motion at times between the measured times, and the way back."""
+
+import numpy as np
+import pytest
+
+from data.motion.exposure import Recording
+from data.motion.shifts import Motion, motion_times, values_at_shifts
+
+# Rows and columns of a frame, in pixels.
+SIZE = (6, 8)
+
+
+def motion_by(x_at_times: dict[float, float]) -> Motion:
+    """Return a motion of all pixels along x. x_at_times: time -> shift in pixels."""
+    shifts = np.zeros((len(x_at_times), *SIZE, 2), np.float32)
+    errors = np.zeros((len(x_at_times), *SIZE), np.float32)
+    for index, (time, x) in enumerate(x_at_times.items()):
+        shifts[index, ..., 0] = x
+        errors[index] = abs(time) / 10
+    return Motion(np.array(list(x_at_times)), shifts, errors)
+
+
+# 30 lies beyond the measured times. There the speed of the last ten planes goes on.
+@pytest.mark.parametrize(
+    ("time", "x", "error"),
+    [(-10.0, -3.0, 1.0), (-5.0, -1.5, 0.5), (0.0, 0.0, 0.0), (4.0, 2.0, 0.4), (30.0, 15.0, 3.0)],
+)
+def test_a_shift_between_measured_times_is_interpolated(time, x, error):
+    shifts, errors = motion_by({-10.0: -3.0, 0.0: 0.0, 10.0: 5.0}).at(time)
+
+    assert shifts[..., 0] == pytest.approx(np.full(SIZE, x))
+    assert shifts[..., 1] == pytest.approx(np.zeros(SIZE))
+    assert errors == pytest.approx(np.full(SIZE, error))
+
+
+def test_the_way_back_of_an_even_motion_is_its_negative():
+    back, _ = motion_by({-10.0: -3.0, 0.0: 0.0, 10.0: 5.0}).back(10.0)
+
+    assert back[..., 0] == pytest.approx(np.full(SIZE, -5.0))
+
+
+def test_the_times_of_a_motion_lead_away_from_the_sharp_instant():
+    stream = np.zeros((100, 2, 2), np.uint8)
+    # 40 planes before the sharp instant, and 48 planes after it.
+    recording = Recording(np.zeros((4, 4, 3), np.float32), stream, begin=5, end=93, sharp=45.0)
+
+    assert motion_times(recording) == [-10, -20, -30, -40, 12, 24, 36, 48]
+
+
+def test_a_picture_is_read_at_the_point_to_which_a_shift_leads():
+    picture = np.tile(np.arange(8, dtype=np.float32), (6, 1))  # the value of a pixel is its column
+    shifts = np.zeros((*SIZE, 2), np.float32)
+    shifts[..., 0] = 1.5
+
+    values = values_at_shifts(picture, shifts)
+
+    # Beyond the last column, 7, the last column is repeated.
+    assert values[0] == pytest.approx([1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7, 7])
