@@ -31,9 +31,9 @@ from tests.helpers.train_files import (
 from utils.errors import CheckpointError
 from utils.files import MARK
 from utils.run import checkpoint
+from utils.run.experiment import Experiment
 from utils.run.health import Health
 from utils.run.position import DataOrder, Progress
-from utils.run.writers import Experiment
 
 NAME = "checkpoint_latest.pth"
 # The order of the samples of a run, which a checkpoint stores. Nothing here depends on it.

@@ -34,12 +34,12 @@ from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import MARK
 from utils.options.models import TrainOptions, WatchdogOptions
 from utils.run import checkpoint
+from utils.run.experiment import Experiment
 from utils.run.folder import only_run_in
 from utils.run.health import Health
 from utils.run.position import DataOrder, Progress, left_to_do, planned_steps
 from utils.run.restore_position import restore_progress
 from utils.run.resume import Resumed, find_checkpoint, restoring
-from utils.run.writers import Experiment
 
 # ---- Writing ----
 

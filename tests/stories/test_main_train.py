@@ -5,7 +5,7 @@ Each test starts main_train_vrt.py as a user does, with a tiny network on clips 
 first part share one finished run.
 
 What is tested: utils/run/run.py has the steps of a run, models/model_vrt.py the training step,
-utils/run/writers.py what a run writes.
+utils/run/experiment.py what a run writes.
 """
 
 import json

@@ -9,8 +9,8 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from utils.run.experiment import Experiment
 from utils.run.position import DataOrder
-from utils.run.writers import Experiment
 
 
 class Slow:

@@ -1,0 +1,80 @@
+"""Write environment.json into the folder of a run: command, versions, device and size.
+
+The report of the run (utils/run/report.py) and scripts/compare_runs.py show it.
+
+Test: test_the_page_of_a_run_shows_its_scores (tests/parts/utils/test_results.py).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from utils import VERSION, utils_dist
+from utils import device as devices
+from utils.dist import gpu
+from utils.files import write_whole
+from utils.logger import best_effort
+from utils.options.override import argument_without_secrets
+from utils.run import report
+
+
+def write_environment(folder: Path, parameters: int) -> None:
+    """Write environment.json into the folder of a run, for its report. Only rank 0 calls this.
+
+    The file tells command, versions, device and size of the last start that trained, e.g.
+    {"command": "main_train_vrt.py --opt ...", "torch": "2.8.0", "parameters": "18.32 M", ...}. A
+    start that finds the run finished does not write it.
+
+    parameters: number of parameters of the network.
+    """
+    device = utils_dist.get_device()
+    values = {
+        "command": " ".join(map(argument_without_secrets, sys.argv)),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "SpikeVRT": VERSION,
+        "commit": _commit() or None,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda if gpu.is_cuda(device) else None,
+        "device": devices.name(device),
+        "ranks": utils_dist.get_world_size(),
+        "parameters": f"{parameters / 1e6:.2f} M",
+    }
+    path = folder / report.ENVIRONMENT_NAME
+    with best_effort(str(path)):
+        # None: no GPU of CUDA, or no git.
+        known_values = {name: value for name, value in values.items() if value is not None}
+        write_whole(path, f"{json.dumps(known_values, indent=2)}\n".encode())
+
+
+# The folder of this program.
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _commit() -> str:
+    """Return the git commit of this program, with "-dirty" if files were changed, e.g. "47c71ae".
+
+    Returns "" if there is no git, or if the program lies in no repository.
+    """
+    environment = {
+        **os.environ,
+        # Let git look for a repository no higher than the folder of this program. Otherwise it
+        # could name the commit of another repository that contains this folder.
+        "GIT_CEILING_DIRECTORIES": str(ROOT.parent),
+        # Let git take no lock, because somebody may be working in the repository.
+        "GIT_OPTIONAL_LOCKS": "0",
+    }
+    # --exclude=*: name the commit and no tag.
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        answer = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout.strip()

@@ -1,0 +1,86 @@
+"""Write the numbers and pictures of a run to Weights & Biases (W&B).
+
+What must stay: the secret key of W&B reaches no file of the run
+(test_weights_and_biases_runs_offline_and_the_key_reaches_no_file).
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.options.models import LoggingOptions
+from utils.options.override import argument_without_secrets
+
+logger = logging.getLogger(__name__)
+
+
+class WandbWriter:
+    """Writes to Weights & Biases. After a resume it continues the same W&B run.
+
+    wandb gets the secret key only through the environment of this process, because the login of
+    wandb would write the key to a file. Keep it so: a test looks for the key in all files of a run
+    (test_weights_and_biases_runs_offline_and_the_key_reaches_no_file).
+    """
+
+    def __init__(
+        self, section: LoggingOptions, folder: Path, options: dict[str, Any], run_id: str | None
+    ) -> None:
+        """section: the options `logging`.
+        options: all options, without secrets. W&B shows them as its config.
+        run_id: id of the W&B run to continue, or None for a new one.
+        """
+        import wandb
+
+        if section.wandb_api_key:
+            os.environ["WANDB_API_KEY"] = section.wandb_api_key
+        # wandb copies the command line into its files, so secrets in it are replaced first.
+        sys.argv = [argument_without_secrets(argument) for argument in sys.argv]
+        about: dict[str, Any] = {
+            "project": section.wandb_project,
+            "entity": section.wandb_entity,
+            "name": options["task"],
+            "dir": str(folder),
+            "id": run_id,
+            "resume": "allow" if run_id else None,
+            "config": options,
+        }
+        self.image_of = wandb.Image
+        try:
+            with _no_input():
+                self.run = wandb.init(**about)
+        except wandb.Error as e:  # no key, a wrong one, or no network
+            self.run = wandb.init(**about, mode="offline")
+            logger.warning(
+                "W&B cannot be used (%s): this run is recorded offline; upload it later with: "
+                "wandb sync %s",
+                str(e).partition("\n")[0],  # its first line
+                Path(self.run.dir).parent,
+            )
+        # The methods `scalars` and `close` of this writer are methods of wandb's run.
+        self.scalars = self.run.log
+        self.close = self.run.finish
+
+    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
+        """Write a picture."""
+        self.run.log({tag: self.image_of(rgb)}, step=step)
+
+
+@contextmanager
+def _no_input() -> Generator[None]:
+    """Give an empty stdin to the block.
+
+    Without a key, wandb on a terminal would wait until the user types a key, and would store it.
+    """
+    stdin = sys.stdin
+    with open(os.devnull, encoding="utf-8") as nothing:
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            sys.stdin = stdin
