@@ -23,7 +23,7 @@ several processes. See docs/testing.md.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,13 +32,12 @@ from data.motion.joint_method import JointMethod, JointOptions
 from data.motion.learned_fusion import learned_motion
 from data.network_fit import check_clips
 from data.own_clips import (
-    OwnClips,
     clip_of_spikes,
     clips_with_frames,
     naming_spike_size_flag,
     spikes_for_formula,
 )
-from data.reconstruct import SET_BY_METHOD, refuse_channels, section_for
+from data.reconstruct import SET_BY_METHOD, Reconstruction, refuse_channels, section_for
 from data.scored_set import (
     count_of_expected_clips,
     frames_of_test_set,
@@ -266,83 +265,101 @@ def job_on_own_clips(
     opt: the option file, which describes the network. None without --opt: then the weights file
     describes its network.
     """
-    # This assertion, and the others below, tell the type checker what `read_request` has refused.
-    assert results.output is not None
-    # `start` makes the frames, or the first estimates of the joint solution.
-    start: Method
     with naming_spike_size_flag():  # errors in the block name the flag --spike-size
         if chosen.formula is not None:
-            saved = None
-            assert files.spike is not None
-            # The defaults of spike files of the type "dat", with the changes of the command line.
-            options = changed_spikes(
-                {"type": "dat"}, files, keys_of_method=SET_BY_METHOD, method_name=method_name
-            )
-            section = spikes_for_formula(chosen.formula, files.spike, options)
-            spike_options = section.plain()
-            start = chosen.formula
+            own = own_clips_by_formula(chosen.formula, chosen.joint, files, method_name)
         else:
-            assert network.weights is not None
-            saved = read_saved(network.weights, opt.portable() if opt is not None else None)
-            section = None  # only a formula reads spikes without frames
-            spike_options = spikes_for_network(saved, files, network)
-            start = network_for_own_clips(saved, network)
-        method = with_improvement(start, chosen.joint, saved)
-
-        if files.input is not None:
-            own = clips_of_input(files.input, files, spike_options, saved)
-        elif chosen.formula is not None and chosen.formula.is_grey:
-            assert files.spike is not None
-            own = clip_of_spikes(files.spike, files.gt, section)
-        else:
-            raise OptionError(
-                what=f"--method {method_name} needs the blurry frames",
-                where="--input",
-                expected="the frames of the exposures",
-                do="add --input PATH, or use another method",
-            )
+            own = own_clips_by_network(chosen.joint, files, network, opt)
 
     # The title of the report: the folder of several clips, or the name of the only clip.
-    title = own.clips[0].name
-    if files.input is not None and len(own.clips) > 1:
+    clips = own.clips
+    title = clips[0].name
+    if files.input is not None and len(clips) > 1:
         title = Path(files.input).name
-    forms = results.save or forms_like_input(own.clips, method)
+    forms = results.save or forms_like_input(clips, own.method)
     metric = opt.metric if opt is not None else MetricOptions()
+    assert results.output is not None  # `read_request` has refused clips without --output
     return Job(
-        method=method,
-        clips=own.clips,
-        outputs=outputs_of(Path(results.output), forms, results.fps, method, metric),
+        method=own.method,
+        clips=clips,
+        outputs=outputs_of(Path(results.output), forms, results.fps, own.method, metric),
         lpips=results.lpips,
         overwrite=results.overwrite,
         title=title,
-        expected=len(own.clips),
-        reading_options={"spike": spike_options},
+        expected=len(clips),
+        reading_options={"spike": own.spike_options},
         frames_note=own.frames_note,
     )
 
 
-def clips_of_input(
-    path: str, files: OwnFiles, spike_options: dict[str, Any] | None, saved: SavedNetwork | None
-) -> OwnClips:
-    """Return the clips of --input, in the form in which the method restores them.
+class OwnRestoration(NamedTuple):
+    """A user's own clips, and what restores them."""
 
-    path: --input. files: the user's files. spike_options: the spike section, or None if no spikes
-    are read. saved: the network, or None for a formula.
+    method: Method
+    clips: Sequence[ClipReader]
+    frames_note: str  # which of their frames are restored, in words for the report
+    # The section `spike`, by which the spikes are read, as plain values. None without spikes.
+    spike_options: dict[str, Any] | None
+
+
+def own_clips_by_formula(
+    formula: Reconstruction, joint: JointOptions | None, files: OwnFiles, method_name: str | None
+) -> OwnRestoration:
+    """Return the clips of `files`, to be restored by a formula, or by the joint solution.
+
+    method_name: the name after --method, for errors.
+
+    Raises OptionError if the method needs blurry frames and there is no --input.
     """
-    if saved is None:
-        return clips_with_frames(path, files.spike, files.gt, spike_options, 1, None)
+    assert files.spike is not None  # `read_request` has refused a formula without --spike
+    # The defaults of spike files of the type "dat", with the changes of the command line.
+    options = changed_spikes(
+        {"type": "dat"}, files, keys_of_method=SET_BY_METHOD, method_name=method_name
+    )
+    section = spikes_for_formula(formula, files.spike, options)
+    spike_options = section.plain()
+    if files.input is not None:
+        own = clips_with_frames(files.input, files.spike, files.gt, spike_options)
+    elif formula.is_grey:
+        own = clip_of_spikes(files.spike, files.gt, section)
+    else:
+        raise OptionError(
+            what=f"--method {method_name} needs the blurry frames",
+            where="--input",
+            expected="the frames of the exposures",
+            do="add --input PATH, or use another method",
+        )
+    method = with_improvement(formula, joint, saved=None)
+    return OwnRestoration(method, own.clips, own.frames_note, spike_options)
+
+
+def own_clips_by_network(
+    joint: JointOptions | None, files: OwnFiles, network: NetworkFlags, opt: Options | None
+) -> OwnRestoration:
+    """Return the clips of `files`, to be restored by a network. Reads its weights.
+
+    joint: the options of the joint solution, which may improve the frames of the network.
+    opt: the option file, or None: then the weights file describes its network.
+    """
+    # `read_request` has refused a network without weights and without frames.
+    assert network.weights is not None
+    assert files.input is not None
+    saved = read_saved(network.weights, opt.portable() if opt is not None else None)
+    spike_options = spikes_for_network(saved, files, network)
+    method = with_improvement(network_for_own_clips(saved, network), joint, saved)
     own = clips_with_frames(
-        path,
+        files.input,
         files.spike,
         files.gt,
         spike_options,
         scale=saved.scale,
         training_spikes=saved.spike_data,  # what the weights say of the spikes of their training
     )
+    clips = own.clips
     # A network that makes frames between the frames has another number of frames to restore.
     if saved.spec.interpolates:
-        return OwnClips([InterpolatedClip(clip) for clip in own.clips], own.frames_note)
-    return own
+        clips = [InterpolatedClip(clip) for clip in clips]
+    return OwnRestoration(method, clips, own.frames_note, spike_options)
 
 
 def forms_like_input(clips: Sequence[ClipReader], method: Method) -> Sequence[str]:

@@ -51,8 +51,8 @@ def clips_with_frames(
     spike: str | None,
     gt: str | None,
     spike_options: dict[str, Any] | None,
-    scale: int,
-    training_spikes: dict[str, Any] | None,
+    scale: int = 1,
+    training_spikes: dict[str, Any] | None = None,
 ) -> OwnClips:
     """Return the clips at `path`. Rank 0 warns if spikes and frames do not show the same.
 
