@@ -11,15 +11,14 @@ because it is the sign for a continued test that the clip is finished. The score
 Tests: tests/parts/utils/test_results.py, test_output_folder.py, tests/stories/test_main_test.py
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from models.metrics import METRICS_OF_TESTS, Metric, Scores, add_scores, choose_metrics
+from models.restore.clip_scores import ClipScorer, MoreScores
 from models.restore.clip_videos import open_videos
 from models.restore.outputs import STRIPS_PER_CLIP, Outputs, evenly_spaced
 from utils.contract import ClipReader
@@ -34,13 +33,7 @@ from utils.image import (
     scored_values,
     tensor_to_uint8,
 )
-from utils.options.models import MetricOptions
 from utils.results import json_bytes
-from utils.video.writer import VideoWriter
-
-# A function (restored frame, sharp frame) -> {name of a score: value}, e.g. {"lpips": 0.12}, for
-# scores beyond those of models/metrics.py. The frames are (H, W, 3) RGB.
-MoreScores = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 
 
 def finish_clip(
@@ -53,57 +46,33 @@ def finish_clip(
 ) -> None:
     """Score the restored frames of a clip, write strips and videos, then the JSON of the clip.
 
-    The JSON marks the clip as finished, so it must be written after all other files of the clip.
-    The input is scored too if it has the size of the sharp frame. A method may restore several
-    sharp frames of an exposure, its instants. They are scored too if the clip has a true sharp
-    frame for each instant.
-
     This function calls `watchdog.go_on` after each slow part. The call says that the process makes
     progress; without it, the watchdog would end a test of long clips.
 
     clip: the input, with its spikes and sharp frames. outputs: where the files are.
     indices: indices of the restored frames in the clip.
     more_scores: function (restored frame, sharp frame) -> further scores, or None.
-    notes: further entries of the JSON.
+    notes: further entries of the JSON, e.g. {"s_per_frame": 0.31, "tile": "tiles of 12 frames"}.
     is_grey: whether the luma alone is scored.
     """
     scorer = ClipScorer(outputs.metric, more_scores, is_grey)
-    # Strips are written for at most STRIPS_PER_CLIP frames, evenly spaced over the clip.
-    positions = evenly_spaced(len(indices), most=STRIPS_PER_CLIP)
-    indices_of_strips = {indices[position] for position in positions}
-    middle_index = example_of(indices)
     with ExitStack() as stack:
-        videos = open_videos(clip, outputs, len(indices), stack)  # kind -> open video
+        pictures = _Pictures(clip, indices, outputs, stack)
         for index in indices:
-            stem = clip.stems[index]
             item = clip.frame(index)  # input, spikes and sharp frames
-            # frame.restored is the picture that was saved. frame.scored are the values to score:
-            # the picture, or its instants, or the exact values before rounding.
-            frame = _read_frame(outputs, clip.name, stem)
+            frame = _read_frame(outputs, clip.name, clip.stems[index])
             watchdog.go_on()
             scorer.add(item, frame.scored)
             watchdog.go_on()
-
-            if "video" in videos:
-                videos["video"].write(frame.restored)
-            if "slowmotion" in videos:
-                for image in frame.instants:
-                    videos["slowmotion"].write(image)
-            has_strip = index in indices_of_strips
-            if "comparison" in videos or has_strip:
-                panels = comparison_of(clip, index, item, frame.restored)
-                strip_file = outputs.file("strip", clip.name, stem) if has_strip else None
-                _write_comparison(panels, strip_file, videos.get("comparison"))
-            if index == middle_index:
-                imwrite_rgb(outputs.file("example", clip.name), frame.restored)
+            pictures.write(index, item, frame)
 
     content = {
         "name": clip.name,
         "frames": len(indices),
         "stems": [clip.stems[index] for index in indices],
-        "example": clip.stems[middle_index],
+        "example": clip.stems[example_of(indices)],
         "per_frame": scorer.scores,
-        **notes,  # e.g. {"s_per_frame": 0.31, "tile": "tiles of 12 frames x 256 px"}
+        **notes,
     }
     write_whole(outputs.file("clip", clip.name), json_bytes(content))
     # Remove the files that only the scoring needed. This comes after the JSON, because a test that
@@ -113,23 +82,6 @@ def finish_clip(
     if "frames" not in outputs.save:
         temporary += outputs.frame_files(clip.name, clip.stems)
     remove_files(outputs.folder, temporary)
-
-
-def _write_comparison(
-    panels: dict[str, np.ndarray], strip_file: Path | None, video: VideoWriter | None
-) -> None:
-    """Write a frame beside its input and sharp frame, as a picture and as a frame of a video.
-
-    panels: name -> picture, from `comparison_of`. If there is a video, this function removes the
-        panel of the error from `panels`.
-    strip_file: path of the picture, or None for no picture.
-    video: the open video, or None for no video.
-    """
-    if strip_file is not None:
-        imwrite_rgb(strip_file, comparison_strip(panels))
-    if video is not None:
-        panels.pop(ERROR, None)  # a video has no panel of the error
-        video.write(comparison_strip(panels))
 
 
 class _RestoredFrame(NamedTuple):
@@ -157,56 +109,44 @@ def _read_frame(outputs: Outputs, clip: str, stem: str) -> _RestoredFrame:
     return _RestoredFrame(restored, instants, scored)
 
 
+class _Pictures:
+    """Writes the videos, the strips and the example frame of a clip, frame by frame."""
+
+    def __init__(
+        self, clip: ClipReader, indices: Sequence[int], outputs: Outputs, stack: ExitStack
+    ) -> None:
+        """Open the videos. Leaving `stack` closes them. indices: the restored frames."""
+        self.clip = clip
+        self.outputs = outputs
+        self.videos = open_videos(clip, outputs, len(indices), stack)  # kind -> open video
+        positions = evenly_spaced(len(indices), most=STRIPS_PER_CLIP)
+        self.indices_of_strips = {indices[position] for position in positions}
+        self.example_index = example_of(indices)
+
+    def write(self, index: int, item: dict[str, Any], frame: _RestoredFrame) -> None:
+        """Write what is saved of a frame. item: its input, spikes and sharp frames."""
+        if "video" in self.videos:
+            self.videos["video"].write(frame.restored)
+        if "slowmotion" in self.videos:
+            for image in frame.instants:
+                self.videos["slowmotion"].write(image)
+        has_strip = index in self.indices_of_strips
+        if "comparison" in self.videos or has_strip:
+            panels = comparison_of(self.clip, index, item, frame.restored)
+            if has_strip:
+                stem = self.clip.stems[index]
+                strip_file = self.outputs.file("strip", self.clip.name, stem)
+                imwrite_rgb(strip_file, comparison_strip(panels))
+            if "comparison" in self.videos:
+                panels.pop(ERROR, None)  # a video has no panel of the error
+                self.videos["comparison"].write(comparison_strip(panels))
+        if index == self.example_index:
+            imwrite_rgb(self.outputs.file("example", self.clip.name), frame.restored)
+
+
 def example_of(indices: Sequence[int]) -> int:
     """Return the frame of a clip that the report shows: the middle one of the restored frames."""
     return indices[len(indices) // 2]
-
-
-class ClipScorer:
-    """Collects the scores of the frames of one clip. `finish_clip` explains the arguments.
-
-    scores: the result: what is scored -> metric -> value of each frame. E.g.
-        {"restored": {"psnr": [30.1, 30.4], ...}, "input": ..., "instant 0": ..., "instant 1": ...}.
-    """
-
-    def __init__(
-        self, metric: MetricOptions, more_scores: MoreScores | None, is_grey: bool
-    ) -> None:
-        self.values = metric.values
-        self.more_scores = more_scores
-        self.metrics_of_input = choose_metrics(METRICS_OF_TESTS, metric.more)
-        self.metrics_of_restored = self.metrics_of_input
-        if is_grey:  # then the restored frames have no colour, so only metrics on luma apply
-            self.metrics_of_restored = [each for each in self.metrics_of_input if each.on_luma]
-        self.metrics_of_instants = choose_metrics(("psnr",), more=())
-        self.scores: Scores = {}
-
-    def add(self, item: dict[str, Any], images: Sequence[np.ndarray] | np.ndarray) -> None:
-        """Score a frame, and its instants if there are several.
-
-        item: input and sharp frames: "lq", and "gt" and "gt_instants" if there are any.
-        images: the instants, or the frame alone. The middle instant counts as the frame.
-        """
-        if "gt" in item:
-            sharp = scored_values(item["gt"], self.values)
-            middle = images[len(images) // 2]  # the only image if there is one
-            self._add("restored", middle, sharp, self.metrics_of_restored)
-            watchdog.go_on()
-            blurry = item["lq"][:3]  # without the noise map, which may be a fourth channel
-            # In super-resolution the input is smaller, so it has no score.
-            if blurry.shape == item["gt"].shape:
-                self._add("input", scored_values(blurry, self.values), sharp, self.metrics_of_input)
-        if len(images) > 1 and "gt_instants" in item:
-            instants = item["gt_instants"].unflatten(0, (len(images), -1))  # (K, 3, H, W)
-            truth = scored_values(instants, self.values)
-            for number, (image, sharp) in enumerate(zip(images, truth, strict=True)):
-                add_scores(self.scores, f"instant {number}", image, sharp, self.metrics_of_instants)
-
-    def _add(
-        self, kind: str, image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]
-    ) -> None:
-        """Score one image, also with `more_scores`. The instants get no such further scores."""
-        add_scores(self.scores, kind, image, sharp, metrics, self.more_scores)
 
 
 def comparison_of(

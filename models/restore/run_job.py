@@ -29,7 +29,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from models.restore.finished_clip import MoreScores, example_of, finish_clip
+from models.restore.clip_scores import MoreScores
+from models.restore.finished_clip import example_of, finish_clip
 from models.restore.job import Job
 from models.restore.lpips import Lpips
 from models.restore.output_folder import claim_folder

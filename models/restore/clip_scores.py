@@ -1,0 +1,84 @@
+"""Score the restored frames of one clip against its sharp frames.
+
+In: the input, the sharp frames and the restored frames of a clip, one frame at a time, from
+finished_clip.py. Out: `ClipScorer.scores`, the scores of each frame, which finished_clip.py writes
+into the JSON of the clip.
+
+What must stay: which frames are scored, and the names of what is scored ("restored", "input",
+"instant 0", ...), because users' scripts read them
+(test_the_numbers_equal_the_numbers_of_a_restoration_by_hand).
+
+Tests: tests/stories/test_main_test.py, tests/parts/utils/test_results.py
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from models.metrics import METRICS_OF_TESTS, Metric, Scores, add_scores, choose_metrics
+from utils.dist import watchdog
+from utils.image import (
+    scored_values,
+)
+from utils.options.models import MetricOptions
+
+# A function (restored frame, sharp frame) -> {name of a score: value}, e.g. {"lpips": 0.12}, for
+# scores beyond those of models/metrics.py. The frames are (H, W, 3) RGB.
+MoreScores = Callable[[np.ndarray, np.ndarray], dict[str, float]]
+
+
+class ClipScorer:
+    """Collects the scores of the frames of one clip.
+
+    The input is scored beside the restored frame, if it has the size of the sharp frame. A method
+    may restore several sharp frames of an exposure, its instants. They are scored too if the clip
+    has a true sharp frame for each instant.
+
+    scores: the result: what is scored -> metric -> value of each frame. E.g.
+        {"restored": {"psnr": [30.1, 30.4], ...}, "input": ..., "instant 0": ..., "instant 1": ...}.
+    """
+
+    def __init__(
+        self, metric: MetricOptions, more_scores: MoreScores | None, is_grey: bool
+    ) -> None:
+        """Choose the metrics.
+
+        metric: the section `metric` of the options. more_scores: function that computes further
+        scores, or None. is_grey: whether the restored frames have no colour.
+        """
+        self.values = metric.values
+        self.more_scores = more_scores
+        self.metrics_of_input = choose_metrics(METRICS_OF_TESTS, metric.more)
+        self.metrics_of_restored = self.metrics_of_input
+        if is_grey:  # then the restored frames have no colour, so only metrics on luma apply
+            self.metrics_of_restored = [each for each in self.metrics_of_input if each.on_luma]
+        self.metrics_of_instants = choose_metrics(("psnr",), more=())
+        self.scores: Scores = {}
+
+    def add(self, item: dict[str, Any], images: Sequence[np.ndarray] | np.ndarray) -> None:
+        """Score a frame, and its instants if there are several.
+
+        item: input and sharp frames: "lq", and "gt" and "gt_instants" if there are any.
+        images: the instants, or the frame alone. The middle instant counts as the frame.
+        """
+        if "gt" in item:
+            sharp = scored_values(item["gt"], self.values)
+            middle = images[len(images) // 2]  # the only image if there is one
+            self._add("restored", middle, sharp, self.metrics_of_restored)
+            watchdog.go_on()
+            blurry = item["lq"][:3]  # without the noise map, which may be a fourth channel
+            # In super-resolution the input is smaller, so it has no score.
+            if blurry.shape == item["gt"].shape:
+                self._add("input", scored_values(blurry, self.values), sharp, self.metrics_of_input)
+        if len(images) > 1 and "gt_instants" in item:
+            instants = item["gt_instants"].unflatten(0, (len(images), -1))  # (K, 3, H, W)
+            truth = scored_values(instants, self.values)
+            for number, (image, sharp) in enumerate(zip(images, truth, strict=True)):
+                add_scores(self.scores, f"instant {number}", image, sharp, self.metrics_of_instants)
+
+    def _add(
+        self, kind: str, image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]
+    ) -> None:
+        """Score one image, also with `more_scores`. The instants get no such further scores."""
+        add_scores(self.scores, kind, image, sharp, metrics, self.more_scores)
