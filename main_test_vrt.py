@@ -89,9 +89,12 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #     choose_method       --method -> a formula, the joint solution, or neither
 #                         (data/chosen_method.py)
 #     read_options        the option file, if there is one -> `Options`
-#     job_on_test_set     the clips of datasets.test, and what restores them -> `Job`
-#     job_on_own_clips    the same for a user's own clips
-#     restore_clips       restores and scores the clips of the job (models/restore/run_job.py)
+#     job_of              the clips, what restores them (a `Method` of utils/contract.py), and where
+#                         the results go -> `Job` (models/restore/job.py)
+#       job_on_test_set     for the clips of datasets.test
+#       job_on_own_clips    for a user's own clips
+#     restore_clips       restores and scores the clips of the job (models/restore/run_job.py). Here
+#                         the method is asked for the frames, so read its page then
 #     write_report        writes the tables and the page of results (models/restore/report.py)
 #
 # What must stay: the restored frames and the scores

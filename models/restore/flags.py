@@ -20,9 +20,7 @@ from models.restore.outputs import VIDEOS
 from utils import VERSION
 from utils.arguments import frame_rate
 from utils.options.command_line import OptionParser
-from utils.options.foreign_flags import (
-    add_launch_flags,
-)
+from utils.options.foreign_flags import add_launch_flags
 
 DTYPES = ("float32", "bfloat16", "float16")  # values of --dtype
 JOINT = "joint"  # value of --method for the joint solution, see data/motion/joint/
@@ -75,9 +73,6 @@ def _add_flags_of_network(add: Callable[..., Any]) -> None:
         help="option file. Its clips datasets.test are restored. If --input is given, only the "
         "network of the file is used",
     )
-    # tfp, tfi, tfstp and exposure are formulas, which compute a frame directly. "joint" solves
-    # equations of the blurry frame and its spikes, and needs a first frame to begin with: of the
-    # formula exposure, or of a network.
     add(
         "--method",
         metavar="NAME",
@@ -110,10 +105,7 @@ def _add_flags_of_clips(add: Callable[..., Any]) -> None:
 
 
 def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
-    """Add the flags that say how the network is applied: tiles, precision and so on.
-
-    See `TileRequest`.
-    """
+    """Add the flags that say how the network is applied: tiles, precision and so on."""
     # T is a number of frames, and P a number of pixels (the side of a square tile). "auto": tiles
     # are halved when the memory of a GPU runs out.
     add(

@@ -188,6 +188,7 @@ def _restore_piece(
         # continued test would not write the pictures any more.
         if index == index_in_report and isinstance(restorer, ShowsPictures):
             job.outputs.write_pictures(clip.name, restorer.pictures())
+        # The picture, and the exact values if the scores are computed from them.
         job.outputs.write_frame(clip.name, clip.stems[index], frame)
         restored_count += 1
         watchdog.phase(f"restore: {clip.name}", restored_count)
