@@ -1,8 +1,8 @@
 """Divide the frames that are still to be restored among the ranks, the processes of a test.
 
-run_job.py calls `shared_plan` on each rank. Rank 0 looks at the output folder, so that all ranks
-have the same plan: a list of `Work`, each of which is a run of frames of one clip. Of n ranks, rank
-r takes the items r, r + n, ... of the list.
+In: a `Job`, whose output folder run_job.py has claimed. Out: the same plan on every rank: a list of
+`Work`, each of which is a run of frames of one clip. Of n ranks, rank r takes the items r, r + n,
+... of the list. Rank 0 looks at the folder, and the other ranks get its plan.
 
 What must stay: the frames do not depend on the number of ranks, bit for bit, although a clip may be
 cut between several ranks (test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits). So
@@ -25,17 +25,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Work:
-    """Consecutive frames of one clip, for one rank.
+    """Consecutive frames of one clip, for one rank."""
 
-    clip_index: index in Job.clips.
-    frames: indices of the frames to restore. Empty if all frames are there, and only the scores of
-    the clip are missing.
-    is_whole: whether these frames are all that is left of the clip. If not, other `Work` has the
-    rest, which may belong to other ranks.
-    """
-
+    # Index in Job.clips.
     clip_index: int
+    # Indices of the frames to restore. Empty if all frames are there, and only the scores of the
+    # clip are missing.
     frames: range
+    # Whether these frames are all that is left of the clip. If not, other `Work` has the rest,
+    # which may belong to other ranks.
     is_whole: bool
 
 
@@ -60,20 +58,8 @@ def plan_work(job: Job) -> list[Work]:
 
     The longest pieces come first, so that all ranks end at nearly the same time. If there are fewer
     clips than ranks, clips are cut in time. E.g. 1 clip of 100 frames on 4 ranks -> 4 pieces of 25.
-
-    Free to change: any division gives the same frames, bit for bit. What must stay: each missing
-    frame is in exactly one piece, and a clip without a missing frame has one empty piece.
-    test_main_test.py compares one rank with two.
     """
-    outputs = job.outputs
-
-    # Clips of which a result is missing: the scores (e.g. clips/street.json), or a file that the
-    # user asked for by --save (e.g. street/000001.png, street.mp4).
-    unfinished = []
-    for clip_index, clip in enumerate(job.clips):
-        files = [outputs.file("clip", clip.name), *outputs.results(clip.name, job.stems_of(clip))]
-        if not all(path.exists() for path in files):
-            unfinished.append(clip_index)
+    unfinished = _unfinished_clips(job)
     finished_count = len(job.clips) - len(unfinished)
     if finished_count:
         logger.info("%d of %d clips are finished already", finished_count, len(job.clips))
@@ -85,20 +71,40 @@ def plan_work(job: Job) -> list[Work]:
         pieces_of_clip = math.ceil(utils_dist.get_world_size() / len(unfinished))
     plan = []
     for clip_index in unfinished:
-        missing = _missing_frames(job, job.clips[clip_index])
-        # All frames from the first to the last missing one, because a piece is one range. Existing
-        # frames in this range are computed again, to the same values.
-        if missing:
-            to_restore = range(missing[0], missing[-1] + 1)
-        else:
-            # No frame is missing. The clip stays in the plan to be scored.
-            to_restore = range(0)
+        to_restore = _frames_to_restore(job, job.clips[clip_index])
         pieces = _pieces(to_restore, pieces_of_clip)
         is_whole = len(pieces) == 1  # so the rank that restores the piece can score the clip
         plan += [Work(clip_index, piece, is_whole) for piece in pieces]
     # Pieces of the same length are in the order of clips and frames, which is the same in every
     # run.
     return sorted(plan, key=lambda work: (-len(work.frames), work.clip_index, work.frames.start))
+
+
+def _unfinished_clips(job: Job) -> list[int]:
+    """Return the indices of the clips of which a result is missing.
+
+    Results are the scores, e.g. clips/street.json, and what the user asked for by --save, e.g.
+    street/000001.png and street.mp4.
+    """
+    unfinished = []
+    for clip_index, clip in enumerate(job.clips):
+        scores = job.outputs.file("clip", clip.name)
+        files = [scores, *job.outputs.results(clip.name, job.stems_of(clip))]
+        if not all(path.exists() for path in files):
+            unfinished.append(clip_index)
+    return unfinished
+
+
+def _frames_to_restore(job: Job, clip: ClipReader) -> range:
+    """Return the frames of a clip from the first to the last missing one: a piece is a range.
+
+    Existing frames in this range are computed again, to the same values. If no frame is missing,
+    the range is empty. Then the clip stays in the plan to be scored.
+    """
+    missing = _missing_frames(job, clip)
+    if not missing:
+        return range(0)
+    return range(missing[0], missing[-1] + 1)
 
 
 def _pieces(frames: range, most: int) -> list[range]:
