@@ -139,15 +139,23 @@ def _with_option_file(
     network = {**network, "spike_data": spike_data}
     saved = SavedNetwork(path, weights, **network, known_from="the option file")
     spike_of_training = options.get("spike")
-    if spike_of_training is None or saved.spike is None:
-        return saved  # there are no two descriptions of spikes to compare
-    # `spec` builds the network without its numbers, so it is asked only where it is needed.
-    if saved.spec.spike_channels == 0:
-        return saved  # the network takes no spikes
+    # Compare the two descriptions of the spikes, if there are two. `spec` builds the network
+    # without its numbers, so it is asked last.
+    has_two = spike_of_training is not None and saved.spike is not None
+    if has_two and saved.spec.spike_channels > 0:
+        _compare_spikes(spike_of_training, saved.spike, path)
+    return saved
 
-    # If the number of spike channels is the same, channels of another kind fit the weights, and
-    # the results would be wrong without an error. So refuse them here.
-    first_difference = next(kind_differences(spike_of_training, saved.spike), None)
+
+def _compare_spikes(training: dict[str, Any], now: dict[str, Any], path: Path) -> None:
+    """Refuse spike channels of another kind than in the training. Warn of other differences.
+
+    If the number of spike channels is the same, channels of another kind fit the weights, and the
+    results would be wrong without an error.
+
+    training, now: the section `spike` of the weights file `path`, and of the option file.
+    """
+    first_difference = next(kind_differences(training, now), None)
     if first_difference is not None:
         key, training_value, other_value = first_difference
         raise CheckpointError(
@@ -160,13 +168,11 @@ def _with_option_file(
     # Other differences in what the channels show may be meant, so they are a warning. The keys that
     # are not compared describe the camera and its files, which may be others than in the training.
     changes = []
-    differences = changed_options.differences(spike_of_training, saved.spike)
-    for key, (was, now) in differences.items():
+    for key, (was, is_now) in changed_options.differences(training, now).items():
         if key.startswith("representation.") or key in ("context", "resize"):
-            changes.append(f"{key} {was} -> {now}")
+            changes.append(f"{key} {was} -> {is_now}")
     if changes and utils_dist.is_main_process():
         logger.warning(
             "the weights were trained with other spike channels than the options give: %s",
             ", ".join(changes),
         )
-    return saved

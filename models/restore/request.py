@@ -10,9 +10,9 @@ parts on by name. E.g. `--input a.mp4 --spike b.dat --output out --tile 12,256` 
 There are two forms of a command line: the user's own clips (--input, or --spike with a --method),
 or the clips of an option file (--opt, datasets.test). In the second form own_files is None.
 
-A value of a flag wins over the option file, and this over what the weights file says
-(test_weights_on_the_command_line_come_first). So a missing flag is None here, and later pages look
-for the value elsewhere.
+A value may come from four sources. The first that gives it wins: the command line, the option file,
+the weights file, the dataset.json beside the spikes (test_weights_on_the_command_line_come_first).
+So a missing flag is None here, and later pages look for the value elsewhere.
 
 A new flag needs a line in flags.py, a field in one of the classes below, and a line in
 `read_request`. If it excludes other flags, it also needs a refusal (refused_flags.py).
