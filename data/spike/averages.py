@@ -18,8 +18,13 @@ import numpy as np
 from .registry import Numbers, representation
 
 
-# TFP is "texture from playback". With num_bins, its windows are spread over the stream. Without
-# num_bins, they lie around the center.
+# ---- Windows of fixed length --------------------------------------------------------------------
+#
+# With the option num_bins, the windows of TFP (texture from playback) are spread over the stream.
+# Without it, they lie around the center. The next two functions get the options and say which; they
+# are fields of `Representation` (registry.py), which `represent` needs to reverse time exactly.
+
+
 def _tfp_is_centered(num_bins: int | None = None, **_: Any) -> bool:
     return num_bins is None
 
@@ -98,6 +103,9 @@ def _counts(window: np.ndarray) -> np.ndarray:
     # Up to 255 fit into a byte, and numpy sums bytes fastest.
     fits_into_a_byte = len(window) < 256
     return window.sum(axis=0, dtype=np.uint8 if fits_into_a_byte else np.uint32)
+
+
+# ---- Bins of the exposure -----------------------------------------------------------------------
 
 
 @representation("voxel", proportional=True, accepts_half_planes=True)

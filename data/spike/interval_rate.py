@@ -15,7 +15,11 @@ from .registry import Numbers, representation
 
 
 def _lag_of_tfi(**_: Any) -> int:
-    """Return 1: TFI shows the time half a plane after its centre plane."""
+    """Return 1, in half planes: TFI shows the time half a plane after its center, plane m.
+
+    It takes as many planes up to m as after m, so their middle lies between m and m + 1.
+    `represent` needs the lag to reverse time exactly.
+    """
     return 1
 
 

@@ -31,6 +31,13 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
     return stream[first:end].astype(np.float32)
 
 
+# ---- Windows of 25 planes -----------------------------------------------------------------------
+#
+# The windows of `encoding25` lie around the center, or they are spread over the file. The next
+# three functions get the options and say which; they are fields of `Representation` (registry.py),
+# which `represent` needs to reverse time exactly.
+
+
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
     """Return 0 or -1: whether the windows of `encoding25` show a time half a plane earlier.
 
@@ -46,10 +53,12 @@ def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) 
 
 
 def _windows_are_centered(num_windows: int = 1, spacing: int | None = None, **_: Any) -> bool:
+    """Return whether the windows lie around the center."""
     return num_windows == 1 or spacing is not None
 
 
 def _windows_are_spread(num_windows: int = 1, spacing: int | None = None, **_: Any) -> bool:
+    """Return whether the windows are spread over the file."""
     return num_windows > 1 and spacing is None
 
 

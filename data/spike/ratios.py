@@ -26,7 +26,10 @@ from .registry import representation
 
 
 def _lag_of_light(**_: Any) -> int:
-    """Return -1: the light of plane m was collected between the planes m - 1 and m."""
+    """Return -1, in half planes: the light of plane m was collected between the planes m - 1 and m.
+
+    `represent` needs the lag to reverse time exactly.
+    """
     return -1
 
 
