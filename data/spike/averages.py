@@ -17,7 +17,6 @@ import numpy as np
 
 from .registry import Numbers, representation
 
-
 # ---- Windows of fixed length --------------------------------------------------------------------
 #
 # With the option num_bins, the windows of TFP (texture from playback) are spread over the stream.
