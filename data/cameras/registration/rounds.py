@@ -6,12 +6,14 @@ because fine details match at wrong places if the start is off by many pixels:
     coarse, 3, TIME_SIGMA pixels    matrix and times, from all pixels together (all_pixels.py)
     FINE_SIGMA pixels               the matrix alone, and its error, from parts (parts.py)
 
-In a pan (everything moves at one speed), a wrong offset with a moved camera fits the clip about as
-well as the truth, and the rounds may follow it. So `best_estimate` compares three estimates, by
+The offset says by how many planes the exposure is later than the files say. In a pan (everything
+moves at one speed), a wrong offset with a moved camera fits the clip about as well as the truth,
+and the rounds may follow it. So `best_estimate` compares three estimates, by
 
-    ratio(A, B) = unexplained(A) / unexplained(B)         unexplained = 1 - `explained`
+    ratio(A, B) = unexplained(A) / unexplained(B)         unexplained = 1 - explained
 
-Above 1, B explains the spikes better.
+`explained` is the fraction of the variance of the spikes' details that the frames explain. If the
+ratio is above 1, B explains the spikes better.
 
 What must stay: the sizes, the numbers of rounds and the limits. Others give other results, and
 docs/benchmarks/calibration.md says how exact these are. Tests: test_registration_rounds.py tries
@@ -51,8 +53,7 @@ def best_estimate(
     found = after_all_rounds(Estimate(pairs, start, model, most_offset))
     if not model:
         return found  # a fixed matrix cannot move in place of the offset
-    at_start = Estimate(pairs, start, model, most_offset)
-    at_start.explained = explained_share(at_start, TIME_SIGMA)
+    at_start = _without_rounds(Estimate(pairs, start, model, most_offset))
 
     best = found
     if has_sign_of_wrong_offset(found, at_start):
@@ -84,14 +85,14 @@ def has_sign_of_wrong_offset(found: Estimate, at_start: Estimate) -> bool:
 def is_nominal_offset_preferred(found: Estimate, at_nominal_offset: Estimate) -> bool:
     """Return whether the estimate with the nominal offset is the one to keep.
 
-    It is if it explains more, or if the clip does not show the matrix of `found`. A doubtful offset
-    must also be needed: `found` must explain clearly more with it.
+    It is if it explains clearly more, or if the clip does not show the matrix of `found`. If the
+    offset of `found` is doubtful, it must also be needed: `found` must explain clearly more.
     """
-    is_worse = _fits_clearly_better(at_nominal_offset, than=found)
+    is_nominal_better = _fits_clearly_better(at_nominal_offset, than=found)
     shows_no_matrix = not math.isfinite(found.matrix_error)
     is_needed = _fits_clearly_better(found, than=at_nominal_offset)
     is_doubtful_and_not_needed = found.is_middle_doubtful and not is_needed
-    return is_worse or shows_no_matrix or is_doubtful_and_not_needed
+    return is_nominal_better or shows_no_matrix or is_doubtful_and_not_needed
 
 
 # B is clearly better than A if ratio(A, B) is above this limit. With 1, a right result could fail
@@ -134,6 +135,12 @@ def after_all_rounds(estimate: Estimate) -> Estimate:
     run_rounds(estimate, sigma=FINE_SIGMA, rounds=0 if estimate.is_matrix_fixed else 4)
     # Compute `explained` anew: a round computes it before its step, and the last rounds on finer
     # details. It must be of the final estimate, and on details of one size for all estimates.
+    estimate.explained = explained_share(estimate, TIME_SIGMA)
+    return estimate
+
+
+def _without_rounds(estimate: Estimate) -> Estimate:
+    """Set what a new estimate explains, to compare it with others, and return it."""
     estimate.explained = explained_share(estimate, TIME_SIGMA)
     return estimate
 

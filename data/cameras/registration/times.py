@@ -1,9 +1,10 @@
 """Decide what a clip tells of the times of the exposure, and how exact they are.
 
-A clip does not always tell the times. In a pan (everything moves at one speed), a later middle
-looks like a moved camera, and a shorter exposure like a sharper lens. Whether a clip tells a time
-is measured on J, which has the derivatives of the residuals by all unknowns. With c for the column
-of the time, and the columns of matrix and coefficients as the others:
+The middle of the exposure gives the offset, and its length the exposed share of the planes. A clip
+does not always tell them. In a pan (everything moves at one speed), a later middle looks like a
+moved camera, and a shorter exposure like a sharper lens. So it is measured on J, which has the
+derivatives of the residuals by all unknowns. With c for the column of the time, and the columns of
+matrix and coefficients as the others:
 
     own(time) = |c - nearest sum of the other columns|^2 / |c|^2
 
