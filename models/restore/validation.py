@@ -1,5 +1,9 @@
 """Validation during training, on all ranks: restores the clips of the test split and scores them.
 
+In: the model of a training, and the clips of the test split, from main_train_vrt.py. Out: a
+`Validation`, for the log and for the choice of the best checkpoint. validated_clip.py restores and
+scores a single clip.
+
 A rank is one process of the training. "Collective" in a docstring: every rank must call this at the
 same point of the program, because the ranks wait for each other.
 
@@ -23,29 +27,26 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import nn
 
 from models.ddp import unwrap_ddp
-from models.metrics import METRICS_OF_VALIDATIONS, Scores, add_scores, choose_metrics
 from models.model_vrt import ModelVRT
 from models.restore.outputs import evenly_spaced
 from models.restore.scores import collect, score_text
 from models.restore.tiles.gaps import scored_clips
 from models.restore.tiles.plan import Tiling
 from models.restore.tiles.restorer import Restorer
+from models.restore.validated_clip import ClipValidator
 from utils import utils_dist
-from utils.contract import ClipReader, Tick, input_spec, middle_instant, wanted_frames
+from utils.contract import ClipReader, input_spec, wanted_frames
 from utils.dist import watchdog
-from utils.image import comparison, imwrite_rgb, scored_values, tensor_to_uint8
-from utils.logger import best_effort
 from utils.run.progress import open_progress
+
+logger = logging.getLogger(__name__)
 
 # A validation shows panels of at most this many clips. Panels are sent to rank 0, so with a larger
 # number each validation takes longer.
 MAX_SHOWN_CLIPS = 12
-
-logger = logging.getLogger(__name__)
 
 
 class Validation(NamedTuple):
@@ -85,12 +86,12 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     # A network that interpolates makes the frames between its input frames. Then these frames are
     # taken out of the input of each clip. The number and the order of the clips stay.
     clips = scored_clips(clips, restorer.tiling.spec)
-    scorer = _Scorer(model, restorer)
+    validator = ClipValidator(model, restorer)
     # Indices of the clips that are shown with panels. They are the same in every validation, so
     # that the panels of different steps can be compared.
     shown_indices = evenly_spaced(len(clips), MAX_SHOWN_CLIPS)
 
-    scores_of_rank = []  # one entry for each clip of this rank, see `_Scorer.score_clip`
+    scores_of_rank = []  # one entry for each clip of this rank, see `ClipValidator.validate`
     panels_of_rank = {}  # index of a clip -> its panels
     with ExitStack() as stack:
         # The restorer has set the network to eval mode. At the end, set its former mode.
@@ -117,7 +118,7 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
             if index < len(clips):
                 watchdog.phase(f"validate: clip {index}")
                 is_shown = index in shown_indices
-                scores, panels = scorer.score_clip(clips[index], is_shown, bar.update)
+                scores, panels = validator.validate(clips[index], is_shown, bar.update)
                 scores_of_rank.append(scores)
                 if panels:
                     panels_of_rank[index] = panels
@@ -131,7 +132,7 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     # "frames".
     results = collect(all_scores, expected=len(clips), mean=model.opt.metric.mean)
     shown_panels = _gather_panels(clips, shown_indices, panels_of_rank)
-    metrics = [metric.name for metric in scorer.metrics]
+    metrics = [metric.name for metric in validator.metrics]
     scalars = _scalars(results, metrics, list(shown_panels))
     return Validation(scalars, score_text(results), shown_panels)
 
@@ -211,93 +212,3 @@ def _scalars(
         for clip in shown_clips:
             scalars[f"clips/{metric}/{clip}"] = results["clips"][clip]["restored"][metric]
     return scalars
-
-
-class _Scorer:
-    """Restores a clip, scores its frames, and writes them if `val.save_img` asks for it."""
-
-    def __init__(self, model: ModelVRT, restorer: Restorer) -> None:
-        self.restorer = restorer
-        # The number format in which frames are scored, the option metric.values. E.g. "uint8":
-        # they are rounded to 8 bits.
-        self.number_format = model.opt.metric.values
-        # psnr and ssim, and the metrics that the user adds.
-        self.metrics = choose_metrics(METRICS_OF_VALIDATIONS, model.opt.metric.more)
-        # Only rank 0 writes into the folder of a run, and only frames of its own clips.
-        is_writing = model.opt.val.save_img and utils_dist.is_main_process()
-        self.out = model.opt.folder / "images" if is_writing else None
-
-    def score_clip(
-        self, clip: ClipReader, is_shown: bool, tick: Tick
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the scores of a clip, as `collect` takes them, and the panels of its middle frame.
-
-        The scores are {"name": name of the clip, "frames": number of frames, "per_frame": Scores}.
-
-        is_shown: whether panels are made. If not, the panels are {}.
-        tick: function that is called after each piece of work, to show progress.
-        """
-        restorer = self.restorer
-        # Both `restorer.frames` and this method need the input frames. The cache is a reader of the
-        # clip that keeps the frames of the last tile, so that each frame is read once.
-        cache = restorer.with_cache(clip)
-        indices = wanted_frames(len(clip.stems), restorer.tiling.center_frame_only)
-        nonfinite_count = 0
-        scores: Scores = {}
-        panels = {}
-        restored_frames = restorer.frames(cache, indices, tick)  # one at a time
-        for index, frame in zip(indices, restored_frames, strict=True):
-            watchdog.go_on()  # tells the watchdog that this rank still works
-            item = cache.frame(index)  # {"lq": ..., "gt": ...}, and "spike" if the clip has spikes
-            lq = item["lq"]  # the blurry frame, (3, H, W), or (4, H, W) with a noise map
-            gt = item["gt"]  # the sharp frame
-            size = gt.shape[-2:]  # height and width
-            if lq.shape[-2:] != size:
-                # Super-resolution: the input is scored at the size of the sharp frame.
-                lq = torch.nn.functional.interpolate(lq[None], size, mode="bicubic")[0]
-            is_finite = bool(frame.isfinite().all())
-            if not is_finite:
-                nonfinite_count += 1
-            # A network with several instants returns a sharp frame for each instant of the
-            # exposure. The middle one is compared with gt.
-            frame = middle_instant(frame, restorer.tiling.spec.out_instants)
-            # For None in place of a frame, all scores are NaN.
-            scored_frame = frame if is_finite else None
-            self._add_scores(scores, scored_frame, lq, gt)
-            is_middle = index == len(clip.stems) // 2
-            if is_shown and is_middle:
-                # The light that the spikes show, as a picture. lq[:3] is lq without the noise map.
-                spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
-                panels = comparison(
-                    tensor_to_uint8(lq[:3]), spikes, tensor_to_uint8(frame), tensor_to_uint8(gt)
-                )
-            self._write_frame(clip, index, frame)
-        if nonfinite_count:
-            logger.warning(
-                "validation: NaN or Inf in %d restored frames of clip %s",
-                nonfinite_count,
-                clip.name,
-            )
-        return {"name": clip.name, "frames": len(indices), "per_frame": scores}, panels
-
-    def _write_frame(self, clip: ClipReader, index: int, frame: torch.Tensor) -> None:
-        """Write a restored frame (3, H, W) to images/<clip>/<stem>.png, if this rank writes."""
-        if self.out is None:
-            return
-        # A full disk must not end the training. Then the frame is not written.
-        with best_effort("restored frames"):
-            path = self.out / clip.name / f"{clip.stems[index]}.png"
-            imwrite_rgb(path, tensor_to_uint8(frame))
-
-    def _add_scores(
-        self, scores: Scores, frame: torch.Tensor | None, lq: torch.Tensor, gt: torch.Tensor
-    ) -> None:
-        """Append the scores of a restored frame and of its input to `scores`.
-
-        frame: the restored frame, or None if it has NaN or Inf. Then its scores are NaN.
-        """
-        sharp = scored_values(gt, self.number_format)
-        restored = None if frame is None else scored_values(frame, self.number_format)
-        blurry = scored_values(lq[:3], self.number_format)  # without a noise map
-        add_scores(scores, "restored", restored, sharp, self.metrics)
-        add_scores(scores, "input", blurry, sharp, self.metrics)

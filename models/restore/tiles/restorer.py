@@ -8,7 +8,7 @@
 
 In: a network and a `Tiling` (plan.py), from network_method.py for a test, or from validation.py for
 a training; and a reader of a clip. Out: restored frames on the CPU, one by one. run_job.py writes
-them, and validation.py scores them.
+them, and validated_clip.py scores them.
 
 What must stay: the frames of one clip come from one tiling. Free to change: the advice of the
 errors.

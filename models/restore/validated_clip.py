@@ -1,0 +1,129 @@
+"""Restore one clip in a validation, score its frames, and show its middle frame.
+
+In: a `Restorer` with the network of a training, and a clip with sharp frames, from validation.py.
+Out: the scores of each frame, and panels of the middle frame, for validation.py. The frames are
+written if the option val.save_img asks for them.
+
+What must stay: a frame with NaN must not end the training. Its score is NaN, and NaN is never the
+best. Free to change: what the panels show.
+
+Tests: tests/dist/test_validate.py, tests/stories/test_main_train.py
+"""
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+
+from models.metrics import METRICS_OF_VALIDATIONS, Scores, add_scores, choose_metrics
+from models.model_vrt import ModelVRT
+from models.restore.tiles.restorer import Restorer
+from utils import utils_dist
+from utils.contract import ClipReader, Tick, middle_instant, wanted_frames
+from utils.dist import watchdog
+from utils.image import comparison, imwrite_rgb, scored_values, tensor_to_uint8
+from utils.logger import best_effort
+
+logger = logging.getLogger(__name__)
+
+
+class ClipValidator:
+    """Restores a clip, scores its frames, and writes them if `val.save_img` asks for it."""
+
+    def __init__(self, model: ModelVRT, restorer: Restorer) -> None:
+        self.restorer = restorer
+        # The number format in which frames are scored, the option metric.values. E.g. "uint8":
+        # they are rounded to 8 bits.
+        self.number_format = model.opt.metric.values
+        # psnr and ssim, and the metrics that the user adds.
+        self.metrics = choose_metrics(METRICS_OF_VALIDATIONS, model.opt.metric.more)
+        # Only rank 0 writes into the folder of a run, and only frames of its own clips.
+        is_writing = model.opt.val.save_img and utils_dist.is_main_process()
+        self.out = model.opt.folder / "images" if is_writing else None
+
+    def validate(
+        self, clip: ClipReader, is_shown: bool, tick: Tick
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the scores of a clip, as `collect` takes them, and the panels of its middle frame.
+
+        The scores are {"name": name of the clip, "frames": number of frames, "per_frame": Scores}.
+
+        is_shown: whether panels are made. If not, the panels are {}.
+        tick: function that is called after each piece of work, to show progress.
+        """
+        restorer = self.restorer
+        # Both `restorer.frames` and this method need the input frames. The cache is a reader of the
+        # clip that keeps the frames of the last tile, so that each frame is read once.
+        cache = restorer.with_cache(clip)
+        indices = wanted_frames(len(clip.stems), restorer.tiling.center_frame_only)
+        nonfinite_count = 0
+        scores: Scores = {}
+        panels = {}
+        restored_frames = restorer.frames(cache, indices, tick)  # one at a time
+        for index, frame in zip(indices, restored_frames, strict=True):
+            watchdog.go_on()  # tells the watchdog that this rank still works
+            item = cache.frame(index)  # {"lq": ..., "gt": ...}, and "spike" if the clip has spikes
+            lq = item["lq"]  # the blurry frame, (3, H, W), or (4, H, W) with a noise map
+            gt = item["gt"]  # the sharp frame
+            size = gt.shape[-2:]  # height and width
+            if lq.shape[-2:] != size:
+                # Super-resolution: the input is scored at the size of the sharp frame.
+                lq = torch.nn.functional.interpolate(lq[None], size, mode="bicubic")[0]
+            is_finite = bool(frame.isfinite().all())
+            if not is_finite:
+                nonfinite_count += 1
+            # A network with several instants returns a sharp frame for each instant of the
+            # exposure. The middle one is compared with gt.
+            frame = middle_instant(frame, restorer.tiling.spec.out_instants)
+            # For None in place of a frame, all scores are NaN.
+            scored_frame = frame if is_finite else None
+            self._add_scores(scores, scored_frame, lq, gt)
+            is_middle = index == len(clip.stems) // 2
+            if is_shown and is_middle:
+                panels = _panels_of(clip, index, item, lq, frame)
+            self._write_frame(clip, index, frame)
+        if nonfinite_count:
+            logger.warning(
+                "validation: NaN or Inf in %d restored frames of clip %s",
+                nonfinite_count,
+                clip.name,
+            )
+        return {"name": clip.name, "frames": len(indices), "per_frame": scores}, panels
+
+    def _write_frame(self, clip: ClipReader, index: int, frame: torch.Tensor) -> None:
+        """Write a restored frame (3, H, W) to images/<clip>/<stem>.png, if this rank writes."""
+        if self.out is None:
+            return
+        # A full disk must not end the training. Then the frame is not written.
+        with best_effort("restored frames"):
+            path = self.out / clip.name / f"{clip.stems[index]}.png"
+            imwrite_rgb(path, tensor_to_uint8(frame))
+
+    def _add_scores(
+        self, scores: Scores, frame: torch.Tensor | None, lq: torch.Tensor, gt: torch.Tensor
+    ) -> None:
+        """Append the scores of a restored frame and of its input to `scores`.
+
+        frame: the restored frame, or None if it has NaN or Inf. Then its scores are NaN.
+        """
+        sharp = scored_values(gt, self.number_format)
+        restored = None if frame is None else scored_values(frame, self.number_format)
+        blurry = scored_values(lq[:3], self.number_format)  # without a noise map
+        add_scores(scores, "restored", restored, sharp, self.metrics)
+        add_scores(scores, "input", blurry, sharp, self.metrics)
+
+
+def _panels_of(
+    clip: ClipReader, index: int, item: dict[str, Any], lq: torch.Tensor, frame: torch.Tensor
+) -> dict[str, np.ndarray]:
+    """Return the panels of a frame: title -> (H, W, 3) uint8, e.g. "blurry", "restored", "sharp".
+
+    index: number of the frame. item: what the clip has of it. lq: its input, in the size of the
+    sharp frame. frame: the restored frame.
+    """
+    # The light that the spikes show, as a picture. lq[:3] is lq without the noise map.
+    spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
+    return comparison(
+        tensor_to_uint8(lq[:3]), spikes, tensor_to_uint8(frame), tensor_to_uint8(item["gt"])
+    )
