@@ -177,6 +177,22 @@ def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> C
     Raises DataError if there is no usable calibration.
     """
     path = expand_path(str(path))
+    table = _table_of(path, table)
+    try:
+        calibration = read_section(Calibration, table, "", "a calibration file")
+    except OptionError as e:
+        raise DataError(
+            what=e.what,
+            where=f"{path}, {e.where}",
+            expected=e.expected,
+            do=f"correct the file; {HELP_ON_KEYS}",
+        ) from e
+    _refuse_unusable_matrix(calibration, path)
+    return calibration
+
+
+def _table_of(path: str, table: Any) -> dict[str, Any]:
+    """Return `table`, or if it is None the object in a JSON file. Raises DataError."""
     try:
         if table is None:
             table = read_json(path)
@@ -189,17 +205,7 @@ def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> C
             expected="a JSON file made by scripts/calibrate.py",
             do="correct spike.calibration, or make the file",
         ) from e
-    try:
-        calibration = read_section(Calibration, table, "", "a calibration file")
-    except OptionError as e:
-        raise DataError(
-            what=e.what,
-            where=f"{path}, {e.where}",
-            expected=e.expected,
-            do=f"correct the file; {HELP_ON_KEYS}",
-        ) from e
-    _refuse_unusable_matrix(calibration, path)
-    return calibration
+    return table
 
 
 def save_calibration(path: str | Path, calibration: Calibration) -> None:

@@ -102,6 +102,10 @@ class RgbCamera:
         The weight is the part of the plane's time during which the row is exposed, divided by the
         exposure. So the weights of a row add up to 1. With a rolling shutter, lower rows are
         exposed later.
+
+        E.g. 8 planes and the exposure 0.5: each row is exposed for 4 planes. Without rolling, the
+        planes 2 ... 5 have the weight 1/4 in each row. With rolling 0.5, the last row is exposed 2
+        planes later than the first one: the first row in the planes 1 ... 4, the last in 3 ... 6.
         """
         length = self.exposure * planes  # of the exposure, in planes
         # The place of each row: -0.5 is the top, 0.5 the bottom. max: a frame of one row would

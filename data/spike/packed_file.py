@@ -31,24 +31,36 @@ def packed_planes(
     """
     data = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
     refuse_other_format(data[:HEAD_BYTES].tobytes(), path)
-    # The byte at which the first plane of an SPS100 starts, or None. Look for it also if the layout
-    # is raster, because a raster reader would take the words of the sensor for pixels.
-    sps100_start = None
-    if SPS100_SIDE in (geometry.height, geometry.width):
-        sps100_start = start_of_sps100(data)
+    start = _start_by_words(data, path, geometry)
     if geometry.layout == "sps100":
-        if sps100_start is None:
-            refuse_file_without_words(len(data), path, geometry)
-        data = data[sps100_start:]
+        data = data[start:]
         planes = len(data) // geometry.plane_bytes
     else:
-        if sps100_start is not None:
-            refuse_words_in_raster(sps100_start, path)
         planes = planes_in(len(data), path, geometry, remainder)
     # Bytes after the last whole plane are left out.
     whole = data[: planes * geometry.plane_bytes]
     packed = whole.reshape(planes, geometry.plane_bytes)
     return SpikeFile(str(path), geometry, planes=planes, packed=packed)
+
+
+def _start_by_words(data: np.ndarray, path: PathLike, geometry: SpikeGeometry) -> int:
+    """Return the byte at which the first whole plane starts, by the words of an SPS100.
+
+    Returns 0 for raster planes. Raises SpikeFileError if a file of the layout "sps100" has no such
+    words, and if a file of raster planes has them: a raster reader would take them for pixels.
+
+    data: the bytes of the file, (n,) uint8.
+    """
+    start = None
+    if SPS100_SIDE in (geometry.height, geometry.width):
+        start = start_of_sps100(data)
+    if geometry.layout != "sps100":
+        if start is not None:
+            refuse_words_in_raster(start, path)
+        return 0
+    if start is None:
+        refuse_file_without_words(len(data), path, geometry)
+    return start
 
 
 def planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: str) -> int:
