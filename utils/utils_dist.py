@@ -25,7 +25,7 @@ be called by this page too (`__all__`). The modules in utils/dist do the work:
     failure, lost_contact  who reports an error, and with which exit code all end
     group, timeout         torch's process group, and the time-out of its collectives
     launchers, platforms   which rank this is, from the variables of the environment
-    rendezvous             how the ranks meet, in a key-value store
+    open_store, rendezvous how the ranks meet, in a key-value store; with waiting, round
     watchdog, beats        end a run that hangs, and name the rank that stands still; with
                            watchdog_thread, guard, stall_report, leave
     process                processes and signals of this host; with claims, stacks
@@ -51,7 +51,7 @@ import torch.distributed as dist
 
 from utils import device as devices
 from utils import system
-from utils.dist import process, rendezvous
+from utils.dist import process
 from utils.dist.agreement import all_ranks_or_none, check_same_on_all_ranks
 from utils.dist.claims import outlast_siblings
 from utils.dist.collectives import (
@@ -68,7 +68,9 @@ from utils.dist.group import init_dist, launch_of_group
 from utils.dist.identity import get_device, get_rank, get_world_size, is_main_process
 from utils.dist.launchers import with_standard_names
 from utils.dist.leave import leave
+from utils.dist.open_store import open_store
 from utils.dist.platforms import node_variables, read_launch
+from utils.dist.rendezvous import meet
 from utils.dist.state import RUN, LaunchInfo
 from utils.dist.stop import PREEMPTED, STOP_SIGNALS, stop_on, stop_vote
 from utils.dist.store_values import read_state
@@ -162,9 +164,9 @@ def _start(is_group_of_others: bool, log: bool) -> None:
         return
     # The watchdog writes its first beat (its record in the store) when it is made. It is made
     # before the meeting, so that every rank that has arrived has a beat.
-    RUN.store = rendezvous.open_store(launch)
+    RUN.store = open_store(launch)
     RUN.watchdog = Watchdog()
-    rendezvous.meet(RUN.store, launch)
+    meet(RUN.store, launch)
     # Rank 0 and its store may be lost before the watchdog has read the first beat of rank 0. With
     # the state that is read here, the watchdog can still name rank 0.
     first_state = read_state(rank=0, value=RUN.store.get("beat/0"))

@@ -17,7 +17,7 @@ from torch.distributed import HashStore
 from tests.dist import netns
 from tests.dist.fork_server import clean_env, fork_server
 from tests.dist.launching import run_ranks
-from utils.dist.rendezvous import FailedRank, Round
+from utils.dist.round import FailedRank, Round
 
 WORKER = "tests/dist/helpers_worker.py"
 # Runs a worker in namespaces of its own.

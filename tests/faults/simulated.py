@@ -13,7 +13,8 @@ from typing import Any
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from utils.dist.beats import Beats, claim_failure
-from utils.dist.rendezvous import MET, Round, meet
+from utils.dist.rendezvous import MET, meet
+from utils.dist.round import Round
 from utils.dist.state import LaunchInfo
 from utils.dist.store_values import Failure
 

@@ -19,7 +19,7 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from tests.faults.simulated import LONG, SimulatedRank, new_ranks, strike
-from utils.dist import rendezvous
+from utils.dist.open_store import name_of_start
 from utils.dist.rendezvous import MET
 from utils.dist.state import LaunchInfo
 
@@ -240,7 +240,7 @@ def names_of_starts(server) -> list[list[str]]:
     def ask(names: dict[int, str], rank: int) -> None:
         """Put the name of the start that a rank hears into `names`. There are three ranks."""
         launch = LaunchInfo("torchrun", rank, local_rank=0, world_size=3)
-        names[rank] = rendezvous._name_of_start(server, launch)
+        names[rank] = name_of_start(server, launch)
 
     starts = []
     for _ in range(2):

@@ -22,7 +22,7 @@ from typing import Any
 from utils.dist import watchdog
 from utils.dist.collectives import gather_objects
 from utils.dist.identity import get_rank, get_world_size
-from utils.dist.rendezvous import FailedRank, Round
+from utils.dist.round import FailedRank, Round
 from utils.dist.state import RUN
 from utils.errors import DistError
 

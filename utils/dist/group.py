@@ -24,8 +24,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from utils import device as devices
-from utils.dist import gpu, rendezvous
+from utils.dist import gpu
 from utils.dist.identity import get_device
+from utils.dist.open_store import is_loopback_name
 from utils.dist.state import RUN, LaunchInfo
 
 
@@ -77,7 +78,7 @@ def _set_launch_variables(launch: LaunchInfo) -> None:
     os.environ["WORLD_SIZE"] = str(launch.world_size)
     os.environ["MASTER_ADDR"] = launch.master_addr
     os.environ["MASTER_PORT"] = str(launch.master_port)
-    if rendezvous.is_loopback_name(launch.master_addr):
+    if is_loopback_name(launch.master_addr):
         # All ranks are on this host, so gloo uses the loopback network "lo", which no other host
         # reaches.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

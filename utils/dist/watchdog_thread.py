@@ -45,11 +45,11 @@ from utils.dist.leave import (
     write_to_log_and_stderr,
     write_to_log_file,
 )
-from utils.dist.rendezvous import wait_for
 from utils.dist.stacks import dump_stacks, kill_rank, stack_file_name, stacks_of
 from utils.dist.stall_report import text_of_stall
 from utils.dist.state import RUN
 from utils.dist.store_values import Failure, ForeignValueError, State, printable_text, seal, unseal
+from utils.dist.waiting import wait_for
 from utils.errors import StallError
 from utils.options.models import WatchdogOptions
 

@@ -1,0 +1,296 @@
+"""Open the key-value store of a run on rank 0, and connect to it on the other ranks.
+
+The store is a server within a process, mostly rank 0. All ranks connect to it, and exchange short
+texts under keys.
+
+torch alone would wait for ever if another program listens on the port, and it says "timed out" if
+the name of a host has no address. So `open_store` checks each step itself, and says which failed:
+
+    MASTER_ADDR has an address    `_check_address_resolves`
+    rank 0 can open the port      `_open_on_rank_0`
+    somebody listens there        `_wait_until_open`
+    it is the store of this run   `_connect`
+
+If torchrun restarts the ranks, its store lives on with the keys of the earlier start. So the keys
+of each start get a prefix of their own (`name_of_start`).
+
+What must stay: the ranks of one host listen on the loopback alone
+(test_ranks_of_one_host_listen_on_the_loopback_alone); the number of requests of a rank does not
+grow with the number of ranks (test_each_request_of_a_start_is_for_one_key). Free to change: time
+limits and texts.
+
+Tests: tests/faults/test_startup.py, tests/dist/test_torchrun.py, tests/dist/test_trust.py.
+"""
+
+import errno
+import ipaddress
+import logging
+import socket
+import threading
+import time
+import uuid
+from contextlib import suppress
+from datetime import timedelta
+
+from torch.distributed import DistError as TorchDistError
+from torch.distributed import PrefixStore, Store, TCPStore
+
+from utils.dist.awake_clock import AwakeClock
+from utils.dist.rendezvous import MET, not_arrived
+from utils.dist.state import LaunchInfo
+from utils.dist.waiting import CHECK_S, place, wait_for, within
+from utils.errors import DistError
+
+logger = logging.getLogger(__name__)
+
+
+def open_store(launch: LaunchInfo) -> Store:
+    """Open the store on rank 0, or connect to it on the other ranks. Returns the store.
+
+    The store puts a prefix in front of each key: "spikevrt/", or "spikevrt/<name of the start>" if
+    torchrun's agent has opened the store.
+
+    Raises DistError if this does not succeed within the time limits.
+    """
+    _check_address_resolves(launch)
+    # torchrun's agent (the parent process of the ranks) may have opened a store already. Then rank
+    # 0 only connects to this store, as the other ranks do.
+    is_host = launch.rank == 0 and not launch.by_agent
+    tcp_store = _open_on_rank_0(launch) if is_host else _connect(launch)
+    # An agent keeps its store if it restarts the ranks, so the keys of each start need a name.
+    start = name_of_start(tcp_store, launch) if launch.by_agent else ""
+    return PrefixStore(f"spikevrt/{start}", tcp_store)
+
+
+def _check_address_resolves(launch: LaunchInfo) -> None:
+    """Raise DistError if the name MASTER_ADDR has no address.
+
+    A cloud may enter the name into its DNS a moment after it has started the containers, so this
+    looks up the name again for a while.
+    """
+    clock = AwakeClock()
+    limit_s = min(CHECK_S, launch.join_s)
+    while True:
+        left_s = limit_s - clock.now()
+        try:
+            within(left_s, lambda: socket.getaddrinfo(launch.master_addr, launch.master_port))
+            return
+        except (OSError, TimeoutError) as e:
+            # A single look-up may take seconds. So look up once more only if 5 s are left.
+            least_left_s = CHECK_S / 2
+            if clock.now() > limit_s - least_left_s:
+                raise DistError(
+                    what=f"MASTER_ADDR does not resolve: {launch.master_addr}",
+                    where=place(launch),
+                    expected="the name or address of the host of rank 0",
+                    do=f"correct MASTER_ADDR ({e})",
+                ) from e
+        time.sleep(0.5)
+
+
+def _open_on_rank_0(launch: LaunchInfo) -> TCPStore:
+    """Open the store. Raises DistError if the port is in use, or MASTER_ADDR is another host."""
+    address = f"{launch.master_addr}:{launch.master_port}"
+    try:
+        return within(min(CHECK_S, launch.join_s), lambda: _hosted_store(launch))
+    except TimeoutError as e:
+        # torch's store also connects to itself at MASTER_ADDR. This hangs if MASTER_ADDR is
+        # another host.
+        raise DistError(
+            what=f"rank 0 cannot reach its own store at {address}",
+            where=place(launch),
+            expected="MASTER_ADDR names the host that rank 0 runs on",
+            do="correct MASTER_ADDR",
+        ) from e
+    except (TorchDistError, OSError) as e:
+        do = "choose another MASTER_PORT (the same on all ranks), or end what listens there"
+        if "EADDRINUSE" in str(e) or "in use" in str(e):
+            what = f"port {launch.master_port} is in use"
+        else:
+            what = f"cannot open port {launch.master_port}"
+            do += f"; torch says: {str(e).splitlines()[0]}"
+        raise DistError(
+            what=what,
+            where=place(launch),
+            expected="a free MASTER_PORT on the host of rank 0",
+            do=do,
+        ) from e
+
+
+def _hosted_store(launch: LaunchInfo) -> TCPStore:
+    """Open the store of the run on the address of MASTER_ADDR alone.
+
+    torch by itself would listen on every address of the host, so that any host of the network could
+    write into the store, even if MASTER_ADDR is 127.0.0.1. Test:
+    test_ranks_of_one_host_listen_on_the_loopback_alone.
+    """
+    host = launch.master_addr
+    port = launch.master_port
+    # wait_for_workers=False below, because `meet` waits for the other ranks.
+    listener = _listener(host, port)
+    if listener is None:  # let torch listen on every address
+        return TCPStore(host, port, is_master=True, wait_for_workers=False)
+    # The store takes over the open socket, and closes it with itself.
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+def _listener(name: str, port: int) -> socket.socket | None:
+    """Return a socket that listens on the address of MASTER_ADDR, and on no other address.
+
+    Returns None if this host cannot know the address that the other hosts use. There are two such
+    cases: a cloud forwards MASTER_ADDR to this host, or this host resolves its own name to a
+    loopback address, as Debian does. The store then listens on every address.
+    """
+    # The first address that the system knows for the name. `address` is what `bind` takes, e.g.
+    # ("10.0.0.1", 29500).
+    addresses = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = addresses[0]
+    # An IPv6 address may have a suffix that names a network card, e.g. "fe80::1%eth0".
+    host = str(address[0]).partition("%")[0]
+    if ipaddress.ip_address(host).is_loopback and not is_loopback_name(name):
+        return None  # as on Debian
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # Without this option the port could not be used for a minute after an earlier run.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(socket.SOMAXCONN)
+    except OSError as e:
+        listener.close()
+        if e.errno == errno.EADDRNOTAVAIL:  # no address of this host: a cloud forwards it
+            return None
+        raise
+    return listener
+
+
+def is_loopback_name(name: str) -> bool:
+    """Whether a name means "this host itself" on every host, e.g. "localhost" or "127.0.0.1"."""
+    if name.lower() in ("localhost", "ip6-localhost", "localhost.localdomain"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:  # another name
+        return False
+
+
+def _connect(launch: LaunchInfo) -> TCPStore:
+    """Wait until the store is open, and connect to it. Returns a client of the store."""
+    _wait_until_open(launch)
+    host = launch.master_addr
+    port = launch.master_port
+    check_s = min(CHECK_S, launch.join_s)
+    try:
+        # Another program may listen at the port, accept the connection and never answer. In this
+        # case torch ignores its own time-out.
+        return within(
+            check_s,
+            lambda: TCPStore(host, port, is_master=False, timeout=timedelta(seconds=check_s)),
+        )
+    except (TimeoutError, TorchDistError) as e:
+        raise DistError(
+            what=f"what listens at {host}:{port} is not the store of this run",
+            where=place(launch),
+            expected="rank 0 of the same run on that port",
+            do="choose another MASTER_PORT, the same on all ranks",
+        ) from e
+
+
+def _wait_until_open(launch: LaunchInfo) -> None:
+    """Wait until somebody accepts connections at MASTER_ADDR:MASTER_PORT.
+
+    This tries plain connections, because their errors tell more than the errors of torch. Raises
+    DistError after SPIKEVRT_JOIN_TIMEOUT seconds. A line in the log tells of a long wait.
+    """
+    host = launch.master_addr
+    port = launch.master_port
+    clock = AwakeClock()
+    has_warned = False
+    while True:
+        try:
+            # An attempt takes 5 s at most. Otherwise a lost packet could cost minutes, the system's
+            # own time-out.
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except OSError as e:
+            waited_s = clock.now()
+            if waited_s > launch.join_s:
+                reason = errno.errorcode.get(e.errno, e)  # e.g. "ECONNREFUSED"
+                raise DistError(
+                    what=f"nobody answers at {host}:{port} after {waited_s:.0f} s ({reason})",
+                    where=place(launch),
+                    expected="rank 0 listening on MASTER_ADDR:MASTER_PORT",
+                    do="check that rank 0 was started, that MASTER_ADDR is its host, "
+                    "and that no firewall blocks the port",
+                ) from e
+            if waited_s > min(CHECK_S, launch.join_s) and not has_warned:
+                has_warned = True
+                logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, host, port)
+        time.sleep(0.1)
+
+
+# ---- Several starts in one store -------------------------------------------------------------
+
+
+def name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
+    """Return a name for this start of the ranks, e.g. "9f86d081884c...". Rank 0 chooses the name.
+
+    If torchrun restarts the ranks, its store still holds the keys of the earlier start. The name of
+    the start is a prefix of all keys, so that ranks never read keys of an earlier start.
+
+    torchrun's own count of restarts (TORCHELASTIC_RESTART_COUNT) cannot be the name. The count
+    differs between the agents of torchrun, because each agent counts only the restarts that it
+    asked for. So every other rank asks rank 0 for the name:
+
+        requests            5, the number of requests so far
+        request/5           a random id, from the rank that has sent the fifth request
+        answer/<random id>  the name of the start, from rank 0
+
+    The rank 0 of an earlier start has ended, so only the rank 0 of this start can answer.
+    """
+    own_id = uuid.uuid4().hex
+    if launch.rank == 0:
+        # The id of rank 0 is the name. A thread tells it to the other ranks. `clone`, because each
+        # thread needs a connection of its own.
+        arguments = (tcp_store.clone(), own_id, launch.join_s)
+        threading.Thread(
+            target=_answer_requests, args=arguments, daemon=True, name="rendezvous"
+        ).start()
+        return own_id
+    request_number = tcp_store.add("requests", 1)  # adds 1, and returns the new number
+    tcp_store.set(f"request/{request_number}", own_id)
+    key = f"answer/{own_id}"
+    if not wait_for(tcp_store, key, launch.join_s, what_is_missing=lambda: "rank 0"):
+        raise not_arrived("rank 0", launch)
+    return tcp_store.get(key).decode()
+
+
+def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
+    """Answer the requests of `name_of_start`, until all ranks have met.
+
+    This runs in a thread of rank 0. It also answers requests of an earlier start. Those ranks have
+    ended, so nobody reads these answers.
+
+    name: the name of this start.
+    limit_s: seconds after which the thread ends in any case.
+    """
+    known_count = 0  # number of requests that this thread knows of; they are counted from 1
+    unanswered = set()  # numbers of requests
+    clock = AwakeClock(slice_s=1.0)
+    with suppress(RuntimeError):  # the store is lost
+        while clock.now() < limit_s and not tcp_store.check([f"spikevrt/{name}/{MET}"]):
+            count = tcp_store.add("requests", 0)  # adding 0 reads the number
+            # E.g. 3 requests were known and now there are 5: requests 4 and 5 are new.
+            unanswered.update(range(known_count + 1, count + 1))
+            known_count = count
+            # A rank takes its number first and writes its request after that. So a request may not
+            # be there yet.
+            for number in list(unanswered):
+                if tcp_store.check([f"request/{number}"]):
+                    # "replace": a request that is no text, which a stranger wrote, must not end
+                    # this thread. Nobody reads the answer to it.
+                    asker_id = tcp_store.get(f"request/{number}").decode(errors="replace")
+                    tcp_store.set(f"answer/{asker_id}", name)
+                    unanswered.remove(number)
+            time.sleep(0.1)
