@@ -46,7 +46,7 @@ START_OF_JOINT = "exposure"
 
 @dataclass(frozen=True)
 class TileFlags:
-    """Flags that change how a clip is cut into tiles (`models.restore.tiles.plan.Tiling`).
+    """Flags that change how a clip is cut into tiles. network_method.py makes a `Tiling` of them.
 
     None: as the section `val` of the option file says, or the tiles that fit the weights. A bool is
     False if the flag is missing.
@@ -70,7 +70,7 @@ class TileFlags:
 
 @dataclass(frozen=True)
 class NetworkFlags:
-    """Which network restores, and how it is applied."""
+    """Which network restores, and how it is applied: for network_method.py and own_spikes.py."""
 
     # A file of weights, or the name of released weights such as "vrt/006". Always given for a
     # user's own clips that a network restores. None for a test set: the weights of its run.
@@ -84,7 +84,10 @@ class NetworkFlags:
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """The user's own clips: blurry frames, spikes and sharp frames, each a file or a folder."""
+    """The user's own clips: blurry frames, spikes and sharp frames, each a file or a folder.
+
+    data/own_clips.py opens them. own_spikes.py takes the two last fields.
+    """
 
     input: str | None
     spike: str | None
@@ -97,7 +100,7 @@ class OwnFiles:
 
 @dataclass(frozen=True)
 class ResultFlags:
-    """What is written, and where."""
+    """What is written, and where: for an `Outputs` (outputs.py) and a `Job` (job.py)."""
 
     # The folder of the results. Always given for a user's own clips.
     output: str | None

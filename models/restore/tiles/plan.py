@@ -60,18 +60,8 @@ class Tiling:
 
     def __post_init__(self) -> None:
         """Raise OptionError if a tile is not larger than the overlap, or cuts attention windows."""
-        # Each tile must reach beyond the tile before it. Otherwise the tiles would never reach the
-        # end of the clip.
-        for key in ("num_frame", "size_patch"):
-            size = getattr(self, f"{key}_testing")
-            overlap = getattr(self, f"{key}_overlapping")
-            if size != WHOLE and size <= overlap:
-                raise OptionError(
-                    what=f"tiles of {size} that overlap by {overlap}",
-                    where=f"val.{key}_testing, val.{key}_overlapping",
-                    expected="overlap < tile, or tile 0 (the whole)",
-                    do=f"raise {key}_testing or lower {key}_overlapping",
-                )
+        self._refuse_overlap("num_frame", self.num_frame_testing, self.num_frame_overlapping)
+        self._refuse_overlap("size_patch", self.size_patch_testing, self.size_patch_overlapping)
         # A tile holds whole attention windows, so that no window is padded. WHOLE is 0, which is a
         # multiple of any window, so it passes: a whole frame is padded later (padding.py).
         side = self.size_patch_testing
@@ -83,6 +73,22 @@ class Tiling:
                 where="val.size_patch_testing",
                 expected="a multiple of the window",
                 do=f"use {round_up(side, window_side)}",
+            )
+
+    @staticmethod
+    def _refuse_overlap(key: str, size: int, overlap: int) -> None:
+        """Raise OptionError if a tile of `size` does not reach beyond the tile before it.
+
+        Otherwise the tiles would never reach the end of the clip or of the frame.
+
+        key: how the two options begin, "num_frame" or "size_patch".
+        """
+        if size != WHOLE and size <= overlap:
+            raise OptionError(
+                what=f"tiles of {size} that overlap by {overlap}",
+                where=f"val.{key}_testing, val.{key}_overlapping",
+                expected="overlap < tile, or tile 0 (the whole)",
+                do=f"raise {key}_testing or lower {key}_overlapping",
             )
 
     @classmethod
