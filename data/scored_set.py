@@ -16,8 +16,8 @@ from typing import Any
 
 from utils.contract import ClipReader
 from utils.errors import OptionError
-from utils.files import refuse_overlap
 from utils.options.models import LoaderOptions, Options
+from utils.output_folder import refuse_overlap
 
 
 def section_of_test_set(opt: Options) -> LoaderOptions:

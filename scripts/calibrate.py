@@ -68,8 +68,8 @@ from data.spike.pictures import to_display, to_grey
 from scripts.parts.exit_codes import with_exit_code
 from scripts.spike_tool import add_geometry, given_geometry, the_geometry
 from utils.errors import DataError, OptionError
-from utils.files import refuse_existing
 from utils.image import encode_rgb, imwrite_rgb
+from utils.output_folder import refuse_existing
 
 # Side of a square of the overlay, in RGB pixels. Smaller squares are too small to compare by eye,
 # larger squares leave long stretches without a border between frame and spikes.

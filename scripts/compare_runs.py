@@ -36,8 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from models.metrics import COLUMNS, METRICS_OF_TESTS, format_score
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
-from utils.files import refuse_existing, write_whole
+from utils.files import write_whole
 from utils.options.section import flatten_options
+from utils.output_folder import refuse_existing
 from utils.results import markdown_table, plain_table, read_json
 from utils.run import figures, history, report
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import OptionError
-from utils.files import refuse_existing, write_whole
+from utils.files import write_whole
 from utils.options.key_lines import DEEPEST
 from utils.options.models import KAIR_ONLY
 from utils.options.option_file import read_with_base
@@ -35,6 +35,7 @@ from utils.options.secrets import KEY, redact
 from utils.options.section import UNKNOWN_OPTION
 from utils.options.sources import Sources
 from utils.options.typed import TOTALS, drop_without_effect, read_options
+from utils.output_folder import refuse_existing
 
 # Test: tests/parts/scripts/test_convert_options.py, with files of S-VRT. Nothing else uses this
 # file.

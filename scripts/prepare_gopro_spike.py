@@ -38,8 +38,9 @@ from data.making.prepare import ClipSource, Job, Plan, Recipe
 from scripts.parts.exit_codes import shown, with_exit_code
 from utils.dist.process import die_with_parent
 from utils.errors import DataError, OptionError
-from utils.files import free_bytes, refuse_overlap, write_whole
+from utils.files import free_bytes, write_whole
 from utils.options.section import read_section
+from utils.output_folder import refuse_overlap
 
 # The checks come before the first write, in this order:
 #

@@ -21,8 +21,9 @@ import numpy as np
 from scripts.parts.default_output import ROOT, default_output
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import OptionError
-from utils.files import refuse_existing, write_whole
+from utils.files import write_whole
 from utils.image import render
+from utils.output_folder import refuse_existing
 
 if TYPE_CHECKING:
     from data.clips.readers import DatasetClip

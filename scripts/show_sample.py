@@ -30,9 +30,10 @@ from scripts.parts.default_output import default_output
 from scripts.parts.exit_codes import with_exit_code
 from scripts.spike_tool import in_words
 from utils.errors import OptionError
-from utils.files import refuse_existing, write_whole
+from utils.files import write_whole
 from utils.image import render, tensor_to_uint8
 from utils.options.load import load_options
+from utils.output_folder import refuse_existing
 
 # A sample has three kinds of images: "lq" (low quality) is the blurry frame, "gt" (ground
 # truth) is the sharp frame, and "spike" has the channels that are computed from the spikes.

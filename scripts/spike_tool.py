@@ -65,10 +65,10 @@ from scripts.parts.spike_sizes import (
 )
 from utils.arguments import frame_rate, seed
 from utils.errors import DataError, OptionError
-from utils.files import publish_folder, refuse_existing, scratch_folder
 from utils.image import IMAGE_SUFFIXES, comparison_strip, imwrite_rgb
 from utils.options.override import apply_override
 from utils.options.sources import Sources
+from utils.output_folder import publish_folder, refuse_existing, scratch_folder
 from utils.video.container import WRITABLE_SUFFIXES
 from utils.video.writer import VideoWriter
 

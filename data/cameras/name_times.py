@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from data.cameras.frame_times import FrameTimes, Gap, even_times, steps_between, usual_of
-from utils.files import are_values
+from utils.name_order import are_values
 
 # If two neighbours differ by at least this number, the numbers are times in microseconds or
 # nanoseconds and do not count frames. At 1000 frames a second, 1000 microseconds lie between two

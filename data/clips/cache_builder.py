@@ -39,15 +39,8 @@ from data.clips.manifest import Source
 from data.clips.pictures import read_bgr
 from data.spike.packing import pack
 from utils.errors import DataError
-from utils.files import (
-    MARK,
-    free_bytes,
-    publish_folder,
-    refuse_foreign,
-    refuse_overlap,
-    scratch_folder,
-    write_whole,
-)
+from utils.files import MARK, free_bytes, write_whole
+from utils.output_folder import publish_folder, refuse_foreign, refuse_overlap, scratch_folder
 
 
 def build_cache(

@@ -35,7 +35,7 @@ from data.clips.listed_files import (
 from data.clips.lmdb_root import list_lmdb
 from data.clips.threads import map_in_threads
 from utils.errors import DataError
-from utils.files import natural_key
+from utils.name_order import natural_key
 
 
 def list_root(

@@ -29,7 +29,7 @@ from data.clips.clip_problems import ClipProblems, names_in_short
 from data.clips.frame_names import NO_NUMBER, NUMBERED, FrameKey, frame_key
 from data.clips.listed_files import FileEntry, is_lmdb
 from data.clips.source import Source
-from utils.files import are_values, natural_key, order_of
+from utils.name_order import are_values, natural_key, order_of
 
 
 @dataclass

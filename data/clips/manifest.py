@@ -34,7 +34,7 @@ from data.clips.listed_files import FileEntry, Folder, Listing
 from data.clips.source import Problem, Source, joined_errors, joined_texts, list_source
 from data.clips.threads import map_in_threads
 from utils.errors import DataError
-from utils.files import natural_key
+from utils.name_order import natural_key
 
 # {value of the option val_partition: clips of the training set of REDS that are used for validation
 # and not for training}. Names and clips are the same as in BasicSR and KAIR.

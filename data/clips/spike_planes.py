@@ -30,7 +30,7 @@ from data.clips.source import Source
 from data.spike.errors import SpikeFileError
 from data.spike.formats import count_planes
 from utils.errors import DataError, OptionError
-from utils.files import order_of
+from utils.name_order import order_of
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from data.spike.formats import FORMATS
-from utils.files import natural_key, order_of
 from utils.image import IMAGE_SUFFIXES
+from utils.name_order import natural_key, order_of
 from utils.video.container import READABLE_SUFFIXES
 
 

@@ -23,8 +23,8 @@ from data.clips.picture_losses import what_is_lost
 from data.clips.pictures import read_bgr
 from data.clips.user_folders import files_in, may_be_frames, warn_left_out
 from utils.errors import DataError
-from utils.files import natural_key
 from utils.image import IMAGE_SUFFIXES
+from utils.name_order import natural_key
 from utils.video.reader import VideoReader
 from utils.video.upright import SQUARE
 

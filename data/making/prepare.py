@@ -64,9 +64,11 @@ from data.spike.geometry import SpikeGeometry
 from data.spike.pictures import to_linear
 from data.spike.simulate import IntegrateAndFire
 from utils.errors import DataError
-from utils.files import natural_key, publish_folder, scratch_folder, write_whole
+from utils.files import write_whole
 from utils.image import IMAGE_SUFFIXES, imwrite_rgb
+from utils.name_order import natural_key
 from utils.options.section import Section
+from utils.output_folder import publish_folder, scratch_folder
 from utils.random_streams import published_stream, random_stream
 
 SPLITS = ("train", "test")

@@ -23,7 +23,7 @@ from models.restore.clip_videos import open_videos
 from models.restore.outputs import STRIPS_PER_CLIP, Outputs, evenly_spaced
 from utils.contract import ClipReader
 from utils.dist import watchdog
-from utils.files import remove_files, write_whole
+from utils.files import write_whole
 from utils.image import (
     ERROR,
     comparison,
@@ -33,6 +33,7 @@ from utils.image import (
     scored_values,
     tensor_to_uint8,
 )
+from utils.output_folder import remove_files
 from utils.results import json_bytes
 
 

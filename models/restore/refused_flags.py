@@ -16,7 +16,7 @@ from pathlib import Path
 
 from models.restore.flags import JOINT
 from utils.errors import OptionError
-from utils.files import refuse_overlap
+from utils.output_folder import refuse_overlap
 
 # Flags of a network and its tiles, without dashes. A formula (--method) has no network, so they are
 # refused there.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from models.metrics import COLUMNS, format_score
-from utils.files import natural_key
+from utils.name_order import natural_key
 from utils.results import plain_table
 
 # Values of the options metric.values and metric.mean -> their meaning in words, for the report. The

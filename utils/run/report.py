@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from utils.errors import DataError
-from utils.files import natural_key
 from utils.image import ERROR, data_uri, imread_rgb, panels_of, render
 from utils.logger import WARNINGS_NAME
+from utils.name_order import natural_key
 from utils.run.history import History, further_metrics
 
 ENVIRONMENT_NAME = "environment.json"

@@ -23,15 +23,15 @@ from data.spike.geometry import SpikeGeometry
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import picture, small_files, write_video
 from utils.errors import DataError, OptionError
-from utils.files import (
+from utils.files import write_whole
+from utils.image import LABEL_HEIGHT, comparison, comparison_strip, imwrite_rgb
+from utils.output_folder import (
     publish_folder,
     refuse_existing,
     refuse_links,
     remove_files,
     scratch_folder,
-    write_whole,
 )
-from utils.image import LABEL_HEIGHT, comparison, comparison_strip, imwrite_rgb
 from utils.video.reader import VideoReader
 from utils.video.writer import VideoWriter
 

@@ -1,0 +1,230 @@
+"""Write a folder of results, and refuse an output place that holds files of others.
+
+No program of the project changes or removes a file that it did not make. A folder of results or of
+a run is new, or holds a file that marks it as ours (MARK, RESULTS in utils/files.py). Any other
+folder is refused as a whole, before any work is done. "Ours" means: made by a program of this
+project.
+
+    Folders     refuse_links, remove_files, scratch_folder, publish_folder
+    Refusals    refuse_existing, refuse_foreign, refuse_overlap
+
+Functions that begin with "refuse" return if all is well, else they raise an error for the user.
+
+What must stay: the checks before a file is written or removed. If a check is loosened, a user may
+lose files. Free to change: the texts of refusals that no test quotes.
+
+Tests: tests/parts/utils/test_output_folder.py, tests/parts/data/test_files.py.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePath
+
+from utils.errors import DataError, OptionError
+from utils.files import MARK
+
+# ---- Folders of results ------------------------------------------------------------------------
+
+
+def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
+    """Raise DataError if a file that is to be written would lie outside of `folder`.
+
+    Also raises it if something else, such as a folder, has the name of the file.
+    paths: paths of the files, below `folder`.
+    """
+    refused_paths = []
+    for path in dict.fromkeys(paths):  # each path once, in order
+        if not _is_plain(folder, path):
+            refused_paths.append(path)
+    if refused_paths:
+        names = _first_names(path.relative_to(folder) for path in refused_paths)
+        raise DataError(
+            what=f"{names} leads out of the output folder, or is no file",
+            where=str(folder),
+            expected='files below the folder, without symbolic links and without ".." in names',
+            do="choose another output folder, or rename the clip",
+        )
+
+
+def remove_files(folder: Path, paths: Iterable[Path]) -> None:
+    """Remove files below `folder`, and the folders below it that are empty then.
+
+    Paths that are no plain files below `folder` are left alone.
+    """
+    folders = set()
+    for path in paths:
+        if path.is_file() and _is_plain(folder, path):
+            path.unlink()
+            folders.update(_folders_between(folder, path))
+    # The deepest folder first, because a folder is empty only after the folders in it are gone.
+    for inner in sorted(folders, key=lambda path: -len(path.parts)):
+        # rmdir fails if the folder still holds files, or if another rank has removed it.
+        with suppress(OSError):
+            inner.rmdir()
+
+
+def _is_plain(folder: Path, path: Path) -> bool:
+    """Return whether a file that is written to `path` lies below `folder`, and nowhere else.
+
+    No folder between `folder` and `path` may be a link, and none may be a file.
+    """
+    if folder not in path.parents:
+        return False
+    # The folder of the file, if no link is on the way. `folder` itself may be behind links.
+    parent_without_links = folder.resolve() / path.parent.relative_to(folder)
+    # ".." would lead out of `folder`.
+    if ".." in parent_without_links.parts or path.name == "..":
+        return False
+    # `resolve` follows links. If it leads elsewhere, there is a link on the way.
+    if path.parent.resolve() != parent_without_links or path.is_symlink():
+        return False
+    if path.is_dir():
+        return False
+    for inner in _folders_between(folder, path):
+        if os.path.lexists(inner) and not inner.is_dir():
+            return False
+    return True
+
+
+def _folders_between(folder: Path, path: Path) -> list[Path]:
+    """Return the folders between `folder` and `path`, without these two.
+
+    For the folder out and the path out/a/b/0.png: out/a/b and out/a.
+    """
+    return [parent for parent in path.parents if folder in parent.parents]
+
+
+def scratch_folder(path: Path) -> Path:
+    """Make a new empty folder with our mark.
+
+    A folder with our mark is of an earlier run, and is removed. So is an empty folder. Raises
+    DataError if something else has this name.
+    """
+    if os.path.lexists(path):
+        # A run that was killed before it made the mark leaves an empty folder.
+        is_empty = path.is_dir() and not any(path.iterdir())
+        is_ours = is_empty or (path / MARK).is_file()
+        if path.is_symlink() or not is_ours:
+            raise DataError(
+                what="this name is needed for a temporary folder, but something else has it",
+                where=str(path),
+                expected="nothing under this name",
+                do="move it away",
+            )
+        shutil.rmtree(path)
+    path.mkdir(parents=True)
+    (path / MARK).touch()
+    return path
+
+
+def publish_folder(scratch: Path, target: Path) -> None:
+    """Give a finished scratch folder its name, and remove its mark.
+
+    Raises DataError if something else has the name `target`. An empty folder is replaced.
+    """
+    if os.path.lexists(target):
+        is_empty_folder = not target.is_symlink() and target.is_dir() and not any(target.iterdir())
+        if not is_empty_folder:
+            raise DataError(
+                what="the folder appeared meanwhile",
+                where=str(target),
+                expected="nothing under this name",
+                do="move it away",
+            )
+    # The mark goes last. If the program is killed between the two lines, a complete folder with a
+    # mark is left. In the other order it could leave a scratch folder without a mark, which the
+    # next start must not clear.
+    os.replace(scratch, target)
+    (target / MARK).unlink()
+
+
+# ---- Refusals of output places -----------------------------------------------------------------
+
+
+def refuse_existing(path: Path, where: str) -> None:
+    """Raise OptionError if an output file exists already. where: the flag that named it."""
+    if os.path.lexists(path):
+        raise OptionError(
+            what="the file exists already",
+            where=f"{where} {path}",
+            expected="a new name: no file is overwritten",
+            do="choose another name, or remove the file",
+        )
+
+
+def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
+    """Raise DataError if `folder` holds files or folders that are not ours.
+
+    A file is ours if it has the name and the size of one of our files. The contents are not read,
+    because that would take minutes for a large data set.
+
+    ours: the files that may be there: name relative to the folder, such as "a/0.png" -> its size in
+        bytes.
+    what: what our files are, for the message, e.g. "this cache".
+    """
+    foreign_paths = []
+    if folder.is_symlink() or not folder.is_dir():
+        foreign_paths = [folder]
+    else:
+        our_folders = set()
+        for name in ours:
+            our_folders.update(parent.as_posix() for parent in PurePath(name).parents)
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            is_our_file = path.is_file() and ours.get(name) == path.stat().st_size
+            is_our_folder = path.is_dir() and name in our_folders
+            if path.is_symlink() or not (is_our_file or is_our_folder):
+                foreign_paths.append(path)
+    if foreign_paths:
+        raise DataError(
+            what=f"the folder holds files that are not part of {what}: "
+            f"{_first_names(foreign_paths)}",
+            where=str(folder),
+            expected=f"an empty folder, or {what}",
+            do="choose another folder, or move these files away",
+        )
+
+
+def refuse_overlap(
+    output: Path, inputs: Mapping[str, str | Path | None], flag: str = "--output"
+) -> None:
+    """Raise OptionError if an output folder is, contains or lies in an input.
+
+    inputs: {flag of an input: its path, or None if the input is not given}.
+    flag: flag of the output. Links are resolved first.
+    """
+    target = output.resolve()
+    for name, path in inputs.items():
+        if path is None:
+            continue
+        source = Path(path).resolve()
+        if target == source:
+            how = "is"
+        elif target in source.parents:
+            how = "contains"
+        elif source in target.parents:
+            how = "lies in"
+        else:
+            continue
+        raise OptionError(
+            what=f"{flag} would write over the input: it {how} {name}",
+            where=f"{flag} {output}, {name} {path}",
+            expected="an output folder apart from all inputs",
+            do=f"change {flag}",
+        )
+
+
+# Largest number of names in a message. More names would make the message unreadable.
+MOST_SHOWN_NAMES = 5
+
+
+def _first_names(paths: Iterable[Path]) -> str:
+    """Return the first paths for a message, and how many more there are: "a, b and 3 more"."""
+    names = [str(path) for path in paths]
+    text = ", ".join(names[:MOST_SHOWN_NAMES])
+    more_count = len(names) - MOST_SHOWN_NAMES
+    if more_count > 0:
+        text += f" and {more_count} more"
+    return text
