@@ -29,8 +29,8 @@ from models.restore.earlier_test import (
 from models.restore.outputs import Outputs
 from utils.errors import DataError, OptionError
 from utils.files import MARK as TRAINING_MARK  # the file that marks the folder of a training run
-from utils.files import RESULTS, write_whole
-from utils.output_folder import refuse_links, remove_files  # RESULTS is "run.json"
+from utils.files import RESULTS, write_whole  # RESULTS is "run.json"
+from utils.output_folder import refuse_links, remove_files
 from utils.results import json_bytes
 
 
