@@ -1,0 +1,51 @@
+"""What a run needs of its model, and of the batches that the loader yields.
+
+utils/run/ imports neither models/ nor data/. models.model_vrt has the members of `TrainedModel`.
+"""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from utils.run.timing import DeviceClock
+
+MicroBatches = list[dict[str, Any]]  # the batches of one optimizer step, from the loader
+
+
+class TrainedModel(Protocol):
+    """The attributes and methods that a run needs of its model. models.model_vrt has them.
+
+    A model of your own needs no common base class: it only needs these members.
+    """
+
+    device: torch.device
+    # For the head of the log: computations that this device does in another form than usual,
+    # because it lacks the usual one. Each in a few words.
+    stand_ins: list[str]
+    # The clock that measures the forward passes.
+    forward_clock: DeviceClock
+
+    def describe(self) -> str:
+        """Return kind and size of the network in words."""
+        ...
+
+    def parameter_count(self) -> int:
+        """Return the number of parameters of the network."""
+        ...
+
+    def weights_hash(self) -> str:
+        """Return a digest of all weights."""
+        ...
+
+    def to_device(self, batch: dict[str, Any]) -> Any:
+        """Return the tensors of a batch on the device: lq, spike and targets."""
+        ...
+
+    def training_state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the model, on the CPU."""
+        ...
+
+    def save_weights(self, folder: Path, step: int) -> None:
+        """Write the bare weights into `folder`, e.g. 5000_G.pth."""
+        ...
