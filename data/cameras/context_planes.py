@@ -9,7 +9,8 @@ in other files, because spike files follow one another in time:
 
 The numbers count from the first plane of the file of the frame, here with 56 planes in each file.
 
-What must stay: the pieces and their order, because they are the stream that a network sees.
+What must stay: the pieces and their order, because they are the stream that a network sees. Free:
+how they are found.
 test_context_of_a_file_per_frame_is_in_the_files_beside (tests/parts/data/test_timing.py)
 notices.
 """

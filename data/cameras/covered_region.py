@@ -3,6 +3,9 @@
 A spike camera with a view of its own may see only a part of the frame. The region is a rectangle:
 the one of the calibration file, or the largest one that the spike camera sees.
 
+What must stay: the largest rectangle, because crops of a seed are drawn from it. Free: how it is
+found.
+
 Tests: tests/parts/data/test_spike_grid.py
 """
 

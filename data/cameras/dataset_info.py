@@ -14,6 +14,9 @@ What must stay, and which test notices (in tests/parts/data):
     test_timing.py      the `repr` of `DatasetInfo`, because a run recognises its data by a digest
                         of it: no field is renamed, reordered, or new in the repr while it has its
                         default
+
+Free to add: a field with the default None that the repr leaves out (`repr=False`), and a key of
+`ClipKeys`.
 """
 
 import dataclasses

@@ -7,7 +7,8 @@
 of the spike camera.
 
 What must stay: the forms of the option, because option files have them (test_data_json.py), and the
-planes that they give, because these are the spikes of a sample (test_timing.py).
+planes that they give, because these are the spikes of a sample (test_timing.py). Free to add:
+another form, in `_exposures_of_clip`.
 """
 
 import math

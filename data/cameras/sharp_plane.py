@@ -8,7 +8,7 @@ Planes are counted as the options count: from the first plane of the file, or of
 file holds the whole clip (`Span` in timing.py). A result such as 27.5 lies between two planes.
 
 What must stay: the plane, because channels are windows around it. test_timing.py (in
-tests/parts/data) notices.
+tests/parts/data) notices. Free to add: another word for the option.
 """
 
 from typing import Literal

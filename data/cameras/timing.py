@@ -22,6 +22,8 @@ What must stay, and which test notices (in tests/parts/data):
     test_frame_times.py     the words of the errors
     test_timing.py          the `repr` of `Timing`, because digests of runs hold it: no field is
                             renamed, reordered, or new in the repr while it has its default
+
+Free: the names with _, and how `span` finds its result.
 """
 
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ proposes exposures that the user corrects and pastes into the command line:
     'spike.exposure={"clip_07": {"start": 0, "length": 40.0, "period": 40.0}}'
 
 What must stay: a proposal is a valid `spike.exposure`. test_frame_times.py reads it back, and
-quotes some of the words.
+quotes some of the words. Free: how a proposal is guessed, because the user corrects it.
 """
 
 import json

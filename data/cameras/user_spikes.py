@@ -7,6 +7,8 @@ is most likely right, and says so in a warning of the log:
     light   as in the training
     rate    measured from the frames; 1 if the network learned from firing rates that nobody divided
 
+What must stay: what is assumed, because results of users depend on it. The words may change.
+
 Tests: tests/parts/data/test_spike_source.py, tests/parts/data/test_user_folders.py
 """
 

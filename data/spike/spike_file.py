@@ -4,7 +4,7 @@
 an array of NumPy. Only the bytes of the wanted planes and pixels are read.
 
 What must stay: the spikes of a crop are equal to the crop of the spikes, in each format.
-test_spike_formats.py notices.
+test_spike_formats.py notices. Free: how many planes `parts` reads at a time.
 """
 
 from collections.abc import Iterator
@@ -43,8 +43,7 @@ class SpikeFile:
         crop: the pixels to read; None: all.
         Raises SpikeFileError for planes or a crop outside of the file, and for values above 1.
 
-        All spikes of training and testing come from here. What must stay: the planes of a crop are
-        equal to the crop of the planes, whatever the format. test_spike_formats.py notices.
+        All spikes of training and testing come from here.
         """
         if count is None:
             count = self.planes - first
