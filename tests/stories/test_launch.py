@@ -12,6 +12,7 @@ What is tested:
 
     utils/dist/platforms.py      read_launch: the rank of this process. node_variables: its node
     utils/dist/launchers.py      with_standard_names: the variables of other launchers
+    utils/dist/launcher_table.py the variables of each launcher
     scripts/torchrun_quiet.py    starts the ranks as torchrun does
     launch_train.sh, launch_test.sh
 """

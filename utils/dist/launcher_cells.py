@@ -1,0 +1,118 @@
+"""Read one value, e.g. the number of ranks, from the environment that a launcher has made.
+
+A cell of the table of launchers (utils/dist/launcher_table.py) is a function env -> text. It
+returns "" if the environment does not have the value. Most cells read a variable (`var`), or an
+item of a list of hosts (`first_of`, `count_of`, `position_in`). The functions below them read what
+one launcher says in a form of its own.
+
+Tests: tests/stories/test_launch.py.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+
+Env = Mapping[str, str]  # the environment: name of a variable -> its text
+Cell = Callable[[Env], str]
+
+
+def var(name: str) -> Cell:
+    """Return a cell of the table (a function env -> text) that reads the variable `name`."""
+    return lambda env: env.get(name, "").strip()
+
+
+# A cell that always returns "", for a value that a platform has in no variable.
+NOWHERE = var("")
+
+
+def items(text: str) -> list[str]:
+    """Split a list of hosts, or of other items.
+
+    The list is in JSON, or divided by commas, blanks or lines: '["a", "b"]', "a,b", "a b". Of
+    "a:8,b:8" (hosts with their numbers of processes) the hosts are returned.
+    """
+    if text.startswith("["):
+        try:
+            all_items = [str(item) for item in json.loads(text)]
+        except ValueError:  # no JSON
+            all_items = []
+    else:
+        all_items = re.split(r"[,\s]+", text.strip())
+    hosts = []
+    for item in all_items:
+        if item:  # an empty text has the item ""
+            hosts.append(item.partition(":")[0])  # "a:8" -> "a"
+    return hosts
+
+
+def first_of(name: str) -> Cell:
+    """Return a cell that reads the first item of the list `name`."""
+
+    def read(env: Env) -> str:
+        hosts = items(env.get(name, ""))
+        return hosts[0] if hosts else ""
+
+    return read
+
+
+def count_of(name: str) -> Cell:
+    """Return a cell that reads the number of items of the list `name`."""
+
+    def read(env: Env) -> str:
+        hosts = items(env.get(name, ""))
+        return str(len(hosts)) if hosts else ""
+
+    return read
+
+
+def position_in(name: str, host_name: str) -> Cell:
+    """Return a cell that reads the position of this host in the list `name`, from 0.
+
+    E.g. "1" for the list "a,b" and the host "b".
+
+    host_name: name of the variable that says which host this is.
+    """
+
+    def read(env: Env) -> str:
+        hosts = items(env.get(name, ""))
+        host = env.get(host_name, "")
+        return str(hosts.index(host)) if host in hosts else ""
+
+    return read
+
+
+def flux_ranks_on_one_host(env: Env) -> str:
+    """Read the number of ranks on this host, which Flux tells only for a job of one host."""
+    if env.get("FLUX_JOB_NNODES") == "1":
+        return env.get("FLUX_JOB_SIZE", "")
+    return ""
+
+
+def hydra_size(env: Env) -> str:
+    """Read the number of ranks if the launcher Hydra has started them.
+
+    Other launchers set PMI_SIZE as well, but only Hydra sets MPI_LOCALRANKID.
+    """
+    if "MPI_LOCALRANKID" in env:
+        return env.get("PMI_SIZE", "")
+    return ""
+
+
+def pmi_size(env: Env) -> str:
+    """Read the number of processes of any launcher that sets PMI_RANK and PMI_SIZE.
+
+    Hydra sets these two as well. But `with_standard_names` tries Hydra's row before, so this cell
+    counts for the other launchers only.
+    """
+    if "PMI_RANK" in env:
+        return env.get("PMI_SIZE", "")
+    return ""
+
+
+def lsf_hosts(env: Env) -> str:
+    """Read the number of hosts of LSF: 2 from "hosta 4 hostb 4", each host with its slots.
+
+    A slot may be a core or a process, so the slots do not tell the number of ranks.
+    """
+    words = env.get("LSB_MCPU_HOSTS", "").split()
+    return str(len(words) // 2)  # two words for each host
