@@ -1,4 +1,4 @@
-"""Read arrays of spikes from files of NumPy. data/spike/formats.py is the caller.
+"""Read arrays of spikes from files of NumPy, for formats.py and spike_file.py.
 
     array = find_array(Path("clip.npz"), "spk")       # reads the header alone
     array.shape                                       # (planes, h, w)
