@@ -7,7 +7,8 @@ The layout is that of BasicSR and KAIR, because many users already have data of 
 
 What must stay: names and order of clips and frames, because samples are numbered in this order
 (test_an_lmdb_of_frames_gives_the_samples_of_the_files). The sizes of the values are read in a
-process of their own, because damage within the file can end the process that reads it.
+process of their own, because damage within the file can end the process that reads it. Free to
+change: how the lines of meta_info.txt are read, as long as they give the same keys.
 
 Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_any_bytes.py
 """

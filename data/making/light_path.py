@@ -12,7 +12,7 @@ Light is linear, float32, 1 at full scale.
 What must stay: every bit of the light, for the same frames, because made data sets are published
 and an interrupted data set is continued later. No test notices a change of the last bits: whoever
 changes the arithmetic makes a clip before and after, and compares the files. If the light must
-change, raise VERSION in data/making/prepare.py.
+change, raise VERSION in data/making/prepare.py. Free to change: speed and memory.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py (what the light shows)
 """
@@ -35,11 +35,6 @@ class _Flows(NamedTuple):
 
 class LightPath:
     """The light at any time between the frames of a clip.
-
-    The frame A before this time and the frame B after it are moved along the optical flow and
-    mixed. At the fraction p of the time from A to B, with the flows f: A -> B and g: B -> A,
-
-        light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x)).
 
     Call `at` with increasing times. Only the flows of the last pair of frames are stored, so times
     in another order would give the same light, but would compute the flows again and again.
@@ -68,18 +63,12 @@ class LightPath:
         time: in frames, e.g. 2.25 is a quarter of the way from frame 2 to frame 3. The light is
         constant before the first and after the last frame.
         """
-        last_frame = self.count - 1
-        time = min(max(time, 0.0), float(last_frame))
-        # A is frame `index`, and B is the next frame. No frame follows the last frame. So at its
-        # time, A is the frame before it, and B is the last frame.
-        last_A = max(last_frame - 1, 0)
-        index = min(int(time), last_A)
-        fraction = time - index  # p: 0 at A, 1 at B
+        index, fraction = self._place_of(time)
         # Some times are computed, and a rounding error moves them away from the time of a frame,
         # e.g. 2.9999999999. They must show the frame itself, without interpolation.
         is_at_frame = min(fraction, 1 - fraction) < 1e-9
         if is_at_frame:
-            return self.light(round(time))
+            return self.light(index + round(fraction))
         A = self.light(index)
         B = self.light(index + 1)
         if self.method == "linear":
@@ -90,6 +79,17 @@ class LightPath:
         moved_A = _move(A, shift=-p * flows.f)  # A(x - p f(x))
         moved_B = _move(B, shift=(p - 1) * flows.g)  # B(x - (1 - p) g(x))
         return (1 - p) * moved_A + p * moved_B
+
+    def _place_of(self, time: float) -> tuple[int, float]:
+        """Return the number of the frame A before a time, and p: 0 at A, 1 at the next frame B.
+
+        No frame follows the last frame. So at its time, A is the frame before it, and p is 1.
+        """
+        last_frame = self.count - 1
+        time = min(max(time, 0.0), float(last_frame))
+        last_A = max(last_frame - 1, 0)
+        index = min(int(time), last_A)
+        return index, time - index
 
     def _flows_from(self, index: int) -> _Flows:
         """Return the flows between frame `index` and the next frame. They are kept."""

@@ -2,10 +2,11 @@
 
 Optical flow is reliable for small motions only, and there is no motion between two scenes. A "frame
 interval" is the time from one frame of the made clip to the next. It may have several frames of the
-video, whose mean is the blurry frame.
+video, which are averaged.
 
 What must stay: the parts that are found and the order of the draws, for the same video and seed,
-because made data sets depend on them. If they must change, raise VERSION in data/making/prepare.py.
+because made data sets depend on them (tests/parts/data/test_video_parts.py has the places of the
+parts). If they must change, raise VERSION in data/making/prepare.py. Free to change: speed.
 
 Tests: tests/parts/data/test_video_parts.py
 """
