@@ -3,8 +3,7 @@
 The path tells which: "/data/train/clip_a/blur/0.png", or "/data/train.lmdb::clip_a/0".
 
 What must stay: `read_bytes` returns the bytes of the file or raises DataError, for any path
-(tests/parts/data/test_any_bytes.py tries damaged files). Every frame and spike file that is not in a
-clip cache comes through here. Free to change: how the bytes are read.
+(tests/parts/data/test_any_bytes.py tries damaged files). Free to change: how the bytes are read.
 
 Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_any_bytes.py
 """

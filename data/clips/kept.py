@@ -43,9 +43,9 @@ import numpy as np
 from data.clip import Clip
 from data.clips import manifest
 from data.clips.clip_check import ClipCheck
+from data.clips.clip_folder import list_clip
 from data.clips.column_check import refuse_columns
 from data.clips.columns import Columns, Texts, kinds_of, types_of
-from data.clips.data_root import list_clip
 from data.clips.listed_files import FileEntry, State, entry_of, is_lmdb, state_of, stem_of
 from data.clips.ranges import first_and_end
 from data.clips.source import Kind, Problem, Source

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from data.cameras.frame_times import FrameTimes
 from data.cameras.spike_source import DatSpikes
 from data.clip import checked_name
-from data.clips.data_root import CLIP_FOLDERS, list_root
+from data.clips.clip_folder import CLIP_FOLDERS
+from data.clips.data_root import list_root
 from data.clips.listed_files import Listing, is_lmdb
 from data.spike.formats import FORMATS
 from utils.errors import DataError, address_of
