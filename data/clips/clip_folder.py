@@ -23,7 +23,7 @@ from data.clips.listed_files import (
     os_errors_as_data_errors,
     state_of,
 )
-from utils.files import natural_key
+from utils.name_order import natural_key
 
 
 def list_clip(root: str, folder: str, suffixes: tuple[str, ...], name: str) -> Folder | None:
