@@ -10,8 +10,9 @@ the exposure, and five coefficients of the features. Without room in the stream 
 the three times are left out.
 
 What must stay: the order of the unknowns (derivatives.py), and the values of the priors.
-test_the_other_values_follow_a_time_that_stops_at_its_limit tries the solution, and
-tests/parts/data/test_registration_fit.py whole fits.
+test_the_other_values_follow_a_time_that_stops_at_its_limit tries the solution.
+test_the_offset_of_a_known_camera_is_found_in_a_pan_even_if_it_is_not_sure notices a narrow prior of
+the offset. Only the bits of lab/calibration_trials.py show that a prior is wider.
 """
 
 import numpy as np
