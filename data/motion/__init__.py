@@ -11,6 +11,6 @@ The modules in the order in which a frame meets them:
                           network_inputs.py, spike_windows.py)
     the sharp frame       joint/ has the equations of both cameras, bands.py divides large frames
     all together          restorer.py, for two methods of main_test_vrt.py: joint_method.py and
-                          learned_method.py
+                          learned_method.py, which learned_fusion.py makes from weights
     pictures of a motion  drawing.py
 """

@@ -25,7 +25,7 @@ import torch
 
 from data.motion.exposure import Recording
 from data.motion.flow import motion_of as motion_by_dis
-from data.motion.learned import learned_motion
+from data.motion.learned import motion_by_network
 from data.motion.light import DIM_SPIKES, median_spikes
 from data.motion.shifts import Motion
 from data.motion.view import View
@@ -48,7 +48,7 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
     assert network is not None  # weights that say "network" or "both" have a network
 
     def by_network(recording: Recording, view: View, gain: np.ndarray) -> Motion:
-        return learned_motion(recording, view, network, device)
+        return motion_by_network(recording, view, network, device)
 
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
         # The limit DIM_SPIKES is 5 spikes in a pixel of median light. Below it, the frames along

@@ -36,7 +36,7 @@ LOG_ERRORS = (-5.0, 4.0)
 
 
 @torch.no_grad()
-def learned_motion(
+def motion_by_network(
     recording: Recording, view: View, network: MotionNetwork, device: torch.device
 ) -> Motion:
     """Find the motion within an exposure by the network. device: where the network computes."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.motion.learned import learned_motion
+from data.motion.learned import motion_by_network
 from data.motion.recording import RecordedClip
 from data.motion.shifts import Motion
 from tests.helpers.motion_network import constant_network
@@ -31,7 +31,7 @@ def motion(tmp_path_factory) -> Motion:
     reader = reader_of(Scene(size=(88, 84)).write(folder / "clip"))
     clip = RecordedClip(reader, context=None)
     net = constant_network(curve=(3.0, -1.0, 0.5, 0.25, 0.0, -0.5), log_error=np.log(0.4))
-    return learned_motion(clip.read(1), clip.view, net, CPU)
+    return motion_by_network(clip.read(1), clip.view, net, CPU)
 
 
 def tau_of(motion: Motion) -> np.ndarray:
@@ -76,7 +76,10 @@ def test_the_curves_of_a_mirrored_spike_camera_are_mirrored_back(tmp_path):
     clip = RecordedClip(reader, context=None)
 
     # 2 spike pixels along x and 1 along y in half an exposure, at constant speed.
-    found = learned_motion(clip.read(1), clip.view, constant_network((2.0, 1.0, 0, 0, 0, 0)), CPU)
+    net = constant_network((2.0, 1.0, 0, 0, 0, 0))
+    found = motion_by_network(clip.read(1), clip.view, net, CPU)
+        clip.read(1), clip.view, constant_network((2.0, 1.0, 0, 0, 0, 0)), CPU
+    )
 
     # The shift (x, y) of the middle pixel at the last instant, which is a little before tau = 1.
     # The speed is constant, so divided by its tau it is the shift at tau = 1.
