@@ -78,8 +78,6 @@ def test_the_curves_of_a_mirrored_spike_camera_are_mirrored_back(tmp_path):
     # 2 spike pixels along x and 1 along y in half an exposure, at constant speed.
     net = constant_network((2.0, 1.0, 0, 0, 0, 0))
     found = motion_by_network(clip.read(1), clip.view, net, CPU)
-        clip.read(1), clip.view, constant_network((2.0, 1.0, 0, 0, 0, 0)), CPU
-    )
 
     # The shift (x, y) of the middle pixel at the last instant, which is a little before tau = 1.
     # The speed is constant, so divided by its tau it is the shift at tau = 1.
