@@ -14,8 +14,8 @@ fit alike (a = a_0).
 
 Learned steps do not use the guard, so no trained weights depend on it. In
 tests/parts/data/joint/test_guard.py, test_the_guard_saves_a_good_start_from_a_wrong_motion notices
-a wrong weight. No test notices another constant below, e.g. PERFECT_SHARE = 0.9, or if the error by
-noise is left out: measure it (docs/benchmarks/quality_details.md, "Its constants").
+a wrong weight and GUARD_PLANES = 31. It passes with PERFECT_SHARE = 0.9, and if the error by noise
+is left out: measure other values (docs/benchmarks/quality_details.md, "Its constants").
 """
 
 import numpy as np

@@ -18,7 +18,7 @@ adjoints.
 What must stay: `adjoint` is the adjoint of `weighted_change`. In
 tests/parts/data/joint/test_equations.py,
 test_the_first_step_changes_the_frame_as_the_equations_pull_it notices a wrong adjoint, for both
-kinds of spike cameras.
+kinds of spike cameras, and test_the_divisor_has_the_row_sums_of_the_normal_equations wrong sums.
 """
 
 from torch import Tensor

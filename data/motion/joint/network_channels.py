@@ -24,7 +24,7 @@ What must stay: the channels, their order, and their scales, because the network
 them. With other ones it still runs, but its frames are worse. So another value of a constant below
 needs a new training, too. tests/stories/test_motion_weights.py notices if the first two channels of
 `evidence` change places, and test_the_equations_pull_a_frame_towards_the_sharp_one if the changes
-of colours and grey do in `pulls`.
+of colours and grey do in `pulls`. No test notices a channel of another scale.
 """
 
 import math

@@ -11,8 +11,8 @@ One equation per pixel and colour:
 
 cameras.py computes the left side B x. This module makes the right side b and the weights w_b.
 
-In tests/parts/data/joint, test_rgb_equations.py notices another measure of the noise, and
-test_equations.py weights that are far too large. No test notices another `NOISE_FACTOR`: measure it
+tests/parts/data/joint/test_rgb_equations.py notices another b, other weights of a frame without
+noise, and another measure of the noise. No test notices another `NOISE_FACTOR`: measure it
 (docs/benchmarks/quality_details.md, "Its constants").
 """
 

@@ -18,6 +18,7 @@ import torch
 
 from data.motion.joint import solution
 from data.motion.joint.equations import Equations, Solver
+from data.motion.joint.linearised import Linearised
 from data.motion.joint.values import DARK
 from tests.helpers.joint_case import CPU, EDGE, INSIDE, Case
 
@@ -71,6 +72,21 @@ def test_the_blurry_frame_fits_the_equations_worse_than_the_sharp_frame(true_cas
 
 
 # ---- The solution ----
+
+
+def test_the_divisor_has_the_row_sums_of_the_normal_equations(true_case):
+    # The same slope at all pixels, because the row sums are computed as if it were so.
+    z = torch.full_like(true_case.blurry, 0.5)
+
+    linearised = Linearised(true_case.equations.system, z)
+
+    row_sums = linearised.row_sums()
+    for colour in range(3):
+        # The product of A^T W A with a picture of ones in this colour adds up each of its rows.
+        ones = torch.zeros_like(z)
+        ones[colour] = 1
+        product = linearised.adjoint(*linearised.weighted_change(ones))
+        assert torch.allclose(row_sums[colour], product[colour], rtol=1e-3)
 
 
 def test_the_frame_is_far_sharper_than_its_start(moving_clip):

@@ -1,9 +1,13 @@
-"""data/motion/joint/rgb_equations.py: the noise of the blurry frame, which its error depends on."""
+"""data/motion/joint/rgb_equations.py: right side and weights, and the noise of the blurry frame."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
-from data.motion.joint.rgb_equations import noise_of
+from data.motion.joint.rgb_equations import noise_of, rgb_equations
+from tests.helpers.joint_case import CPU
+from tests.helpers.made_exposures import dark_exposure
 
 # A picture that becomes brighter from left to right.
 RAMP = torch.linspace(0.2, 0.8, 64).expand(64, 64)
@@ -18,3 +22,17 @@ def test_the_noise_on_a_ramp_is_measured():
     noise = 0.02 * torch.randn(64, 64)
 
     assert noise_of(RAMP + noise) == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_blurry_pixel_has_the_same_error_in_display_values_at_each_brightness():
+    # z is a ramp without noise, so the error is the least error.
+    z = RAMP[..., None].expand(64, 64, 3)
+    recording = replace(dark_exposure(size=(64, 64), plane=(32, 32)), blurry=z.numpy().copy())
+
+    made = rgb_equations(recording, least_error=0.02, device=CPU)
+
+    light = z.permute(2, 0, 1) ** 2.2
+    lighter = (z.permute(2, 0, 1) + 0.02) ** 2.2  # by the error
+    assert torch.allclose(made.b, light, atol=1e-5)
+    # The weight is 1 / (error in light). The error is small, so it is nearly the difference.
+    assert torch.allclose(made.weights, 1 / (lighter - light), rtol=0.1)
