@@ -9,7 +9,8 @@ next work meanwhile. Only `seconds_of` waits; programs that compare speeds call 
 work that callers give to `StepTimer.part` ("data", "compute", "epoch_start") are tags of a run's
 history with "_share" behind them.
 
-Tests: tests/parts/utils/test_progress.py; "seconds" in tests/parts/utils/test_health.py.
+Tests: tests/parts/utils/test_progress.py, and for the clock of the device
+test_the_event_files_hold_the_times_of_each_rank.
 """
 
 import math
@@ -24,12 +25,6 @@ import torch
 
 from utils import device as devices
 from utils import system, utils_dist
-
-# The kinds of work between two steps that do not count as time of the steps.
-PAUSES = ("validation", "save")
-# Seconds after which an old speed counts 37 % (1 / e) in the predicted speed. A shorter time would
-# let the predicted end jump at each slow step; with a longer one it would follow a change late.
-FADE_S = 300.0
 
 
 def seconds_of(
@@ -49,6 +44,10 @@ def seconds_of(
         seconds.append(time.perf_counter() - begin)
     seconds_that_count = seconds[warmup:]
     return statistics.median(seconds_that_count)
+
+
+# The kinds of work between two steps that do not count as time of the steps.
+PAUSES = ("validation", "save")
 
 
 class Span:
@@ -82,6 +81,11 @@ class Span:
         for name, seconds_of_name in self.seconds_of.items():
             values[f"{name}_share"] = seconds_of_name / seconds
         return values
+
+
+# Seconds after which an old speed counts 37 % (1 / e) in the predicted speed. A shorter time would
+# let the predicted end jump at each slow step; with a longer one it would follow a change late.
+FADE_S = 300.0
 
 
 class StepTimer:
