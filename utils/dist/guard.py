@@ -54,7 +54,7 @@ def start_guard(
     # In the order of the parameters of `guard`, which gets them as a list.
     arguments = json.dumps([rank, os.getpid(), limit_s, stack_file, is_alone, log_file])
     # -S starts Python without installed packages, which the guard does not need.
-    command = [sys.executable, "-S", "-m", "utils.dist.process", arguments]
+    command = [sys.executable, "-S", "-m", "utils.dist.guard", arguments]
     root = Path(__file__).resolve().parents[2]
     # The guard inherits that GROUP_SIGNALS are held back, and never releases them. So a signal to
     # all processes of the rank does not end the guard before the rank.
