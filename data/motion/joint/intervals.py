@@ -14,7 +14,7 @@ minutes:
 
     _spikes_before_edges    cuts the stream at the edges; first and last spike of each piece
     _nearest_spikes         the spike that is nearest to each edge
-    spike_intervals         joins the nearest spikes of two edges to an interval
+    spike_intervals         joins the nearest spikes of neighbouring edges to intervals
 
 What must stay: an interval begins and ends at a spike of the stream, its count is the number of
 spikes between both, and no two intervals of a pixel overlap. Each of these has a test in
@@ -43,7 +43,7 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
     """Find one interval of each pixel between every two edges: from one spike to a later spike.
 
     An interval begins at the spike that is nearest to one edge, and ends at the spike that is
-    nearest to a later edge. Only spikes from edges[0] to edges[-1] count. E.g. a pixel with spikes
+    nearest to the next edge. Only spikes from edges[0] to edges[-1] count. E.g. a pixel with spikes
     at the times 3, 9 and 16:
 
         edges              2    8    14    17
@@ -55,33 +55,12 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
     stream: (T, h, w) uint8 in {0, 1}. edges: (M + 1,) times, ascending whole planes.
     """
     nearest = _nearest_spikes(stream, edges)
-    begins = []
-    ends = []
-    thresholds = []
-    # The spike at which the next interval of each pixel begins, (h, w).
-    begin = nearest.times[0]
-    count_at_begin = nearest.counts[0]
-    for end, count_at_end in zip(nearest.times[1:], nearest.counts[1:], strict=True):
-        has_begin = begin > NO_SPIKE
-        is_interval = has_begin & (end > begin)
-        begins.append(begin)
-        ends.append(end)
-        thresholds.append(np.where(is_interval, count_at_end - count_at_begin, 0))
-
-        # Where the next interval of each pixel begins:
-        #
-        #     this interval exists          at its end
-        #     the pixel had no spike yet    at the nearest spike of this edge, if there is one
-        #     else                          the begin stays, and the interval ends at a later edge
-        #
-        # "Else" means that both edges have the same nearest spike, or that no spike follows.
-        begins_here = is_interval | ~has_begin
-        begin = np.where(begins_here, end, begin)
-        count_at_begin = np.where(begins_here, count_at_end, count_at_begin)
+    # Two neighbouring edges may have the same nearest spike, or a pixel may have no spike at all.
+    # Then the counts are equal, so there are 0 thresholds, which means: no interval here.
     return SpikeIntervals(
-        np.stack(begins).astype(np.float32),
-        np.stack(ends).astype(np.float32),
-        np.stack(thresholds).astype(np.float32),
+        begins=nearest.times[:-1].astype(np.float32),
+        ends=nearest.times[1:].astype(np.float32),
+        thresholds=np.diff(nearest.counts, axis=0).astype(np.float32),
     )
 
 
