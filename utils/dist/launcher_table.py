@@ -195,7 +195,7 @@ PER_NODE = (
         port=NOWHERE,
     ),
     # A script of the user's own. It sets MASTER_ADDR and MASTER_PORT by their standard names, which
-    # `_variables_of_node` reads for each row, so the two cells need no variable.
+    # `_variables_of_node` (launchers.py) reads for each row, so the two cells need no variable.
     PerNode(
         name="NNODES",
         nodes=var("NNODES"),

@@ -35,9 +35,8 @@ from utils.dist.store_values import ForeignValueError
 # Store key: the failure has been reported, so all ranks may end.
 REPORTED = "reported"
 
-
-# Seconds that a rank waits in `_follow` for the report of another rank, which may still need the
-# stacks or the store of the waiting rank.
+# Seconds that a rank waits in `Watchdog._follow` for the report of another rank, which may still
+# need the stacks or the store of the waiting rank.
 REPORT_WAIT_S = 5.0
 # Seconds that a rank waits in `_sign_off` for the other ranks, if the store ends with it.
 SIGN_OFF_WAIT_S = 3.0

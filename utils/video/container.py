@@ -42,8 +42,8 @@ TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 3
 
 # The operating system raises OSError, FFmpeg its own errors.
 #
-# In this file OSError(0, text) is an error that this program has found itself. 0 stands for "no
-# error of the system". The text becomes `strerror`, which `_as_data_error` shows to the user.
+# In utils/video, OSError(0, text) is an error that this program has found itself. 0 stands for "no
+# error of the system". The text becomes `strerror`, which the readers show to the user.
 FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
 
 
