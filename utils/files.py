@@ -34,7 +34,6 @@ MARK = ".spikevrt"
 # The mark of a folder of results.
 RESULTS = "run.json"
 
-
 # What `writing` advises if the folder of a run cannot be written.
 OTHER_ROOT = "free some space, or set path.root to another disk"
 

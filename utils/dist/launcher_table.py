@@ -87,7 +87,6 @@ BY_HAND = (
     "--master-addr=FIRST_HOST --master-port=29500 main_train_vrt.py --opt FILE"
 )
 
-
 # Launchers that start one process for each rank. `with_standard_names` takes the first row that
 # reads a `size` above 1. NOWHERE: no variable of the launcher has this value.
 PER_PROCESS = (

@@ -212,7 +212,6 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
 # public equivalent. It is None if this Python does not have it. `end` calls it.
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 
-
 # Longest wait for exit handlers of libraries, in seconds. A library may still send its last data
 # over a slow network; a shorter wait would lose them, a longer one only delays the end.
 HANDLERS_S = 60.0

@@ -55,14 +55,12 @@ from utils.options.models import WatchdogOptions
 
 STALL_CODE = StallError.exit_code  # exit code of a run that hangs
 
-
 # Seconds of a phase after which the watchdog asks the system whether the main thread waits for a
 # terminal. Most phases are shorter, so most beats need no such question.
 LONG_PHASE_S = 1.0
 # Seconds after which the log file tells that the store or the terminal does not answer. A shorter
 # silence, e.g. while a user selects text in the terminal, needs no line.
 TELL_AFTER_S = 10.0
-
 
 # Seconds that the reporting rank waits for the stacks of another rank. A stuck rank still beats,
 # twice a second: it sees the failure with its next beat, so three beats are enough. A silent rank

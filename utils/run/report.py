@@ -29,7 +29,6 @@ ENVIRONMENT_NAME = "environment.json"
 # lists their titles from left to right.
 PANELS_NAME = "panels.json"
 
-
 # Width of a strip on the report page, in pixels. At most 12 clips have strips. At this width a page
 # has about 5 MB, and never more than 16 MB.
 STRIP_WIDTH = 640

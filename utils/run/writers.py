@@ -26,7 +26,6 @@ from utils.run.wandb_writer import WandbWriter
 # The classes of `logging.writers`, by their names. TensorBoard and W&B have options of their own.
 WRITERS = Registry("log writer")
 
-
 # The names of all files and folders that a run writes into its folder. A new file needs an entry:
 # the start of a run checks that it can write each of them.
 WRITTEN = (

@@ -39,7 +39,6 @@ CONTAINERS = (
 # Words for the message about a frame that is not decoded.
 TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
 
-
 # The operating system raises OSError, FFmpeg its own errors.
 #
 # In utils/video, OSError(0, text) is an error that this program has found itself. 0 stands for "no

@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 MP4_SUFFIXES = (".mp4", ".mov", ".m4v")
 
-
 # The finest clock of a written film, in ticks a second. Finer time stamps are rounded to it.
 FINEST_CLOCK = 2**24
 
