@@ -76,7 +76,7 @@ class CacheReader:
     def _refuse_other_options(self, index: dict[str, Any], source: Source) -> None:
         """Refuse a cache that was built with other options than the data set has now.
 
-        index: content of index.json, as `_index_of` made it for the cache.
+        index: content of index.json (`_index_of` in data/clips/cache_builder.py makes it).
         """
         # Kinds of files ("lq", ...) that the data set needs and the cache does not have.
         missing = sorted(source.kinds().keys() - index["source"].keys())

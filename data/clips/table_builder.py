@@ -99,7 +99,7 @@ class TableBuilder:
         self.texts[column].extend(joined_texts.encode())
 
     def _add_exposures(self, clip: Clip) -> None:
-        """Add planes and exposures of a clip. `_exposure_of` turns a row back into an exposure."""
+        """Add planes and exposures of a clip. `ClipTable` turns a row back into an exposure."""
         # `planes_of_spike_files` is {spike file: its number of planes}.
         self.numbers["planes"].extend(clip.planes_of_spike_files.values())
         index_of_file = {file: index for index, file in enumerate(clip.planes_of_spike_files)}
