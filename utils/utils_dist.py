@@ -24,7 +24,8 @@ be called by this page too (`__all__`). The modules in utils/dist do the work:
     stop                   signals that ask for a stop, and the vote on it
     failure, lost_contact  who reports an error, and with which exit code all end
     group, timeout         torch's process group, and the time-out of its collectives
-    launchers, platforms   which rank this is, from the variables of the environment
+    launchers, platforms   which rank this is, from the variables of the environment; with
+                           launcher_table, node_launch, launch_variables
     open_store, rendezvous how the ranks meet, in a key-value store; with waiting, round
     watchdog, beats        end a run that hangs, and name the rank that stands still; with
                            watchdog_thread, guard, stall_report, leave
@@ -68,8 +69,9 @@ from utils.dist.group import init_dist, launch_of_group
 from utils.dist.identity import get_device, get_rank, get_world_size, is_main_process
 from utils.dist.launchers import with_standard_names
 from utils.dist.leave import leave
+from utils.dist.node_launch import node_variables
 from utils.dist.open_store import open_store
-from utils.dist.platforms import node_variables, read_launch
+from utils.dist.platforms import read_launch
 from utils.dist.rendezvous import meet
 from utils.dist.state import RUN, LaunchInfo
 from utils.dist.stop import PREEMPTED, STOP_SIGNALS, stop_on, stop_vote

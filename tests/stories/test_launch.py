@@ -37,8 +37,10 @@ from tests.dist.launching import (
 )
 from tests.helpers.train_files import odd_command, write_odd_options, write_options
 from utils import utils_dist
+from utils.dist.host_list import first_host, host_count
 from utils.dist.launchers import with_standard_names
-from utils.dist.platforms import first_host, host_count, node_variables, read_launch
+from utils.dist.node_launch import node_variables
+from utils.dist.platforms import read_launch
 from utils.dist.state import RUN, LaunchInfo
 from utils.errors import DistError
 

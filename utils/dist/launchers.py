@@ -133,7 +133,7 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
     """Return the standard variables of a process that stands for a node.
 
     They have the names that the platform PAI-DLC uses, where RANK and WORLD_SIZE count nodes.
-    `platforms.node_variables` reads them. For each value the first of these that is known counts:
+    `node_launch.node_variables` reads them. For each value the first of these that is known counts:
 
         MASTER_ADDR      MASTER_ADDR of `env`, the cell `address`
         MASTER_PORT      MASTER_PORT of `env`, the cell `port`, DEFAULT_PORT

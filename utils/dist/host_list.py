@@ -1,0 +1,51 @@
+"""Read a node list of SLURM, e.g. "gpu[003-007,9],cpu1": its number of hosts, its first host.
+
+Tests (tests/stories/test_launch.py): test_the_hosts_of_a_node_list_are_counted,
+test_the_first_host_of_a_node_list.
+"""
+
+import re
+
+# A piece of a host name in a node list of SLURM: a single character, or a bracket with all that it
+# encloses. A comma is a piece only within a bracket, so the names of "gpu[003-007,9],cpu1" are
+# "gpu[003-007,9]" and "cpu1".
+PIECE_OF_NAME = r"(?:[^,\[]|\[[^\]]*\])"
+
+
+def host_count(nodelist: str) -> int:
+    """Return the number of hosts of a SLURM node list: 6 for "gpu[003-007],cpu1"."""
+    count = 0
+    # A name is one or more pieces, so that a comma within a bracket does not end it. E.g.
+    # "gpu[003-007],cpu1" has the names "gpu[003-007]" and "cpu1".
+    names = re.findall(rf"{PIECE_OF_NAME}+", nodelist)
+    for name in names:
+        # If a name has several brackets, their numbers multiply: "rack[1-2]gpu[1-4]" stands for
+        # 2 x 4 hosts. A name without a bracket is one host.
+        hosts_of_name = 1
+        # The text within each bracket, e.g. "003-007,9", which stands for 5 + 1 numbers.
+        for ranges in re.findall(r"\[([^\]]*)\]", name):
+            numbers_in_bracket = sum(_length_of_range(text) for text in ranges.split(","))
+            hosts_of_name *= numbers_in_bracket
+        count += hosts_of_name
+    return count
+
+
+def _length_of_range(text: str) -> int:
+    """Return how many numbers "003-007" stands for, here 5. "9" stands for 1."""
+    low, dash, high = text.partition("-")
+    is_range = dash and low.isdecimal() and high.isdecimal()
+    if not is_range:
+        return 1
+    return int(high) - int(low) + 1
+
+
+def first_host(nodelist: str) -> str:
+    """Return the first host of a SLURM node list: "gpu[003-007,9],cpu1" -> "gpu003".
+
+    The zeros in front of a number stay.
+    """
+    # The name up to the first comma outside of brackets: "gpu[003-007,9]". The pattern also matches
+    # an empty text, so there always is a first match.
+    first_name = re.findall(rf"{PIECE_OF_NAME}*", nodelist.strip())[0]
+    # Replace each bracket by its first number, which ends at "-", "," or "]": "gpu003".
+    return re.sub(r"\[([^\],\-]*)[^\]]*\]", r"\1", first_name)

@@ -1,0 +1,106 @@
+"""Find the ranks of this node, if a platform has started one process for the whole node (host).
+
+torchrun then takes the place of this process, and starts the ranks of the node. `node_variables`
+gives torchrun the numbers of ranks and nodes, whatever the platform calls them.
+
+What must stay: which variables count, because users' job scripts rely on it. Tests
+(tests/stories/test_launch.py): test_a_process_that_stands_for_a_node_knows_its_place,
+test_a_rank_does_not_stand_for_a_node.
+"""
+
+import os
+
+from utils.dist.launch_variables import (
+    MemberNames,
+    checked_number,
+    count_of_members,
+    member_of,
+    refuse_faults,
+)
+from utils.dist.launcher_cells import Env
+
+# The variables that describe a node: torchrun's name -> the name on other platforms. torchrun's
+# names stand for its flags, e.g. PET_NNODES for --nnodes. Kubeflow sets some of them. If an
+# environment has both names of a variable, torchrun's name counts.
+NODE_NAMES = {
+    "PET_NPROC_PER_NODE": "NPROC_PER_NODE",  # number of ranks on this node
+    "PET_NNODES": "WORLD_SIZE",  # number of nodes
+    "PET_NODE_RANK": "RANK",  # number of this node
+    "PET_MASTER_ADDR": "MASTER_ADDR",  # host of node 0
+    "PET_MASTER_PORT": "MASTER_PORT",  # free port of this host
+}
+
+
+def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
+    """Return torchrun's variables for the ranks of this node, or {} if this process is a rank.
+
+    A platform that starts one process for each node sets no LOCAL_RANK. There are two kinds:
+
+        platform   ranks of a node      number of nodes   number of this node   WORLD_SIZE counts
+        PAI-DLC    NPROC_PER_NODE       WORLD_SIZE        RANK                  nodes
+        Kubeflow   PET_NPROC_PER_NODE   PET_NNODES        RANK                  ranks
+
+    For example, these variables of PAI-DLC
+
+        NPROC_PER_NODE=8 WORLD_SIZE=2 RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
+
+    become PET_NPROC_PER_NODE=8 PET_NNODES=2 PET_NODE_RANK=1 PET_MASTER_ADDR=10.0.0.1 ...
+
+    gpu_count: number of GPUs that this process sees, for NPROC_PER_NODE "auto" and "gpu".
+
+    Raises one DistError that lists every variable that is missing, no number or out of range.
+    """
+    # Take torchrun's own variable if it is set, else the platform's: NODE_NAMES is the table of the
+    # two names, e.g. "PET_NNODES": "WORLD_SIZE".
+    name_of = {}  # torchrun's name of a variable -> the name that this environment uses
+    values = {}  # torchrun's name of a variable -> its value
+    for torchruns_name, other_name in NODE_NAMES.items():
+        name = torchruns_name if env.get(torchruns_name) else other_name
+        name_of[torchruns_name] = name
+        if env.get(name):
+            values[torchruns_name] = env[name].strip()
+    if "PET_NPROC_PER_NODE" not in values or _is_rank(env):
+        return {}
+
+    # torchrun takes these three words in place of a number.
+    if values["PET_NPROC_PER_NODE"] in ("auto", "gpu"):
+        values["PET_NPROC_PER_NODE"] = str(max(1, gpu_count))
+    elif values["PET_NPROC_PER_NODE"] == "cpu":
+        values["PET_NPROC_PER_NODE"] = str(os.cpu_count())
+    # An elastic job, whose nodes may come and go, has this variable. It is described by torchrun's
+    # own variables alone, and torchrun checks them.
+    if "PET_RDZV_ENDPOINT" in env:
+        return values
+
+    faults: list[str] = []
+    ranks_text = values["PET_NPROC_PER_NODE"]
+    ranks_per_node = checked_number(ranks_text, name_of["PET_NPROC_PER_NODE"], faults, low=1)
+    node_count = count_of_members(env, name_of["PET_NNODES"], faults)
+    if node_count > 1:
+        names = MemberNames(
+            count=name_of["PET_NNODES"],
+            number=name_of["PET_NODE_RANK"],
+            addr=name_of["PET_MASTER_ADDR"],
+            port=name_of["PET_MASTER_PORT"],
+        )
+        member_of(
+            env, names, faults
+        )  # called for the faults alone; torchrun reads the values itself
+    else:
+        values["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself
+    refuse_faults(faults, env)
+    # With one rank on each node, nodes and ranks have the same numbers, e.g. NPROC_PER_NODE=1
+    # WORLD_SIZE=2 RANK=1 is node 1 and rank 1. Then this process is the rank itself, and needs no
+    # torchrun. (WORLD_SIZE must be the number of nodes; a missing one stands for 1.)
+    if ranks_per_node == 1 and env.get("WORLD_SIZE", "1") == str(node_count):
+        return {}
+    return values
+
+
+def _is_rank(env: Env) -> bool:
+    """Whether this process is a rank itself, so that it needs no torchrun."""
+    if env.get("LOCAL_RANK"):
+        return True  # this process has a number among the ranks of its node
+    # srun sets SLURM_PROCID, and starts one process for each rank. A platform on top of SLURM that
+    # starts one process for each node sets WORLD_SIZE as well, and srun does not.
+    return "SLURM_PROCID" in env and "WORLD_SIZE" not in env
