@@ -10,7 +10,8 @@ are counted from 0 by the local rank.
 
 What is tested:
 
-    utils/dist/platforms.py      read_launch: the rank of this process. node_variables: its node
+    utils/dist/platforms.py      read_launch: the rank of this process
+    utils/dist/node_launch.py    node_variables: the ranks of its node
     utils/dist/launchers.py      with_standard_names: the variables of other launchers
     utils/dist/launcher_table.py the variables of each launcher
     scripts/torchrun_quiet.py    starts the ranks as torchrun does

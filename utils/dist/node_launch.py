@@ -83,9 +83,8 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
             addr=name_of["PET_MASTER_ADDR"],
             port=name_of["PET_MASTER_PORT"],
         )
-        member_of(
-            env, names, faults
-        )  # called for the faults alone; torchrun reads the values itself
+        # Called for the faults alone; torchrun reads the values itself.
+        member_of(env, names, faults)
     else:
         values["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself
     refuse_faults(faults, env)
