@@ -166,4 +166,6 @@ def _one_at_a_time(file: Path) -> Generator[None]:
         try:
             yield
         finally:
+            # A process that waits has opened this file, and a later one makes a new file. So both
+            # may run at once. They then find the weights, or fetch them under two temporary names.
             lock_path.unlink(missing_ok=True)
