@@ -9,8 +9,8 @@ the record names. A record never changes: `dataclasses.replace` makes a changed 
 
 What must stay: the names of the fields, because clip caches and users' programs have them. A new
 field needs a default, so that other code can still make records without the field. If the field
-must survive in a clip cache, add it to STORED in data/clips/cache_format.py. Free to change: how
-the properties are computed from the fields, as long as their results stay.
+must survive in a clip cache, add it to STORED_FIELDS_OF_CLIP in data/clips/cache_format.py. Free to
+change: how the properties are computed from the fields, as long as their results stay.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_clip_cache.py
 """

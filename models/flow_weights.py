@@ -17,7 +17,7 @@ from torch import nn
 from models.vrt.spynet import SpyNet
 from models.weights_file import read_weights
 from utils import utils_dist
-from utils.errors import PUBLISHED, OptionError
+from utils.errors import PUBLISHED_ADDRESS, OptionError
 
 logger = logging.getLogger(__name__)
 
@@ -41,28 +41,35 @@ def load_flow(spynet: SpyNet, path: str) -> None:
 
     Raises OptionError if any other file is missing, or if the file holds other tensors.
     """
-    # Only the published file may be missing, because this project ships weights in its place.
-    is_found = Path(path).is_file()
-    if not is_found and path != PUBLISHED_FLOW:
-        raise OptionError(
-            what=f"no file {path}",
-            where="netG.spynet_path",
-            expected=f"SpyNet weights: the published ones ({PUBLISHED}) or "
-            f"models/vrt/{OWN_FLOW.name}",
-            do="correct the path, or set it to null to start from zero flow",
-        )
+    file = _file_to_load(path)
     # On the device "meta" only the options are being checked, and there are no weights to fill.
     if next(spynet.parameters()).is_meta:
         return
-    if not is_found:
-        path = str(OWN_FLOW)
-        if utils_dist.is_main_process():
-            logger.warning(
-                "netG.spynet_path: no file %s; models/vrt/%s of this project stands in for "
-                "it (docs/model.md). "
-                "The published weights: %s", PUBLISHED_FLOW, OWN_FLOW.name, PUBLISHED,
-            )  # fmt: skip
-    _fill(spynet, path)
+    if file != path and utils_dist.is_main_process():
+        logger.warning(
+            "netG.spynet_path: no file %s; models/vrt/%s of this project stands in for "
+            "it (docs/model.md). "
+            "The published weights: %s", PUBLISHED_FLOW, OWN_FLOW.name, PUBLISHED_ADDRESS,
+        )  # fmt: skip
+    _fill(spynet, file)
+
+
+def _file_to_load(path: str) -> str:
+    """Return `path`, or OWN_FLOW if `path` is the published file and is missing.
+
+    Raises OptionError if any other file is missing.
+    """
+    if Path(path).is_file():
+        return path
+    if path == PUBLISHED_FLOW:
+        return str(OWN_FLOW)
+    raise OptionError(
+        what=f"no file {path}",
+        where="netG.spynet_path",
+        expected=f"SpyNet weights: the published ones ({PUBLISHED_ADDRESS}) or "
+        f"models/vrt/{OWN_FLOW.name}",
+        do="correct the path, or set it to null to start from zero flow",
+    )
 
 
 def _fill(spynet: SpyNet, path: str) -> None:

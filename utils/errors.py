@@ -16,13 +16,13 @@ there.
 import re
 
 # The address of the weights of VRT and of its flow network SpyNet, from the authors of VRT.
-PUBLISHED = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
+PUBLISHED_ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
 # A word in the path of a released file or data set -> where it can be downloaded. docs/links.md
 # names the papers, too.
 ADDRESSES = {
     "/meta_info_": "https://github.com/cszn/KAIR/tree/master/data/meta_info",
-    "/spynet_sintel": PUBLISHED,
-    "_VRT_": PUBLISHED,
+    "/spynet_sintel": PUBLISHED_ADDRESS,
+    "_VRT_": PUBLISHED_ADDRESS,
     "/alexnet-owt": "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
     "/GOPRO": "https://seungjunnah.github.io/Datasets/gopro",
     "/GoPro": "https://seungjunnah.github.io/Datasets/gopro",

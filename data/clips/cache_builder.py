@@ -29,7 +29,7 @@ from data.clips import manifest
 from data.clips.cache_format import (
     FORMAT,
     INDEX,
-    STORED,
+    STORED_FIELDS_OF_CLIP,
     load_index,
     selection_of,
     shapes_of_arrays,
@@ -96,7 +96,7 @@ def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
         "source": digests,
         "selection": selection_of(source),
         "spike": spike,
-        "clips": [{key: getattr(clip, key) for key in STORED} for clip in clips],
+        "clips": [{key: getattr(clip, key) for key in STORED_FIELDS_OF_CLIP} for clip in clips],
     }
 
 

@@ -4,7 +4,7 @@ A clip cache has every clip of a data set as raw arrays on disk. data/clips/cach
 it, and data/clips/clip_cache.py reads it:
 
     <path>/index.json              format, digest of the source files, spike geometry, and the
-                                   fields `STORED` of every clip
+                                   fields `STORED_FIELDS_OF_CLIP` of every clip
     <path>/<clip>/lq.u8            (frames, H, W, 3) uint8 in the order B, G, R
     <path>/<clip>/gt.u8            the sharp frames, in the same form
     <path>/<clip>/gt_instants.u8   the K sharp instants of each frame: (frames K, H, W, 3)
@@ -31,7 +31,7 @@ INDEX = "index.json"
 # Fields of a `Clip` that the index stores. The other fields follow from the options at each start.
 # These names are keys of the index, so a change needs another FORMAT
 # (test_a_cache_of_an_earlier_version_is_read).
-STORED = (
+STORED_FIELDS_OF_CLIP = (
     "name",
     "stems",
     "lq",

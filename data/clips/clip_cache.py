@@ -29,7 +29,7 @@ from data.clip import Clip, Piece
 from data.clips import manifest
 from data.clips.cache_format import (
     BUILD_COMMAND,
-    STORED,
+    STORED_FIELDS_OF_CLIP,
     load_index,
     selection_of,
     shapes_of_arrays,
@@ -111,14 +111,14 @@ class CacheReader:
             )
 
     def _clip_of(self, record: dict[str, Any], source: Source) -> Clip:
-        """Return a clip without its exposures, the planes of each frame.
+        """Return a clip without its exposures, which `_with_exposures` adds.
 
-        `_with_exposures` adds the exposures. record: the entry of the clip in the index. The name
-        of the clip has no prefix yet (`Source.name_prefix`); `clips` adds it.
+        record: the entry of the clip in the index. The name of the clip has no prefix yet
+        (`Source.name_prefix`); `clips` adds it.
         """
         kinds = source.kinds()
         values: dict[str, Any] = {}
-        for key in STORED:
+        for key in STORED_FIELDS_OF_CLIP:
             value = record[key]
             # JSON has no tuples, and a Clip has no lists.
             values[key] = tuple(value) if isinstance(value, list) else value
@@ -134,22 +134,24 @@ class CacheReader:
     def _refuse_other_arrays(self, clip: Clip, source: Source) -> None:
         """Refuse a cache in which a file of a clip is missing or has another size.
 
-        clip: result of `_clip_of`. Its name has no prefix yet, so the path needs the prefix here.
+        clip: result of `_clip_of`, whose name has no prefix yet.
         """
+        name_with_prefix = source.name_prefix + clip.name
         for kind, shape in shapes_of_arrays(clip).items():
-            path = Path(self.path, source.name_prefix, clip.name, f"{kind}.u8")
+            path = self._path_of(name_with_prefix, kind)
             size = path.stat().st_size if path.exists() else 0
             expected_size = math.prod(shape)
             if size != expected_size:
                 raise self._does_not_fit(f"{path} has {size} bytes, expected {expected_size}")
 
     def _with_exposures(self, clip: Clip, source: Source) -> Clip:
-        """Return the clip with the planes of each frame, which follow from the spike options."""
+        """Return the clip with its exposures: for each frame, the spike planes that it needs.
+
+        The cache does not store them, because they follow from the spike options.
+        """
         # The cache and the options must agree whether a clip has one spike file for all frames, or
-        # a spike file for each frame. `planes_of_spike_files` has each file once, so one file for
-        # all frames means fewer files than frames. For a clip of one frame, both forms are the
-        # same.
-        is_one_file = len(clip.planes_of_spike_files) < len(clip)
+        # a spike file for each frame. For a clip of one frame, both forms are the same.
+        is_one_file = _has_one_spike_file(clip)
         if len(clip) > 1 and is_one_file != source.has_one_spike_file:
             held = "one spike file" if is_one_file else "a spike file of each frame"
             raise self._does_not_fit(f"it holds {held} of clip {clip.name} (spike.exposure)")
@@ -175,9 +177,13 @@ class CacheReader:
 
         piece: the source file and its planes. crop: in spike pixels.
         """
-        geometry = clip.spikes.geometry.as_raster()
         # (planes of all files of the clip, bytes of a plane)
         stored = self._map_array(clip, "spike")
+        # The array has the planes of all files, so it is read like one packed file with all of
+        # these planes. cache_builder.py wrote them row by row ("raster"), also those of other
+        # layouts.
+        geometry = clip.spikes.geometry.as_raster()
+        all_planes = SpikeFile(piece.file, geometry, planes=len(stored), packed=stored)
         # Skip the planes of the files before this file. For example, plane 5 of the second file is
         # plane 45 of the array if the first file has 40 planes
         # (test_a_cache_gives_the_samples_of_the_files).
@@ -186,19 +192,25 @@ class CacheReader:
             if file == piece.file:
                 break
             planes_before += planes
-        file_in_cache = SpikeFile(piece.file, geometry, planes=len(stored), packed=stored)
-        return file_in_cache.read(planes_before + piece.first, piece.count, crop)
+        return all_planes.read(planes_before + piece.first, piece.count, crop)
 
     def paths_of(self, clip: Clip) -> list[str]:
         """Return the paths of the files of the cache that hold a clip."""
-        return [str(Path(self.path, clip.name, f"{kind}.u8")) for kind in shapes_of_arrays(clip)]
+        return [str(self._path_of(clip.name, kind)) for kind in shapes_of_arrays(clip)]
+
+    def _path_of(self, name_with_prefix: str, kind: str) -> Path:
+        """Return the file of the cache that has the array of one kind of a clip, e.g. "lq".
+
+        name_with_prefix: the name of a clip that `clips` returned.
+        """
+        return Path(self.path, name_with_prefix, f"{kind}.u8")
 
     def _map_array(self, clip: Clip, kind: str) -> np.ndarray:
         """Map an array of the cache into memory. Raises DataError.
 
-        clip: a clip that `clips` returned. Its name has the prefix already.
+        clip: a clip that `clips` returned.
         """
-        path = Path(self.path, clip.name, f"{kind}.u8")
+        path = self._path_of(clip.name, kind)
         shape = shapes_of_arrays(clip)[kind]
         try:
             return np.memmap(path, np.uint8, mode="r", shape=shape)
@@ -222,3 +234,9 @@ class CacheReader:
             expected="a cache built from the data as they are now",
             do=f"build the cache again: {BUILD_COMMAND}",
         )
+
+
+def _has_one_spike_file(clip: Clip) -> bool:
+    """Return whether a clip has one spike file for all frames, and not one for each frame."""
+    # `planes_of_spike_files` has each file once.
+    return len(clip.planes_of_spike_files) < len(clip)

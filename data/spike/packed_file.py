@@ -3,7 +3,8 @@
 Packed planes (packing.py) have no header, so three checks stand in for it:
 
     1. the first bytes are no header of another format, and no text (headers.py)
-    2. the words of an SPS100 sensor are there exactly if the geometry says so (sps100.py)
+    2. an SPS100 sensor writes marker words into each plane. They are there exactly if the geometry
+       is of this sensor (sps100.py)
     3. the size of the file is a whole number of planes (`planes_in`)
 
 Tests: test_spike_formats.py, test_any_bytes.py, test_published_streams.py (published files pass)
@@ -16,7 +17,7 @@ from .geometry import SPS100_SIDE, SpikeGeometry
 from .headers import HEAD_BYTES, refuse_other_format
 from .known_geometries import known_geometries_of
 from .spike_file import SpikeFile
-from .sps100 import refuse_file_without_words, refuse_words_in_raster, start_of_sps100
+from .sps100 import file_without_words, start_of_sps100, words_in_raster
 
 
 def packed_planes(
@@ -25,42 +26,30 @@ def packed_planes(
     """Return the planes in the content of a packed file, such as a value of an LMDB.
 
     content: bytes, or an array (n,) uint8. path: for messages.
-    remainder: what happens to bytes after the last whole plane: "error" refuses them, "truncate"
-    ignores them.
+    remainder: what happens to bytes after the last whole raster plane: "error" refuses them,
+    "truncate" ignores them. A capture of an SPS100 may end within a plane, so bytes after its last
+    whole plane are always ignored.
     Raises SpikeFileError for a wrong size and for content of another kind.
     """
     data = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
     refuse_other_format(data[:HEAD_BYTES].tobytes(), path)
-    start = _start_by_words(data, path, geometry)
-    if geometry.layout == "sps100":
-        data = data[start:]
-        planes = len(data) // geometry.plane_bytes
-    else:
-        planes = planes_in(len(data), path, geometry, remainder)
-    # Bytes after the last whole plane are left out.
-    whole = data[: planes * geometry.plane_bytes]
-    packed = whole.reshape(planes, geometry.plane_bytes)
-    return SpikeFile(str(path), geometry, planes=planes, packed=packed)
-
-
-def _start_by_words(data: np.ndarray, path: PathLike, geometry: SpikeGeometry) -> int:
-    """Return the byte at which the first whole plane starts, by the words of an SPS100.
-
-    Returns 0 for raster planes. Raises SpikeFileError if a file of the layout "sps100" has no such
-    words, and if a file of raster planes has them: a raster reader would take them for pixels.
-
-    data: the bytes of the file, (n,) uint8.
-    """
+    # The byte at which the first whole plane of an SPS100 starts. None if the file has no words.
     start = None
     if SPS100_SIDE in (geometry.height, geometry.width):
         start = start_of_sps100(data)
-    if geometry.layout != "sps100":
+    if geometry.layout == "sps100":
+        if start is None:
+            raise file_without_words(len(data), path, geometry)
+        data = data[start:]
+        planes = len(data) // geometry.plane_bytes
+    else:
+        # A reader of raster planes would take the words for pixels.
         if start is not None:
-            refuse_words_in_raster(start, path)
-        return 0
-    if start is None:
-        refuse_file_without_words(len(data), path, geometry)
-    return start
+            raise words_in_raster(start, path)
+        planes = planes_in(len(data), path, geometry, remainder)
+    whole = data[: planes * geometry.plane_bytes]
+    packed = whole.reshape(planes, geometry.plane_bytes)
+    return SpikeFile(str(path), geometry, planes=planes, packed=packed)
 
 
 def planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: str) -> int:

@@ -12,8 +12,6 @@ sps_parser.py. Files of an SPS100 are only read, not written.
 Tests: test_spike_formats.py, e.g. test_a_capture_of_the_sps100_may_start_within_a_plane
 """
 
-from typing import NoReturn
-
 import numpy as np
 
 from .errors import PathLike, SpikeFileError
@@ -120,15 +118,15 @@ def unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
     return np.concatenate(halves, axis=2)
 
 
-# ---- Refusals -----------------------------------------------------------------------------------
+# ---- Errors -------------------------------------------------------------------------------------
 
 
-def refuse_file_without_words(size: int, path: PathLike, geometry: SpikeGeometry) -> NoReturn:
-    """Raise SpikeFileError for a file of layout "sps100" in which no plane begins.
+def file_without_words(size: int, path: PathLike, geometry: SpikeGeometry) -> SpikeFileError:
+    """Return the error for a file of layout "sps100" in which no plane begins.
 
     size: number of bytes of the file.
     """
-    raise SpikeFileError(
+    return SpikeFileError(
         what=f"no plane of an SPS100 in {size} bytes: no word of line 500, channel "
         "0, with others after it",
         where=str(path),
@@ -138,12 +136,12 @@ def refuse_file_without_words(size: int, path: PathLike, geometry: SpikeGeometry
     )
 
 
-def refuse_words_in_raster(start: int, path: PathLike) -> NoReturn:
-    """Raise SpikeFileError for a file of an SPS100 if it is read as raster planes.
+def words_in_raster(start: int, path: PathLike) -> SpikeFileError:
+    """Return the error for a file of an SPS100 that is read as raster planes.
 
-    Its words would be taken for pixels. start: the byte at which the first whole plane starts.
+    start: the byte at which the first whole plane starts.
     """
-    raise SpikeFileError(
+    return SpikeFileError(
         what="the lines of the file end with words of an SPS100 sensor (the first plane "
         f"starts at byte {start})",
         where=str(path),

@@ -11,10 +11,9 @@ A plane has at most one spike, as in the sensor. With a lower threshold, a plane
 charge than that. There are three rules for the charge that is left:
 
     left: 1 to 2      kept, so the next plane has the spike. A read-out rounds spike times to
-    planes:
-                      constant light of 0.9 spikes per plane gives intervals of 1 and 2 planes, and
-                      only their mean is right. Without the kept charge, the new sensor would fire
-                      too rarely.
+                      planes: constant light of 0.9 spikes per plane gives intervals of 1 and 2
+                      planes, and only their mean is right. Without the kept charge, the new sensor
+                      would fire too rarely.
     left: 2 or more   lost but for one kept spike: A <- 1 + A mod 1
     it becomes dark   the kept spike is dropped before the plane is added: A <- A mod 1. Otherwise a
                       dark plane would fire from the light before it.
@@ -113,8 +112,9 @@ def _has_decreased(light: np.ndarray) -> np.ndarray:
     light: (T, h, w) of `plane_light`. Returns bool (T, h, w).
     """
     # The length of an interval is 1 / light. So the condition is 1 / now > 1 / before + 1. Times
-    # now and before, this is before > now (1 + before), without a division by 0 in the dark. 0.999
-    # is a margin for rounding errors. Plane 0 has no interval before it, so it stays False.
+    # now and before, this is before > now (1 + before), without a division by 0 in the dark. The
+    # intervals are whole planes, so where the condition fails both sides may be equal. 0.999 keeps
+    # rounding errors from deciding there. Plane 0 has no interval before it, so it stays False.
     has_decreased = np.zeros(light.shape, bool)
     before = light[:-1]
     now = light[1:]

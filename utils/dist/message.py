@@ -10,7 +10,8 @@ this module is a text in JSON and the bytes of arrays, so reading a message runs
     6 bytes   the numbers of the tensor
 
 This text is called the outline of the value. A list in it begins with a word that says what the
-list stands for, and arrays have their bytes behind the text, in the order of the outline.
+list stands for. Only the pairs of a dict, [key, value], have no such word. Arrays have their bytes
+behind the text, in the order of the outline.
 
 `utils_dist.gather_objects` and `utils_dist.from_rank` send messages.
 
@@ -37,6 +38,16 @@ HEAD = 8
 # a validation, have some MB.
 LARGEST = 2**32
 
+# What `unpack` meets if `pack` has not made a message.
+ERRORS_OF_OTHER_MESSAGES = (
+    ValueError,  # the text is no JSON, or an array has more bytes than the message
+    TypeError,  # ["array", "no type", [2]]: NumPy knows no such type
+    IndexError,  # ["path"]: the path is missing
+    KeyError,  # none is known. Kept, because NumPy does not say which errors its types raise
+    OverflowError,  # a length of 31 digits, because lengths have 64 bits
+    RuntimeError,  # torch refuses a negative length. RecursionError, if lists are nested too deeply
+)
+
 
 def pack(value: Any) -> bytes:
     """Return the message that holds `value`.
@@ -62,11 +73,9 @@ def unpack(message: bytes, sender: int) -> Any:
     try:
         outline = json.loads(message[HEAD:text_end])
         value, end = _value(outline, message, text_end)
-    # RuntimeError: torch refuses a shape, e.g. with a negative length; or the outline is nested too
-    # deeply (RecursionError is a kind of RuntimeError). OverflowError: a length of 31 digits.
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RuntimeError) as e:
+    except ERRORS_OF_OTHER_MESSAGES as e:
         raise _not_a_message(sender) from e
-    if end != len(message):  # bytes that belong to no array
+    if end != len(message):  # some bytes belong to no array
         raise _not_a_message(sender)
     return value
 
@@ -108,10 +117,11 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
 
 
 def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
-    """Return the value that an outline describes, and the position behind its bytes in `message`.
+    """Return the value that an outline describes, and the position at which its bytes end.
 
-    The bytes of all arrays lie one behind the other. So the position behind one array is the
-    position of the next array.
+    The bytes of all arrays lie one behind the other. So the position at which the bytes of one
+    value end is the `begin` of the next value. E.g. for a list of two arrays of 6 bytes: the first
+    array takes begin = 71 to 77, and the second one takes 77 to 83.
 
     outline: an outline that `_outline` made, or any other JSON value, because the sender may be
         another program.

@@ -37,7 +37,7 @@ def write_environment(folder: Path, parameters: int) -> None:
         "command": " ".join(map(argument_without_secrets, sys.argv)),
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
         "SpikeVRT": VERSION,
-        "commit": _commit() or None,
+        "commit": _commit(),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "CUDA": torch.version.cuda if gpu.is_cuda(device) else None,
@@ -47,7 +47,7 @@ def write_environment(folder: Path, parameters: int) -> None:
     }
     path = folder / report.ENVIRONMENT_NAME
     with best_effort(str(path)):
-        # None: no GPU of CUDA, or no git.
+        # A value of None is left out: there is no GPU of CUDA, or no commit.
         known_values = {name: value for name, value in values.items() if value is not None}
         write_whole(path, f"{json.dumps(known_values, indent=2)}\n".encode())
 
@@ -56,10 +56,10 @@ def write_environment(folder: Path, parameters: int) -> None:
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _commit() -> str:
+def _commit() -> str | None:
     """Return the git commit of this program, with "-dirty" if files were changed, e.g. "47c71ae".
 
-    Returns "" if there is no git, or if the program lies in no repository.
+    Returns None if there is no git, or if the program lies in no repository.
     """
     environment = {
         **os.environ,
@@ -76,5 +76,5 @@ def _commit() -> str:
             command, env=environment, capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return answer.stdout.strip()
+        return None
+    return answer.stdout.strip() or None

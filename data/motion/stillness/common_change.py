@@ -98,3 +98,14 @@ def light_around_of(light: np.ndarray) -> np.ndarray:
 def blurred(values: np.ndarray, sigma: float) -> np.ndarray:
     """Return the mean of the values (h, w) around each pixel, with Gaussian weights."""
     return cv2.GaussianBlur(values, (0, 0), sigma, borderType=cv2.BORDER_REFLECT)
+
+
+def blurred_columns(values: np.ndarray, sigma: float) -> np.ndarray:
+    """Return the mean around each value within its column, with the weights of `blurred` along y.
+
+    values: (n, columns).
+    """
+    # With the kernel size (0, 0), as in `blurred`, OpenCV takes this radius for float values.
+    radius = round(4 * sigma)
+    kernel_size = (1, 2 * radius + 1)  # along x and y
+    return cv2.GaussianBlur(values, kernel_size, sigma, borderType=cv2.BORDER_REFLECT)

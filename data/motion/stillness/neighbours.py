@@ -11,8 +11,10 @@ the product of pixel i is
 
     p_i = c_i n_i - (mean of c_i n_i if nothing moves)
 
-This mean is not quite 0, because taking out the change of lamps mixes neighbours a little. Over a
-large plane even a small mean adds up, so it is computed (`product_of_noise`) and subtracted.
+This mean is not quite 0. A lamp changes all pixels near one another alike, so common_change.py
+subtracts from each pixel the mean change of the pixels around (`without_change_of_lamps`). Then c_i
+has a little of the noise of its neighbours. Over a large plane even a small mean adds up, so it is
+computed (`product_of_noise`) and subtracted.
 
 No trained weights depend on this file, so its constants may change.
 test_the_evidence_of_noise_is_0_in_the_mean notices a mean that is not 0: without
@@ -26,7 +28,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.motion.stillness.common_change import LIGHT_SIGMA, blurred
+from data.motion.stillness.common_change import LIGHT_SIGMA, blurred, blurred_columns
 
 
 def products_with_neighbours(
@@ -55,6 +57,8 @@ def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
     """
     radius = round(3 * NEIGHBOUR_SIGMA)
     kernel = cv2.getGaussianKernel(2 * radius + 1, NEIGHBOUR_SIGMA, cv2.CV_32F)
+    # The weights of the plane are products of a weight along y and a weight along x. Both are
+    # largest at the pixel itself.
     own_weight = float(kernel.max()) ** 2
     whole_sum = cv2.sepFilter2D(values, -1, kernel, kernel, borderType=cv2.BORDER_CONSTANT)
     return whole_sum - own_weight * values
@@ -69,21 +73,29 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
 
         c_i = e_i - (L_i / M_i) sum over k of g_ik e_k
 
-    So the mean of c_i c_j, for neighbours i and j, is
+    In the mean of c_i c_j, for neighbours i and j, only the products of an e with itself are not 0:
 
-        - g_ij (L_i v_j / M_i + L_j v_i / M_j) + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
+        e_i with e_i in the sum of c_j      - (L_j / M_j) g_ji v_i
+        e_j with e_j in the sum of c_i      - (L_i / M_i) g_ij v_j
+        e_k with e_k in both sums           + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
 
-    Two things make this simpler:
+    Two things make these terms simpler:
 
-        neighbours are near     g_ij is about g_ii, M_j is about M_i, and so on
+        neighbours are near     g_ij and g_ji are about g_ii, g_jk is about g_ik, M_j is about M_i
         v_i = V L_i / M_i       because the variance is about proportional to the light. V is the
-                                mean variance around, and so the mean of the squares of the changes
+                                mean variance around, and so the mean of the squares of the changes.
+                                In the sum over k, v_k is about V
 
-    With N_i the weighted sum of L over the neighbours of i, the mean of c_i n_i is
+    Each of the first two terms is then - g_ii V L_i L_j / M_i^2, so the mean of c_i c_j is
+
+        (sum over k of g_ik^2 - 2 g_ii) V L_i L_j / M_i^2
+
+    n_i is a weighted sum of c_j. So with N_i, the same weighted sum of L_j, the mean of c_i n_i is
 
         (sum over k of g_ik^2 - 2 g_ii) V L_i N_i / M_i^2
 
-    The change by equal light mixes pixels, too, but those are seldom neighbours.
+    `without_change_of_equal_light` mixes pixels, too: pixels of equal light. They are seldom
+    neighbours, so it has no term here.
 
     change, light, light_around: (h, w) each.
     """
@@ -109,9 +121,8 @@ def _weights_along(length: int) -> _Weights:
 
     length: number of pixels along the axis.
     """
-    # A picture of a single 1 shows where the weight of this pixel goes to: each column here.
-    singles = np.eye(length, dtype=np.float32)
-    radius = round(4 * LIGHT_SIGMA)  # as `blurred` has it
-    down = (1, 2 * radius + 1)  # size of the kernel, x and y
-    weights = cv2.GaussianBlur(singles, down, LIGHT_SIGMA, borderType=cv2.BORDER_REFLECT)
+    # Column k of the unit matrix is 1 at pixel k, and 0 at the other pixels. So entry i of the
+    # blurred column is g_ik, the weight of pixel k in the mean around pixel i.
+    unit = np.eye(length, dtype=np.float32)
+    weights = blurred_columns(unit, LIGHT_SIGMA)  # g_ik in row i, column k
     return _Weights(of_itself=np.diag(weights), squares=(weights**2).sum(axis=1))

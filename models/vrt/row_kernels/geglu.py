@@ -44,6 +44,8 @@ INVERSE_ROOT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)
 
 
+# do_not_specialize: otherwise Triton would compile the kernel again if n is 1 or is divisible by
+# 16. n changes with the size of the frames.
 @jit(do_not_specialize=["n"])
 def _geglu_forward(
     z,  # input (n, 2 H)
@@ -55,7 +57,8 @@ def _geglu_forward(
 ):
     """Write y = gelu(a) b for one tile, with gelu(a) = a / 2 (1 + erf(a / sqrt(2))).
 
-    E.g. H = 192: a tile has 16 rows, so program 1 computes the rows 16 ... 31.
+    Each program computes one tile. E.g. H = 192: PAD is 256, and a tile has 4096 numbers, so ROWS
+    is 4096 / 256 = 16 (`tile`), and program 1 computes the rows 16 ... 31.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
@@ -89,14 +92,19 @@ def _geglu_backward(
 
     Phi is the distribution function of the normal distribution, and phi is its density. The sum of
     program_sums over the programs is the gradient of the two biases.
+
+    Each program computes several tiles, one after the other. With one tile per program, as in
+    forward, program_sums would have as many rows as there are tiles.
     """
     channel = tl.arange(0, PAD)
     is_channel = channel < H
     sum_a = tl.zeros((ROWS, PAD), tl.float32)
     sum_b = tl.zeros((ROWS, PAD), tl.float32)
-    # The first row of each tile of this program: tile p, then each P-th tile, of P programs. E.g. 3
-    # programs and tiles of 8 rows: program 1 begins at the rows 8, 32, 56, ...
-    for start in range(tl.program_id(0) * ROWS, n, tl.num_programs(0) * ROWS):
+    # Program p of P takes the tiles p, p + P, p + 2 P, ... E.g. 3 programs, tiles of 8 rows: the
+    # tiles of program 1 begin at the rows 8, 8 + 24 = 32, 56, ...
+    first_row = tl.program_id(0) * ROWS
+    rows_to_next_tile = tl.num_programs(0) * ROWS
+    for start in range(first_row, n, rows_to_next_tile):
         row = start + tl.arange(0, ROWS)
         is_inside = (row < n)[:, None] & is_channel[None, :]
         # Rows of z and grad_z have 2 H numbers, rows of grad have H numbers.
@@ -113,7 +121,8 @@ def _geglu_backward(
         sum_b += of_b
         tl.store(grad_z + index, of_a.to(grad_z.dtype.element_ty), mask=is_inside)
         tl.store(grad_z + index + H, of_b.to(grad_z.dtype.element_ty), mask=is_inside)
-    # Add the ROWS rows of the sums. Entry p of program_sums has 2 H numbers: of da, then of db.
+    # Add the ROWS rows of the sums. Program p writes row p of program_sums (programs, 2 H): first
+    # the H sums of da, then the H sums of db.
     sums_of_program = program_sums + tl.program_id(0) * (2 * H) + channel
     tl.store(sums_of_program, tl.sum(sum_a, 0), mask=is_channel)
     tl.store(sums_of_program + H, tl.sum(sum_b, 0), mask=is_channel)

@@ -48,6 +48,8 @@ def _normalized(x, C: tl.constexpr, is_inside, eps):
     return centred * factor[:, None], factor
 
 
+# do_not_specialize: otherwise Triton would compile the kernel again if n is 1 or is divisible by
+# 16. n changes with the size of the frames.
 @jit(do_not_specialize=["n"])
 def _norm_forward(
     x,  # input (n, C)
@@ -62,7 +64,8 @@ def _norm_forward(
 ):
     """Write y = u weight + bias for one tile, where u are the normalized rows.
 
-    E.g. 96 channels: a tile has 32 rows, so program 1 computes the rows 32 ... 63.
+    Each program computes one tile. E.g. 96 channels: PAD is 128, and a tile has 4096 numbers, so
+    ROWS is 4096 / 128 = 32 (`tile`), and program 1 computes the rows 32 ... 63.
     """
     # The rows and channels of this program's tile, and where their numbers are in memory.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -104,8 +107,11 @@ def _norm_backward(
     Mean and variance of a row are computed a second time. This costs little, because the row is
     read for the gradients anyway.
 
-    A program computes several tiles. E.g. 3 programs and tiles of 32 rows: program 1 has the rows
-    32 ... 63, 128 ... 159, 224 ... 255, and so on.
+    A program computes several tiles, one after the other. With one tile per program, as in forward,
+    program_sums would have as many rows as there are tiles.
+
+    E.g. 3 programs and tiles of 32 rows: program 1 has the rows 32 ... 63, 128 ... 159,
+    224 ... 255, and so on.
     """
     channel = tl.arange(0, PAD)
     is_channel = channel < C
@@ -113,8 +119,10 @@ def _norm_backward(
     # The sums over the tiles of this program. At the end the ROWS rows of the sums are added.
     grad_w = tl.zeros((ROWS, PAD), tl.float32)
     grad_b = tl.zeros((ROWS, PAD), tl.float32)
-    # The first row of each tile of this program: tile p, then each P-th tile, of P programs.
-    for start in range(tl.program_id(0) * ROWS, n, tl.num_programs(0) * ROWS):
+    # Program p of P takes the tiles p, p + P, p + 2 P, ...
+    first_row = tl.program_id(0) * ROWS
+    rows_to_next_tile = tl.num_programs(0) * ROWS
+    for start in range(first_row, n, rows_to_next_tile):
         row = start + tl.arange(0, ROWS)
         is_inside = (row < n)[:, None] & is_channel[None, :]
         index = row[:, None].to(tl.int64) * C + channel[None, :]
@@ -129,7 +137,8 @@ def _norm_backward(
         mean_gu = tl.sum(g * u, 1) / C
         result = (g - mean_g[:, None] - u * mean_gu[:, None]) * factor[:, None]
         tl.store(grad_x + index, result.to(grad_x.dtype.element_ty), mask=is_inside)
-    # Add the ROWS rows of the sums. Entry p of program_sums has 2 C numbers: dweight, then dbias.
+    # Add the ROWS rows of the sums. Program p writes row p of program_sums (programs, 2, C): first
+    # the C sums for dweight, then the C sums for dbias.
     sums_of_program = program_sums + tl.program_id(0) * 2 * C + channel
     tl.store(sums_of_program, tl.sum(grad_w, 0), mask=is_channel)
     tl.store(sums_of_program + C, tl.sum(grad_b, 0), mask=is_channel)

@@ -5,6 +5,9 @@ of its logits,
 
     L = log2(sum over the keys of 2^logit),     logit = (scale q k^T + bias + mask) log2(e)
 
+The base is 2 because exp2 is faster than exp. The factor log2(e) makes 2^logit the e^x of the
+softmax: 2^(x log2(e)) = e^x.
+
 The kernel goes through the keys once, tile by tile, and never holds a whole row of logits. After
 some tiles it has, for each query,
 
@@ -44,7 +47,8 @@ def forward_kernel(
     qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
     bias,  # input (HEADS, queries, keys): added to the logits, times log2(e); or None
     region_row,  # input (n,): for each window, its row in `regions`; None without masks
-    regions,  # input (rows, T): for each token, the number of its region; None without masks
+    regions,  # input (rows, T): for each token, the number of its region. The mask keeps tokens of
+    #           different regions from attending to each other. None without masks
     out,  # result (n, T, HEADS, HD): O
     log_sums,  # result (n, HEADS, T): L
     n,  # number of windows
@@ -62,10 +66,12 @@ def forward_kernel(
 ):
     """Write O and L for one tile of queries of one head, in each window of a group.
 
-    E.g. windows of T = 128 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has
-    2 tiles, so 12 programs.
+    E.g. windows of T = 128 tokens, 6 heads, tiles of 64 queries: each group has 2 tiles of 6 heads,
+    so 12 programs. The number of the head changes first, then the tile, then the group. With groups
+    of one window:
 
         program 0     head 0, queries  0 ...  63, window 0
+        program 1     head 1, queries  0 ...  63, window 0
         program 6     head 0, queries 64 ... 127, window 0
         program 12    head 0, queries  0 ...  63, window 1
     """
@@ -75,16 +81,21 @@ def forward_kernel(
     first, end = _windows_of_group(group, group_size, n)
     first_query = tile * QUERIES
 
-    # A row of qkv is the query, the key and the value of a token. So qkv, keys and values point to
-    # the first query, key and value, and all three have the same distance to the next token.
+    # A row of qkv is the query, the key and the value of a token. These pointers go to the query,
+    # key and value of the first token. The next query lies `stride` numbers further, and so do the
+    # next key and the next value.
+    queries = qkv
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     stride = 3 * HEADS * HD
     bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
 
     for window in range(first, end):
+        # With MUTUAL, the queries come from the other frame of the pair. E.g. the keys of window 0
+        # meet the queries of window 1.
         query_row = _window_of_queries(window, MUTUAL) * T + first_query
-        q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)  # (QUERIES, PAD)
+        # (QUERIES, PAD)
+        q = _load_rows(queries, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
         # Before the first tile of keys there is no logit: the largest is -infinity, the sums are 0.
         # The sums are float32, whatever the dtype of qkv is.
         top = tl.full((QUERIES,), -float("inf"), tl.float32)
@@ -108,11 +119,12 @@ def forward_kernel(
             result = tl.dot(p.to(v.dtype), v, result * factor[:, None])
             top = new_top
 
-        # With MUTUAL, too, the output belongs to `window`, the window of the keys.
+        # The output belongs to `window`, the window of the keys, also with MUTUAL.
         out_row = window * T + first_query
         _store_rows(
             out, out_row, HEADS * HD, head, values=result / total[:, None],
             ROWS=QUERIES, HD=HD, PAD=PAD,
         )  # fmt: skip
+        # Where the numbers of these queries are in log_sums (n, HEADS, T).
         query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
         tl.store(log_sums + query_index, top + tl.log2(total))
