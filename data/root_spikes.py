@@ -55,7 +55,7 @@ def spikes_of(
 
 
 def properties_of(section: Any, info: DatasetInfo) -> dict[str, Any]:
-    """Return `ClipDataset.spike_data` for a single root.
+    """Return `ClipSources.spike_data` for a single root.
 
     section: the section `spike` of the options. info: what dataset.json of the root says.
     """
@@ -85,7 +85,7 @@ def properties_of(section: Any, info: DatasetInfo) -> dict[str, Any]:
 
 
 def common_properties(properties_of_roots: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one value for each property of `ClipDataset.spike_data`, for several roots together.
+    """Return one value for each property of `ClipSources.spike_data`, for several roots together.
 
     E.g. the rates 0.5 and 0.7 become "match", and the planes 40 and 56 become None.
     """

@@ -1,8 +1,9 @@
 """Find the planes around the planes of a frame (the option `spike.context`).
 
 A representation may use planes before and after the exposure of a frame: with them it sees the
-intervals between spikes at the ends of the exposure as a whole. The planes around a frame may lie
-in other files, because spike files follow one another in time:
+intervals between spikes at the ends of the exposure as a whole. Their number is an argument of
+`DatSpikes` (spike_source.py). The planes around a frame may lie in other files, because spike files
+follow one another in time:
 
     file of the frame before    file of the frame    file of the frame after
     plane -56 ... -1            plane 0 ... 55       plane 56 ... 111

@@ -27,7 +27,7 @@ def user_spikes(
     """Return how a user's spikes are read for a trained network. Log a warning of what is assumed.
 
     section: the spike section of the network.
-    trained: `ClipDataset.spike_data` of the training, such as {"rate": 0.5, "light": "linear"}.
+    trained: `ClipSources.spike_data` of the training, such as {"rate": 0.5, "light": "linear"}.
     None: it is not known.
     info: what is known of the user's spikes. clip: name of the clip, for the warnings.
     """

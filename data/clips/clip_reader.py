@@ -80,7 +80,7 @@ def user_clips(
     paths need a folder for each clip, too.
     spike_options: a `spike` section of the options. None: the network takes no spikes.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
-    trained: properties of the training spikes (ClipDataset.spike_data). If nothing is known of the
+    trained: properties of the training spikes (ClipSources.spike_data). If nothing is known of the
     user's spikes, they are assumed to have these properties.
     Raises DataError, naming the files, if frames, spikes and sharp frames do not belong together.
     """

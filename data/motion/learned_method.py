@@ -9,7 +9,7 @@ Weights with the fusion "motion" (models/fusion/fusion_motion.py) have these ste
 
 A network may have two sets of learned steps, for good light and for few spikes. Both see the
 equations of joint/. "A pixel of median light" is a spike pixel: half of the spike pixels have less
-light.
+light. With still fewer spikes, a frame is not improved at all (LEAST_SPIKES, restorer.py).
 
 What must stay: the keys of `settings`, because an interrupted test continues only if its settings
 are equal. Another limit below needs no new training, because it only chooses between trained steps.

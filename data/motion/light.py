@@ -15,7 +15,7 @@ decide how a frame is improved:
     5          DIM_SPIKES, here                   the motion is searched in another way
 
 But a dark scene may have n = 0, although its few bright things are seen well. So
-`spikes_at_full_light` decides whether a frame is improved at all (restorer.py).
+`spikes_at_full_light` decides whether a frame is improved at all (LEAST_SPIKES, restorer.py).
 
 What must stay: `DIM_SPIKES` and `NOISY_SPIKES`. The weights of the fusion "motion" were trained
 with the motions that follow from both, so they would fit a little worse with other limits.

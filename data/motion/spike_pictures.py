@@ -75,7 +75,7 @@ LEAST_PICTURE = 0.11
 MOST_PICTURE = 0.4
 # Least number of spikes in an exposure where it is a divisor: without it, an exposure without any
 # spike would divide by 0.
-LEAST_SPIKES = 1e-6
+LEAST_DIVISOR = 1e-6
 
 
 def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[np.ndarray]:
@@ -95,13 +95,13 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
 
     # A pixel of median light or less has the longest window. E.g. 30 spikes in the exposure:
     # 3 / 30 = 0.1 is less than LEAST_PICTURE, so all pixels have the shortest window.
-    share_at_median = SPIKES_OF_PICTURE / max(spikes, LEAST_SPIKES)
+    share_at_median = SPIKES_OF_PICTURE / max(spikes, LEAST_DIVISOR)
     longest_share = float(np.clip(share_at_median, LEAST_PICTURE, MOST_PICTURE))
     if longest_share <= LEAST_PICTURE:
         return list(short_rates)
 
     most_spikes = _most_spikes(short_rates, recording.length)  # (h, w)
-    needed_share = SPIKES_OF_PICTURE / np.maximum(most_spikes, max(spikes, LEAST_SPIKES))
+    needed_share = SPIKES_OF_PICTURE / np.maximum(most_spikes, max(spikes, LEAST_DIVISOR))
     share = np.clip(needed_share, LEAST_PICTURE, longest_share)
     weight_of_long = np.log(share / LEAST_PICTURE) / np.log(longest_share / LEAST_PICTURE)
     weight_of_long = weight_of_long.astype(np.float32)  # (h, w)

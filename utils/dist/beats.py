@@ -70,7 +70,8 @@ FAILURE = "failure"
 LOOKING = "looking"
 # Seconds without a beat after which a rank that looks for the cause takes another rank for silent.
 # A rank that beats is heard within 2.2 s, even on a host with eight processes for each core. With a
-# smaller value, a busy host could look silent; a larger value delays the report.
+# smaller value, a busy host could look silent; a larger value delays the report. Another limit says
+# when a silent rank ends the run: stall_s (`_dead_or_silent`).
 QUIET_S = 3.0
 # Seconds between two beats. If stall_s is below 3 s, `Watchdog.watch` makes them come faster.
 BEAT_S = 0.5

@@ -345,7 +345,8 @@ LIMIT_OF_PHASE = {
 class WatchdogOptions(Section):
     """A rank that stays longer in one phase ends the run, and the error names the rank.
 
-    Set stall_s; the other limits follow from it.
+    A rank that sends no beat for stall_s ends the run, too (utils/dist/beats.py). Set stall_s; the
+    other limits follow from it.
     """
 
     stall_s: float = Field(

@@ -1,13 +1,14 @@
 """What a checkpoint must hold before a run resumes from it: names, types and ranges.
 
 A checkpoint may be damaged, or written by another program. `refuse_wrong_types` finds this before
-anything is computed from the checkpoint. These are some of its keys, as `utils.run.checkpoint.save`
-writes them:
+anything is computed from the checkpoint. `Experiment.save` (experiment.py) writes these keys:
 
-    "step": 5000, "epoch": 3, "batch": 200, ...     the position: `Position`
-    "order": {"samples": 12000, ...}                the order of the data: `Order`
-    "model_state_dict": {"conv.weight": tensor}     tables: TABLES
-    "optimizer": {...}, "options": {...}, ...
+    keys                                              their values come from
+    "step", "epoch", "batch", "best_psnr", ...        `Progress`, position.py
+    "order": {"samples": 12000, ...}                  `DataOrder`, position.py
+    "world_size", "version", "options"                `Experiment`, experiment.py
+    "model_state_dict", "ema_state_dict", "scaler",   `training_state`, models/model_state.py
+    "optimizer", "nonfinite_in_a_row", "network"
 
 What must stay: a new field of `Progress` or `DataOrder` (utils.run.position) needs a line here,
 with a default, because checkpoints of earlier versions lack it. A key that is not known is left

@@ -38,7 +38,9 @@ class Tiling:
 
     # What the network requires of its input, e.g. a multiple of 8 pixels.
     spec: InputSpec
-    # Length and side of a tile, or WHOLE, and the overlap of neighbouring tiles.
+    # Length and side of a tile, or WHOLE, and the overlap of neighbouring tiles. These defaults
+    # count only for a call from Python (docs/python.md). The programs use `of`, so for them the
+    # defaults of `ValOptions` in utils/options/models.py count.
     num_frame_testing: int = WHOLE
     num_frame_overlapping: int = 2
     size_patch_testing: int = WHOLE
