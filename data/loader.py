@@ -386,6 +386,7 @@ class _Batches(Dataset):
         items = []
         for sample_id in index:
             try:
+                # E.g. `TrainClips.__getitem__` (data/clip_dataset.py).
                 items.append(self.dataset[sample_id])
             except SpikeVRTError as e:
                 where = f"{e.where} (epoch, index) {sample_id}"

@@ -892,7 +892,7 @@ def first_frames_of_epochs(dataset: Any) -> list[list[Frame]]:
     epochs = []
     for epoch in range(EPOCHS):
         # A serial number is an index into all frames.
-        serials = [dataset.order.serial_number(epoch, number) for number in range(len(dataset))]
+        serials = [dataset.numbers.serial_number(epoch, number) for number in range(len(dataset))]
         epochs.append([frames[serial] for serial in serials])
     return epochs
 

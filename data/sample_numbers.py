@@ -1,4 +1,8 @@
-"""Say with which frame each sample of a training begins, and which frames follow.
+"""Number the samples of a training, and say which frames of which clip a numbered sample has.
+
+Nothing is drawn here. data/loader.py draws the order of an epoch, a permutation of its positions
+(`ResumableDistributedSampler.order`), and data/clip_dataset.py asks here which sample a position
+is.
 
 All samples are numbered in one row, clip after clip. The number of a sample in this row is called
 its serial number. E.g. clips of 3, 5 and 4 frames have the serial numbers
@@ -10,9 +14,8 @@ its serial number. E.g. clips of 3, 5 and 4 frames have the serial numbers
 A root is a set of folders whose clips belong together. An epoch has as many samples as there are
 serial numbers, and takes them root after root. Without shares, position i of an epoch has the
 serial number i. With shares, an epoch takes more samples from one root and fewer from another.
-data/loader.py shuffles the positions. Nothing is drawn here.
 
-    SampleOrder       (epoch, position) -> serial number -> clip and frame
+    SampleNumbers     (epoch, position) -> serial number -> clip and frame
     frames_to_play    the frames of a sample that begins at this frame
 
 What must stay: every result, because a resumed run must see the samples that it would have seen
@@ -30,7 +33,7 @@ from data.clips.ranges import begins_of, first_and_end, range_of
 from utils.errors import OptionError
 
 
-class SampleOrder:
+class SampleNumbers:
     """The serial numbers of all samples, and the samples that an epoch takes from each root.
 
     The examples behind the attributes are for the clips in the head of this file, and shares of
