@@ -3,6 +3,7 @@
 List the files of a data root. A `Source` names its folders.
 
     source.py           the folders of a root, the list of its clips, and a `Problem` of the data
+    threads.py          looks up, reads or makes many files at once
     data_root.py        all clips of a root; clip_folder.py lists one folder
     lmdb_root.py        the same for an LMDB; lmdb_database.py opens it, lmdb_sizes.py sizes values
     listed_files.py     the result: names, sizes and times of change of files

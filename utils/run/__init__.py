@@ -1,0 +1,37 @@
+"""A training run around its steps: position, checkpoints, log and report.
+
+What a run does.
+
+    run.py                 what is due after a step
+    trained_model.py       what it needs of a model
+    position.py            where the run stands
+    steps.py               results of the steps
+    folder.py              the folder of the run, with its lock
+
+Save and resume.
+
+    checkpoint.py          writes and reads the file
+    torch_file.py          reads files of torch.save safely
+    saved_state.py         what a checkpoint must hold
+    resume.py              chooses the checkpoint
+    restore_position.py    position of the resumed run
+    changed_options.py     what differs between two starts
+
+Log and warn.
+
+    experiment.py          log lines, numbers, pictures, checkpoints
+    measured.py            numbers of each rank, for the log
+    timing.py              measures time; speed.py judges it
+    health.py              warns of slow or useless runs
+    overview.py            the head of the log
+    progress.py            a bar, or lines
+    debug_lines.py         tensors of a step, to find faults
+
+Write files for people.
+
+    writers.py             the writers, e.g. tensorboard_writer.py and wandb_writer.py
+    history_writer.py      writes the history; history.py reads it
+    figures.py             draws curves
+    report.py              the page of the run
+    environment.py         command, versions and device
+"""

@@ -109,6 +109,35 @@ def test_files_of_the_project_that_a_page_names_exist(page):
     assert not missing
 
 
+# ---- Heads of folders ----
+
+
+def heads_that_list_modules() -> list[Path]:
+    """Return each __init__.py whose docstring has a table of modules."""
+    heads = []
+    for folder in ("data", "models", "utils"):
+        for path in sorted((ROOT / folder).rglob("__init__.py")):
+            if re.search(r"(?m)^ *\w+\.py  ", path.read_text(encoding="utf-8")):
+                heads.append(path)
+    return heads
+
+
+@pytest.mark.parametrize(
+    "head", heads_that_list_modules(), ids=lambda head: str(head.parent.relative_to(ROOT))
+)
+def test_the_head_of_a_folder_names_each_of_its_modules(head):
+    """A new module needs a line in the __init__.py of its folder."""
+    # A name without a folder before it, e.g. "clip.py" but not "utils/image.py".
+    named = set(re.findall(r"(?<![\w/])\w+\.py\b", head.read_text(encoding="utf-8")))
+    modules = {path.name for path in head.parent.glob("*.py")} - {head.name}
+    programs = {path.name for path in ROOT.glob("*.py")}
+
+    missing = modules - named
+    unknown = named - modules - programs
+    assert not missing
+    assert not unknown
+
+
 # ---- Addresses on the web ----
 
 # Data sets, programs and methods that the pages name, and whose addresses docs/links.md must have.
