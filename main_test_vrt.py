@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import torch
 
 from data.chosen_method import ChosenMethod, choose_method
-from data.motion.joint_method import JointMethod, JointOptions
+from data.motion.joint_method import JointMethod
+from data.motion.joint_options import JointOptions
 from data.motion.learned_fusion import learned_motion
 from data.network_fit import check_clips
 from data.own_clips import (

@@ -5,8 +5,9 @@ models/restore/request.py has turned --method and method.key=value into two sect
 method that restores the clips.
 
 A *formula* computes a frame from spikes without weights (data/reconstruct.py), e.g. tfp or
-exposure. The *joint solution* improves first estimates of the frames
-(data/motion/joint_method.py), which come from a formula or from a network.
+exposure. The *joint solution* improves first estimates of the frames, which come from a formula or
+from a network. Here only its options are read (data/motion/joint_options.py); main_test_vrt.py
+makes the method (data/motion/joint_method.py).
 
 What must stay: each refusal comes before a file of clips or weights is read
 (tests/stories/test_bad_input.py). A new formula is an entry in data/reconstruct.py.
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from data.motion.joint_method import JointOptions, joint_options
+from data.motion.joint_options import JointOptions, joint_options
 from data.reconstruct import Reconstruction, method_options
 from utils.errors import OptionError
 

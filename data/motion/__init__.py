@@ -10,7 +10,8 @@ The modules in the order in which a frame meets them:
                           spike_pictures.py, curves.py), or a network (learned.py,
                           network_inputs.py, spike_windows.py)
     the sharp frame       joint/ has the equations of both cameras, bands.py divides large frames
-    all together          restorer.py, for two methods of main_test_vrt.py: joint_method.py and
-                          learned_method.py, which learned_fusion.py makes from weights
+    all together          restorer.py, for two methods of main_test_vrt.py: joint_method.py
+                          (its options: joint_options.py) and learned_method.py, which
+                          learned_fusion.py makes from weights
     pictures of a motion  drawing.py
 """

@@ -7,65 +7,26 @@ learned. The parts of `MotionRestorer` (restorer.py), which goes through the fra
     find       optical flow (flow.py)
     improve    `blended_solution`: the solution z of the equations (joint/), blended with z_0
 
-What must stay: the options, because option files contain them, and the keys of `settings`, because
-an interrupted test continues only if its settings are equal.
+The options are in joint_options.py.
+
+What must stay: the keys of `settings`, because an interrupted test continues only if its settings
+are equal.
 
 Tests: tests/stories/test_joint.py
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from data.motion import drawing
 from data.motion.flow import motion_of
 from data.motion.joint.equations import Solver
 from data.motion.joint.guard import guard_solution
+from data.motion.joint_options import JointOptions
 from data.motion.restorer import AreaInputs, MotionRestorer
 from utils.contract import Method
-from utils.options.models import Count, Positive
-from utils.options.section import Section, read_section
-
-NAME = "joint"
-
-
-class JointOptions(Section):
-    """The options of `--method joint`, e.g. `method.groups=8`.
-
-    All options but `type` and `context` are fields of `Solver`, with its defaults.
-    """
-
-    type: Literal["joint"] = NAME  # chooses this section among the sections of all methods
-    # Number of planes that are read before and after an exposure. None: half as many as the
-    # exposure has. Set 0 if there are gaps between the spike files of a clip. Otherwise planes from
-    # after a gap would count as the planes that follow the exposure.
-    context: Count | None = None
-    # Largest number of groups into which the planes of an exposure are divided. All planes of a
-    # group are taken to have the same motion, so with fewer groups a fast scene loses sharpness.
-    groups: Positive = Solver.groups
-    # Number of times that the equations are linearised, and number of steps of conjugate gradients
-    # after each linearisation. More of them make the frame sharper and noisier.
-    linearisations: Positive = Solver.linearisations
-    steps: Positive = Solver.steps
-    # Least standard deviation that is assumed for the error of a blurry pixel, in display values (0
-    # to 1). The larger it is, the less the blurry frame counts beside the spikes. It is a divisor,
-    # so it must be above 0.
-    noise: float = Field(Solver.noise, gt=0)
-    # The frame is a blend of the solution z and the first estimate z_0. With a and a_0 for their
-    # squared errors, which the spikes tell,
-    #
-    #     weight of z = 1 / (1 + (a / (guard a_0))^2)        1/2 where a = guard a_0
-    #
-    # 0: the frame is z alone.
-    guard: float = Field(Solver.guard, ge=0)
-
-
-def joint_options(values: Mapping[str, Any]) -> JointOptions:
-    """Return a section {"type": "joint", ...} with its defaults. Raises OptionError."""
-    return read_section(JointOptions, values, where="method", kind='method "joint"')
 
 
 class JointMethod:
@@ -103,7 +64,7 @@ class JointMethod:
         # A formula has the line "method", e.g. "exposure". Its text becomes a part of the new line.
         # A network has no line "method", but the line "weights", which stays.
         first = protocol.pop("method", "the output of the weights")
-        words = f"{NAME} ({', '.join(options)}), begun with {first}"
+        words = f"{self.options.type} ({', '.join(options)}), begun with {first}"
         return {"method": words, **protocol}
 
     def restorer(self, device: torch.device) -> MotionRestorer:

@@ -159,7 +159,8 @@ class MotionRestorer:
         def tick_of_start(done: float) -> None:
             tick(FIRST_SHARE * done)
 
-        # A generator: `start` computes an estimate when the loop asks for it.
+        # A generator: `start` computes an estimate when the loop asks for it. `start` is a formula
+        # (`Reconstruction.frames`, data/reconstruct.py) or a network in tiles.
         estimates = self.start.frames(reader, wanted, tick_of_start)
         for index, estimate in zip(wanted, estimates, strict=True):
             # A frame may take long on a CPU: tell the watchdog that the process still works.

@@ -52,7 +52,7 @@ from data.motion.shifts import Motion
 class Solver:
     """The settings of the solution.
 
-    The fields are options of `--method joint` (data/motion/joint_method.py), so their names must
+    The fields are options of `--method joint` (data/motion/joint_options.py), so their names must
     stay.
 
     groups: largest G, number of groups of planes. A slow motion gets fewer groups (`group_count`).
