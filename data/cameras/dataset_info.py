@@ -12,11 +12,10 @@ What must stay, and which test notices (in tests/parts/data):
 
     test_data_json.py   the keys and their meanings, because published data sets have such files
     test_timing.py      the `repr` of `DatasetInfo`, because a run recognises its data by a digest
-                        of it: no field is renamed, reordered, or new in the repr while it has its
-                        default
+                        of it. So a field of the repr keeps its name and its place.
 
-Free to add: a field with the default None that the repr leaves out (`repr=False`), and a key of
-`ClipKeys`.
+Free to add: a field that the repr leaves out, e.g. `wavelength: float | None = field(default=None,
+repr=False)`, and a key of `ClipKeys`.
 """
 
 import dataclasses
@@ -40,14 +39,16 @@ MOST_PLANES = 2**40
 Side = Annotated[int, Field(ge=1, le=2**16)]  # height or width of a plane
 Planes = Annotated[int, Field(ge=1, le=MOST_PLANES)]  # a number of planes
 Plane = Annotated[int, Field(ge=0, lt=MOST_PLANES)]  # the number of a plane, counted from 0
+# int, too: with float alone, pydantic would turn the 1 of a file into 1.0, which changes the repr.
 Rate = Annotated[float | int, Field(gt=0, allow_inf_nan=False)]
 Light = Literal["linear", "display"]
 
-# The next three are of Spk-GoPro, the published data set, whose dataset.json may be missing.
+# The next two are of Spk-GoPro, the published data set, whose dataset.json may be missing.
 # Planes for each raw frame: the frame itself, and 7 frames that are interpolated between it and the
 # next raw frame.
 GOPRO_INTERPOLATE = 8
-# A clip name, GOPR0372_07_00, has the number of averaged raw frames in the middle.
+# A clip name has the number of averaged raw frames in the middle. E.g. in GOPR0372_07_00 a blurry
+# frame is the mean of 7 raw frames, so a spike file has 7 * 8 = 56 planes.
 GOPRO_NAME = re.compile(r"GOPR\d+_(\d\d)_\d\d")
 
 # Keys that "clips" in dataset.json may set for one clip, in place of the value for all clips.
@@ -65,10 +66,11 @@ class DatasetInfo:
     planes: Planes | None = None  # number of planes in a file
     gt_plane: Plane | None = None  # number of the plane at which the sharp frame was taken
     rate: Rate | None = None  # spikes per plane at full light
-    light: Light | None = None  # what the sensor integrated, "linear" light or "display" values
+    # What the sensor integrated: "linear" light, or "display" values, which are light after gamma.
+    light: Light | None = None
     interpolate: Planes = GOPRO_INTERPOLATE  # number of planes for each raw frame
-    # The contents of a file of scripts/calibrate.py. The repr leaves it out, because digests
-    # contain the calibration of `DatSpikes` already.
+    # The contents of a file of scripts/calibrate.py. The repr leaves it out, because the digest of
+    # the data contains the calibration in another place already (`DatSpikes.calibration`).
     calibration: dict[str, Any] | None = field(default=None, repr=False)
     # Name of a clip -> its values, with the keys of `ClipKeys`. `offset` is the number of raw
     # frames from the middle of an exposure to its sharp frame.
@@ -78,8 +80,8 @@ class DatasetInfo:
         """Return what is known of the spikes of one clip.
 
         A value of the clip takes the place of the value for all clips (KEYS_OF_ONE_CLIP). A clip
-        without such a value gets this object itself: callers test `is` to see whether a clip
-        differs.
+        without such a value gets this object itself, no copy. data/root_spikes.py tests `is` to see
+        which clips need settings of their own.
         """
         values_of_clip = {}
         for key, value in self.clips.get(clip, {}).items():
@@ -91,7 +93,11 @@ class DatasetInfo:
 
     @property
     def trained_rate(self) -> float | str | None:
-        """The rate; "match" if each clip has its own rate; None if it is unknown."""
+        """The spikes per plane at full light, for a network trained on these clips.
+
+        "match" if each clip has a rate of its own: such a network gets spikes whose rate is
+        measured from the frames (the option spike.rate). None if the rate is unknown.
+        """
         if self.rate is not None:
             return self.rate
         every_clip_has_a_rate = all(clip.get("rate") for clip in self.clips.values())

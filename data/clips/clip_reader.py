@@ -128,9 +128,12 @@ def _open_clip(
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises UnknownPlanes and other DataErrors.
     """
+    # go_on: the watchdog sees progress while a long film is read
     frames = FrameSource(paths.frames, go_on=watchdog.go_on)
     spikes = None  # how the spikes of this clip are read
     if section is not None and paths.spike is not None:
+        # section_of_clip: the options, with the size of a plane if only the files have it.
+        # info: what dataset.json says. What both leave open is assumed as in the training.
         section_of_clip, info = section_and_info(section, paths.spike, name)
         spikes = user_spikes(section_of_clip, trained, info, name)
     return user_clip(
@@ -154,30 +157,34 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
 
     `root` may have four layouts. It is one of:
 
-        <film>, or a folder of images          a single clip
-        <clip>, with <clip>/blur/<frame>       a single clip in the layout of GoPro
-        <root>, with <root>/blur/<clip>/...    a folder for each kind of file
-        <root>, with <root>/<clip>/...         a folder, or a film, for each clip
+        (1) <film>, or a folder of images          a single clip
+        (2) <clip>, with <clip>/blur/<frame>       a single clip in the layout of GoPro
+        (3) <root>, with <root>/blur/<clip>/...    a folder for each kind of file
+        (4) <root>, with <root>/<clip>/...         a folder, or a film, for each clip
+
+    In (3) and (4), the files of a clip may lie in a further folder, e.g. <root>/<clip>/blur/<frame>
+    and <root>/<clip>/spike/<file>.
 
     Raises DataError if two clips have one name.
 
     A new layout comes behind these four, so that folders that fit one of them give the same clips
     as before (test_a_root_may_have_a_folder_for_each_kind_of_file tries the third layout).
     """
-    # The first layout: a film or an image, or a folder of images.
+    # (1): a film or an image, or a folder of images.
     if not root.is_dir() or files_in(root):
         return {_name_of(root): ClipPaths(root, spike, gt)}
-    # The second and the third layout have a folder <root>/blur. Then `spike` and `gt` may have
-    # folders "spike" and "sharp". `clip_path` returns <root>/blur if it exists, else `root` itself.
-    blur = clip_path(root, "blur")
-    if blur != root:
+    # (2) and (3) have a folder <root>/blur. Then `spike` and `gt` may have folders "spike" and
+    # "sharp", e.g. --spike <root> means <root>/spike.
+    blur = root / "blur"
+    if blur.is_dir():
         spike = _spike_path(spike)
         gt = _gt_path(gt)
         if files_in(blur):
             return {_name_of(blur): ClipPaths(blur, spike, gt)}
         root = blur
 
-    # The third and the fourth layout: a folder or a film for each clip.
+    # (3) and (4): a folder or a film for each clip. The spikes of a clip are <spike>/<clip>.dat,
+    # <spike>/<clip>/spike or <spike>/<clip>, where <spike> may be <root>/spike by now.
     found: dict[str, ClipPaths] = {}
     for name, frames in clips_in(root, "blur"):
         # "a.mp4" and a folder "a" would both be the clip "a".
@@ -209,7 +216,7 @@ def _gt_path(path: Path | None) -> Path | None:
 
 
 def _name_of(frames: Path) -> str:
-    """Return the name of a single clip. A folder <clip>/blur is named after the clip.
+    """Return the name of a single clip. A folder <clip>/blur... is named after the clip.
 
     The name becomes the name of the results, so it must stay
     (test_the_folder_of_a_clip_is_one_clip).
@@ -217,6 +224,6 @@ def _name_of(frames: Path) -> str:
     if frames.is_file():
         return frames.stem
     folder = frames.resolve()
-    if folder.name.startswith("blur"):
+    if folder.name.startswith("blur"):  # "blur", or "blur_gamma" in the GoPro data
         return folder.parent.name
     return folder.name

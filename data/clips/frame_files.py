@@ -120,9 +120,9 @@ class FrameFiles:
 
     def paths(self, kind: str, keys: Sequence[FrameKey]) -> tuple[str, ...]:
         """Return the path of one kind of file for each frame. keys: the frames."""
-        files = self.by_kind[kind]
-        stems = self.stems[kind]
-        return tuple(files[stems[key]].path for key in keys)
+        file_of_stem = self.by_kind[kind]
+        stem_of_frame = self.stems[kind]
+        return tuple(file_of_stem[stem_of_frame[key]].path for key in keys)
 
     def find_frames(self, meta_entry: Sequence[Any] | None) -> list[FrameKey]:
         """Return the frames of the clip in order. Report missing files, gaps and wrong names.
@@ -137,11 +137,14 @@ class FrameFiles:
             wanted_frames = self._listed_frames(meta_entry)
         names = self._names_of_frames(wanted_frames, name_of)
 
-        # All files of a kind may have other numbers or other names than lq. Then files seem to be
-        # missing, but a report of missing files would mislead. So only the names are reported.
+        # All files of a kind may have other numbers or other names than lq, e.g. lq has 0, 1, 2 and
+        # gt has 1, 2, 3. Then files seem to be missing, but a report of missing files would
+        # mislead. So only the names are reported.
         if not all(self.is_complete(key) for key in wanted_frames):
-            has_reported_other_numbers = self._report_other_numbers()
-            if has_reported_other_numbers:
+            kinds = self._kinds_with_other_numbers()
+            for kind in kinds:
+                self._report_other_first_name(kind)
+            if kinds:
                 # The clip has a problem now, so it is not used. These frames only serve the checks
                 # that follow.
                 return [key for key in self.stems["lq"] if self.is_complete(key)]
@@ -171,10 +174,10 @@ class FrameFiles:
 
         meta_entry: [number of frames, number of the first frame], e.g. [100, "0"].
         """
-        count, first_in_words = meta_entry
-        first = int(first_in_words)
+        count, first_text = meta_entry
+        first = int(first_text)
         # The frames of a septuplet (a clip of Vimeo-90K) are im1 ... im7. The list of Vimeo-90K
-        # gives no first number, so 0 was taken.
+        # gives no first number, so the meta entry has "0".
         if first == 0 and self.source.septuplets:
             first = 1
         # The meta file has numbers only. If all names have the same text around the number, such as
@@ -203,6 +206,7 @@ class FrameFiles:
             if key in name_of:
                 names[key] = name_of[key]
             else:
+                # The key has a number, because only a meta file wants frames that have no file.
                 padded_number = f"{key.number:0{digits}d}"  # 47 with 6 digits: "000047"
                 names[key] = f"{key.before}{padded_number}{key.after}"
         return names
@@ -275,12 +279,11 @@ class FrameFiles:
                 )
                 self.problems.report(f"{what}: {shown}", kind)
 
-    def _report_other_numbers(self) -> bool:
-        """Report kinds of files that have other numbers, or other text around them, than lq.
+    def _kinds_with_other_numbers(self) -> list[str]:
+        """Return the kinds whose files have other numbers, or other text around them, than lq.
 
         For example, lq has the files 0, 1, 2 and gt has 1, 2, 3, or lq has im1, im2 and gt has
-        frame1, frame2. Then the user must rename files, and a message about missing files would
-        mislead. Returns whether there are such kinds.
+        frame1, frame2. Then the user must rename files. Returns [] if single files are missing.
         """
         # If only the first number differs, all distances from the first number are equal. E.g. the
         # numbers 0, 1, 2 and the numbers 1, 2, 3 both have the distances [0, 1, 2].
@@ -294,30 +297,23 @@ class FrameFiles:
             texts_around_number = {(key.before, key.after) for key in keys}
             # Names without a number, or with several texts, cannot be compared by distances.
             if len(texts_around_number) > 1 or first.number == NO_NUMBER:
-                return False
+                return []
             first_keys[kind] = first
             distances[kind] = [key.number - first.number for key in keys]
         other_kinds = []  # with the distances of lq, but another first number or another text
         for kind in self.stems:
             # If the distances differ, single files are missing. `_report_missing` reports them.
             if distances[kind] != distances["lq"]:
-                return False
+                return []
             if first_keys[kind] != first_keys["lq"]:
                 other_kinds.append(kind)
-        for kind in other_kinds:
-            is_other_number = first_keys[kind].number != first_keys["lq"].number
-            self._report_other_first_name(kind, is_other_number)
-        return bool(other_kinds)
+        return other_kinds
 
-    def _report_other_first_name(self, kind: str, is_other_number: bool) -> None:
-        """Report that the first file of a kind has another name than the first file of lq.
-
-        is_other_number: True if the numbers in the names differ, False if the text around the
-        numbers differs.
-        """
+    def _report_other_first_name(self, kind: str) -> None:
+        """Report that the first file of a kind has another name than the first file of lq."""
         name = min(self.stems[kind].values(), key=natural_key)
         lq_name = min(self.stems["lq"].values(), key=natural_key)
-        if is_other_number:
+        if frame_key(name).number != frame_key(lq_name).number:
             what = f"{kind} counts from {name}, lq from {lq_name}"
         else:
             what = f"{kind} has the name {name} where lq has {lq_name}"

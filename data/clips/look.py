@@ -130,7 +130,8 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
     """
     if head.startswith(PNG_SIGNATURE):
         return _with_shape_of_png(look, head, read_all, decode)
-    # In other formats, damage is only found when the whole picture is decoded.
+    # In other formats, damage is only found when the whole picture is decoded. `decode_bgr` also
+    # refuses a picture that is too large, before it decodes.
     content = read_all()
     header = read_header(content)
     shape = decode_bgr(content, look.entry.path).shape[:2]
@@ -157,10 +158,9 @@ def _with_shape_of_png(
 
     path = look.entry.path
     if header is None:
-        # Without a header, decoding fails, and its error says why. The next line raises it.
-        shape = decode_bgr(content, path).shape[:2]
-        return look._replace(shape=shape)
-    refuse_header(header, path)
+        decode_bgr(content, path)  # raises DataError, which says why there is no header
+        raise AssertionError("a picture without a header was decoded")
+    refuse_header(header, path)  # refuses a picture that is too large, even if it is not decoded
     shape = header.size
     flaw = ""
     if decode:
@@ -192,13 +192,13 @@ def look_at_spikes(
     """
     if lmdb_entry is not None:
         return Look(lmdb_entry)
-    # "raster": a plane is stored row by row. `ClipCheck` opens arrays (.npy, .npz) and files of
-    # other layouts.
-    is_raster = geometry.layout == "raster"
-    if formats.is_array(path) or not is_raster:
+    # `ClipCheck` opens arrays (.npy, .npz), and files of the other layout, "sps100".
+    if formats.is_array(path) or geometry.layout == "sps100":
         return Look(entry_of(path))
-    if SPS100_SIDE in (geometry.height, geometry.width):
+    # So the planes are said to be packed row by row, the layout "raster".
+    if SPS100_SIDE in (geometry.height, geometry.width):  # 1000
         return _look_at_planes_of_1000(path, geometry, remainder)
+    # cannot: how the flaw begins if the system refuses to read the file
     return _inspect_file(path, _look_at_open_planes, cannot="cannot read spike file")
 
 

@@ -25,9 +25,13 @@ from utils.video.container import READABLE_SUFFIXES
 def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
     """Return the files of a folder with these endings, by default its images.
 
-    The files are in the order of their stems: by value if all stems are numbers of different forms
-    ("432.033333" before "432.1"), else in natural order ("a2" before "a10"). Hidden files are left
-    out.
+    The files are in the order of their stems:
+
+        natural order   "2" before "10", "a2" before "a10"
+        by value        if all stems are numbers, but not all of one form: "432.033333" before
+                        "432.1"
+
+    Hidden files are left out.
     """
     paths = []
     for path in folder.iterdir():
@@ -37,18 +41,21 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
     # that is no number makes the order of all stems the natural order.
     key_of_stem = order_of(path.stem for path in paths)
 
-    def key_of(path: Path) -> tuple[Any, Any]:
+    def sort_key(path: Path) -> tuple[Any, Any]:
         # The second key decides between files of one stem, "0.jpg" and "0.png".
         return key_of_stem(path.stem), natural_key(path.name)
 
-    return sorted(paths, key=key_of)
+    return sorted(paths, key=sort_key)
 
 
 def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
     """Return (name, path) of the clips in a folder, in natural order.
 
-    A clip is a film, or a folder of images.
-    inner: name of a folder within the folder of a clip, e.g. "blur", in which the images may be.
+    A clip is a film, or a folder of images, which may also lie in a folder `inner`. E.g. with inner
+    "blur", a root with "a.mp4", "b/0.png" and "c/blur/0.png" has the clips
+
+        ("a", <root>/a.mp4), ("b", <root>/b), ("c", <root>/c/blur)
+
     Warns of files and folders that may be clips but cannot be read.
     """
     clips = []
@@ -57,12 +64,12 @@ def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
         if path.name.startswith("."):
             continue
         is_film = path.is_file() and path.suffix.lower() in READABLE_SUFFIXES
-        images = clip_path(path, inner)  # <path>/<inner> if it exists, else `path`
+        place = clip_path(path, inner)  # <path>/<inner> if it exists, else `path`
         if is_film:
             clips.append((path.stem, path))
-        elif images.is_dir() and files_in(images):
-            clips.append((path.name, images))
-        elif may_be_frames(images):
+        elif place.is_dir() and files_in(place):
+            clips.append((path.name, place))
+        elif may_be_frames(place):
             left_out.append(path.name)
     warn_left_out(root, left_out)
     return clips
@@ -94,10 +101,11 @@ ENDINGS_BESIDE_FRAMES = (
 
 
 def may_be_frames(path: Path) -> bool:
-    """Return whether a file may be a picture or a film that we cannot read.
+    """Return whether a file that was not read may be a picture or a film.
 
-    Files without an ending, and files with one of `ENDINGS_BESIDE_FRAMES`, are not. For a folder,
-    the result is True if any file directly in it may be a picture or a film.
+    `clips_in` calls this for what it does not take as a clip. Files without an ending, and files
+    with one of `ENDINGS_BESIDE_FRAMES`, are no frames. For a folder, the result is True if any file
+    directly in it may be a picture or a film, e.g. "0.heic".
     """
     if path.is_dir():
         return any(may_be_frames(inner) for inner in path.iterdir() if not inner.is_dir())

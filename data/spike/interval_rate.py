@@ -15,14 +15,15 @@ from .registry import Numbers, representation
 
 
 def _lag_of_tfi(**_: Any) -> int:
-    """Return 1, in half planes: TFI shows the time half a plane after its center, plane m.
+    """Return 1, in half planes: with the center m = 5, TFI shows the time 5.5.
 
-    It takes as many planes up to m as after m, so their middle lies between m and m + 1.
-    `represent` needs the lag to reverse time exactly.
+    It takes as many planes up to plane 5 as from plane 6 on, so their middle is 5.5. `represent`
+    needs the lag to reverse time exactly.
     """
     return 1
 
 
+# proportional: the channels are firing rates
 @representation("tfi", proportional=True, lag_in_half_planes=_lag_of_tfi)
 def tfi(
     stream: np.ndarray, center: int, half_window: int = 20, offsets: Numbers = (0,)
@@ -39,11 +40,9 @@ def tfi(
     channels = []
     for offset in offsets:
         m = center + offset
-        # The planes m - half_window + 1 ... m, and m + 1 ... m + half_window. A negative number in
-        # a slice would count from the end of the stream.
-        before = stream[max(m - half_window + 1, 0) : max(m + 1, 0)]
-        after = stream[max(m + 1, 0) : max(m + 1 + half_window, 0)]
-        if not len(before) or not len(after):
+        before = _existing(stream, first=m - half_window + 1, last=m)
+        after = _existing(stream, first=m + 1, last=m + half_window)
+        if len(before) == 0 or len(after) == 0:
             raise ValueError(f"plane {m} has no planes on both sides within 0 to {len(stream) - 1}")
         has_both = before.any(axis=0) & after.any(axis=0)
         # argmax along time is the index of the first spike. E.g. m = 5, tp = 3, tn = 7: 2 planes
@@ -54,3 +53,9 @@ def tfi(
         rates = np.where(has_both, 1.0 / interval, 1.0 / (2 * half_window))
         channels.append(rates.astype(np.float32))
     return np.stack(channels)
+
+
+def _existing(stream: np.ndarray, first: int, last: int) -> np.ndarray:
+    """Return those of the planes first ... last that the stream has, perhaps none."""
+    # A negative number in a slice would count from the end of the stream.
+    return stream[max(first, 0) : max(last + 1, 0)]
