@@ -253,16 +253,16 @@ def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> 
         )
     refuse_channels(section, path)
     # `constructor` is the class of the dataset, and `spike_data` its properties of the spikes.
-    recorded = section.constructor.spike_data(section)["rate"]
-    changed = spike_section(section.spike, method, recorded)
+    recorded_rate = section.constructor.spike_data(section)["rate"]
+    changed = spike_section(section.spike, method, recorded_rate)
     return section.model_copy(update={"spike": changed})
 
 
 def refuse_channels(section: Any, path: str) -> None:
     """Raise OptionError if a test set gives channels only, and no spike files.
 
-    A method reads the planes of an exposure itself. A user's test set whose clips are no files
-    (docs/extending.md) has only the channels for a network.
+    A method reads the planes of an exposure itself. But a user may have registered a test set that
+    computes the channels for a network in Python, without spike files (docs/extending.md).
 
     section: the section `datasets.test` of the option file `path`.
     """
@@ -289,7 +289,7 @@ class LongExposures(UserFrames):
     The brightness follows from the rate, the spikes per plane at full light. If the rate is
     unknown, the brightest pixels of the first frame are white.
 
-    The object is used in place of a `FrameSource`.
+    `user_clip` gets the object where other clips have a `FrameSource`, which is a `UserFrames` too.
     """
 
     def __init__(self, path: Path, clip: str, source: DatSpikes) -> None:
@@ -315,7 +315,7 @@ class LongExposures(UserFrames):
                 do="correct --spike",
             )
         self.stems = [file.stem for file in self.files]
-        if source.timing.has_exposures:
+        if source.timing.has_exposures:  # the option spike.exposure is set
             # The frames of one file are named by their numbers: "000000", "000001", ...
             with spike_errors_as_data_errors():
                 planes = count_planes(self.files[0], source.geometry, source.remainder)
@@ -334,6 +334,8 @@ class LongExposures(UserFrames):
         rate = self._source.rate
         if rate != "match":  # the rate is known
             return rate
+        # "match" measures the rate from frames, and there are none. So the brightest pixels of the
+        # first frame are white.
         rates_of_first_frame = self._firing_rates(0)
         brightest = float(np.percentile(rates_of_first_frame, WHITE_PERCENTILE))
         return max(brightest, LEAST_WHITE)
@@ -343,7 +345,7 @@ class LongExposures(UserFrames):
         source = self._source
         with spike_errors_as_data_errors():
             file = open_spikes(self.files[index], source.geometry, source.remainder)
-            span = source.timing.span(self._clip, index, file.planes)
+            span = source.timing.span(self._clip, index, file.planes)  # the planes of this frame
             planes = file.read(span.first, span.count)  # (T, H, W)
             return planes.mean(axis=0, dtype=np.float32)
 

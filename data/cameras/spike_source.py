@@ -360,14 +360,14 @@ class DatSpikes:
         planes: number of planes of the file. times: when the frames were taken.
         Returns None if spike.exposure lists the planes of each frame.
         """
-        tick_hz = self.calibration.tick_hz if self.calibration else None
+        tick_hz = self.calibration.tick_hz if self.calibration else None  # planes per second
         return self.timing.plane_ranges(clip, planes, times, tick_hz)
 
     def _refuse_too_few_planes(self, exposure: Exposure) -> None:
         """Raise DataError if the representation cannot be made of the planes of an exposure.
 
-        The representation is tried on one pixel without spikes, and without context planes. A clip
-        must pass without context, because its first frame has no context before it.
+        The representation is tried on one pixel without spikes. It gets no context planes, although
+        most frames have some, because the first frame of a clip has none before it.
         """
         count = exposure.own.count
         center = exposure.center
@@ -397,7 +397,7 @@ class DatSpikes:
     ) -> np.ndarray:
         """Read the channels of one frame within the crop of `aug`. They are not flipped.
 
-        files: an io backend of the data set, which reads the spike files.
+        files: reads the spike files, e.g. a `DiskFiles` (data/clips/io_backend.py).
         clip: the clip, with the exposures of its frames. frame: number of the frame in the clip.
         aug: the crop of the frame. Only its place and size are used here.
         image: the crop of the blurry frame, (aug.height, aug.width, 3) uint8, B, G, R.
@@ -418,14 +418,15 @@ class DatSpikes:
 
         # The rate is measured in the planes of the frame. The channels may use the context too.
         before = exposure.before
-        after = len(stream) - before - exposure.own.count
-        planes_of_frame = stream[before : len(stream) - after]
-        rate = self.rate_of(planes_of_frame, image, window)
+        end_of_frame = before + exposure.own.count
+        rate = self.rate_of(stream[before:end_of_frame], image, window)
         # A rate of the options is the rate of the real camera. The simulated camera fires more or
-        # less often, by the factor `known_rate_factor`. With "match" the rate was measured in the
-        # spikes of the simulated camera, so it needs no factor.
+        # less often: e.g. half as often with twice the threshold. Then the factor is 0.5, or 1 if
+        # the network must not know it (camera.known_rate). With "match" the rate was measured in
+        # the spikes of the simulated camera, so it needs no factor.
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
+        after = len(stream) - end_of_frame
         # Positional arguments: a user's subclass may name them differently.
         channels = self.represent(stream, exposure.center, rate, reverse, (before, after))
         return window.to_rgb(channels)
@@ -475,10 +476,9 @@ class DatSpikes:
         """Return what the channels (S, H, W) of a frame show of the sharp moment, for people.
 
         exposure: the planes of the frame. reverse: whether the clip is played backwards.
-        Returns display values (H, W) float32, >= 0. Ratios to the light of the exposure are turned
-        into light.
+        Returns display values (H, W) float32, >= 0.
         """
-        if self.name == "relative":
+        if self.name == "relative":  # its channels are ratios to the light of the exposure
             half_windows = self.options["half_windows"]
             return image_of_ratios(channels, half_windows, self.light, self.gamma)
         nearest = nearest_channels(self.name, self.options, exposure, reverse)

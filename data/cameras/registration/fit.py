@@ -143,8 +143,9 @@ def _gain_and_dark(estimate: Estimate) -> tuple[float, float]:
 
 def _light(estimate: Estimate, pair: Pair) -> np.ndarray:
     """Return the grey light (h, w) of a frame at the places of the spike pixels."""
-    height, width = pair.sums.shape[1:]
-    # With WARP_INVERSE_MAP, the matrix maps a pixel of the result to one of the frame.
+    height, width = pair.sums.shape[1:]  # of the spike plane
+    # estimate.matrix maps a spike pixel (of the result) to its place on the frame. OpenCV expects
+    # the opposite direction, unless WARP_INVERSE_MAP is given.
     return cv2.warpPerspective(
         pair.light.mean(axis=2),
         estimate.matrix,
@@ -156,8 +157,9 @@ def _light(estimate: Estimate, pair: Pair) -> np.ndarray:
 
 def _rate(estimate: Estimate, pair: Pair) -> np.ndarray:
     """Return the spikes per plane (h, w) during the exposure of the middle row."""
-    # The same start and end for each row, (h,): the roll is left out.
-    height = len(estimate.coordinates.y)
+    # The same start and end for each row, (h,): the roll is left out. The times are fractions of
+    # planes, so `spikes_until` interpolates.
+    height = pair.sums.shape[1]
     start = np.full(height, estimate.middle - estimate.length / 2)
     end = np.full(height, estimate.middle + estimate.length / 2)
     return (pair.spikes_until(end) - pair.spikes_until(start)) / estimate.length
