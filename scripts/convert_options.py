@@ -155,16 +155,15 @@ class Conversion:
             return None
         return section
 
-    def set_ours(self, new: str, value: Any, old: str, note: str = "") -> None:
+    def set_ours(self, new: str, value: Any, old: str | None = None, note: str = "") -> None:
         """Set our option `new`, and report that the key `old` of S-VRT became this option.
 
-        `old` is not removed here: `take(old)` comes before. Without `take`, `old` is the same key
-        as `new`, and only its value changes.
-
+        old: None: the key keeps its name, and only its value changes. Otherwise `take(old)` comes
+        before, because `old` is not removed here.
         note: text of the report, if it says more than "new = value"
         """
         self.values[new] = value
-        self.renamed[old] = note or f"{new} = {json.dumps(value)}"
+        self.renamed[old or new] = note or f"{new} = {json.dumps(value)}"
 
     def drop(self, where: str, why: str) -> None:
         """Leave out an option or a section, and report why. If there is neither, do nothing."""
@@ -486,14 +485,13 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     keys_to_drop = [word for word in command.drop if "=" not in word]
     overrides = command.overrides + [word for word in command.drop if "=" in word]
 
-    # The order matters in three places. Keys are dropped before the rest could call them problems.
-    # `convert_test_split` copies the section `spike` that `convert_spikes` has made. The overrides
-    # are keys of ours, so they come after all conversions.
+    # First, because the rest could call these keys problems.
     drop_without_counterpart(conversion)
     drop_as_asked(conversion, keys_to_drop, command.file)
     for split in SPLITS:
         convert_spikes(conversion, split, command.spike_size)
         convert_frames(conversion, split)
+    # After `convert_spikes`, because it copies the section `spike` that this has made.
     convert_test_split(conversion)
     convert_network(conversion)
     for key in ("train.G_regularizer_orthstep", "train.G_regularizer_clipstep"):
@@ -506,14 +504,17 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     # From here on the options are sections again, as the functions of utils/options expect.
     values = nested(conversion.values)
     # `drop_without_effect` removes from `values` the keys of KAIR that have no effect here, and
-    # returns these keys. KAIR_ONLY has the reason for each: {section: {key: reason}}.
+    # returns these keys. A key stays if a part that the file names, e.g. the network of netG, has a
+    # parameter of this name. KAIR_ONLY has the reason for each: {section: {key: reason}}.
     keys_without_effect = drop_without_effect(values, parts)
     for key in keys_without_effect:
         section, _, name = key.rpartition(".")
         why = KAIR_ONLY[section][name]
         conversion.dropped[key] = why
+    # Last, because the overrides are keys of ours.
+    sources = Sources(main_file=command.file)  # for messages: in which file a key stands
     for text in overrides:
-        apply_override(values, text, Sources(command.file))
+        apply_override(values, text, sources)
     print_report(conversion, command.file)
     return values
 
@@ -521,11 +522,20 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
 def drop_without_counterpart(conversion: Conversion) -> None:
     """Leave out the options and sections that DROPPED_UNASKED names."""
     for key in list(conversion.values):  # a copy, because `drop` removes keys
-        # A pattern may match a section around the key. Then the whole section goes.
+        # A pattern may match a section around the key. Then the whole section goes. `drop` does
+        # nothing for the other keys of this section, which are gone when their turn comes.
         for section_or_key in prefixes(key):
-            for pattern, why in DROPPED_UNASKED.items():
-                if re.fullmatch(pattern, section_or_key):
-                    conversion.drop(section_or_key, why)
+            why = _why_dropped(section_or_key)
+            if why is not None:
+                conversion.drop(section_or_key, why)
+
+
+def _why_dropped(section_or_key: str) -> str | None:
+    """Return the reason of DROPPED_UNASKED to leave out a section or key. None: it stays."""
+    for pattern, why in DROPPED_UNASKED.items():
+        if re.fullmatch(pattern, section_or_key):
+            return why
+    return None
 
 
 def drop_as_asked(conversion: Conversion, keys: list[str], file: str) -> None:
@@ -559,7 +569,7 @@ def convert_frames(conversion: Conversion, split: str) -> None:
     if isinstance(sizes, list) and sizes:
         is_square = all(size == sizes[0] for size in sizes)
         if is_square:
-            conversion.set_ours(key, sizes[0], old=key)
+            conversion.set_ours(key, sizes[0])
 
     key = f"{split}.rgb_normalize"
     kind = conversion.take(key)
@@ -586,7 +596,7 @@ def divide_totals(conversion: Conversion) -> None:
         per_gpu = max(total // gpus, least)
         new_total = per_gpu * gpus
         note = f"{total} for {gpus} GPUs in all -> {per_gpu} per GPU, {new_total} in all"
-        conversion.set_ours(key, per_gpu, old=key, note=note)
+        conversion.set_ours(key, per_gpu, note=note)
         if new_total != total:
             conversion.differences[key] = (
                 f"{total} in all is no multiple of {gpus} GPUs: {per_gpu} per GPU is {new_total} "
@@ -931,7 +941,7 @@ def convert_test_split(conversion: Conversion) -> None:
     # In a training without spikes, only the dataset class has another name here.
     if not conversion.has(f"{train}.spike"):
         if name == "TestDataset" and conversion.has(train):
-            conversion.set_ours(key, "VideoRecurrentTestDataset", old=key)
+            conversion.set_ours(key, "VideoRecurrentTestDataset")
         return
 
     # Without a test split there is nothing to do. `flattened` keeps an empty split as one key,
@@ -941,7 +951,7 @@ def convert_test_split(conversion: Conversion) -> None:
         return
     if name != "TestDatasetRGBSpike":
         note = f"{name} -> TestDatasetRGBSpike: the network reads spikes"
-        conversion.set_ours(key, "TestDatasetRGBSpike", old=key, note=note)
+        conversion.set_ours(key, "TestDatasetRGBSpike", note=note)
 
     # Without a spike section of its own, the test reads its spikes as the training does.
     if not conversion.has(f"{test}.spike"):

@@ -488,6 +488,8 @@ def frames_of_network(kind: str, frames: Any, names: list[str]) -> Section:
 def frame_names(dataset: Any, sample: Sample, kind: str) -> list[str]:
     """Return a name for each frame of the tensor "lq" or "gt"."""
     clip = sample.draw.clip
+    # Per kind: a set that trains interpolation reads every second frame as "lq", and another frame
+    # as "gt".
     stems = [clip.stems[frame] for frame in dataset.frames_of(kind, sample.draw.frames)]
     # A padded sequence has more frames than names: its last frame is repeated.
     missing = len(sample.item[kind]) - len(stems)
@@ -510,13 +512,13 @@ def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
     factor = image.shape[1] // whole.shape[1]  # pixels of the page for a pixel of the frame
 
     note = "yellow: the crop"
-    boxes: dict[tuple[int, int, int], Crop] = {YELLOW: aug}  # colour -> rectangle
+    boxes: list[tuple[tuple[int, int, int], Crop]] = []  # (colour, rectangle), painted in order
     if clip.spikes and clip.grid.coverage < 1:
         note += "; blue: the region that crops are drawn from"
-        # The region is painted first, so that the crop stays visible where both meet.
-        boxes = {CYAN: clip.grid.region, **boxes}
+        boxes.append((CYAN, clip.grid.region))
+    boxes.append((YELLOW, aug))  # the last, so that the crop stays visible where both meet
     thickness = max(1, round(image.shape[1] / 500))  # pixels: thin, but visible in a large frame
-    for colour, box in boxes.items():
+    for colour, box in boxes:
         left = factor * box.left
         top = factor * box.top
         rectangle = (left, top, factor * box.width, factor * box.height)  # the form of OpenCV
@@ -528,7 +530,7 @@ def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Sectio
     """Return frames with the edges of the spikes over them: of the crop, and of the whole frame.
 
     names: {"lq": a name for each frame, "gt": a name for each frame}.
-    found: the Comparison of spikes and frames.
+    found: the `Comparison` of spikes and frames (data/alignment.py).
     """
     item = sample.item
     clip = sample.draw.clip
@@ -546,7 +548,8 @@ def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Sectio
         image = tensor_to_uint8(item[kind][number][:3])
         over = edges_over(image, sharp, clip.grid.pixel)
         pictures.append(Picture(f"{kind} {names_of_kind[number]}", over))
-    name, image, spikes = found.middle  # the middle one of the frames that were compared
+    # A `MiddleFrame` (data/alignment_pictures.py): the middle one of the frames that were compared.
+    name, image, spikes = found.middle
     over = edges_over(image, spikes, clip.grid.pixel)
     pictures.append(Picture(f"{name}, before the crop", over))
     return Section(
@@ -568,11 +571,14 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
 
     clip = sample.draw.clip
     frame = sample.draw.frames[len(sample.draw.frames) // 2]
-    reader: Any = SampleReader(clip, clip.stems, OneSample(dataset.backend, sample.draw))
-    # context=None: on each side of an exposure, half as many planes as it has are read, too.
-    recorded = RecordedClip(reader, context=None)
+    # `RecordedClip` expects the reader of a clip in a test set. `OneSample` takes the place of the
+    # set, and `SampleReader` the place of the reader.
+    one_sample = OneSample(dataset.backend, sample.draw)
+    reader: Any = SampleReader(clip, clip.stems, one_sample)
+    half_an_exposure = None  # on each side of the exposure: the default of `RecordedClip`
+    recorded = RecordedClip(reader, context=half_an_exposure)
     # The gain is the spikes per plane at full light, of each spike pixel, (h, w). The second result
-    # says which pixels can be trusted. It is not needed, because other pixels have the usual gain.
+    # names the pixels whose own gain can be trusted; all others already have the usual gain.
     gain, _ = recorded.gain()
     motion = motion_of(recorded.read(frame), recorded.view, gain)
 

@@ -83,9 +83,9 @@ from utils.video.writer import VideoWriter
 #   layout         "raster": row after row. "sps100": the lines of the camera SPS100, 1000 x 1000
 #
 # What must stay: other programs use parts of this file: uploaded_clip.py `Ranking`, calibrate.py
-# `add_geometry`, `given_geometry` and `the_geometry`, show_sample.py `in_words`. A file that fits
-# in memory only in parts is read in parts (test_a_long_stream_is_never_whole_in_memory). No size is
-# named if two are as good (test_info_names_no_size_if_two_are_as_good).
+# `add_geometry`, `given_geometry` and `single_geometry`, show_sample.py `in_words`. A file that
+# fits in memory only in parts is read in parts (test_a_long_stream_is_never_whole_in_memory). No
+# size is named if two are as good (test_info_names_no_size_if_two_are_as_good).
 # Free to change: the limits below, and the printed texts, except where
 # tests/parts/scripts/test_spike_tool.py quotes them.
 
@@ -386,15 +386,33 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
         help="gamma of the input; 1: the sensor integrates display values (default: %(default)s)",
     )
     parser.add_argument("--seed", type=seed, default=0)
-    # The sensor, simulate.IntegrateAndFire. The charge at which a pixel fires is its threshold.
-    # Spikes per plane at full light:
-    parser.add_argument("--rate", type=float, default=0.5)
-    # Standard deviation of the charge of one plane at full light, in thresholds:
-    parser.add_argument("--shot-noise", type=float, default=0.0)
-    # Spikes per plane without light:
-    parser.add_argument("--dark-rate", type=float, default=0.0)
-    # Relative standard deviation of the threshold over the pixels:
-    parser.add_argument("--threshold-mismatch", type=float, default=0.0)
+    # The sensor, simulate.IntegrateAndFire.
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=0.5,
+        help="spikes per plane at full light (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--shot-noise",
+        type=float,
+        default=0.0,
+        help="noise of the charge that a pixel collects in a plane at full light, as a fraction of "
+        "the charge at which it fires (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dark-rate",
+        type=float,
+        default=0.0,
+        help="spikes per plane without light (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threshold-mismatch",
+        type=float,
+        default=0.0,
+        help="relative standard deviation, over the pixels, of the charge at which they fire "
+        "(default: %(default)s)",
+    )
 
 
 # ---- Geometry of a file: height, width and storage of its planes ------------------------------
@@ -403,7 +421,7 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 #
 #     given_geometry     --size, else the shape of an array, else the layout "sps100", else
 #                        dataset.json, else None
-#     known_geometries   the cameras whose planes fit the length of the file
+#     camera_geometries  those of the cameras whose planes fit the length of the file
 #     Ranking            any size that fits the length of the file (`info` only)
 #
 # Tests: test_info_takes_the_size_from_dataset_json,
@@ -411,12 +429,12 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 # test_info_derives_a_size_of_no_known_camera_from_the_length.
 
 
-def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
+def single_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
     """Return the geometry of a spike file. Raises DataError if none fits, or if several fit.
 
     command: has the options of `add_geometry`.
     """
-    found = geometries(path, command)
+    found = possible_geometries(path, command)
     if len(found) > 1:
         names = ", ".join(f"{g.height} x {g.width} {g.layout}" for g in found)
         raise DataError(
@@ -428,8 +446,8 @@ def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
     return found[0]
 
 
-def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
-    """Return the given geometry. If none is given, return all known geometries that fit the file.
+def possible_geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
+    """Return the given geometry. If none is given, return those of the cameras that fit the file.
 
     Raises DataError if no geometry fits.
 
@@ -438,7 +456,7 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
     given = given_geometry(path, command)
     if given is not None:
         return [given]
-    found = known_geometries(path, command)
+    found = camera_geometries(path, command)
     if not found:
         raise no_geometry(path)
     return found
@@ -468,7 +486,8 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
                 expected="(planes, h, w)",
                 do="save the array in this form",
             )
-        # --size counts before the shape of the array.
+        # As for packed files, --size counts before what the file and dataset.json say. If the shape
+        # differs from it, opening the file is refused.
         if command.size:
             height, width = command.size
         else:
@@ -478,7 +497,7 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
     # A packed file: the option, else the only size of the layout "sps100", else dataset.json.
     if command.size:
         height, width = command.size
-    elif command.layout == "sps100":
+    elif command.layout == "sps100":  # of the camera SPS100
         height = width = SPS100_SIDE
     else:
         height = about.h
@@ -507,7 +526,7 @@ def is_flipped(path: Path, command: argparse.Namespace) -> bool:
     return nearest_info(path).flip is not False
 
 
-def known_geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
+def camera_geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
     """Return the geometries of known cameras for which the file has a whole number of planes."""
     flip = is_flipped(path, command)
     known = []
@@ -679,7 +698,7 @@ class Ranking:
             self.shown = [Candidate(path, given)]
             return
 
-        geometries = known_geometries(path, command)
+        geometries = camera_geometries(path, command)
         if picture is not None:
             geometries = [g for g in geometries if has_shape((g.height, g.width), picture)]
         # The camera SPS100 stores lines with a pattern that no other file has. If the file has this
@@ -938,7 +957,7 @@ class Rendering:
         self.name = self.options.pop("type")
 
         # The geometry. If several fit, take the one with the smoothest image.
-        found = geometries(command.file, command)
+        found = possible_geometries(command.file, command)
         candidates = [Candidate(command.file, geometry) for geometry in found]
         best = max(candidates, key=lambda candidate: candidate.score)
         self.file = best.file
@@ -1177,7 +1196,7 @@ def panels(images: dict[str, np.ndarray]) -> np.ndarray:
 def convert(command: argparse.Namespace) -> None:
     """Write some planes of a spike file in another format."""
     # The geometry of the file that is read, and of the file that is written.
-    stored = the_geometry(command.file, command)
+    stored = single_geometry(command.file, command)
     # Head columns hold no image, so they are not written.
     written = SpikeGeometry(
         stored.height,
