@@ -147,8 +147,9 @@ def main() -> None:
 
 def figures_of(name: str, checkout: Path) -> dict[str, float]:
     """Run one of PROGRAMS in a checkout. Returns its figures, e.g. {"8 samples s": 0.51}."""
+    program = HEAD + PROGRAMS[name]  # HEAD defines `least`
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", HEAD + PROGRAMS[name], *training_arguments(folder)]
+        command = [sys.executable, "-c", program, *training_arguments(folder)]
         done = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True)
     last_line = done.stdout.splitlines()[-1]  # a training prints its log before it
     return json.loads(last_line)
@@ -157,8 +158,9 @@ def figures_of(name: str, checkout: Path) -> dict[str, float]:
 def training_arguments(folder: str) -> list[str]:
     """Return arguments of main_train_vrt.py: one step on the sample set, written to a folder.
 
-    Both checkouts read the same files: trainsets/sample of the working directory. The range of
-    thresholds is one value, so the spikes of every sample are read with the same threshold.
+    Both checkouts read the same files: trainsets/sample of the working directory. The simulated
+    camera draws the threshold of each sample from threshold_range. With one value there, both
+    checkouts do the same work, even if they draw their random numbers in another order.
     """
     arguments = [
         "--opt",

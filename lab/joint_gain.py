@@ -235,8 +235,6 @@ def scores_of(folder: Path, flags: Sequence[str], results: Path, out: Path) -> d
     frames = folder / RGB / "train"
     call(
         "main_test_vrt.py",
-        out,
-        folder.name,
         *flags,
         "--input",
         str(frames),
@@ -250,6 +248,8 @@ def scores_of(folder: Path, flags: Sequence[str], results: Path, out: Path) -> d
         "frames",
         # main_test_vrt.py finds the place and the time of the spike camera.
         "spike.calibration=auto",
+        out=out,
+        name=folder.name,
     )
     scores = {}
     # clip -> {"restored": {"psnr": dB}, "input": {"psnr": dB}, "s_per_frame": seconds, ...}.

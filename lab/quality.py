@@ -273,7 +273,7 @@ class Method:
 def make_made(out: Path) -> Data:
     """Make the sample set, as `make sample` does. It is for training and testing."""
     folder = out / "data/made"
-    call("scripts/make_sample_data.py", out, "made", "--root", str(folder))
+    call("scripts/make_sample_data.py", "--root", str(folder), out=out, name="made")
     return Data(train={folder: 1}, tests={"recorded": folder}, split="test", digest="sample")
 
 
@@ -367,6 +367,8 @@ def video_files(folder: Path | None, names: Sequence[str]) -> list[Path]:
 
     folder: the folder of --videos. names: file names without their endings.
     """
+    if names and folder is None:
+        sys.exit(f"give --videos, a folder with {', '.join(sorted(set(names)))}")
     files = {}  # name -> file
     if folder:
         files = {path.stem: path for path in sorted(folder.iterdir())}
@@ -410,7 +412,7 @@ def make_clips(out: Path, name: str, source: Path, rig: str, clips: int, **setti
     for flag, value in flags.items():
         if value is not None:
             words += [f"--{flag.replace('_', '-')}", str(value)]
-    call("scripts/prepare_gopro_spike.py", out, name, *words)
+    call("scripts/prepare_gopro_spike.py", *words, out=out, name=name)  # name: of the log file
     return folder
 
 
@@ -424,13 +426,14 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def roots(folder: Path, split: str) -> dict[str, str]:
+def dataroots_of(folder: Path, split: str) -> dict[str, str]:
     """Return the folders of a set as keys of an option file, e.g. "dataroot_spike" -> folder.
 
     dataroot_lq and dataroot_gt are the same folder: <clip>/blur and <clip>/sharp lie below it.
 
     folder: of the set. split: "train" or "test".
     """
+    # RGB and SPIKES: the folders of the two cameras, as scripts/prepare_gopro_spike.py names them.
     frames = str(folder / RGB / split)
     return {
         "dataroot_lq": frames,
@@ -447,7 +450,10 @@ def roots(folder: Path, split: str) -> dict[str, str]:
 
 def read_method(file: Path, data: Data, steps: int) -> Method:
     """Return an option file as it is trained here: on the training sets, for a number of steps."""
-    raw = read_with_base(file, Sources(str(file)))
+    # The file is read twice: first as it is written, because the digest and the overrides depend on
+    # it, then with the overrides and all defaults, as the training reads it.
+    sources = Sources(main_file=str(file))  # notes where each key comes from, for messages
+    raw = read_with_base(file, sources)
     overrides = overrides_of(raw, data, steps)
     opt = read_options(["--opt", str(file), *overrides])
     return Method(
@@ -467,17 +473,19 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
 
     raw: the option file as it is written.
     """
-    # Each of the three keys of `roots` gets a list with the folder of each training set.
-    roots_of_sets = [roots(folder, "train") for folder in data.train]
+    # A list with the folder of each training set for each of the three keys of `dataroots_of`, e.g.
+    # "datasets.train.dataroot_lq": ["<set a>/<RGB>/train", "<set b>/<RGB>/train"].
+    roots_of_sets = [dataroots_of(folder, "train") for folder in data.train]
     changes: dict[str, Any] = {}
     for key in roots_of_sets[0]:
         changes[f"datasets.train.{key}"] = [roots_of_set[key] for roots_of_set in roots_of_sets]
     changes |= {
+        # The share of the samples that each training set gives.
         "datasets.train.dataroot_share": list(data.train.values()),
         "datasets.train.spike.calibration": "recorded",
         "datasets.test": None,  # no validation: the test comes after the training
         "train.total_iter": steps,
-        "train.epochs": None,
+        "train.epochs": None,  # the steps end the training, not the epochs of the file
         "train.G_scheduler_periods": steps,
         # Every 10 steps, or twice in a shorter run: the time of a step is read from these lines.
         "train.checkpoint_print": max(1, min(10, steps // 2)),
@@ -557,14 +565,14 @@ def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
     name = method.run_name(seed)
     call(
         "main_train_vrt.py",
-        out,
-        name,
         "--opt",
         str(method.file),
         *method.overrides,
         f"task={name}",
         f"path.root={out / 'runs'}",
         f"train.manual_seed={seed}",
+        out=out,
+        name=name,
     )
     run = out / "runs" / name
     # Steps per second, of each line of the log. If this call has only tested a run that was
@@ -601,13 +609,11 @@ def test(out: Path, data: Data, name: str, option_file: Path, *method: str) -> d
     scores = {}
     for condition, folder in data.tests.items():
         results = out / "tests" / name / condition
-        roots_of_test = roots(folder, data.split)
+        roots_of_test = dataroots_of(folder, data.split)
         options = [f"datasets.test.{key}={value}" for key, value in roots_of_test.items()]
         options.append("datasets.test.spike.calibration=recorded")
         call(
             "main_test_vrt.py",
-            out,
-            name,
             "--opt",
             str(option_file),
             *method,
@@ -617,6 +623,8 @@ def test(out: Path, data: Data, name: str, option_file: Path, *method: str) -> d
             "--save",
             "frames",
             *options,
+            out=out,
+            name=name,
         )
         sharp_root = Path(roots_of_test["dataroot_gt"])
         for clip, about in read_json(results / "metrics.json")["clips"].items():
@@ -665,7 +673,7 @@ def _psnr(errors: np.ndarray) -> float:
     return 10 * np.log10(255**2 / (errors**2).mean())
 
 
-def call(program: str, out: Path, name: str, *arguments: str) -> None:
+def call(program: str, *arguments: str, out: Path, name: str) -> None:
     """Run a program of the project, and wait. It is ended if this process ends.
 
     What the program prints goes to <out>/logs/<name>.txt. If it fails, this program ends, too.

@@ -224,8 +224,6 @@ def psnr_of(folder: Path, name: str) -> dict[str, float]:
         # `folder` and `name` say where the log goes: <folder>/logs/<name>.txt.
         call(
             "main_test_vrt.py",
-            folder,
-            name,
             "--weights",
             str(WEIGHTS[name]),
             "--input",
@@ -236,6 +234,8 @@ def psnr_of(folder: Path, name: str) -> dict[str, float]:
             frames,
             "--output",
             str(results),
+            out=folder,
+            name=name,
         )
     clips = read_json(results / "metrics.json")["clips"]
     return {clip: about["restored"]["psnr"] for clip, about in clips.items()}

@@ -597,17 +597,19 @@ def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) ->
             # A batch of one clip of one frame: (C, H, W) -> (1, 1, C, H, W), and back.
             estimate = net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
         z_0 = estimate.clamp(0, 1)
+        motion = find_motion(recording, clip.view, gain)
+        pixels = SpikePixels(clip.view, CPU)
+        equations = Equations(recording, pixels, motion, gain, is_good, SOLVER, CPU)
         sample = Sample(
             recording=recording,
             view=clip.view,
-            motion=find_motion(recording, clip.view, gain),
+            motion=motion,
             gain=gain,
             is_good=is_good,
             z_0=z_0,
-            proposal=z_0,  # replaced in the next line, which needs the equations of the sample
+            proposal=equations.proposal(z_0),  # their solution, beginning with z_0
             sharp=frame["gt"].clone(),
         )
-        sample.proposal = sample.equations_along(sample.motion, SOLVER).proposal(z_0)
         samples.append(sample)
     return samples
 
@@ -621,6 +623,7 @@ def readers_of_set(
     """
     assert operator.spike is not None  # the operator takes spikes
     spike = dict(operator.spike)
+    # Rate, planes of an exposure, and the like: the dataset.json of the set says them.
     for key in KEYS_OF_OPERATOR_DATA:
         spike.pop(key, None)
     spike["calibration"] = calibration
@@ -660,22 +663,19 @@ def samples_of_part(samples: Mapping[str, list[Sample]], part: str) -> dict[str,
 
 # ---- Wrong motion ----------------------------------------------------------------------------
 #
-# The ranges below are a choice, and no other ranges were measured. They go from small errors to
-# errors several times as large as the usual error of `finder_of`, because much smaller errors would
-# hardly change the equations, and then the steps could not learn to see them. The usual error is
-# 0.65 pixels in bright light and up to 2.5 pixels in dim light
-# (docs/benchmarks/quality_details.md).
+# The ranges below are a choice, and no other ranges were measured. The usual error of `finder_of`
+# is 0.65 pixels in bright light and up to 2.5 pixels in dim light
+# (docs/benchmarks/quality_details.md). The ranges go from small errors to several times this error.
+# Much smaller errors would hardly change the equations, so the steps could not learn to see them.
 
 # Factor of the whole motion: 0 is no motion, and 1.8 is 80 % too much.
 MOTION_FACTORS = (0, 1.8)
-# Smooth errors: their standard deviation at both ends of the exposure, and the size of their
-# structures, both in pixels.
-SMOOTH_ERROR_PX = (0.5, 8)
-SMOOTH_SIGMA_PX = (6, 24)
-# A region that moves differently: its outline has structures of this size in pixels, and it leaves
-# this share of the frame as it was.
-REGION_SIGMA_PX = 16
-SHARE_OUTSIDE_REGION = (0.3, 0.9)
+# Smooth errors grow with the distance from the sharp instant, in both directions of time.
+SMOOTH_ERROR_PX = (0.5, 8)  # their standard deviation at the begin and end of the exposure
+SMOOTH_SIGMA_PX = (6, 24)  # sigma of the Gaussian that smooths them
+# A region that moves differently.
+REGION_SIGMA_PX = 16  # sigma of the Gaussian that smooths the noise of which the region is made
+SHARE_OUTSIDE_REGION = (0.3, 0.9)  # share of the frame outside of the region
 REGION_EDGE_PX = 2  # sigma of the soft edge of the region
 REGION_SHIFT_PX = (-10, 10)  # x or y of its added shift at the end of the exposure, in pixels
 
@@ -700,11 +700,13 @@ def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Mot
     """
     shifts = motion.shifts  # (K, H, W, 2)
     kind = int(rng.integers(5))  # as in the list above
+    if kind == 1 and other.shifts.shape != shifts.shape:
+        kind = 2  # the other frame has another size, so its shifts do not fit
     if kind == 0:
         wrong = shifts * np.float32(rng.uniform(*MOTION_FACTORS))
-    elif kind == 1 and other.shifts.shape == shifts.shape:
+    elif kind == 1:
         wrong = other.shifts
-    elif kind in (1, 2):  # with 1, the other frame has another size, so its shifts do not fit
+    elif kind == 2:
         wrong = with_smooth_error(motion, rng)
     elif kind == 3:
         wrong = with_another_region_motion(motion, rng, stands_still=True)

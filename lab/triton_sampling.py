@@ -4,8 +4,8 @@
 torchvision on a GPU. The two forms differ in their cost:
 
     torchvision     samples in float32, and writes 9 samples per pixel and channel in float32. Its
-                    backward pass samples three times: for the weights, for positions and masks, and
-                    for the input.
+                    backward pass samples three times, once for each of the gradients of: the
+                    weights; the positions and masks; the input.
     this form       samples in 16 bits if the input has 16 bits. Positions stay float32, because in
                     16 bits they would be rounded, which would move the samples. The backward pass
                     samples once.
@@ -24,7 +24,8 @@ Words:
     sample      the value of a channel at the position of a tap
     mask        the factor of a sample, one for each group and tap of an output pixel
     column      what one output pixel reads: G x 9 x C samples, each times its mask. E.g. c = 64,
-                G = 8, C = 8: 576 numbers
+                G = 8, C = 8: 576 numbers. A place in an image is never called so: `row` and
+                `across` say it
     corner      one of the four pixels of the input around a sample
 
 The convolution is a matrix product of columns and weights. Two kernels work on the columns:
@@ -54,16 +55,17 @@ from torch.autograd.function import once_differentiable
 tl: Any = triton.language
 jit: Any = triton.jit
 TAPS = 9  # places of a 3 x 3 kernel. The kernels below have this number as 9 and 3, too
-# Output pixels of a program. 128 is a usual size of a block and was not measured. Another number
-# changes the results by no more than the atomic additions do, whose order is never the same. The
-# test has 126 pixels: they do not fill a program, so the test sees what is beyond the last pixel.
+# Output pixels of a program: the argument ROWS of the kernels. 128 is a usual size of a block and
+# was not measured. With another number, only the last bits of the gradient of x change. They change
+# from run to run anyway, because the backward kernel adds atomically, in any order. The test has
+# 126 pixels: they do not fill a program, so the test sees what is beyond the last pixel.
 PIXELS = 128
 
 
 # ---- Kernels ----
 #
-# A program (one instance of a kernel) computes ROWS output pixels of one group, in parallel. Names
-# of the values in a kernel:
+# A program (one instance of a kernel) computes ROWS = PIXELS output pixels of one group, in
+# parallel. Names of the values in a kernel:
 #
 #     pixels          a number      how many output pixels all images have: n h w
 #     pixel           (ROWS,)       number of the output pixel, counted through all images
@@ -74,8 +76,8 @@ PIXELS = 128
 #     channel         (PAD,)        number of the channel within the group. PAD is C rounded up to a
 #                                   power of two, because Triton requires such sizes.
 #     is_used         (ROWS, PAD)   false beyond the last output pixel, and for the padding
-#     first_index     (ROWS, PAD)   the index in x (n, G, h, w, C) of each channel of pixel 0, in
-#                                   the image of the output pixel and in the group
+#     first_index     (ROWS, PAD)   where the values of pixel 0 are in x (n, G, h, w, C):
+#                                   (image G + group) h w C + channel
 #     H, W, HW        numbers       height and width of an image, and its number of pixels
 #     mask            a pointer     the factors of the taps. The argument `mask=` of tl.load is
 #                                   something else: it says which elements are read.
@@ -93,7 +95,7 @@ def _pixels_of_program(pixels, HW, W, ROWS: tl.constexpr):
     """Return which output pixels this program computes, and where they are. All are (ROWS,).
 
     pixel, is_pixel, image, pixel_of_image: as in the list above.
-    row, column: where the output pixel is in its image.
+    row, across: where the output pixel is in its image, from the top and from the left.
     """
     # 64 bits, because the addresses made from this number may need more than 32.
     pixel = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -101,30 +103,32 @@ def _pixels_of_program(pixels, HW, W, ROWS: tl.constexpr):
     image = pixel // HW
     pixel_of_image = pixel % HW
     row = pixel_of_image // W
-    column = pixel_of_image % W
-    return pixel, is_pixel, image, pixel_of_image, row, column
+    across = pixel_of_image % W
+    return pixel, is_pixel, image, pixel_of_image, row, across
 
 
 @jit
-def _position(offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP: tl.constexpr):
+def _position(offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP: tl.constexpr):
     """Return where a tap samples: top, left, fy and fx, all (ROWS,).
 
-    top, left: row and column of the upper left corner, int32.
+    top, left: y and x of the upper left corner, int32.
     fy, fx: the distances of the sample from this corner, in [0, 1].
 
     offset: (n, G, 9, 2, h, w), the shifts dy and dx of each tap.
-    dy_plane: number of the plane (h, w) of dy in `offset`. The next plane is dx.
+    dy_plane: number of the plane (h, w) of dy in `offset`, 2 ((image G + group) 9 + tap). The next
+    plane is dx.
 
-    E.g. tap 1, the place above the output pixel, of the pixel in row 5 and column 7, with dy = 0.25
-    and dx = -0.5: the sample is at y = 4.25 and x = 6.5. So top = 4, left = 6, fy = 0.25, fx = 0.5.
+    E.g. tap 1, the place above the output pixel, of the pixel at y = 5 and x = 7, with dy = 0.25
+    and dx = -0.5: the sample is at y = 5 - 1 + 0.25 = 4.25 and x = 7 + 0 - 0.5 = 6.5. So top = 4,
+    left = 6, fy = 0.25 and fx = 0.5.
     """
     dy = tl.load(offset + dy_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)
     dx = tl.load(offset + (dy_plane + 1) * HW + pixel_of_image, mask=is_pixel, other=0.0)
     # Tap 0 is one row above and one column left of the output pixel, and tap 4 is the pixel itself.
-    tap_row = TAP // 3 - 1  # -1, 0 or 1: the row above, the same row, or the row below
-    tap_column = TAP % 3 - 1
-    y = row + tap_row + dy
-    x = column + tap_column + dx
+    tap_y = TAP // 3 - 1  # -1, 0 or 1: the row above, the same row, or the row below
+    tap_x = TAP % 3 - 1
+    y = row + tap_y + dy
+    x = across + tap_x + dx
     top = tl.floor(y)
     left = tl.floor(x)
     fy = y - top
@@ -153,7 +157,7 @@ def _is_corner(is_used, y, x, H, W):
 def _corner(x_values, first_index, is_used, H, W, C: tl.constexpr, y, x):
     """Return the channels of a corner, (ROWS, PAD) float32. They are 0 outside of the image.
 
-    x_values: the input. y, x: row and column of the corner, (ROWS,).
+    x_values: the input. y, x: place of the corner, (ROWS,).
     """
     index = _corner_index(first_index, y, x, W, C)
     is_read = _is_corner(is_used, y, x, H, W)
@@ -199,7 +203,7 @@ def _entry_index(pixel, group, channel, G: tl.constexpr, C: tl.constexpr, TAP: t
 def _add_to_corner(grad_x, first_index, is_used, gradient, H, W, C: tl.constexpr, y, x):
     """Add a gradient (ROWS, PAD) to a corner of each sample in grad_x, if it is in the image.
 
-    y, x: row and column of the corner, (ROWS,).
+    y, x: place of the corner, (ROWS,).
 
     The addition is atomic, because several samples may have the same corner. With a plain load, sum
     and store, two programs could overwrite each other's sums.
@@ -254,7 +258,7 @@ def _sample(
     """Write the columns of ROWS output pixels of one group."""
     # What this program computes: ROWS output pixels, where they are (all (ROWS,)), and the group.
     HW = H * W
-    pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
+    pixel, is_pixel, image, pixel_of_image, row, across = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
     channel = tl.arange(0, PAD)
     is_used = is_pixel[:, None] & (channel < C)[None, :]
@@ -267,7 +271,7 @@ def _sample(
         mask_plane = (image * G + group) * 9 + TAP
         dy_plane = 2 * mask_plane
         top, left, fy, fx = _position(
-            offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP
+            offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP
         )
 
         # The samples s, (ROWS, PAD).
@@ -311,7 +315,7 @@ def _sample_backward(
     """
     # What this program computes: ROWS output pixels, where they are (all (ROWS,)), and the group.
     HW = H * W
-    pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
+    pixel, is_pixel, image, pixel_of_image, row, across = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
     channel = tl.arange(0, PAD)
     is_used = is_pixel[:, None] & (channel < C)[None, :]
@@ -324,7 +328,7 @@ def _sample_backward(
         dy_plane = 2 * mask_plane
         dx_plane = 2 * mask_plane + 1
         top, left, fy, fx = _position(
-            offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP
+            offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP
         )
         v_00, v_01, v_10, v_11 = _corners(x, first_index, is_used, top, left, H, W, C)
         upper, lower, s = _interpolated(v_00, v_01, v_10, v_11, fy, fx)

@@ -80,13 +80,13 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]
     settings = ["--steps", "2", "--seeds", "0", "--out", str(folder / "out")]
     start_program = quality.call
 
-    def fork_program(program: str, out: Path, name: str, *options: str) -> None:
+    def fork_program(program: str, *options: str, out: Path, name: str) -> None:
         """Run a program as `quality.call` does, without the seconds in which torch is imported.
 
         The making of the data and one method, "tfp", still start a process of their own.
         """
         if name in ("made", "tfp"):
-            return start_program(program, out, name, *options)
+            return start_program(program, *options, out=out, name=name)
         result = run_ranks(1, program, *options)
         assert result.exit_codes == [0], result.text
 
