@@ -362,10 +362,12 @@ class VRT(nn.Module):
     def estimate_flows(self, frames: Tensor) -> Flows:
         """Estimate the flows between neighbouring frames (B, N, 1 or 3, H, W).
 
-        The flows are float32 or float64 under any autocast, because sampling the nearest pixel
-        amplifies rounding. If a flow is rounded across the middle between two pixels, the other
-        pixel is sampled. So TF32, which torch uses by default in cuDNN's convolutions, is off here.
-        The backward pass of the flow network runs later, with the settings of the caller.
+        Sampling the nearest pixel amplifies rounding: if a flow is rounded across the middle
+        between two pixels, the other pixel is sampled. So the flows are float32 or float64 under
+        any autocast, and TF32, which torch uses by default in cuDNN's convolutions, is off here.
+
+        The backward pass of the flow network runs after this function, so it uses TF32 unless the
+        caller has switched it off. Its rounded gradients choose no pixel.
         """
         with torch.autocast(frames.device.type, enabled=False), tf32(is_on=False):
             if frames.dtype != torch.float64:
@@ -398,7 +400,7 @@ class VRT(nn.Module):
         for number, scale in enumerate(STAGE_SCALES, start=1):
             if number in (6, 7):
                 x = x + skips.pop()
-            if flows is None:  # pa_frames is 0: nothing is aligned
+            if flows is None:  # pa_frames is 0: nothing is aligned, and the stage uses no flows
                 backward = []
                 forward = []
             else:
@@ -407,7 +409,7 @@ class VRT(nn.Module):
                 backward, forward = flows[level]
             stage = getattr(self, f"stage{number}")
             x = stage(x, backward, forward)
-            x = self.fusion.on_stage(number, x, spike)
+            x = self.fusion.on_stage(number, x, spike)  # most operators return x as it is
             if number in (1, 2, 3):
                 skips.append(x)
         x = x + skips.pop()

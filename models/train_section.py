@@ -27,11 +27,12 @@ def train_section() -> type[TrainOptions]:
     """Return `TrainOptions` with the new keys of the registered schedules and optimizers."""
     # Key -> (annotation, default), as pydantic's create_model takes them.
     fields: dict[str, Any] = {}
-    for schedule in SCHEDULES.values():
+    for schedule in SCHEDULES.values():  # rate: a function. keys: its parameters that are options
         fields |= _new_keys(schedule.rate, schedule.keys)
-    for optimizer in OPTIMIZERS.values():
+    for optimizer in OPTIMIZERS.values():  # build: a function
         fields |= _new_keys(optimizer.build, optimizer.keys)
-    # These two options take a registered name. The error about another name lists all names.
+    # These two options take a registered name. If a file has another name, the error lists the
+    # registered ones.
     fields["G_scheduler_type"] = _choice("G_scheduler_type", tuple(SCHEDULES))
     fields["G_optimizer_type"] = _choice("G_optimizer_type", tuple(OPTIMIZERS))
     return create_model("TrainOptions", __base__=TrainOptions, **fields)
@@ -43,6 +44,7 @@ def _new_keys(function: Callable[..., Any], keys: tuple[str, ...]) -> dict[str, 
     E.g. {"G_linear_steps": (int, 300_000)} for a schedule with this parameter.
     keys: names of the parameters that are options.
     """
+    # include_extras: a hint Annotated[int, Field(ge=1)] keeps its limit
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
     new_keys = {}

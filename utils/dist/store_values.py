@@ -1,9 +1,9 @@
 """The values that ranks write into the key-value store, and the checks when they are read.
 
 Anybody who reaches the port of the store over the network can write into the store. So a rank
-checks type and range of each value that it reads, and opens no path that a value names. A process
-id from the store may be false: before a rank acts on a process, it proves that the process belongs
-to the run (`stacks.stack_file_of`).
+checks type and range of each value that it reads, and opens no path that a value names. A false
+process id could let a rank stop a process of somebody else. So before a rank acts on a process, it
+proves that the process belongs to the run (`stacks.stack_file_of`).
 
 The launcher may give all ranks a job key, which is a secret. Then each value begins with a proof
 (HMAC) that its writer has the key:
@@ -60,7 +60,7 @@ def seal(key: str, text: str) -> str:
     With a job key the proof stands before the text, e.g. '5f0c2a... {"beat": 512}'. Without a job
     key the value is the text alone.
     """
-    if not RUN.job_key:
+    if not RUN.job_key:  # utils_dist reads it from the environment, where the launcher puts it
         return text
     return f"{_proof(key, text)} {text}"
 
@@ -106,10 +106,11 @@ def read_state(rank: int, value: str | bytes) -> State:
 
         beat      number of the beat
         step      number of training steps so far
-        syncs     number of collectives that the rank has entered
+        syncs     number of collectives (e.g. sums over all ranks) that the rank has entered. The
+                  rank that has entered fewer is the one for which the others wait
         pid       process id
         age       seconds in the present phase
-        budget    seconds that the phase may last
+        budget    seconds that the phase may last, before the rank counts as stuck
         machine   an id of the machine
         host      the name of the host
         phase     the name of the phase, e.g. "forward"

@@ -106,11 +106,13 @@ def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
     latest: where the checkpoint_latest of this run is, if it exists
     has_own: whether this run has a checkpoint_latest, or a former version of it
     """
-    if has_own and named.parent.resolve() != latest.parent.resolve():  # a file of another run
+    is_of_this_run = named.parent.resolve() == latest.parent.resolve()
+    if has_own and not is_of_this_run:
         state = _read_state(latest)
         _warn_not_used(named, state)
         return Resumed(latest, state)
 
+    # The file itself, or a former version of it that was kept beside it, X_previous.pth.
     if not existing_versions(named):
         raise CheckpointError(
             what="no such checkpoint",
@@ -121,11 +123,11 @@ def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
     named_checkpoint = Resumed(named, _read_state(named), is_named=True)
     if not has_own:
         return named_checkpoint  # there is no checkpoint_latest to compare with
+    # From here on the named file is of this run: it lies in the folder of checkpoint_latest.
     if named.name == latest.name:
         return named_checkpoint  # the user has named checkpoint_latest itself
 
-    # The named file and checkpoint_latest belong to the same run. Use the one with more steps. If
-    # checkpoint_latest cannot be read, the named file remains.
+    # Use the one with more steps. If checkpoint_latest cannot be read, the named file remains.
     try:
         state = _read_state(latest)
     except CheckpointError:
@@ -145,7 +147,7 @@ def _named_file(named: Path) -> Path:
     if not named.is_dir():
         return named
     folder_of_run = named.parent if named.name == "checkpoints" else named
-    return own_checkpoint(folder_of_run, "latest")
+    return own_checkpoint(folder_of_run, "latest")  # checkpoints/checkpoint_latest.pth in it
 
 
 def _warn_not_used(named: Path, state: dict[str, Any]) -> None:
@@ -195,7 +197,7 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def restoring(resumed: Resumed | None) -> Generator[None]:
-    """Turn errors of the block, in which a checkpoint is restored, into a CheckpointError.
+    """Restore a checkpoint in this block: its errors become a CheckpointError that names the file.
 
     The block gives the weights, moments and averages of the checkpoint to network and optimizer,
     which raise many kinds of errors for a value that does not fit.
@@ -203,6 +205,8 @@ def restoring(resumed: Resumed | None) -> Generator[None]:
     resumed: the checkpoint, or None for a fresh start. The errors of a fresh start are not changed,
         because no file is their cause.
     """
+    # RuntimeError is left out, because torch also raises it if the memory of a GPU is full. For
+    # weights that do not fit, `load_weights` raises CheckpointError itself.
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as e:
