@@ -13,8 +13,9 @@ a list "wrong" with the trials that did not end as they should. tests/faults/rep
 of the page for each kind. The keys of the figures are part of faults.json and of these lines.
 
 A trial mostly gives an outcome: "" if it ended as it should, else a text that says what went wrong.
-To strike a rank means to let a fault happen in its process. The network "odd" of
-tests/dist/odd_worker.py strikes itself at a chosen step (`write_odd_options`, `odd_command`).
+To strike a rank means to let a fault happen in its process. For this, the ranks train the network
+"odd" of tests/dist/odd_worker.py, which makes the fault itself, in a chosen rank and step
+(`write_odd_options`, `odd_command`).
 """
 
 import argparse
@@ -51,7 +52,8 @@ from tests.helpers.train_files import odd_command, write_odd_options, write_opti
 
 RESULTS = ROOT / "docs/benchmarks/faults.json"
 PAGE = ROOT / "docs/reliability.md"
-# Kinds of fault in which a process stands still; in the other kinds it ends.
+# Kinds of fault in which a process stands still; in the other kinds it ends. verdict: what the
+# watchdog says of the rank, "STUCK" (it lives, but makes no progress) or "SILENT" (no sign of it).
 STALL_KINDS = [kind for kind, each in KINDS.items() if each.verdict in ("STUCK", "SILENT")]
 # watchdog.stall_s of the trials in seconds. docs/reliability.md names it. The default, 300 s, would
 # make each trial minutes long.
@@ -80,23 +82,26 @@ def results_of(outcomes: list[str], **more: Any) -> Results:
 
 # ---- Stalls and deaths ---------------------------------------------------------------------------
 
-# (kind of the fault, seed, number of ranks) -> the rank that is struck
-Victim = Callable[[str, int, int], int]
+# A function (kind of the fault, seed, number of ranks) -> the rank that is struck. The entries of
+# KINDS_OF_TRIAL give one.
+ChooseVictim = Callable[[str, int, int], int]
 
 
-def stalls(kinds: Iterable[str], full_number: int, victim: Victim, share: float) -> Results:
+def stalls(
+    kinds: Iterable[str], full_number: int, choose_victim: ChooseVictim, share: float
+) -> Results:
     """Strike a rank of 2, 4 and 8 ranks by each kind of fault.
 
     The watchdog must name the struck rank alone, and all processes must end with an error.
 
     kinds: names of faults, keys of tests.faults.stalls.KINDS.
     full_number: number of trials of each kind and each number of ranks.
-    victim: chooses the rank that is struck.
+    choose_victim: chooses the rank that is struck.
     """
     trials = []
     seeds = range(number_of(full_number, share))
     for seed, ranks, kind in product(seeds, WORLD_SIZES, kinds):
-        rank = victim(kind, seed, ranks)
+        rank = choose_victim(kind, seed, ranks)
         step = 10 + 5 * seed  # each seed strikes at another step
         trials.append(run_stall(kind, ranks, rank, step=step, stall_s=STALL_S))
     return summary_of_stalls(trials)
@@ -425,9 +430,13 @@ def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str
 
 # Kind of trial -> share of the full number of trials -> results. The names are keys of faults.json.
 KINDS_OF_TRIAL: dict[str, Callable[..., Results]] = {
-    "stalls": partial(stalls, kinds=STALL_KINDS, full_number=3, victim=waiting_rank),
-    "deaths": partial(stalls, kinds=("kill", "exception"), full_number=3, victim=each_rank_in_turn),
-    "store_host": partial(stalls, kinds=("stop", "gil", "kill"), full_number=1, victim=rank_0),
+    "stalls": partial(stalls, kinds=STALL_KINDS, full_number=3, choose_victim=waiting_rank),
+    "deaths": partial(
+        stalls, kinds=("kill", "exception"), full_number=3, choose_victim=each_rank_in_turn
+    ),
+    "store_host": partial(
+        stalls, kinds=("stop", "gil", "kill"), full_number=1, choose_victim=rank_0
+    ),
     "saves": saves,
     "kills": partial(interruptions, how="kill"),
     "preemptions": partial(interruptions, how="signal"),

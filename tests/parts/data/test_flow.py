@@ -144,8 +144,10 @@ def test_the_way_back_is_the_inverse_of_the_way_there(tmp_path):
     for time in (-25.0, -8.0, 0.0, 13.0, 29.0):
         there, _ = found.at(time)
         back, _ = found.back(time)
-        # Go back to the sharp instant, and from there to the time: the way ends where it began.
-        left_over = np.linalg.norm(back + values_at_shifts(there, back), axis=-1)
+        # Go back from a pixel p to the sharp instant, at p + back[p], and from there to the time
+        # again, by the shift `there` at p + back[p]. The way ends where it began, so the sum is 0.
+        there_again = values_at_shifts(there, back)
+        left_over = np.linalg.norm(back + there_again, axis=-1)
         assert left_over[INSIDE].mean() < 0.05  # pixels
 
 
@@ -153,10 +155,14 @@ def test_the_way_back_is_the_inverse_of_the_way_there(tmp_path):
 
 
 class FastSpot:
-    """Errors of the motion of a scene in which a small square moves so fast that DIS misses it.
+    """Errors of the motion of a scene in which a small square moves very fast.
 
-    The attributes are means in pixels, at the end of the exposure. "expected": the expected error
-    that `motion_of` gives. "true": the error against the true motion.
+    DIS, the optical flow of OpenCV, misses the square. The attributes are means in pixels, at the
+    end of the exposure:
+
+        expected_around_spot, expected_above   the expected error that `motion_of` gives, around the
+                                               square and above it
+        true_above                             the error against the true motion, above the square
     """
 
     # Rows and columns around the square, which has 14 x 14 pixels in the middle of 96 x 96 pixels:

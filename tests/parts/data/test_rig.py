@@ -124,7 +124,8 @@ def test_the_true_calibration_puts_the_spikes_where_they_belong():
     inside = (slice(8, -8), slice(8, -8))  # the spike camera does not see the edges
 
     def mean_error(grid):
-        window = grid.window(Augment.whole(RGB))
+        whole_frame = Augment.whole(RGB)  # no crop, no flips
+        window = grid.window(whole_frame)
         (rates_on_frame,) = window.to_rgb(rates[None])  # one channel: (1, h, w) -> (1, H, W)
         return np.abs(rates_on_frame - true_rates)[inside].mean()
 
@@ -155,15 +156,21 @@ def test_the_calibration_says_the_rolling_shutter_and_the_blur_of_the_lens():
     assert calibration.lens_blur > 0
 
 
+def middle_of(size):
+    """Return the middle (x, y) of an image of size (H, W), in pixels."""
+    height, width = size
+    return (width - 1) / 2, (height - 1) / 2
+
+
 def test_the_calibration_moves_the_middle_of_a_plane_by_the_shift():
+    # Rotation and scale leave the middle where it is, because they turn and scale about it.
     rig = Rig(shift_x=3.0, shift_y=-2.0, rotation_deg=1.5, scale=0.97)
-    middle_of_plane = [(SPIKE[1] - 1) / 2, (SPIKE[0] - 1) / 2, 1]
+    x, y = middle_of(SPIKE)
 
-    place = rig.calibration(SPIKE, RGB).to_rgb() @ middle_of_plane
+    place = rig.calibration(SPIKE, RGB).to_rgb() @ [x, y, 1]
 
-    middle_x = (RGB[1] - 1) / 2
-    middle_y = (RGB[0] - 1) / 2
-    assert place[:2] == pytest.approx([middle_x + 3, middle_y - 2])
+    frame_x, frame_y = middle_of(RGB)
+    assert place[:2] == pytest.approx([frame_x + 3, frame_y - 2])
 
 
 def test_parallax_changes_what_the_spike_camera_sees():
@@ -187,13 +194,15 @@ def test_parallax_changes_what_the_spike_camera_sees():
         pytest.param(0.5, 0.5, id="half a plane early"),
     ],
 )
-def test_a_spike_camera_that_started_first_shows_each_light_later_as_the_time_offset_says(
-    offset, rate_in_first_lit_plane
-):
+def test_a_light_is_in_the_planes_that_the_time_offset_says(offset, rate_in_first_lit_plane):
     lights = np.zeros((2 * PLANES, *RGB, 3), np.float32)
     lights[PLANES:] = 1.0  # from the second exposure on
     exposures = Exposures(length=PLANES, period=PLANES)
+    # floor: with the offset 0.5 the light begins at 16.5, so plane 16 is the first lit plane.
     timing = Timing(exposures={"": exposures}, offset=np.floor(offset))
+    # With the offset 5 the second exposure ends at plane 37, beyond the 32 planes of this stream.
+    # `span` refuses planes beyond the end, and here only the first plane counts. So the stream is
+    # said to be longer.
     second_exposure = timing.span("clip", frame=1, planes=3 * PLANES)
 
     _, spikes = record(Rig(time_offset=offset, rate=1.0), lights)
@@ -215,6 +224,7 @@ def test_the_calibration_says_the_time_offset(offset):
 def test_the_exposure_rolls_down_the_rows():
     lights = np.zeros((PLANES, *RGB, 3), np.float32)
     lights[PLANES // 2 :] = 0.5  # the light goes on in the middle of the frame
+    # The time offset moves the spikes alone: the blurry frame must not change with it.
     rig = Rig(exposure=0.5, rolling=0.5, time_offset=2.0)
 
     blurry, _ = record(rig, lights)
@@ -224,8 +234,11 @@ def test_the_exposure_rolls_down_the_rows():
     top = light[0]
     middle = light[RGB[0] // 2]
     bottom = light[-1]
-    # The middle row is exposed for half of its exposure while the light is on, so it has 0.25. The
-    # rows of the top are exposed earlier, the rows of the bottom later.
+    # A row is exposed for 8 of the 16 planes, and the light is on from plane 8 on. The last row
+    # begins 4 planes after the first one:
+    #     top      planes 2 ... 9,    2 of 8 with light: 2/8 * 0.5 = 0.125
+    #     middle   planes 4 ... 11,   4 of 8 with light: 4/8 * 0.5 = 0.25
+    #     bottom   planes 6 ... 13,   6 of 8 with light: 6/8 * 0.5 = 0.375
     assert [top, middle, bottom] == pytest.approx([0.125, 0.25, 0.375], abs=0.01)
 
 

@@ -63,9 +63,15 @@ def test_a_small_png_of_900_million_pixels_is_not_decoded(tmp_path, reader):
 
 
 def test_a_small_bigtiff_that_states_2_to_the_63_entries_is_refused_at_once(tmp_path):
-    # Letters of the byte order, mark of a BigTIFF, bytes of a number, 0, and where the directory
-    # begins: right behind these 16 bytes. It begins with its number of entries, and has no entry.
-    (tmp_path / "a.tiff").write_bytes(struct.pack("<2sHHHQQ", b"II", 43, 8, 0, 16, 2**63))
+    fields = (
+        b"II",  # the byte order
+        43,  # the mark of a BigTIFF
+        8,  # bytes of a number
+        0,
+        16,  # where the directory begins: right behind these 16 bytes
+        2**63,  # the directory begins with its number of entries, and has none
+    )
+    (tmp_path / "a.tiff").write_bytes(struct.pack("<2sHHHQQ", *fields))
 
     said = "24 bytes that are no whole image"
     assert_refused("data.clips.pictures.read_bgr", tmp_path / "a.tiff", by="DataError", saying=said)
@@ -82,9 +88,10 @@ def test_an_8k_frame_is_read(tmp_path):
 def test_a_png_that_states_a_chunk_of_4_gigabytes_is_not_given_them(tmp_path):
     _, encoded = cv2.imencode(".png", np.zeros((20, 30, 3), np.uint8))
     content = bytearray(encoded.tobytes())
-    # The signature has 8 bytes, and the first chunk, the header, has 25. Then comes the length of
-    # the second chunk.
-    content[33:37] = b"\xff\xff\xff\x00"
+    signature = 8  # bytes
+    header = 25  # bytes of the first chunk
+    second_chunk = signature + header  # it begins with its length, a number of 4 bytes
+    content[second_chunk : second_chunk + 4] = b"\xff\xff\xff\x00"
     (tmp_path / "a.png").write_bytes(content)
 
     said = "is damaged or cut short"

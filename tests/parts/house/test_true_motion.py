@@ -24,17 +24,21 @@ def scene():
 
 
 def test_the_motion_belongs_to_the_frame_whose_picture_is_seen(scene):
-    first = np.zeros((SIDE, SIDE, 3), np.float32)
-    second = np.ones((SIDE, SIDE, 3), np.float32)
-    stream = np.zeros((PLANES, SIDE, SIDE), np.uint8)
-    recording = Recording(second, stream, begin=0, end=PLANES, sharp=PLANES / 2)
-    view = View((SIDE, SIDE), (SIDE, SIDE), to_rgb=np.eye(3), is_display=False)
-    find = TrueMotion(scene, PLANES, [first, second])
+    size = (SIDE, SIDE)
+    first = np.zeros((*size, 3), np.float32)
+    second = np.ones((*size, 3), np.float32)
+    no_spikes = np.zeros((PLANES, *size), np.uint8)
+    recording = Recording(blurry=second, stream=no_spikes, begin=0, end=PLANES, sharp=PLANES / 2)
+    # Each spike pixel lies on the RGB pixel of the same place.
+    view = View(size=size, plane=size, to_rgb=np.eye(3), is_display=False)
+    # A recording has no number of its frame. `find` compares its picture with the two frames.
+    find = TrueMotion(scene, PLANES, blurry=[first, second])
 
-    motion = find(recording, view, gain=np.ones((SIDE, SIDE), np.float32))
+    motion = find(recording, view, gain=np.ones(size, np.float32))
 
-    # The sharp frame of the second frame is plane 40 + 20 of the clip. Motions are measured every
-    # quarter of the way to the end of the exposure, so the first time after it is 5 planes later.
+    # The second frame has the planes 40 ... 79, and its sharp frame is the middle, 40 + 20 = 60.
+    # Motions are measured every quarter of the 20 planes to the end of the exposure. So the first
+    # time after the sharp frame is 5 planes later, plane 65.
     after = motion.times.tolist().index(5.0)
     np.testing.assert_array_equal(motion.shifts[after], scene.shifts(plane=60, other=65))
 
@@ -49,5 +53,7 @@ def test_the_table_has_the_gains_and_their_means():
     table = table_of({"ideal": scores})
 
     rows = [line.replace(" ", "") for line in table.splitlines()]
+    # Gains over the operator: found 21 - 20 and true 22 - 20. The means are (1 + 1.5) / 2 and
+    # (2 + 4) / 2.
     assert "|ideal|a|+1.00|+2.00|" in rows
     assert "|ideal|mean|+1.25|+3.00|" in rows

@@ -186,12 +186,15 @@ def grey_estimates():
 
     The last channel is the confidence, all others are ratios: light around the sharp instant over
     mean light. So S channels have S - 1 ratios, and there are S images: the frame, and the frame
-    times each ratio. A ratio is one of luma. In a grey frame, each colour is the luma, so these
-    images are exact.
+    times each ratio.
+
+    The frames are grey, because spikes have no colour: their ratio is the ratio of the grey value.
+    Only in a grey frame, it is also the ratio of each colour.
     """
     rgb, channels = clip()
     rgb = rgb[:, :, :1].expand_as(rgb)
-    ratios = 3 * channels[:, :, :-1]  # 0 to 3: darker and brighter
+    # The channels are random in [0, 1]. Times 3, some ratios make the frame darker, some brighter.
+    ratios = 3 * channels[:, :, :-1]
     confidence = channels[:, :, -1:]
     images = [rgb]
     for ratio in ratios.split(1, dim=2):  # (1, 3, 1, H, W) each
@@ -200,21 +203,22 @@ def grey_estimates():
     return rgb, spike, images
 
 
-def set_constant_weights(net, values):
+def set_constant_weights(operator_exposure, values):
     """Let the softmax of `values` be the weights of the images, whatever the frames and spikes are.
 
-    `net.weight` is the layer that computes the values. With zeros in its matrix, they are its bias.
+    `weight` is the layer that computes the values. With zeros in its matrix, they are its bias.
     """
-    net.weight.weight.data.zero_()
-    net.weight.bias.data = torch.as_tensor(values)
+    layer = operator_exposure.weight
+    layer.weight.data.zero_()
+    layer.bias.data = torch.as_tensor(values)
 
 
 @pytest.fixture
 def constant_weights():
     """Give an operator "exposure" whose weights do not depend on frames and spikes."""
-    net = exposure()
-    set_constant_weights(net, [0.0] * S)
-    return net
+    operator_exposure = exposure()
+    set_constant_weights(operator_exposure, [0.0] * S)
+    return operator_exposure
 
 
 def test_exposure_starts_as_the_mean_of_the_frame_with_its_estimates(
