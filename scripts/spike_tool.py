@@ -364,9 +364,14 @@ def add_range(parser: argparse.ArgumentParser) -> None:
 
 def add_simulation(parser: argparse.ArgumentParser) -> None:
     """Add the options of `simulate`: the files, the time and size of planes, and the sensor."""
-    parser.add_argument("input", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--planes-per-frame", type=int, default=8)
+    parser.add_argument("input", type=Path, help="a video, or a folder of images")
+    parser.add_argument("out", type=Path, help="spike file that is written")
+    parser.add_argument(
+        "--planes-per-frame",
+        type=int,
+        default=8,
+        help="planes from one frame of the input to the next (default: %(default)s)",
+    )
     parser.add_argument(
         "--ratio",
         type=int,
@@ -385,7 +390,12 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
         default=2.2,
         help="gamma of the input; 1: the sensor integrates display values (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=seed, default=0)
+    parser.add_argument(
+        "--seed",
+        type=seed,
+        default=0,
+        help="of the random numbers of the sensor (default: %(default)s)",
+    )
     # The sensor, simulate.IntegrateAndFire.
     parser.add_argument(
         "--rate",
