@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from data.chosen_method import ChosenMethod, choose_method
+from data.formula_spikes import SET_BY_METHOD, refuse_channels, section_for
 from data.motion.joint_method import JointMethod
 from data.motion.joint_options import JointOptions
 from data.motion.learned_fusion import learned_motion
@@ -38,7 +39,7 @@ from data.own_clips import (
     naming_spike_size_flag,
     spikes_for_formula,
 )
-from data.reconstruct import SET_BY_METHOD, Reconstruction, refuse_channels, section_for
+from data.reconstruct import Reconstruction
 from data.scored_set import (
     count_of_expected_clips,
     frames_of_test_set,

@@ -30,6 +30,8 @@ Restore clips with main_test_vrt.py.
     own_clips.py           opens a user's own clips; scored_set.py reads datasets.test
     chosen_method.py       makes what --method asks for
     reconstruct.py         formulas that need no weights
+    formula_spikes.py      how spikes are read for a formula
+    spikes_alone.py        a clip of spikes without frames
 
 Folders: spike/ (spike files and representations), clips/ (files of clips), cameras/ (which spikes
 belong to which pixel and frame), motion/ (sharp frames along a motion), making/ (makes clips).

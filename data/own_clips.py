@@ -19,7 +19,9 @@ from data.alignment_check import warning_of
 from data.cameras.spike_source import SPIKE_SOURCES
 from data.clips.clip_reader import user_clips
 from data.clips.user_spike_files import section_and_info
-from data.reconstruct import Reconstruction, spike_clip, spike_section
+from data.formula_spikes import spike_section
+from data.reconstruct import Reconstruction
+from data.spikes_alone import spike_clip
 from utils import utils_dist
 from utils.contract import ClipReader
 from utils.errors import SpikeVRTError
@@ -39,7 +41,7 @@ def spikes_for_formula(formula: Reconstruction, spike: str, options: dict[str, A
 
     spike: the file or folder of the spikes.
     options: the section `spike` that the user wishes. The formula replaces the keys that it needs
-    itself (`data.reconstruct.SET_BY_METHOD`).
+    itself (`data.formula_spikes.SET_BY_METHOD`).
     """
     section = SPIKE_SOURCES.resolve(options, "spike")
     _, info = section_and_info(section, Path(spike))  # what the nearest dataset.json says

@@ -7,6 +7,9 @@ is most likely right, and says so in a warning of the log:
     light   as in the training
     rate    measured from the frames; 1 if the network learned from firing rates that nobody divided
 
+A formula (--method) comes here, too, but its rate is never unknown: data/formula_spikes.py has set
+an unknown rate to "match" already, with a warning of its own.
+
 What must stay: what is assumed, because results of users depend on it. The words may change.
 
 Tests: tests/parts/data/test_spike_source.py, tests/parts/data/test_user_folders.py
@@ -41,7 +44,7 @@ def user_spikes(
     if light is None and trained:
         light = trained.get("light")
     changes = {"light": light}
-    if not source.is_rate_known:
+    if not source.is_rate_known:  # never with a formula, see the head of this file
         # If the training had no rate, the rate stays 1, its default.
         had_rate = trained is not None and trained["rate"] is not None
         if had_rate:

@@ -35,7 +35,7 @@ class UserFrames(Protocol):
     """The frames of one clip of a user, whatever they are made of.
 
     Two classes have these attributes: `FrameSource` below, and `LongExposures` in
-    data/reconstruct.py, whose frames are made of spikes.
+    data/spikes_alone.py, whose frames are made of spikes.
     """
 
     path: Path  # of the folder, image or video, as the user gave it
