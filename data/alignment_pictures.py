@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from data.augment import Augment
+from data.cameras.sharp_image import sharp_image
 from data.clip import Exposure
 from data.clip_reading import Draw
 from data.edge_shift import Pair
@@ -90,7 +91,7 @@ def _read_pair(dataset: Any, draw: Draw, position: int, kind: str) -> tuple[torc
     # instant. For "lq" the only channel is the mean of the exposure (`with_mean_of_exposure`).
     channels = item["spike"][0].numpy()  # (S, H, W)
     exposure = draw.clip.exposures[frame]
-    spike_picture = draw.clip.spikes.sharp_image(channels, exposure, is_backwards)  # (H, W)
+    spike_picture = sharp_image(draw.clip.spikes, channels, exposure, is_backwards)  # (H, W)
 
     image = item[kind][0, :3]  # (3, sH, sW), without the noise map that lq may have
     return image, Pair(spike_picture, _grey_picture(image, region))

@@ -94,8 +94,7 @@ class Clip:
     # frame come first.
     gt_instants: tuple[str, ...] = ()
     exposures: tuple[Exposure, ...] = ()  # the planes of each frame; () without spikes
-    # The object that reads the files `spike`, a data.cameras.spike_source.DatSpikes; None without
-    # spikes.
+    # How the files `spike` are read, a data.cameras.spike_source.DatSpikes; None without spikes.
     spikes: Any = None
     # Only for a user's clip, else None: {"lq" or "gt": its frames}. They are `UserFrames` of
     # data/clips/user_frames.py, which read themselves.

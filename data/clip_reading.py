@@ -33,6 +33,7 @@ from torch.utils.data import Dataset
 
 from data.augment import CAMERAS, Augment, CameraDraw
 from data.cameras import spike_grid, spike_source
+from data.cameras.channels_of_frame import read_channels
 from data.cameras.self_calibration import calibrated
 from data.clip import Clip
 from data.clip_sources import ClipSources
@@ -221,7 +222,8 @@ class ClipDataset(ClipSources, Dataset):
         spikes = draw.clip.spikes
         of_frames = []  # (S, h, w) each
         for frame, image, is_backwards in zip(draw.frames, lq, draw.backwards, strict=True):
-            channels = spikes.read(
+            channels = read_channels(
+                spikes,
                 self.backend,
                 draw.clip,
                 frame,

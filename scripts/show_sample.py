@@ -25,6 +25,7 @@ import cv2
 import numpy as np
 
 from data.augment import Augment
+from data.cameras.sharp_image import sharp_image
 from data.spike.geometry import Crop
 from scripts.parts.default_output import default_output
 from scripts.parts.exit_codes import with_exit_code
@@ -539,7 +540,7 @@ def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Sectio
     frame = sample.draw.frames[middle]
     channels = item["spike"][middle].numpy()  # (S, H, W)
     is_backwards = sample.draw.backwards[middle]  # whether the order of its planes is reversed
-    sharp = clip.spikes.sharp_image(channels, clip.exposures[frame], is_backwards)
+    sharp = sharp_image(clip.spikes, channels, clip.exposures[frame], is_backwards)
 
     pictures = []
     for kind, names_of_kind in names.items():

@@ -2,7 +2,8 @@
 
 Read the spikes of a sample.
 
-    spike_source.py           the options `spike`, and the way from files to channels
+    spike_source.py           the options `spike`
+    channels_of_frame.py      from spike files to the channels of a frame
     representation_section.py the options `spike.representation`
     dataset_info.py           reads dataset.json
     agreed_values.py          one value from option and dataset.json
@@ -12,6 +13,7 @@ Read the spikes of a sample.
 
 Find the planes of a frame.
 
+    frame_planes.py           the planes of each frame of a clip, and their check
     timing.py                 which planes are read for a frame
     exposures.py              the option `spike.exposure`
     frame_times.py            times of frames; name_times.py reads them from names

@@ -35,6 +35,7 @@ import numpy as np
 
 from data.augment import Augment
 from data.cameras.calibration import Calibration
+from data.cameras.frame_planes import exposures_of
 from data.cameras.registration.fit import fit
 from data.cameras.registration.matrix import nominal
 from data.cameras.registration.result import FitResult
@@ -189,8 +190,8 @@ def _compared_frames(clip: Clip) -> list[tuple[int, Exposure]]:
 
 def _exposures_read_by(spikes: DatSpikes, clip: Clip) -> tuple[Exposure, ...]:
     """Return the planes of each frame of a clip, if `spikes` reads them. Raises DataError."""
-    return spikes.exposures(
-        clip.name, list(clip.planes_of_spike_files.items()), len(clip), clip.times
+    return exposures_of(
+        spikes, clip.name, list(clip.planes_of_spike_files.items()), len(clip), clip.times
     )
 
 

@@ -20,9 +20,26 @@ from typing import Any
 
 import numpy as np
 
+from data.cameras.spike_source import DatSpikes
 from data.clip import Exposure
 from data.spike.pictures import DISPLAY_GAMMA
 from data.spike.represent import REPRESENTATIONS, represent
+
+
+def sharp_image(
+    spikes: DatSpikes, channels: np.ndarray, exposure: Exposure, reverse: bool = False
+) -> np.ndarray:
+    """Return what the channels (S, H, W) of a frame show of the sharp moment, for people.
+
+    exposure: the planes of the frame. reverse: whether the clip is played backwards.
+    Returns display values (H, W) float32, >= 0.
+    """
+    if spikes.name == "relative":  # its channels are ratios to the light of the exposure
+        half_windows = spikes.options["half_windows"]
+        return image_of_ratios(channels, half_windows, spikes.light, spikes.gamma)
+    nearest = nearest_channels(spikes.name, spikes.options, exposure, reverse)
+    return image_of_channels(channels[nearest], spikes.name, spikes.light, spikes.gamma)
+
 
 # ---- The channels nearest to the moment ---------------------------------------------------------
 

@@ -7,7 +7,7 @@ grid is for whole frames, and a window for one crop of them:
     CalibratedGrid, CalibratedWindow   the spike camera has a view of its own
                                        (calibrated_grid.py, calibrated_window.py)
 
-A sample uses them in three steps (data/cameras/spike_source.py):
+A sample uses them in three steps (data/cameras/channels_of_frame.py):
 
     window = grid.window(crop_of_the_frame)
     stream = <read only the spike pixels of window.crop>

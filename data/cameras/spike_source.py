@@ -1,35 +1,26 @@
-"""Read the spikes of a sample: the `spike` section of a dataset.
+"""Say how the spikes of a data set or of one clip are read: the section `spike` of the options.
 
-`DatSpikes` is what a section says of the spikes of one data set, or of one clip. It is used in two
-phases:
+`DatSpikes` has the options, checked and completed. Other modules of this folder use it in turn:
 
-    1. When the clips are listed: `exposures` decides which planes belong to each frame, and checks
-       that they exist.
-    2. For each sample: `read` reads these planes, and turns them into channels (S, H, W) on the
-       pixels of the frame.
+    frame_planes.py         when the clips are listed: the planes of each frame
+    channels_of_frame.py    for each sample: reads these planes and turns them into channels
+    sharp_image.py          shows channels to people
 
-Each step has a module of its own (in this folder, if no other is named):
+What `DatSpikes` itself needs is here:
 
     agreed_values.py            size of a plane, rate and light: from the option or dataset.json
-    timing.py                   the planes of each frame, without context: a `Span`
-    sharp_plane.py              the plane of the sharp frame: the center
-    context_planes.py           the planes around the planes of a frame
-    measured_rate.py            the rate "match"
-    data/spike/represent.py     planes become channels (representation_section.py has the options)
-    spike_grid.py               the channels on the pixels of the frame: a `Window` for each crop
-    sharp_image.py              a picture of the channels, for people
+    timing.py                   first, count and exposure, which say which planes a frame has
+    representation_section.py   the options of the representation
+    calibrated_grid.py          where the spike pixels lie on a frame, with a calibration
+    scaled_grid.py              the same without a calibration
 
-Words: a plane is one read-out of the spike camera. A `Piece` (data/clip.py) is successive planes of
-one file, and an `Exposure` is all planes that are read for a frame, as pieces. The rate is the
-number of spikes per plane at full light.
+Words: a plane is one read-out of the spike camera. The rate is the number of spikes per plane at
+full light. Channels (S, H, W) are what a network sees of the planes of a frame.
 
-What must stay, and which test notices (in tests/parts/data):
+What must stay: the arguments of `DatSpikes`, because they are keys of option files. A new argument
+needs a default that changes nothing. `represent` stays, too, because users override it.
 
-    test_dataset_video_rgbspike.py   the result of `read`, because it is what a network sees: the
-                                     order of its steps is fixed
-    test_spike_source.py             the arguments of `DatSpikes`, because they are keys of option
-                                     files. A new argument needs a default that changes nothing.
-    test_timing.py                   the planes of each frame, and the errors for wrong planes
+Tests: tests/parts/data/test_spike_source.py
 """
 
 import copy
@@ -41,15 +32,11 @@ import cv2
 import numpy as np
 from pydantic import Field
 
-from data.augment import Augment, CameraDraw
 from data.cameras.agreed_values import agreed_geometry, agreed_rate, agreed_value, file_calibration
 from data.cameras.calibrated_grid import CalibratedGrid
 from data.cameras.calibration import Calibration
-from data.cameras.context_planes import with_context
 from data.cameras.dataset_info import DatasetInfo
 from data.cameras.exposures import read_exposures
-from data.cameras.frame_times import FrameTimes
-from data.cameras.measured_rate import measured_rate
 from data.cameras.representation_section import (
     REPRESENTATIONS,
     channels_of,
@@ -57,15 +44,11 @@ from data.cameras.representation_section import (
     refuse_keys_without_effect,
 )
 from data.cameras.scaled_grid import ScaledGrid
-from data.cameras.sharp_image import image_of_channels, image_of_ratios, nearest_channels
-from data.cameras.sharp_plane import middle_of_read_planes, sharp_plane
-from data.cameras.spike_errors import spike_errors_as_data_errors
-from data.cameras.spike_grid import Grid, Window
-from data.cameras.timing import Span, Timing
-from data.clip import Clip, Exposure, Piece
+from data.cameras.spike_grid import Grid
+from data.cameras.timing import Timing
 from data.spike import represent as rp
 from data.spike.geometry import SpikeGeometry
-from utils.errors import DataError, OptionError
+from utils.errors import OptionError
 from utils.options.registry import Registry, import_parts
 
 # Values of `spike.type`.
@@ -250,25 +233,6 @@ class DatSpikes:
             other._calibrate(calibration, path="spike.calibration auto")
         return other
 
-    def of_exposure(self, context: int) -> "DatSpikes":
-        """Return a copy that reads only the planes during which a frame was exposed, and context.
-
-        A calibration has two shares (fractions) of the planes of a frame:
-
-            exposure_share   the planes during which the frame was exposed
-            share_to_read    the planes that channels are made of: a few more
-
-        The copy reads the planes of `exposure_share`. data/motion/recording.py calls this, because
-        it finds the motion within the exposure from exactly these planes.
-
-        context: number of planes that are read before and after the planes of the exposure.
-        """
-        timing = self.timing
-        # Without a calibration, all planes of a frame are read in both cases.
-        if self.calibration:
-            timing = dataclasses.replace(timing, share=self.calibration.exposure_share)
-        return self.changed(context=context, timing=timing)
-
     def grid(self, size: tuple[int, int]) -> Grid:
         """Return which spike pixel belongs to which pixel of blurry frames of `size` (H, W).
 
@@ -278,167 +242,6 @@ class DatSpikes:
             return ScaledGrid(self.geometry, size, self.interpolation, self.is_stretched)
         self.calibrated_grid.check_size(size)
         return self.calibrated_grid
-
-    # ---- The planes of each frame -----------------------------------------------------------
-
-    def exposures(
-        self,
-        clip: str,
-        files: list[tuple[str, int]],
-        frames: int,
-        times: FrameTimes | None = None,
-    ) -> tuple[Exposure, ...]:
-        """Return the planes of each frame of a clip, and check that they can be used.
-
-        Everything that can be wrong with the planes is found here, before a run starts: the file
-        has them, and the representation can be made of them. `read` relies on this check.
-
-        clip: name of the clip.
-        files: (path, number of planes) of each spike file: a file for each frame, or one file.
-        frames: number of frames.
-        times: when the frames were taken. None: not known. They are used if one file holds the
-        planes of all frames, and the option spike.exposure does not list the planes of each frame.
-
-        Raises OptionError if the plane of the sharp frame is unknown, and DataError for planes that
-        do not fit.
-        """
-        is_one_file = len(files) == 1
-        # (first plane, plane after the last) of each frame in the one file.
-        ranges = None
-        if times and is_one_file:
-            _, planes = files[0]
-            ranges = self.plane_ranges(clip, planes, times)
-
-        exposures = []
-        tried = set()  # pairs (number of planes, center) for which the representation was tried
-        for frame in range(frames):
-            file_index = 0 if is_one_file else frame
-            _, planes = files[file_index]
-            span = self.timing.span(clip, frame, planes, ranges)
-            exposure = self._exposure(clip, files, file_index, span)
-            exposures.append(exposure)
-
-            # Try whether the representation can be made of the planes. A trial takes longer than
-            # the rest of this loop. Most exposures have an equal number of planes and an equal
-            # center, so each pair of these two is tried once.
-            count_and_center = (span.count, exposure.center)
-            if count_and_center not in tried:
-                tried.add(count_and_center)
-                self._refuse_too_few_planes(exposure)
-        return tuple(exposures)
-
-    def _exposure(
-        self, clip: str, files: list[tuple[str, int]], file_index: int, span: Span
-    ) -> Exposure:
-        """Return the planes of one frame, with their context.
-
-        files: (path, number of planes) of each spike file of the clip.
-        file_index: index in `files` of the file with the planes `span`.
-        Raises OptionError if the plane of the sharp frame is unknown.
-        """
-        path, _ = files[file_index]
-        if "center" in self.without_effect:
-            plane = middle_of_read_planes(span)
-        else:
-            plane = sharp_plane(self.center, self.info, clip, span)
-        planes_before, pieces = with_context(files, file_index, span, self.context)
-        return Exposure(
-            own=Piece(path, span.first, span.count),
-            pieces=pieces,
-            before=planes_before,
-            # From here on, planes count from the first plane that is read, whose number so far was
-            # `span.origin`. E.g. the first 14 planes of a file are not read: 27.5 - 14 = 13.5.
-            center=plane - span.origin,
-            origin=span.origin,
-        )
-
-    def plane_ranges(
-        self, clip: str, planes: int, times: FrameTimes
-    ) -> list[tuple[int, int]] | None:
-        """Return (first plane, plane after the last) of each frame of a clip with one spike file.
-
-        planes: number of planes of the file. times: when the frames were taken.
-        Returns None if spike.exposure lists the planes of each frame.
-        """
-        tick_hz = self.calibration.tick_hz if self.calibration else None  # planes per second
-        return self.timing.plane_ranges(clip, planes, times, tick_hz)
-
-    def _refuse_too_few_planes(self, exposure: Exposure) -> None:
-        """Raise DataError if the representation cannot be made of the planes of an exposure.
-
-        The representation is tried on one pixel without spikes. It gets no context planes, although
-        most frames have some, because the first frame of a clip has none before it.
-        """
-        count = exposure.own.count
-        center = exposure.center
-        one_pixel = np.zeros((count, 1, 1), np.uint8)
-        try:
-            self.represent(one_pixel, center, rate=1.0)
-        except ValueError as e:
-            # A representation raises ValueError if its windows do not fit into the planes.
-            raise DataError(
-                what=f"{count} planes are too few for spike.representation {self.name}: {e}",
-                where=exposure.own.file,
-                expected=f"planes for {self.options} around plane {center:g}",
-                do="use smaller windows, or another spike.center",
-            ) from e
-
-    # ---- From planes to channels ------------------------------------------------------------
-
-    def read(
-        self,
-        files: Any,
-        clip: Clip,
-        frame: int,
-        aug: Augment,
-        image: np.ndarray,
-        reverse: bool = False,
-        camera: CameraDraw | None = None,
-    ) -> np.ndarray:
-        """Read the channels of one frame within the crop of `aug`. They are not flipped.
-
-        files: reads the spike files, e.g. a `DiskFiles` (data/clips/io_backend.py).
-        clip: the clip, with the exposures of its frames. frame: number of the frame in the clip.
-        aug: the crop of the frame. Only its place and size are used here.
-        image: the crop of the blurry frame, (aug.height, aug.width, 3) uint8, B, G, R.
-        reverse: whether the clip is played backwards.
-        camera: a simulated camera, which changes the recorded spikes. None: they stay as recorded.
-
-        Returns (S, aug.height, aug.width) float32. The result is equal to the crop of the channels
-        of the whole frame, although only the spike pixels that the crop needs are unpacked.
-        """
-        # The order must stay: planes, simulated camera, rate, representation, RGB grid.
-        window = clip.grid.window(aug)  # window.crop: the spike pixels that the crop needs
-        exposure = clip.exposures[frame]
-        with spike_errors_as_data_errors():
-            pieces = [files.stream(clip, piece, window.crop) for piece in exposure.pieces]
-        stream = np.concatenate(pieces)  # (context before + planes of the frame + after, h, w)
-        if camera:
-            stream = camera.apply(stream, frame)
-
-        # The rate is measured in the planes of the frame. The channels may use the context too.
-        before = exposure.before
-        end_of_frame = before + exposure.own.count
-        rate = self.rate_of(stream[before:end_of_frame], image, window)
-        # A rate of the options is the rate of the real camera. The simulated camera fires more or
-        # less often: e.g. half as often with twice the threshold. Then the factor is 0.5, or 1 if
-        # the network must not know it (camera.known_rate). With "match" the rate was measured in
-        # the spikes of the simulated camera, so it needs no factor.
-        if camera and self.rate != "match":
-            rate *= camera.known_rate_factor
-        after = len(stream) - end_of_frame
-        # Positional arguments: a user's subclass may name them differently.
-        channels = self.represent(stream, exposure.center, rate, reverse, (before, after))
-        return window.to_rgb(channels)
-
-    def rate_of(self, stream: np.ndarray, image: np.ndarray, window: Window) -> float:
-        """Return the spikes per plane at full light: the known rate, or the measured one ("match").
-
-        The arguments are those of `measured_rate`.
-        """
-        if self.rate != "match":
-            return self.rate
-        return measured_rate(stream, image, window, self.light)
 
     def represent(
         self,
@@ -455,7 +258,9 @@ class DatSpikes:
         rate: spikes per plane at full light. reverse: whether the clip is played backwards.
         outside: numbers of context planes in the stream, (before, after) the planes of the frame.
 
-        A user's subclass may override this method (docs/extending.md), so its arguments stay.
+        `read_channels` (channels_of_frame.py) calls this for each frame, and `exposures_of`
+        (frame_planes.py) for a trial. A user's subclass may override this method
+        (docs/extending.md), so its arguments stay.
         """
         before, _ = outside
         return rp.represent(
@@ -469,20 +274,6 @@ class DatSpikes:
             outside=outside,
             **self.options,
         )
-
-    def sharp_image(
-        self, channels: np.ndarray, exposure: Exposure, reverse: bool = False
-    ) -> np.ndarray:
-        """Return what the channels (S, H, W) of a frame show of the sharp moment, for people.
-
-        exposure: the planes of the frame. reverse: whether the clip is played backwards.
-        Returns display values (H, W) float32, >= 0.
-        """
-        if self.name == "relative":  # its channels are ratios to the light of the exposure
-            half_windows = self.options["half_windows"]
-            return image_of_ratios(channels, half_windows, self.light, self.gamma)
-        nearest = nearest_channels(self.name, self.options, exposure, reverse)
-        return image_of_channels(channels[nearest], self.name, self.light, self.gamma)
 
 
 def _refuse_exposure_with_window(exposure: Any, first: Any, count: int | None) -> None:

@@ -95,8 +95,8 @@ class Timing:
         Timing().span("clip_07", frame=0, planes=56)
         Span(first=0, count=56, origin=0, length=56, middle=27.5)
 
-    `DatSpikes.exposures` calls `plane_ranges` if a clip has one file, and then `span` for each
-    frame.
+    `exposures_of` (frame_planes.py) calls `plane_ranges` if a clip has one file, and then
+    `span` for each frame.
     """
 
     # The window of a file: its planes first ... first + count - 1. count None: all planes to the

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from data.augment import Augment
+from data.cameras.frame_planes import exposures_of
 from data.clip import Clip, Piece
 from data.clips import manifest
 from data.clips.cache_format import (
@@ -156,7 +157,7 @@ class CacheReader:
             held = "one spike file" if is_one_file else "a spike file of each frame"
             raise self._does_not_fit(f"it holds {held} of clip {clip.name} (spike.exposure)")
         planes_of_files = list(clip.planes_of_spike_files.items())  # (path, number of planes) each
-        exposures = clip.spikes.exposures(clip.name, planes_of_files, len(clip))
+        exposures = exposures_of(clip.spikes, clip.name, planes_of_files, len(clip))
         return replace(clip, exposures=exposures)
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], augment: Augment) -> np.ndarray:

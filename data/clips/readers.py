@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from data.cameras.sharp_image import sharp_image
 from data.clips.cache_format import INDEX
 from data.clips.clip_cache import CacheReader
 from data.clips.content import digest_of_clips
@@ -167,7 +168,7 @@ class DatasetClip(Reader):
         This class knows how the spikes became channels. So the picture is not their mean, but the
         light at the sharp instant.
         """
-        return self.clip.spikes.sharp_image(spike.numpy(), self.clip.exposures[index])
+        return sharp_image(self.clip.spikes, spike.numpy(), self.clip.exposures[index])
 
     @property
     def origin(self) -> dict[str, str]:

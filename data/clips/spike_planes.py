@@ -17,6 +17,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from data.cameras.frame_planes import exposures_of, plane_ranges
 from data.cameras.frame_times import FrameTimes
 from data.cameras.name_times import times_of_names
 from data.cameras.spike_source import DatSpikes
@@ -203,7 +204,7 @@ class SpikePlanes:
         never replaced: if it does not fit, the error says so. Raises OptionError, DataError.
         """
         try:
-            return spikes.exposures(self.clip, planes_of_paths, frames, times)
+            return exposures_of(spikes, self.clip, planes_of_paths, frames, times)
         except OptionError:  # e.g. the center is unknown
             if not self.source.is_user_clip:
                 raise
@@ -213,7 +214,7 @@ class SpikePlanes:
         center, used = self._assumed_center(length)
         logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", self.clip, used)
         self.settings = spikes.changed(center=center)
-        return self.settings.exposures(self.clip, planes_of_paths, frames, times)
+        return exposures_of(self.settings, self.clip, planes_of_paths, frames, times)
 
     def _planes_of_first_exposure(
         self,
@@ -231,7 +232,7 @@ class SpikePlanes:
         ranges = None
         if times:
             # In one file, the times give (first plane, plane after the last) of each frame.
-            ranges = spikes.plane_ranges(self.clip, planes, times)
+            ranges = plane_ranges(spikes, self.clip, planes, times)
         # The planes of frame 0 in this file.
         return spikes.timing.span(self.clip, 0, planes, ranges).length
 

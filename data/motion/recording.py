@@ -17,6 +17,7 @@ Tests: tests/parts/data/test_recording.py
 import numpy as np
 
 from data.augment import Augment
+from data.cameras.frame_planes import exposures_of, of_exposure
 from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.clip import Clip, Exposure
 from data.clip_reading import Draw
@@ -52,6 +53,7 @@ class RecordedClip:
                 expected="the spikes of each exposure",
                 do="add them, or choose a method that needs none",
             )
+        # `reader.dataset` is a `TestClips`, for --input `UserClips` (data/clips/clip_reader.py).
         self.reader = reader
         self.frames = len(reader.stems)  # number of frames of the clip
         if context is None:
@@ -135,5 +137,5 @@ def _exposures(clip: Clip, context: int) -> tuple[Exposure, ...]:
     `clip.exposures` is wider: it has the planes from which the channels of a network are made.
     """
     files = list(clip.planes_of_spike_files.items())  # (path, number of its planes)
-    spikes = clip.spikes.of_exposure(context)
-    return spikes.exposures(clip.name, files, len(clip), clip.times)
+    spikes = of_exposure(clip.spikes, context)
+    return exposures_of(spikes, clip.name, files, len(clip), clip.times)

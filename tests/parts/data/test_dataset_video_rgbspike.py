@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from data.augment import Augment
+from data.cameras.channels_of_frame import rate_of
 from data.cameras.scaled_grid import ScaledGrid
 from data.clips.preflight import preflight
 from data.loader import ResumableDistributedSampler, TrainLoader
@@ -531,7 +532,7 @@ def test_light_decides_what_match_or_gamma_do(tmp_path, light, seen, gamma, show
     window = grid.window(Augment.whole((4, 4)))
     planes = grey_spikes(seen)
 
-    rate = spikes.rate_of(planes, GREY, window)
+    rate = rate_of(spikes, planes, GREY, window)
     channels = spikes.changed(gamma=gamma).represent(planes, center=499.5, rate=rate)
 
     assert rate == pytest.approx(0.6, abs=0.002)

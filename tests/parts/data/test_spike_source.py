@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from data.augment import Augment
+from data.cameras.channels_of_frame import rate_of
 from data.cameras.dataset_info import DatasetInfo, nearest_info
+from data.cameras.frame_planes import exposures_of
+from data.cameras.sharp_image import sharp_image
 from data.cameras.spike_source import SPIKE_SOURCES, DatSpikes
 from data.cameras.user_spikes import user_spikes
 from data.clips.clip_reader import user_clips
@@ -77,7 +80,7 @@ def test_a_file_that_is_too_short_is_found_behind_files_that_are_not():
     spikes = source(representation={"type": "raw", "window": 15})
 
     with pytest.raises(DataError, match="5 planes are too few") as error:
-        spikes.exposures("clip", [("0.dat", 56), ("1.dat", 56), ("2.dat", 5)], frames=3)
+        exposures_of(spikes, "clip", [("0.dat", 56), ("1.dat", 56), ("2.dat", 5)], frames=3)
 
     assert error.value.where == "2.dat"
 
@@ -98,7 +101,7 @@ def test_the_measured_rate_knows_how_bright_each_color_is(color, luma):
     picture = np.full((2, 2, 3), color, np.uint8)  # B, G, R
     window = spikes.grid((2, 2)).window(Augment(0, 0, 2, 2))
 
-    rate = spikes.rate_of(even_spikes(), picture, window)
+    rate = rate_of(spikes, even_spikes(), picture, window)
 
     assert rate == pytest.approx(COUNTS.mean() / PLANES / luma)
 
@@ -114,9 +117,9 @@ LIGHTS = [
 
 def picture_of_even_spikes(spikes):
     """Return the picture (2, 2) that the channels of the even spikes show."""
-    (exposure,) = spikes.exposures("clip", [("file", PLANES)], frames=1)
+    (exposure,) = exposures_of(spikes, "clip", [("file", PLANES)], frames=1)
     channels = spikes.represent(even_spikes(), exposure.center, rate=1.0)
-    return spikes.sharp_image(channels, exposure)
+    return sharp_image(spikes, channels, exposure)
 
 
 @pytest.mark.parametrize(("light", "power"), LIGHTS)
@@ -248,13 +251,13 @@ def test_a_representation_with_a_centre_needs_the_plane_of_the_sharp_frame(repre
     spikes = DatSpikes(DatasetInfo(), h=2, w=2, representation=representation)
 
     with pytest.raises(OptionError, match="the plane of the sharp frame is not known"):
-        spikes.exposures("clip", [("file", 25)], frames=1)
+        exposures_of(spikes, "clip", [("file", 25)], frames=1)
 
 
 def test_a_representation_of_the_whole_file_needs_no_sharp_plane():
     spikes = DatSpikes(DatasetInfo(), h=2, w=2, representation={"type": "tfp", "num_bins": 3})
 
-    (exposure,) = spikes.exposures("clip", [("file", 25)], frames=1)
+    (exposure,) = exposures_of(spikes, "clip", [("file", 25)], frames=1)
 
     assert exposure.center == 12  # the middle
 

@@ -1,0 +1,82 @@
+"""Read the spike channels of one frame: its planes become channels on the pixels of the frame.
+
+`read_channels` does this for each frame of a sample, within the crop of the sample:
+
+    planes               read by the io backend of the data set (e.g. data/clips/disk_files.py)
+    simulated camera     changes them, if there is one
+    rate                 spikes per plane at full light: of the options, or from measured_rate.py
+    channels             `DatSpikes.represent`, which calls data/spike/represent.py
+    pixels of the frame  by a `Window` (spike_grid.py)
+
+What must stay: the result of `read_channels`, because it is what a network sees. The order of the
+steps is fixed (tests/parts/data/test_dataset_video_rgbspike.py notices).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from data.augment import Augment, CameraDraw
+from data.cameras.measured_rate import measured_rate
+from data.cameras.spike_errors import spike_errors_as_data_errors
+from data.cameras.spike_grid import Window
+from data.cameras.spike_source import DatSpikes
+from data.clip import Clip
+
+
+def read_channels(
+    spikes: DatSpikes,
+    files: Any,
+    clip: Clip,
+    frame: int,
+    aug: Augment,
+    image: np.ndarray,
+    reverse: bool = False,
+    camera: CameraDraw | None = None,
+) -> np.ndarray:
+    """Read the channels of one frame within the crop of `aug`. They are not flipped.
+
+    files: reads the spike files, e.g. a `DiskFiles` (data/clips/io_backend.py).
+    clip: the clip, with the exposures of its frames. frame: number of the frame in the clip.
+    aug: the crop of the frame. Only its place and size are used here.
+    image: the crop of the blurry frame, (aug.height, aug.width, 3) uint8, B, G, R.
+    reverse: whether the clip is played backwards.
+    camera: a simulated camera, which changes the recorded spikes. None: they stay as recorded.
+
+    Returns (S, aug.height, aug.width) float32. The result is equal to the crop of the channels
+    of the whole frame, although only the spike pixels that the crop needs are unpacked.
+    """
+    # The order must stay: planes, simulated camera, rate, representation, RGB grid.
+    # `clip.grid` is `spikes.grid(clip.size)`, kept by the clip.
+    window = clip.grid.window(aug)  # window.crop: the spike pixels that the crop needs
+    exposure = clip.exposures[frame]
+    with spike_errors_as_data_errors():
+        pieces = [files.stream(clip, piece, window.crop) for piece in exposure.pieces]
+    stream = np.concatenate(pieces)  # (context before + planes of the frame + after, h, w)
+    if camera:
+        stream = camera.apply(stream, frame)
+
+    # The rate is measured in the planes of the frame. The channels may use the context too.
+    before = exposure.before
+    end_of_frame = before + exposure.own.count
+    rate = rate_of(spikes, stream[before:end_of_frame], image, window)
+    # A rate of the options is the rate of the real camera. The simulated camera fires more or
+    # less often: e.g. half as often with twice the threshold. Then the factor is 0.5, or 1 if
+    # the network must not know it (camera.known_rate). With "match" the rate was measured in
+    # the spikes of the simulated camera, so it needs no factor.
+    if camera and spikes.rate != "match":
+        rate *= camera.known_rate_factor
+    after = len(stream) - end_of_frame
+    # Positional arguments: a user's subclass may name them differently.
+    channels = spikes.represent(stream, exposure.center, rate, reverse, (before, after))
+    return window.to_rgb(channels)
+
+
+def rate_of(spikes: DatSpikes, stream: np.ndarray, image: np.ndarray, window: Window) -> float:
+    """Return the spikes per plane at full light: the known rate, or the measured one ("match").
+
+    The arguments are those of `measured_rate`.
+    """
+    if spikes.rate != "match":
+        return spikes.rate
+    return measured_rate(stream, image, window, spikes.light)

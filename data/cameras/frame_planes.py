@@ -1,0 +1,153 @@
+"""Find the planes of each frame of a clip, and check that they can be used.
+
+This is done when the clips are listed, before a sample is read. `DatSpikes` (spike_source.py) has
+the options. The steps have modules of their own:
+
+    timing.py            the planes of a frame, without context: a `Span`
+    sharp_plane.py       the plane of the sharp frame: the center
+    context_planes.py    the planes around the planes of a frame
+
+The result for each frame is an `Exposure` (data/clip.py). channels_of_frame.py reads these planes.
+
+What must stay: the planes of each frame, because a network sees them, and the errors for wrong
+planes. tests/parts/data/test_timing.py and test_spike_source.py notice.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from data.cameras.context_planes import with_context
+from data.cameras.frame_times import FrameTimes
+from data.cameras.sharp_plane import middle_of_read_planes, sharp_plane
+from data.cameras.spike_source import DatSpikes
+from data.cameras.timing import Span
+from data.clip import Exposure, Piece
+from utils.errors import DataError
+
+
+def exposures_of(
+    spikes: DatSpikes,
+    clip: str,
+    files: list[tuple[str, int]],
+    frames: int,
+    times: FrameTimes | None = None,
+) -> tuple[Exposure, ...]:
+    """Return the planes of each frame of a clip, and check that they can be used.
+
+    Everything that can be wrong with the planes is found here, before a run starts: the file has
+    them, and the representation can be made of them. `read_channels` (channels_of_frame.py) relies
+    on this check.
+
+    clip: name of the clip.
+    files: (path, number of planes) of each spike file: a file for each frame, or one file.
+    frames: number of frames.
+    times: when the frames were taken. None: not known. They are used if one file holds the
+    planes of all frames, and the option spike.exposure does not list the planes of each frame.
+
+    Raises OptionError if the plane of the sharp frame is unknown, and DataError for planes that
+    do not fit.
+    """
+    is_one_file = len(files) == 1
+    # (first plane, plane after the last) of each frame in the one file.
+    ranges = None
+    if times and is_one_file:
+        _, planes = files[0]
+        ranges = plane_ranges(spikes, clip, planes, times)
+
+    exposures = []
+    tried = set()  # pairs (number of planes, center) for which the representation was tried
+    for frame in range(frames):
+        file_index = 0 if is_one_file else frame
+        _, planes = files[file_index]
+        span = spikes.timing.span(clip, frame, planes, ranges)
+        exposure = _exposure(spikes, clip, files, file_index, span)
+        exposures.append(exposure)
+
+        # Try whether the representation can be made of the planes. A trial takes longer than
+        # the rest of this loop. Most exposures have an equal number of planes and an equal
+        # center, so each pair of these two is tried once.
+        count_and_center = (span.count, exposure.center)
+        if count_and_center not in tried:
+            tried.add(count_and_center)
+            _refuse_too_few_planes(spikes, exposure)
+    return tuple(exposures)
+
+
+def _exposure(
+    spikes: DatSpikes, clip: str, files: list[tuple[str, int]], file_index: int, span: Span
+) -> Exposure:
+    """Return the planes of one frame, with their context.
+
+    files: (path, number of planes) of each spike file of the clip.
+    file_index: index in `files` of the file with the planes `span`.
+    Raises OptionError if the plane of the sharp frame is unknown.
+    """
+    path, _ = files[file_index]
+    if "center" in spikes.without_effect:
+        plane = middle_of_read_planes(span)
+    else:
+        plane = sharp_plane(spikes.center, spikes.info, clip, span)
+    planes_before, pieces = with_context(files, file_index, span, spikes.context)
+    return Exposure(
+        own=Piece(path, span.first, span.count),
+        pieces=pieces,
+        before=planes_before,
+        # From here on, planes count from the first plane that is read, whose number so far was
+        # `span.origin`. E.g. the first 14 planes of a file are not read: 27.5 - 14 = 13.5.
+        center=plane - span.origin,
+        origin=span.origin,
+    )
+
+
+def plane_ranges(
+    spikes: DatSpikes, clip: str, planes: int, times: FrameTimes
+) -> list[tuple[int, int]] | None:
+    """Return (first plane, plane after the last) of each frame of a clip with one spike file.
+
+    planes: number of planes of the file. times: when the frames were taken.
+    Returns None if spike.exposure lists the planes of each frame.
+    """
+    tick_hz = spikes.calibration.tick_hz if spikes.calibration else None  # planes per second
+    return spikes.timing.plane_ranges(clip, planes, times, tick_hz)
+
+
+def _refuse_too_few_planes(spikes: DatSpikes, exposure: Exposure) -> None:
+    """Raise DataError if the representation cannot be made of the planes of an exposure.
+
+    The representation is tried on one pixel without spikes. It gets no context planes, although
+    most frames have some, because the first frame of a clip has none before it.
+    """
+    count = exposure.own.count
+    center = exposure.center
+    one_pixel = np.zeros((count, 1, 1), np.uint8)
+    try:
+        spikes.represent(one_pixel, center, rate=1.0)
+    except ValueError as e:
+        # A representation raises ValueError if its windows do not fit into the planes.
+        raise DataError(
+            what=f"{count} planes are too few for spike.representation {spikes.name}: {e}",
+            where=exposure.own.file,
+            expected=f"planes for {spikes.options} around plane {center:g}",
+            do="use smaller windows, or another spike.center",
+        ) from e
+
+
+def of_exposure(spikes: DatSpikes, context: int) -> DatSpikes:
+    """Return a copy that reads only the planes during which a frame was exposed, and context.
+
+    A calibration has two shares (fractions) of the planes of a frame:
+
+        exposure_share   the planes during which the frame was exposed
+        share_to_read    the planes that channels are made of: a few more
+
+    The copy reads the planes of `exposure_share`. data/motion/recording.py calls this, because
+    it finds the motion within the exposure from exactly these planes.
+
+    context: number of planes that are read before and after the planes of the exposure.
+    """
+    timing = spikes.timing
+    # Without a calibration, all planes of a frame are read in both cases.
+    if spikes.calibration:
+        timing = dataclasses.replace(timing, share=spikes.calibration.exposure_share)
+    return spikes.changed(context=context, timing=timing)
