@@ -249,9 +249,9 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
     """
 
     def without_result(work: Work | None, state: str, messages: str) -> PageState:
-        return PageState(
-            work, state, messages, slider=None, number=gr.update(value=1), results=None
-        )
+        # No frame is shown. So the number of the last clip's frame goes, too: back to the first.
+        number = gr.update(value=1)
+        return PageState(work, state, messages, slider=None, number=number, results=None)
 
     forget(former)
     folder = Path(tempfile.mkdtemp(prefix="clip_", dir=folder))
@@ -270,14 +270,13 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
         yield without_result(work, state_html("refused"), as_uploaded(str(e), folder))
         return
     except GeneratorExit:
-        # Gradio closes this generator if the visitor cancels or closes the page. Nobody sees the
-        # result any more, so the files go.
+        # Gradio closes this generator if the visitor closes the page, or by "Cancel" if this comes
+        # before the process has ended. Nobody sees the result any more, so the files go.
         if work is not None:
             work.remove()
         raise
 
-    # The button "Cancel" kills the process (`stop`), and closes this generator. If it is closed
-    # first, GeneratorExit above comes. Here the process has ended first.
+    # The process has ended: by itself, or by "Cancel", which kills it (`stop`).
     if work.is_cancelled:
         yield without_result(work, state_html("cancelled"), work.messages())
     elif work.process.returncode != 0:
@@ -285,7 +284,7 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
     else:
         archive = shutil.make_archive(str(folder / "restored"), "zip", work.results)
         count = len(work.restored())
-        middle = count // 2 + 1
+        middle = count // 2 + 1  # number of the middle frame, from 1: e.g. 2 of 3 frames
         # A slider of gradio needs two positions, also for a clip of one frame.
         number = gr.update(maximum=max(count, 2), value=middle)
         yield PageState(

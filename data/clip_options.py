@@ -37,20 +37,20 @@ Root = str | Annotated[list[str], Field(min_length=1)]
 Shares = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
 
 
-# Annotated[Any, REGISTRY] is the type of an option that chooses a registered class. Its value is
-# the name of the class, e.g. "disk", or an object with the name and the options of the class, e.g.
-# {"type": "cache", "path": "/data/cache"}.
 class FileReading(Section):
     """How files are read; every dataset of clips has these keys."""
 
+    # Annotated[Any, REGISTRY] is the type of an option that chooses a registered class. Its value
+    # is the name of the class, e.g. "disk", or an object with the name and the options of the
+    # class, e.g. {"type": "cache", "path": "/data/cache"}.
     io_backend: Annotated[Any, IO_BACKENDS] = Field("disk", description="How files are read.")
     cache_data: bool = Field(False, description="Keep decoded pictures in memory.")
     checked_share: float = Field(
         SHARE,
         ge=0,
         le=1,
-        description="Share of the files that are checked when a program opens the same data again "
-        "and no folder has changed. At least 4096 files are checked; 1: all files.",
+        description="The first start checks all files. While no folder changes, each later start "
+        "checks this share of them, at least 4096 files; 1: all files.",
     )
 
 
@@ -84,7 +84,11 @@ class ClipFiles(FrameFiles):
 
 
 class SharpFiles(Section):
-    """Makes dataroot_gt, which FrameFiles leaves open, a key that must be given in training."""
+    """Makes dataroot_gt, which FrameFiles leaves open, a key that must be given in training.
+
+    Put it before ClipFiles or FrameFiles in the list of base classes, because the first class that
+    has a field decides: class TrainKeys(Crops, SharpFiles, ClipFiles).
+    """
 
     dataroot_gt: Root = Field(description="Folder of the sharp frames.")
 

@@ -66,7 +66,9 @@ COMMITTED = ROOT / "docs/benchmarks/quality"  # results that are part of the pro
 # ---- What is compared --------------------------------------------------------------------------
 #
 # VIDEOS, PHOTOS, CLIPS, SAMPLE_WEIGHTS and FRAMES are part of the digest of the data. Another value
-# makes all results of finished runs invalid, also the results in COMMITTED.
+# makes all results of finished runs invalid, also the results in COMMITTED. TRAINING_SETS is no
+# part, so whoever changes a training set must give it another name, which changes SAMPLE_WEIGHTS.
+# CONDITIONS is no part, because it changes no training: each condition is tested on its own.
 
 # The videos, by file name without suffix. They were divided before anything was trained on them.
 VIDEOS = {
@@ -221,7 +223,7 @@ def refuse_unequal_steps(methods: Sequence["Method"]) -> None:
 class Data:
     """The sets of clips of a suite."""
 
-    train: Mapping[Path, int]  # folder of a training set -> weight of its samples
+    sample_weights: Mapping[Path, int]  # folder of a training set -> weight of its samples
     tests: Mapping[str, Path]  # condition -> folder of its test clips, e.g. data/report_rig
     split: str  # "train" or "test": the folder within a set that has the test clips
     # A digest of what the sets are made from. It contains no folder, so that results hold on other
@@ -274,7 +276,12 @@ def make_made(out: Path) -> Data:
     """Make the sample set, as `make sample` does. It is for training and testing."""
     folder = out / "data/made"
     call("scripts/make_sample_data.py", "--root", str(folder), out=out, name="made")
-    return Data(train={folder: 1}, tests={"recorded": folder}, split="test", digest="sample")
+    return Data(
+        sample_weights={folder: 1},
+        tests={"recorded": folder},
+        split="test",
+        digest="sample",
+    )
 
 
 def _folder_of(package: str) -> Path:
@@ -291,7 +298,8 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
     args: the command line, with the folder of the videos, the part and the conditions.
     """
     sources = link_sources(out, args.videos)
-    # The training sets. Each is in the folder data/<name>.
+    # The training sets, each in the folder data/<name>: "made", and those of TRAINING_SETS.
+    # SAMPLE_WEIGHTS has the weights of all of them.
     make_made(out)
     for name, training_set in TRAINING_SETS.items():
         make_clips(
@@ -302,7 +310,7 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
             clips=CLIPS[name],
             frames=FRAMES,
         )
-    train = {out / "data" / name: weight for name, weight in SAMPLE_WEIGHTS.items()}
+    sample_weights = {out / "data" / name: weight for name, weight in SAMPLE_WEIGHTS.items()}
 
     # The test clips of all conditions. --conditions says which of them are tested.
     folder_of_condition = {}
@@ -318,7 +326,7 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
     tests = {condition: folder_of_condition[condition] for condition in args.conditions}
     digest = digest_of([VIDEOS, CLIPS, SAMPLE_WEIGHTS, FRAMES, PHOTOS])
     # split: `make_clips` puts all clips of a set into its folder "train", also the test clips.
-    return Data(train, tests, split="train", digest=digest)
+    return Data(sample_weights, tests, split="train", digest=digest)
 
 
 def link_sources(out: Path, videos_folder: Path | None) -> dict[str, Path]:
@@ -327,12 +335,9 @@ def link_sources(out: Path, videos_folder: Path | None) -> dict[str, Path]:
     The parts are "train", "choose" and "report", with videos, and "photos". Ends the program if a
     video is missing.
     """
-    # All videos are looked up at once, so that one message names all that are missing.
-    all_names = [name for names in VIDEOS.values() for name in names]
-    videos = dict(zip(all_names, video_files(videos_folder, all_names), strict=True))
-    files = {}
-    for part, names in VIDEOS.items():
-        files[part] = [videos[name] for name in names]
+    # First look for the videos of all parts, so that one message names all that are missing.
+    video_files(videos_folder, [name for names in VIDEOS.values() for name in names])
+    files = {part: video_files(videos_folder, names) for part, names in VIDEOS.items()}
     files["photos"] = photographs()
     folders = {}
     for part, files_of_part in files.items():
@@ -475,13 +480,13 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
     """
     # A list with the folder of each training set for each of the three keys of `dataroots_of`, e.g.
     # "datasets.train.dataroot_lq": ["<set a>/<RGB>/train", "<set b>/<RGB>/train"].
-    roots_of_sets = [dataroots_of(folder, "train") for folder in data.train]
+    roots_of_sets = [dataroots_of(folder, "train") for folder in data.sample_weights]
     changes: dict[str, Any] = {}
     for key in roots_of_sets[0]:
         changes[f"datasets.train.{key}"] = [roots_of_set[key] for roots_of_set in roots_of_sets]
     changes |= {
         # The share of the samples that each training set gives.
-        "datasets.train.dataroot_share": list(data.train.values()),
+        "datasets.train.dataroot_share": list(data.sample_weights.values()),
         "datasets.train.spike.calibration": "recorded",
         "datasets.test": None,  # no validation: the test comes after the training
         "train.total_iter": steps,

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from models.metrics import COLUMNS, METRICS_OF_TESTS, format_score
+from models.restore.scores import BEFORE_LPIPS
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import write_whole
@@ -383,9 +384,9 @@ def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
 
     result: the content of its metrics.json.
     """
-    # If LPIPS was computed, the text goes on with its weights, e.g. "...; LPIPS by ...". Tests with
-    # other weights of LPIPS may be compared, so this part is cut off.
-    scoring, _, _ = result["protocol"].get("metrics", "").partition("; LPIPS")
+    # If LPIPS was computed, the text goes on with its network and weights, e.g. "...; LPIPS: ...".
+    # Tests with other weights of LPIPS may be compared, so this part is cut off.
+    scoring, _, _ = result["protocol"].get("metrics", "").partition(BEFORE_LPIPS)
     # The frames of each clip and the scores of its input tell two test sets apart.
     clips = {}
     for clip, of_clip in result["clips"].items():

@@ -125,9 +125,6 @@ AVERAGED_PLANES = 64
 # of each other size by more than this. A larger value leaves more files undecided, so the user must
 # give --size. A smaller value would sometimes decide for a wrong size.
 CLEAR_LEAD = 0.05
-# By how much the smoothness of the right bit order must be larger. This number is smaller than
-# CLEAR_LEAD, because a wrong bit order changes the correlation along the rows only.
-CLEAR_ORDER = 0.01
 # Below this smoothness an image is hardly better than noise, for which the smoothness is 0.
 LEAST_SMOOTHNESS = 0.3
 # The mean spikes per plane and pixel of real streams lie in this range. With a wrong geometry, a
@@ -859,6 +856,11 @@ def print_candidates(shown: Sequence[Candidate]) -> None:
             print(f"  {'':10}  {'':>14}  {'':6}  against it: {doubt}")
 
 
+# By how much the smoothness of the right bit order must be larger. This number is smaller than
+# CLEAR_LEAD, because a wrong bit order changes the correlation along the rows only.
+CLEAR_ORDER = 0.01
+
+
 def print_bit_order(path: Path, geometry: SpikeGeometry) -> None:
     """Print which bit of a byte is its first pixel.
 
@@ -880,9 +882,10 @@ def print_intervals(spikes: np.ndarray) -> None:
     spikes: (planes, h, w), 0 or 1.
     """
     spikes_of_pixels = spikes.reshape(len(spikes), -1).T  # (pixels, planes)
-    # Pixel and plane of each spike: first the spikes of pixel 0 in the order of time, then the
-    # spikes of pixel 1, and so on. Two spikes that follow one another make an interval if they
-    # belong to one pixel. E.g. pixels 0 0 1 and planes 3 7 2: one interval, 7 - 3 = 4.
+    # Pixel and plane of each spike. np.nonzero goes row by row, and a row is a pixel: first the
+    # spikes of pixel 0 in the order of time, then the spikes of pixel 1, and so on. Two spikes that
+    # follow one another make an interval if they belong to one pixel. E.g. pixels 0 0 1 and planes
+    # 3 7 2: one interval, 7 - 3 = 4.
     pixels, times = np.nonzero(spikes_of_pixels)
     is_same_pixel = np.diff(pixels) == 0
     intervals = np.diff(times)[is_same_pixel]
@@ -935,6 +938,29 @@ def print_fit_to_picture(rates: np.ndarray, grey: np.ndarray, path: Path) -> Non
 # (test_a_long_stream_is_never_whole_in_memory).
 
 
+def method_of(command: argparse.Namespace, **fixed: object) -> dict[str, Any]:
+    """Return the method as {"type": its name, ...}, with its options checked and completed.
+
+    command: the parsed command line. Its words method.key=value set options of the method.
+    fixed: the method of a command that has no flag --method, e.g. type="tfp", half_window=32.
+    """
+    # Imported here, because --help and info do not need torch.
+    from data.reconstruct import method_options
+
+    # `apply_override` sets the value of each word in `sections`, in place.
+    sections = {"method": fixed if fixed else {"type": command.method}}
+    for word in command.overrides:
+        apply_override(sections, word, Sources("the command line"))
+    return method_options(sections["method"])
+
+
+def smoothest_candidate(command: argparse.Namespace) -> Candidate:
+    """Return the geometry of the file. If several fit, return the one with the smoothest image."""
+    fitting = possible_geometries(command.file, command)  # one, if the user gave it
+    candidates = [Candidate(command.file, geometry) for geometry in fitting]
+    return max(candidates, key=lambda candidate: candidate.score)  # score: smoothness
+
+
 class Rendering:
     """How the spikes of a file become grey images.
 
@@ -947,39 +973,28 @@ class Rendering:
     file: the open spike file. size: size of a plane in words, e.g. "250 x 400".
     last: number of the last plane that has an image.
     brightness: the arguments rate, light and gamma of `represent`.
-
-    command: the parsed command line of view, recon or play.
-    method: the options of the method, e.g. type="tfp". If there are none, the method is
-        `command.method`, the value of --method.
     """
 
-    def __init__(self, command: argparse.Namespace, **method: object) -> None:
-        # Imported here, because --help and info do not need torch.
-        from data.reconstruct import method_options
+    def __init__(self, command: argparse.Namespace, **fixed_method: object) -> None:
+        """Choose method and geometry, and open the file.
 
-        # The method, with its options checked and completed. `apply_override` takes a word
-        # method.key=value of the command line and sets this value in `table`, in place.
-        chosen = method if method else {"type": command.method}
-        table = {"method": chosen}
-        for override in command.overrides:
-            apply_override(table, override, Sources("the command line"))
-        self.options = method_options(table["method"])
+        command: the parsed command line of view, recon or play.
+        fixed_method: see `method_of`.
+        """
+        self.options = method_of(command, **fixed_method)
         self.name = self.options.pop("type")
-
-        # The geometry. If several fit, take the one with the smoothest image.
-        found = possible_geometries(command.file, command)
-        candidates = [Candidate(command.file, geometry) for geometry in found]
-        best = max(candidates, key=lambda candidate: candidate.score)
+        best = smoothest_candidate(command)
         self.file = best.file
         height, width = best.file.size
         self.size = f"{height} x {width}"
         self.brightness = brightness(command, best.rates)
 
-        # Some methods show a time after the center, e.g. tfi half a plane after it. Such an image
-        # needs the next plane, too, so the last plane has no image.
-        needs_next = REPRESENTATIONS[self.name].lag_in_half_planes(**self.options) > 0
         self.last = self.file.planes - 1
-        if needs_next:
+        # The lag is the time that an image shows, minus the time of its plane. E.g. tfi shows the
+        # time half a plane later, between its plane and the next one. Such an image needs the next
+        # plane, too, so the last plane has no image.
+        lag = REPRESENTATIONS[self.name].lag_in_half_planes(**self.options)
+        if lag > 0:
             self.last -= 1
 
         options = [f"{key} {value:g}" for key, value in self.options.items()]

@@ -56,8 +56,9 @@ from utils.files import write_whole
 FORMAT = 3
 # Number of frames of a clip that are compared, spread evenly over the clip.
 FRAMES = 8
-# Number of planes before and after an exposure that are read, or all planes if the file has fewer.
-# The fit finds an exposure that really lies earlier or later, if it lies within these planes.
+# The clocks of both cameras may differ, so an exposure may really lie earlier or later than the
+# options say. The fit looks for it among the planes that are read: this number before and after the
+# exposure, or all planes if the file has fewer.
 AROUND = 40
 
 logger = logging.getLogger(__name__)
@@ -95,14 +96,15 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     is_main = utils_dist.is_main_process()
     begin = time.monotonic()
 
-    # Rank 0 alone reads and writes what is kept, and all ranks get what it read. So the other ranks
-    # have no file names.
+    # Rank 0 alone reads and writes what is kept. So the other ranks have no file names. But they,
+    # too, call the collective `_kept_results`, which gives all ranks what rank 0 has read.
     kept_files: list[Path | None] = []  # the file for the result of each clip
     if is_main:
         kept_files = [_file_for_result(clip, files) for clip in clips]
     results: list[Any] = _kept_results(kept_files)  # of each clip. None until the clip is fitted
 
-    # In each round, every rank fits one of the clips without a result.
+    # In each round, every rank fits one of the clips without a result, and gets the results of all
+    # clips of the round.
     without_result = [index for index, result in enumerate(results) if result is None]
     world = utils_dist.get_world_size()  # number of ranks
     for first in range(0, len(without_result), world):
@@ -115,6 +117,7 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
             if is_main:
                 _write_result(result, kept_files[index])
 
+    # Without an option file there is no folder in which results are kept.
     if is_main and RUN.checks_folder:
         text = "spike.calibration auto: %d clips fitted in %.1f s, %d known from an earlier run"
         seconds = time.monotonic() - begin

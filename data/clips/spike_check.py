@@ -118,16 +118,17 @@ def _common_view(clip: Clip, grey: np.ndarray, rates: np.ndarray) -> Views:
         height, width = rates.shape
         grey = cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
         return Views(grey, rates, flipped_rates)
-    # With a calibration, the planes are warped onto the frame. `window` has the spike pixels that
-    # the whole frame needs (`crop`), and the warp. `region` is the part of the frame that both
-    # cameras see.
+    # With a calibration, the planes are warped onto the frame (calibrated_grid.py). `window` has
+    # the spike pixels that the whole frame needs (`crop`), and the warp (`to_rgb`). `region` is the
+    # part of the frame that both cameras see.
     window = clip.grid.window(Augment.whole(clip.size))
     region = clip.grid.region.slices
     warped_rates = []
     for plane in (rates, flipped_rates):
-        needed_pixels = plane[window.crop.slices]
-        [warped] = window.to_rgb(needed_pixels[None])  # (1, H, W): one channel
-        warped_rates.append(warped[region])
+        needed_pixels = plane[window.crop.slices]  # (h', w')
+        # `to_rgb` warps images of several channels. This one has one channel.
+        channels = window.to_rgb(needed_pixels[None])  # (1, h', w') -> (1, H, W)
+        warped_rates.append(channels[0][region])
     return Views(grey[region], warped_rates[0], warped_rates[1])
 
 
@@ -173,6 +174,11 @@ def _wrong_light(views: Views, spikes: DatSpikes) -> list[str]:
 def _wrong_frames(clip: Clip) -> list[str]:
     """Return a warning if the frames are means of another kind of light than the spikes integrate.
 
+    A ratio is (light at the sharp instant) / (mean light of the exposure), from the spikes. Such a
+    representation helps a network because the blurry frame times the ratio is the sharp frame. This
+    holds only if the blurry frame is the mean of the same kind of light. If it is the other kind,
+    the product is wrong by about 1 dB.
+
     The name of the folder of the frames tells the kind: "blur" has means of display values, and
     "blur_gamma" means of linear light. Returns a list of at most one text.
     """
@@ -206,7 +212,8 @@ def _narrow_windows(spikes: DatSpikes, count: int, rate: float) -> list[str]:
         return []
     half_windows_in_planes = []
     for half_window in half_windows:
-        # A value below 1 is a fraction of half the exposure, other values are planes.
+        # A value below 1 is a fraction of half the exposure, other values are planes. E.g. 0.5 in
+        # an exposure of 40 planes is half of 20 planes: 10 planes.
         if half_window < 1:
             half_windows_in_planes.append(half_window * count / 2)
         else:

@@ -112,9 +112,9 @@ def _has_decreased(light: np.ndarray) -> np.ndarray:
     light: (T, h, w) of `plane_light`. Returns bool (T, h, w).
     """
     # The length of an interval is 1 / light. So the condition is 1 / now > 1 / before + 1. Times
-    # now and before, this is before > now (1 + before), without a division by 0 in the dark. The
-    # intervals are whole planes, so where the condition fails both sides may be equal. 0.999 keeps
-    # rounding errors from deciding there. Plane 0 has no interval before it, so it stays False.
+    # now and before, this is before > now (1 + before), without a division by 0 in the dark. If
+    # the interval is longer by exactly one plane, both sides are equal, and 0.999 keeps a rounding
+    # error from deciding. Plane 0 has no interval before it, so it stays False.
     has_decreased = np.zeros(light.shape, bool)
     before = light[:-1]
     now = light[1:]

@@ -1,5 +1,15 @@
 """Refuse command lines of main_test_vrt.py whose flags exclude each other, or are missing.
 
+The command line has one of these forms, of which main_test_vrt.py shows more:
+
+    --opt FILE                                       a network, on the clips datasets.test
+    --weights FILE --input PATH --output DIR         a network, on the user's own clips
+    --method NAME --opt FILE                         a formula, on the clips datasets.test
+    --method NAME --spike PATH --output DIR          a formula, on the user's own clips
+    --method joint --input PATH --spike PATH --output DIR
+                                                     the joint solution, on the user's own clips. It
+                                                     may begin with a network: --weights FILE
+
 In: the values that argparse has read, from request.py. Out: nothing, or an OptionError. If there
 are several errors, the user sees the first one in the order of the lines of
 `refuse_contradictions`.
@@ -19,7 +29,8 @@ from utils.errors import OptionError
 from utils.output_folder import refuse_overlap
 
 # Flags of a network and its tiles, without dashes. A formula (--method) has no network, so they are
-# refused there.
+# refused there. `sigma`, the noise level that a denoiser is told, is in both lists: only a network
+# takes it, and for datasets.test it comes from the option file.
 FLAGS_OF_NETWORK = (
     "weights",
     "sigma",
@@ -44,7 +55,7 @@ def refuse_contradictions(args: Namespace, given_keys: set[str], is_of_own_clips
     the clips of datasets.test.
     """
     if args.method:
-        _refuse_flags_of_a_network(args, given_keys)
+        _refuse_unused_flags_of_a_network(args, given_keys)
     if is_of_own_clips:
         _refuse_missing_flags(args)
     else:
@@ -62,22 +73,21 @@ def refuse_contradictions(args: Namespace, given_keys: set[str], is_of_own_clips
         refuse_overlap(Path(args.output), inputs)
 
 
-def _refuse_flags_of_a_network(args: Namespace, given_keys: set[str]) -> None:
-    """Raise OptionError for flags of a network together with --method, which has no network."""
-    # The exception: the joint solution may begin with the frames of a network. Then all flags of
-    # FLAGS_OF_NETWORK are allowed.
+def _refuse_unused_flags_of_a_network(args: Namespace, given_keys: set[str]) -> None:
+    """Raise OptionError for flags of a network, and for --opt, that --method does not use."""
+    wrong = []
+    # The joint solution may begin with the frames of a network, the one of --weights. This network
+    # takes all flags of FLAGS_OF_NETWORK.
     begins_with_network = args.method == JOINT and args.weights is not None
-    if begins_with_network:
-        wrong = []
-    else:
+    if not begins_with_network:
         wrong = [key for key in FLAGS_OF_NETWORK if key in given_keys]
-    # With --input, only the network of an option file is used. A formula has no network, and the
-    # joint solution takes the network that the file of --weights describes. So --opt is refused.
-    and_input = ""
-    if args.input and "opt" in given_keys:
+    # For the user's own clips, --opt can only say which network restores them. A formula has none,
+    # and the joint solution takes the network that the file of --weights describes.
+    is_opt_unused = args.input and "opt" in given_keys
+    if is_opt_unused:
         wrong.append("opt")
-        and_input = " --input"
     if wrong:
+        and_input = " --input" if is_opt_unused else ""
         raise OptionError(
             what=f"{_as_flags(wrong)} with --method {args.method}{and_input}",
             where="the command line",

@@ -23,6 +23,7 @@ from models.restore.finished_clip import comparison_of
 from models.restore.job import Job
 from models.restore.psnr_plot import psnr_plot
 from models.restore.scores import (
+    LPIPS_NOTE,
     collect,
     instants_psnr,
     protocol_text,
@@ -102,10 +103,6 @@ def _page_of(job: Job, entries: Sequence[Mapping[str, Any]], results: Mapping[st
         if video.exists() and video.stat().st_size < MOST_BYTES_OF_VIDEO:
             videos[name] = data_uri("video/mp4", video.read_bytes())
     return build_report(job.title, results, examples, videos, captions)
-
-
-# Added to the metrics in the protocol if LPIPS is computed: network and version of LPIPS.
-LPIPS_NOTE = "; LPIPS: AlexNet, version 0.1"
 
 
 def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -44,6 +44,13 @@ def protocol_text(values: str, mean: str) -> str:
     )
 
 
+# If LPIPS is computed, the report appends LPIPS_NOTE to `protocol_text`: network and version of
+# LPIPS. scripts/compare_runs.py cuts it off at BEFORE_LPIPS, which must stay, because files of
+# finished tests have it.
+BEFORE_LPIPS = "; LPIPS"
+LPIPS_NOTE = f"{BEFORE_LPIPS}: AlexNet, version 0.1"
+
+
 def collect(
     clips: Sequence[Mapping[str, Any]], expected: int, mean: str = "clips"
 ) -> dict[str, Any]:

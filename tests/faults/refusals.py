@@ -132,11 +132,13 @@ def open_silent_server() -> socket.socket:
 
 # ---- Files ---------------------------------------------------------------------------------------
 
+# Number of bytes that "cut spikes" leaves of a spike file: no whole number of planes.
+BYTES_LEFT = 100
 # Kind of damage -> words of the error of a sample that reads the file.
 BROKEN = {
     "vanished frame": "No such file",
     "cut frame": "cannot read image",
-    "cut spikes": "100 bytes holds",
+    "cut spikes": f"{BYTES_LEFT} bytes holds",
 }
 
 
@@ -152,7 +154,7 @@ def damage(folder: Path, kind: str) -> None:
             os.truncate(frame, frame.stat().st_size // 2)
     elif kind == "cut spikes":
         for spikes in spike_files:
-            os.truncate(spikes, 100)
+            os.truncate(spikes, BYTES_LEFT)
 
 
 @dataclass
@@ -174,18 +176,23 @@ class BrokenFile:
 
 
 def break_file(kind: str, ranks: int) -> BrokenFile:
-    """Break the files of a run while it trains."""
+    """Break the files of a run while it trains.
+
+    The run trains "odd", a network of one convolution, because it starts fast. Nothing else goes
+    wrong in it (case "none" of tests/dist/odd_worker.py).
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Ranks(
-            ranks, *odd_command(write_odd_options(folder), "train.total_iter=100000")
-        ) as running:
+        options = write_odd_options(folder)
+        command = odd_command(options, "train.total_iter=100000", case="none")
+        with Ranks(ranks, *command) as running:
             running.wait_for("Iter: 1,", rank=0, limit_s=90)
             damage(folder, kind)
             damaged_at = time.monotonic()
             result = running.wait(limit_s=60)
             seconds = time.monotonic() - damaged_at
     says_what = BROKEN[kind] in result.text
+    # train0 and train1 are the training clips of `write_options`.
     says_where = "/train0/" in result.text or "/train1/" in result.text
     has_code = result.exit_codes == [3] * ranks
     return BrokenFile(kind, ranks, seconds, says_what and says_where and has_code, result.text)

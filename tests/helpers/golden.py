@@ -117,15 +117,19 @@ class NetVector:
 
 
 def load_net(name: str) -> NetVector:
-    """Return the vector of a whole network."""
+    """Return the vector of a whole network.
+
+    Most weights, under "sd/" and their name, and the input, under "input", are stored together as
+    bfloat16. The sines of the position bias are no numbers of bfloat16, so each of them is an entry
+    of its own, also under "sd/" and its name. All other entries are samples.
+    """
     config, tensors = load(name)
     config["network"].pop("recal_all_flows", None)  # an option that never had an effect
 
     stored = _weights_in_bfloat16(tensors.pop("bf16_bytes").numpy(), config["bf16_layout"])
-    # The sines of the position bias are no numbers of bfloat16, so they are stored on their own.
-    for key in list(tensors):
-        if key.startswith("sd/"):
-            stored[key] = tensors.pop(key)
+    sines = [key for key in tensors if key.startswith("sd/")]
+    for key in sines:
+        stored[key] = tensors.pop(key)
     weights = entries(stored, "sd/")
     if config["spynet"]:
         for key, value in spynet_weights().items():
@@ -139,7 +143,9 @@ def _weights_in_bfloat16(planes: np.ndarray, layout: list[Any]) -> dict[str, Ten
     planes: (2, values) uint8, all low bytes and then all high bytes, which compresses better.
     layout: pairs (key, shape), in the order of the tensors.
     """
-    bfloat16 = np.ascontiguousarray(planes.T).view(np.uint16).reshape(-1)
+    # The two bytes of each value, side by side. "<u2" reads them as one number, low byte first.
+    bytes_of_values = np.ascontiguousarray(planes.T)  # (values, 2)
+    bfloat16 = bytes_of_values.view("<u2").reshape(-1)
     # A bfloat16 is the upper half of a float32.
     float32 = (bfloat16.astype(np.uint32) << 16).view(np.float32)
     values = torch.from_numpy(float32.astype(np.float64))

@@ -95,6 +95,7 @@ def restored_moving_clip(moving_clip, tmp_path_factory) -> RestoredClip:
 def test_a_clip_that_moves_is_sharper_than_by_the_operator(
     restored_moving_clip, moving_clip, tmp_path
 ):
+    # As `gain_on`, but with the fixture, so that motion.pth restores this clip once for all tests.
     by_operator = restore_with(moving_clip, tmp_path, OPERATOR)
 
     assert restored_moving_clip.psnr > by_operator.psnr + 1  # dB
@@ -107,8 +108,9 @@ def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
     assert restore_with(clip, tmp_path / "out", MOTION).psnr > 42  # dB
 
 
-# Spikes per plane at full light. 0.6 is the usual rate of a scene. 0.1 are 6 spikes in an exposure
-# of 60 planes, and about 2 in a pixel of median light.
+# Spikes per plane at full light. 0.6 is the usual rate of a scene. At 0.1, a pixel in full light
+# has 0.1 * 60 = 6 spikes in an exposure of 60 planes. The median light is about a third of the full
+# light, which gives 2 spikes.
 @pytest.mark.parametrize("rate", [0.6, 0.1])
 def test_a_clip_that_stands_still_stays_as_the_operator_restores_it(rate, tmp_path):
     assert gain(Scene(rate=rate), tmp_path) > -MOST_LOST

@@ -6,6 +6,9 @@ kinds of clips with gaps:
     InterpolatedClip   a user's clip: new frames come between its frames
     LeftOutFrames      a clip to score on: every second frame is left out, and made anew
 
+In both kinds the given frames are numbered 0, 1, 2, ..., and gap g lies between the given frames g
+and g + 1. `given_frames` has the index of each given frame in the clip.
+
 In: a clip that a data set or data/clips/clip_reader.py has opened, from main_test_vrt.py or
 main_train_vrt.py. Out: a clip with gaps. restorer.py restores both kinds, from the frames that
 `frames_around_gaps` selects.
@@ -62,7 +65,7 @@ class InterpolatedClip:
         self.gaps: list[int | None] = []
         for frame_index, stem in enumerate(clip.stems):
             self.stems += [stem, f"{stem}_5"]
-            self.gaps += [None, frame_index]  # gap g lies after frame g
+            self.gaps += [None, frame_index]  # each frame is given, so gap g lies after frame g
         # There is no gap after the last frame.
         del self.stems[-1]
         del self.gaps[-1]
@@ -121,43 +124,48 @@ class LeftOutFrames:
         gap_count = len(self.given_frames) - length + 1
         self.gaps = range(first_gap, first_gap + gap_count)
         if not self.gaps:
+            left_out_between = length - 1  # one frame is left out between two given frames
             raise DataError(
                 what=f"clip {clip.name} has {len(clip.stems)} frames",
                 where=clip.name,
-                expected=f"at least {2 * length - 1}: {length} given frames and those between",
+                expected=f"at least {length + left_out_between}: {length} given frames and those "
+                "between",
                 do="leave the clip out",
             )
-        # Gap g lies between the frames 2 g and 2 g + 2 of the clip.
-        self.stems = [clip.stems[2 * gap + 1] for gap in self.gaps]
+        # For each gap, the index of its left-out frame in the clip: the frame after the given frame
+        # before the gap.
+        self._left_out = [self.given_frames[gap] + 1 for gap in self.gaps]
+        self.stems = [clip.stems[left_out] for left_out in self._left_out]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
         """Return the left-out frame as gt, and as lq the mean of the given frames beside it.
 
-        The mean is the simplest interpolation, to compare with.
+        The mean is the simplest interpolation, to compare with. `reverse` has no effect, because
+        only spikes depend on the direction of time.
         """
-        first = 2 * self.gaps[index]
-        before = self.clip.frame(first)
-        left_out = self.clip.frame(first + 1)
-        after = self.clip.frame(first + 2)
+        middle = self._left_out[index]
+        before = self.clip.frame(middle - 1)
+        left_out = self.clip.frame(middle)
+        after = self.clip.frame(middle + 1)
         mean = (before["lq"] + after["lq"]) / 2
         return {"lq": mean, "gt": left_out["gt"]}
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        left_out = 2 * self.gaps[index] + 1
-        return self.clip.spike_light(left_out, spike)
+        return self.clip.spike_light(self._left_out[index], spike)
 
     def digest(self) -> str:
         return self.clip.digest()
 
 
-def frames_around_gaps(reader: Any, wanted: range, length: int) -> list[int]:
+ClipWithGaps = InterpolatedClip | LeftOutFrames
+
+
+def frames_around_gaps(reader: ClipWithGaps, wanted: range, length: int) -> list[int]:
     """Return the frames from which the network makes the new frames, `length` for each gap.
 
-    Gap g lies between the given frames g and g + 1. Half of the frames lie before the gap. E.g.
-    length 4: for gap 1 the given frames 0, 1 | 2, 3, and for gap 0 the given frames 0, 0 | 1, 2,
-    because there is no frame before frame 0.
+    Half of the frames lie before the gap. E.g. length 4: for gap 1 the given frames 0, 1 | 2, 3,
+    and for gap 0 the given frames 0, 0 | 1, 2, because there is no frame before frame 0.
 
-    reader: an InterpolatedClip or LeftOutFrames.
     wanted: indices of frames of `reader`.
 
     The result has indices of frames of `reader.clip`.
@@ -168,8 +176,9 @@ def frames_around_gaps(reader: Any, wanted: range, length: int) -> list[int]:
         gap = reader.gaps[index]
         if gap is None:  # a given frame, which the network does not make
             continue
-        first = gap + 1 - length // 2
-        for position in range(first, first + length):
+        # The last given frame before the gap is `gap`, and the first one after it is `gap + 1`.
+        half = length // 2
+        for position in range(gap + 1 - half, gap + 1 - half + length):
             # Beyond the ends of the clip, the first or the last given frame is repeated.
             inside = min(max(position, 0), last_given_frame)
             selection.append(reader.given_frames[inside])

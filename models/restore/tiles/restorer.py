@@ -19,13 +19,13 @@ Tests: tests/parts/models/test_tiling.py; tests/stories/test_main_test.py runs t
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from models.restore.tiles.frame_cache import SPARE_FRAMES, FrameCache
-from models.restore.tiles.gaps import frames_around_gaps
+from models.restore.tiles.gaps import ClipWithGaps, frames_around_gaps
 from models.restore.tiles.plan import WHOLE, Tiling, smaller_tiling
 from models.restore.tiles.stream import Moment, stream_clip
 from utils import device as devices
@@ -76,12 +76,15 @@ class Restorer:
     def with_cache(self, reader: FrameReader) -> FrameReader:
         """Return the reader with a cache for the frames of one tile in time.
 
-        A caller may pass the cached reader to `frames`. Afterwards the cache still holds the input
-        of the last tile, e.g. to compare the results with it.
+        `frames` reads each clip through a cache. validated_clip.py calls this before, and passes
+        the cached reader to `frames`, so that it can read the input of the last tile once more. If
+        a reader has a cache already, it is returned unchanged.
         """
-        # A reader may have a cache already, from the caller of `frames`. For a network that
-        # interpolates, `_interpolate_frames` makes the cache.
-        if isinstance(reader, FrameCache) or self.tiling.spec.interpolates:
+        if isinstance(reader, FrameCache):
+            return reader
+        # A network that interpolates reads other frames than it returns. So `_interpolate_frames`
+        # makes another cache.
+        if self.tiling.spec.interpolates:
             return reader
         frames_of_tile = self.tiling.num_frame_testing
         if frames_of_tile == WHOLE:
@@ -90,28 +93,36 @@ class Restorer:
         capacity = frames_of_tile + SPARE_FRAMES
         return FrameCache(reader, capacity)
 
-    def frames(self, reader: Any, wanted: range, tick: Tick = lambda _: None) -> Iterator[Tensor]:
+    def frames(
+        self, reader: FrameReader | ClipWithGaps, wanted: range, tick: Tick = lambda _: None
+    ) -> Iterator[Tensor]:
         """Yield the restored frames `wanted` of a clip, each (C, sH, sW) float32 on the CPU.
 
-        reader: the clip, a FrameReader. For a network that interpolates, an InterpolatedClip or
-        LeftOutFrames, whose given frames come back unchanged. tick: see `stream_clip`.
+        reader: the clip. For a network that interpolates, a clip with gaps (gaps.py), whose given
+        frames come back unchanged.
+        tick: is called with the number of wanted frames that were restored since its last call.
         """
         if self.tiling.spec.interpolates:
-            yield from self._interpolate_frames(reader, wanted, tick)
+            clip_with_gaps = cast(ClipWithGaps, reader)
+            yield from self._interpolate_frames(clip_with_gaps, wanted, tick)
         else:
             yield from self._restore_frames(reader, wanted, tick)
 
-    def _interpolate_frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
+    def _interpolate_frames(
+        self, reader: ClipWithGaps, wanted: range, tick: Tick
+    ) -> Iterator[Tensor]:
         """Yield the frames `wanted` of a clip with gaps, see `frames`.
 
         The frames around the gaps are put one behind the other, as if they were one clip. E.g.
-        length 4: the given frames 0 0 1 2 for gap 0, then 0 1 2 3 for gap 1. The tiles in time have
+        length 4, two given frames on either side of a gap: 0 0 | 1 2 for gap 0, where frame 0 is
+        repeated because no frame is before it, then 0 1 | 2 3 for gap 1. The tiles in time have
         this length and no overlap (`Tiling.of`), so each tile is one gap.
         """
         length = self.tiling.spec.least_frames  # given frames that the network takes for a gap
         selection = frames_around_gaps(reader, wanted, length)
-        # Two neighbouring gaps share all but one of their frames. So with a cache of little more
-        # than `length` frames, each frame is read once.
+        # The cache has each frame of the clip once, however often it is in the selection. Two
+        # neighbouring gaps share all but one of their frames. So with a cache of little more than
+        # `length` frames, each frame is read once.
         capacity = length + SPARE_FRAMES
         frames_of_gaps = FrameCache(reader.clip, capacity=capacity, selection=selection)
 

@@ -289,9 +289,10 @@ def bright_dark_bright():
 def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(bright_dark_bright):
     changed = change_threshold(bright_dark_bright, factor=0.5, rng=np.random.default_rng(1))
 
-    # Between two recorded spikes a pixel got the charge of one threshold. This charge is enough for
-    # two spikes at half the threshold. In the dark time no recorded spike is left, so there are two
-    # spikes at most, and fewer where a part of the charge came in bright planes.
+    # The dark time lies within one interval of each pixel: from its last spike in the first bright
+    # time to its first spike in the second. The whole interval has the charge of one threshold,
+    # spread evenly over its planes. At half the threshold this is enough for two spikes. Where one
+    # of them comes in the bright planes at the ends of the interval, fewer are in the dark.
     in_the_dark = changed[20:39].sum(axis=0)
     assert (in_the_dark <= 2).all()
     assert in_the_dark.mean() < 2.0
@@ -300,9 +301,11 @@ def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(brigh
 def test_half_the_threshold_gives_nearly_a_spike_per_plane_in_bright_light(bright_dark_bright):
     changed = change_threshold(bright_dark_bright, factor=0.5, rng=np.random.default_rng(1))
 
-    # 0.9 / 0.5 is more than one spike a plane, so nearly each plane has a spike. Of the 9 planes of
-    # the second bright time, the first may have no spike.
-    assert changed[:20].mean() > 0.97
+    # 0.9 / 0.5 is more than one spike a plane, so nearly each plane has a spike.
+    first_bright_time = changed[:20]
+    assert first_bright_time.mean() > 0.97
+    # The second bright time has the planes 39 to 48. Plane 39 is left out, because it has the light
+    # of the dark interval that its spike ends. In some pixels, plane 40 ends this interval.
     assert changed[40:].mean() > 0.9
 
 
@@ -334,14 +337,23 @@ def changed_by_definition(
     expected = np.empty_like(stream)
     for plane, light in enumerate(plane_light(stream)):
         # If the light becomes much less, whole spikes that were left from the bright time are lost.
-        # With intervals a (before) and b, the light falls from 1/a to 1/b. The condition is
-        # b > a + 1: 1/b < (1/a) / (1 + 1/a). 0.999 allows for rounding.
+        # The condition is that the interval becomes longer by more than one plane. Intervals are
+        # 1 / light, so:
+        #
+        #     1 / light > 1 / former + 1
+        #     former > light + light former       times light and former, which may be 0
+        #     former > light (1 + former)
+        #
+        # If the interval is longer by exactly one plane, both sides are equal. 0.999 keeps a
+        # rounding error from deciding there.
         falls = light * (one + former) < np.float32(0.999) * former
         np.fmod(charge, one, out=charge, where=falls)
         charge += light / np.float32(factor) + np.float32(dark)
         expected[plane] = charge >= one
         charge -= expected[plane]
-        # A pixel fires once a plane. Of more charge, at most one spike is kept for later.
+        # A pixel fires once a plane. Of the charge that is left, one whole spike and the part of a
+        # spike are kept: 2.4 becomes 1.4. Only a lower threshold or a dark current leaves 2 or
+        # more. Otherwise a plane adds at most 1 to a charge below 1.
         if factor < 1 or dark:
             np.add(np.fmod(charge, one), one, out=charge, where=charge >= 2)
         former = light

@@ -134,8 +134,12 @@ def test_a_clip_without_frames_is_refused(tmp_path):
 
 @pytest.fixture
 def forks(tmp_path, monkeypatch) -> None:
-    """Let each restoration be a fork, which imports nothing. The film below has a new Python."""
-    fork_client_variable()  # the environment of this process has it now
+    """Let each restoration begin as a fork of a process that has imported torch already.
+
+    This saves the seconds of the import. The test of the film below does not use it, so one
+    restoration begins as it does for a user.
+    """
+    fork_client_variable()  # starts the fork server, whose address os.environ then has
     monkeypatch.setattr(sys, "executable", str(write_python(tmp_path / "bin" / "python")))
 
 
@@ -165,7 +169,8 @@ def test_a_rate_is_asked_for_if_nobody_gives_it(tmp_path, clip, rate, is_asked_f
     assert ("give spike.rate" in work.messages()) == is_asked_for
 
 
-# `make test` restores the film below by the name "operator".
+# Slow, and not in `make test`, where one name is enough: the film below is restored by "operator",
+# the default of `start_restoration`.
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", sorted(path.stem for path in (ROOT / "weights").glob("*.pth")))
 def test_all_shipped_weights_restore_by_name(tmp_path, clip, weights):
