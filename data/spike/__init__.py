@@ -30,4 +30,8 @@ Compute spikes from light, and light from spikes.
     light.py              computes light from spikes
     light_fit.py          whether a sensor counted linear light or display values
     pictures.py           turns pictures into light and back
+
+Find names that stood elsewhere in version 0.9.0.
+
+    moved.py              old place -> new place, with a warning
 """

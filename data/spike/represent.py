@@ -39,6 +39,7 @@ from typing import Any, Literal
 import numpy as np
 
 from . import averages, interval_rate, plane_windows, ratios, synapses
+from .moved import moved_names
 from .pictures import DISPLAY_GAMMA
 from .registry import REPRESENTATIONS, Representation, representation
 
@@ -176,3 +177,7 @@ def channel_count(name: str, **options: Any) -> int:
     stream = np.zeros((8192, 1, 1), np.uint8)
     center = len(stream) // 2
     return len(REPRESENTATIONS[name].function(stream, center, **options))
+
+
+# Names that stood here in version 0.9.0.
+__getattr__ = moved_names(__name__, {"exposure_estimate": "data.spike.ratios"})

@@ -17,6 +17,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from .moved import moved_names
+
 
 class IntegrateAndFire:
     """A spike sensor that takes one plane of light at a time.
@@ -94,3 +96,14 @@ class IntegrateAndFire:
         The charge continues from the last call.
         """
         return np.stack([self.step(light) for light in lights])
+
+
+# Names that stood here in version 0.9.0.
+__getattr__ = moved_names(
+    __name__,
+    {
+        "to_linear": "data.spike.pictures",
+        "to_display": "data.spike.pictures",
+        "to_grey": "data.spike.pictures",
+    },
+)

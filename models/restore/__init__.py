@@ -29,4 +29,6 @@ Validate during a training.
 
     validation.py        restores the test split on all ranks
     validated_clip.py    restores and scores one clip
+
+    tiling.py            the former place of tiles/, for programs of users
 """
