@@ -1,4 +1,4 @@
-"""Give the names of tiles/ where version 0.9.0 had them. Goes with the version after the next one."""
+"""Give the names of tiles/ where version 0.9.0 had them, until the version after the next one."""
 
 import warnings
 
