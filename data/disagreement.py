@@ -31,9 +31,9 @@ def what_differs(pairs: Sequence[Pair], measures: Measures, pixel: int, is_calib
         if flipped:
             return flipped
 
-    # Shifted: the phase correlation has a clear peak.
-    if measures.response >= LEAST_RESPONSE:
-        shift = _shift_in_words(measures.shift)
+    # Shifted: the phase correlation has a clear peak, and the peak is not in the middle.
+    shift = _shift_in_words(measures.shift)
+    if shift and measures.response >= LEAST_RESPONSE:
         return (
             f"the spikes are shifted by {shift}: check spike.calibration of two cameras, "
             "spike.head_columns, and the planes (spike.first, spike.exposure, spike.center)"
@@ -80,7 +80,10 @@ SMALLEST_NAMED_SHIFT = 0.35
 
 
 def _shift_in_words(shift: tuple[float, float]) -> str:
-    """Return a shift (right, down) in words: (3.0, -1.5) -> "3.0 px to the right and 1.5 px up"."""
+    """Return a shift (right, down) in words: (3.0, -1.5) -> "3.0 px to the right and 1.5 px up".
+
+    Returns "" if the shift is smaller than `SMALLEST_NAMED_SHIFT` along both axes.
+    """
     right, down = shift
     words = []
     if abs(right) >= SMALLEST_NAMED_SHIFT:

@@ -1,0 +1,31 @@
+"""data/disagreement.py: the words for spikes and frames that do not agree."""
+
+import numpy as np
+import pytest
+
+from data.disagreement import what_differs
+from data.edge_shift import Measures, Pair
+
+
+@pytest.fixture(scope="module")
+def unlike_pairs():
+    """Give two pictures of noise, which no flip makes alike."""
+    rng = np.random.default_rng(0)
+    spikes, frame = rng.random((2, 64, 64), np.float32)
+    return [Pair(spikes, frame)]
+
+
+def test_a_shift_is_said_in_pixels_and_directions(unlike_pairs):
+    measures = Measures(correlation=0.2, shift=(3.0, -1.5), response=0.6)
+
+    words = what_differs(unlike_pairs, measures, pixel=2, is_calibrated=False)
+
+    assert words.startswith("the spikes are shifted by 3.0 px to the right and 1.5 px up: check")
+
+
+def test_a_shift_of_less_than_a_pixel_is_not_said_to_be_the_cause(unlike_pairs):
+    measures = Measures(correlation=0.2, shift=(0.2, -0.1), response=0.6)
+
+    words = what_differs(unlike_pairs, measures, pixel=2, is_calibrated=False)
+
+    assert words.startswith("check spike.flip, spike.h and spike.w, spike.calibration")
