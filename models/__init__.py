@@ -31,7 +31,7 @@ Read weights.
     loading.py             puts tensors into a network; load_report.py says which
     portable.py            finds the network of a file
     recognise.py           recognises the published networks
-    released.py            downloads them; released_networks.py has their arguments
+    released.py            downloads them; released_networks.py has their names and arguments
     saved_network.py       a file with its network
 
 Test a network.

@@ -54,6 +54,7 @@ class RecordedClip:
                 do="add them, or choose a method that needs none",
             )
         # `reader.dataset` is a `TestClips`, for --input `UserClips` (data/clips/clip_reader.py).
+        # The backend of `UserClips` is a `DiskFiles`, and `UserClips` simulates no camera.
         self.reader = reader
         self.frames = len(reader.stems)  # number of frames of the clip
         if context is None:

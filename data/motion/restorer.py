@@ -4,7 +4,7 @@ Two methods use it: JointMethod (joint_method.py) and LearnedMotion (learned_met
 in what makes the first estimate, what finds the motion, and what improves the estimate:
 
     start        makes the first estimate z_0, by a formula or a network
-    find         finds the motion within the exposure (finder.py)
+    find         finds the motion within the exposure (flow.py; for weights, finder.py chooses)
     bands_of     cuts a large frame into bands of rows, which are solved alone (bands.py)
     Equations    sets up the equations of both cameras along this motion (joint/)
     improve      turns z_0 into the sharp frame z, with the equations

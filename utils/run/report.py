@@ -152,7 +152,7 @@ def _state_in_words(
 class _Warning(NamedTuple):
     """A warning of the run. The page templates/run.html reads these names."""
 
-    text: str  # e.g. "the disk is nearly full"
+    text: str  # e.g. "the disk of ... has room for 3 more saves"
     time: str  # of its last occurrence, e.g. "2026-11-27 12:03:55"
     times: int  # number of its occurrences
 
