@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from data.cameras import spike_source
-from data.cameras.calibration import load_calibration
+from data.cameras.calibration import Calibration, load_calibration
 from data.cameras.dataset_info import DatasetInfo, load_info
 from data.clips.manifest import Source
 from utils.errors import DataError
@@ -57,7 +57,9 @@ def spikes_of(
 def properties_of(section: Any, info: DatasetInfo) -> dict[str, Any]:
     """Return `ClipSources.spike_data` for a single root.
 
-    section: the section `spike` of the options. info: what dataset.json of the root says.
+    section: the section `spike` of the options. info: what dataset.json of the root says. Its
+    `trained_rate` counts unless the option gives a rate: the rate by which a network that is
+    trained on all clips gets the spikes divided, "match" if the clips differ, None if not known.
     """
     properties = {
         "rate": info.trained_rate if section.rate is None else section.rate,
@@ -66,28 +68,32 @@ def properties_of(section: Any, info: DatasetInfo) -> dict[str, Any]:
         "planes": info.planes,
         "gt_plane": info.gt_plane,
     }
-    # The option spike.calibration has four kinds of values:
-    #     null         both cameras have one view, so there is no calibration
-    #     "auto"       each clip is calibrated from its own frames, so no calibration is common
-    #     "recorded"   the calibration in dataset.json, if there is one
-    #     otherwise    the path of a file
-    option = section.calibration
-    recorded = info.calibration if option == "recorded" else None
-    if option in (None, "auto"):
-        has_calibration = False
-    elif option == "recorded":
-        has_calibration = bool(recorded)
-    else:
-        has_calibration = True
-    if has_calibration:
-        properties["calibration"] = load_calibration(option, recorded).plain()
+    calibration = _calibration_of_all_clips(section.calibration, info)
+    if calibration is not None:
+        properties["calibration"] = calibration.plain()
     return properties
+
+
+def _calibration_of_all_clips(option: str | None, info: DatasetInfo) -> Calibration | None:
+    """Return the calibration that all clips of a root have, or None.
+
+    option: the option spike.calibration. info: what dataset.json of the root says.
+    """
+    if option is None:  # both cameras have one view
+        return None
+    if option == "auto":  # each clip is calibrated from its own frames
+        return None
+    if option == "recorded":  # the calibration in dataset.json, if there is one
+        return load_calibration(option, info.calibration) if info.calibration else None
+    return load_calibration(option)  # the path of a file
 
 
 def common_properties(properties_of_roots: list[dict[str, Any]]) -> dict[str, Any]:
     """Return one value for each property of `ClipSources.spike_data`, for several roots together.
 
-    E.g. the rates 0.5 and 0.7 become "match", and the planes 40 and 56 become None.
+    E.g. the rates 0.5 and 0.7 become "match", and the planes 40 and 56 become None. "match" means
+    that each clip has its own rate, and None that the value is not known or not common. For the
+    calibration an absent key means the same as None. So if only some roots have one, there is none.
     """
     # The values of properties that differ between roots. All other properties become None.
     if_different = {"rate": None, "light": "linear"}

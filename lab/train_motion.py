@@ -234,10 +234,15 @@ class Sample:
 
 # ---- The control: the motion is hidden ---------------------------------------------------------
 #
-# The two masks have an entry for each channel of two results of `Equations`
-# (data/motion/joint/network_channels.py).
-# The entry is True if --plain must hide the channel. If `Equations` gets a new channel, its mask
-# needs a new entry. `test_the_control_sees_neither_the_motion_nor_its_equations` in
+# The conv net of a learned step reads two results of `Equations`
+# (data/motion/joint/network_channels.py):
+#
+#     evidence    what is known at a pixel before any step, e.g. how far the motion may be wrong
+#     pulls       how the equations would change the present frame
+#
+# A mask has an entry for each channel. The entry is True if --plain must hide the channel. If
+# `Equations` gets a new channel, its mask needs a new entry.
+# `test_the_control_sees_neither_the_motion_nor_its_equations` in
 # tests/parts/house/test_train_motion.py notices a channel that shows the motion.
 
 HIDDEN_EVIDENCE = torch.tensor(
@@ -269,8 +274,8 @@ class HiddenEquations:
     The conv net still sees the blurry frame, its noise, the light, and the spikes of the sharp
     instant. The proposal is the first estimate, and all hidden channels are 0.
 
-    It has the members of `utils.contract.JointEquations`, because the learned steps take either
-    this class or `Equations`.
+    `Equations` is the class with the motion. The protocol `utils.contract.JointEquations` lists the
+    members that the learned steps use. Both classes have them, so the steps take either class.
     """
 
     def __init__(self, equations: JointEquations) -> None:
@@ -293,9 +298,11 @@ class HiddenEquations:
 def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
     """Hide the motion and the equations of all samples. Changes the samples.
 
-    `train` uses two things of a sample. The first is its equations, which it makes later:
-    `is_plain` lets `Sample.equations_along` return hidden equations. The second is its proposal,
-    which was computed before: the first estimate replaces it here.
+    `train` uses two things of a sample:
+
+        equations   `train` makes them later by `Sample.equations_along`. If `is_plain` is set, this
+                    method returns `HiddenEquations`.
+        proposal    It was computed before, so the first estimate replaces it here.
     """
     for samples_of_set in samples.values():
         for sample in samples_of_set:
@@ -321,7 +328,7 @@ def main(argv: Sequence[str]) -> int:
 
     # The network: the operator with the fusion "motion". --begin gives its steps other weights.
     operator = read_saved(OPERATOR_WEIGHTS)
-    saved, net = motion_network(operator, args.network)
+    description, net = motion_network(operator, args.network)
     if args.begin:
         begin_at(net, args.begin)
     trained = steps_of(net, args.part)
@@ -334,18 +341,18 @@ def main(argv: Sequence[str]) -> int:
     parameter_count = sum(parameter.numel() for parameter in trained.parameters())
     print(f"{sample_count} samples, {parameter_count:,} parameters", flush=True)
 
-    # `net` holds the newest weights, and the file gets averaged weights. A second network of the
-    # same form takes the averaged weights, so that saving does not disturb the training of `net`.
-    _, averaged = motion_network(operator, args.network)
+    # The file gets the average of the weights over many updates. The training goes on with the
+    # newest weights, so they must stay in `net`. A second network is filled for the file.
+    _, net_of_file = motion_network(operator, args.network)
 
-    def save(weights: Mapping[str, Tensor], updates: int) -> None:
-        """Write motion.pth with these weights of the trained steps.
+    def save(averaged: Mapping[str, Tensor], updates: int) -> None:
+        """Write motion.pth with the averaged weights of the trained steps.
 
         updates: number of updates so far.
         """
-        averaged.load_state_dict(net.state_dict())  # the steps that are not trained, too
-        steps_of(averaged, args.part).load_state_dict(weights)
-        write_weights(out / "motion.pth", saved, averaged, updates)
+        net_of_file.load_state_dict(net.state_dict())  # everything that is not trained
+        steps_of(net_of_file, args.part).load_state_dict(averaged)
+        write_weights(out / "motion.pth", description, net_of_file, updates)
 
     train(
         trained,

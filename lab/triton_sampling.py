@@ -114,9 +114,9 @@ def _position(offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP: 
     top, left: y and x of the upper left corner, int32.
     fy, fx: the distances of the sample from this corner, in [0, 1].
 
-    offset: (n, G, 9, 2, h, w), the shifts dy and dx of each tap.
-    dy_plane: number of the plane (h, w) of dy in `offset`, 2 ((image G + group) 9 + tap). The next
-    plane is dx.
+    offset: (n, G, 9, 2, h, w), the shifts dy and dx of each tap. So it consists of planes (h, w)
+    with HW numbers each: first dy of tap 0, then dx of tap 0, then dy of tap 1, and so on.
+    dy_plane: number of the plane of dy, 2 ((image G + group) 9 + tap). The next plane is dx.
 
     E.g. tap 1, the place above the output pixel, of the pixel at y = 5 and x = 7, with dy = 0.25
     and dx = -0.5: the sample is at y = 5 - 1 + 0.25 = 4.25 and x = 7 + 0 - 0.5 = 6.5. So top = 4,
@@ -138,8 +138,13 @@ def _position(offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP: 
 
 @jit
 def _corner_index(first_index, y, x, W, C: tl.constexpr):
-    """Return the index of each channel of a corner in x, (ROWS, PAD). y, x: (ROWS,)."""
-    return first_index + ((y * W + x).to(tl.int64) * C)[:, None]
+    """Return where the channels of a corner are in the input (n, G, h, w, C), (ROWS, PAD).
+
+    first_index: where the channels of pixel 0 of the image are, (ROWS, PAD).
+    y, x: place of the corner, (ROWS,). It is pixel y W + x, and each pixel has C channels.
+    """
+    pixel = (y * W + x).to(tl.int64)
+    return first_index + (pixel * C)[:, None]
 
 
 @jit
@@ -154,25 +159,25 @@ def _is_corner(is_used, y, x, H, W):
 
 
 @jit
-def _corner(x_values, first_index, is_used, H, W, C: tl.constexpr, y, x):
+def _corner(values, first_index, is_used, H, W, C: tl.constexpr, y, x):
     """Return the channels of a corner, (ROWS, PAD) float32. They are 0 outside of the image.
 
-    x_values: the input. y, x: place of the corner, (ROWS,).
+    values: the input of the convolution, (n, G, h, w, C). y, x: place of the corner, (ROWS,).
     """
     index = _corner_index(first_index, y, x, W, C)
     is_read = _is_corner(is_used, y, x, H, W)
-    return tl.load(x_values + index, mask=is_read, other=0.0).to(tl.float32)
+    return tl.load(values + index, mask=is_read, other=0.0).to(tl.float32)
 
 
 @jit
-def _corners(x_values, first_index, is_used, top, left, H, W, C: tl.constexpr):
+def _corners(values, first_index, is_used, top, left, H, W, C: tl.constexpr):
     """Return the corners of each sample: upper left, upper right, lower left, lower right."""
     bottom = top + 1
     right = left + 1
-    v_00 = _corner(x_values, first_index, is_used, H, W, C, y=top, x=left)
-    v_01 = _corner(x_values, first_index, is_used, H, W, C, y=top, x=right)
-    v_10 = _corner(x_values, first_index, is_used, H, W, C, y=bottom, x=left)
-    v_11 = _corner(x_values, first_index, is_used, H, W, C, y=bottom, x=right)
+    v_00 = _corner(values, first_index, is_used, H, W, C, y=top, x=left)
+    v_01 = _corner(values, first_index, is_used, H, W, C, y=top, x=right)
+    v_10 = _corner(values, first_index, is_used, H, W, C, y=bottom, x=left)
+    v_11 = _corner(values, first_index, is_used, H, W, C, y=bottom, x=right)
     return v_00, v_01, v_10, v_11
 
 
@@ -194,6 +199,8 @@ def _entry_index(pixel, group, channel, G: tl.constexpr, C: tl.constexpr, TAP: t
     """Return the index in columns (n h w, G, 9, C) of the entries of a tap, (ROWS, PAD).
 
     pixel: (ROWS,). group: a number. channel: (PAD,).
+
+    The index is ((pixel G + group) 9 + tap) C + channel. The list above has an example.
     """
     first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
     return first_entry + channel[None, :]
@@ -226,12 +233,12 @@ def _add_to_corners(
 
     E.g. with fy = 0.25 and fx = 0.5: 0.375 and 0.375 above, 0.125 and 0.125 below.
     """
-    upper = gradient * (1 - fy)[:, None]
-    lower = gradient * fy[:, None]
-    g_00 = upper * (1 - fx)[:, None]
-    g_01 = upper * fx[:, None]
-    g_10 = lower * (1 - fx)[:, None]
-    g_11 = lower * fx[:, None]
+    gradient_above = gradient * (1 - fy)[:, None]
+    gradient_below = gradient * fy[:, None]
+    g_00 = gradient_above * (1 - fx)[:, None]
+    g_01 = gradient_above * fx[:, None]
+    g_10 = gradient_below * (1 - fx)[:, None]
+    g_11 = gradient_below * fx[:, None]
     bottom = top + 1
     right = left + 1
     _add_to_corner(grad_x, first_index, is_used, g_00, H, W, C, y=top, x=left)

@@ -9,6 +9,21 @@ the exposure, and the error that is expected of it. The motion is the one that m
 takes with the same weights and spike options. Of several clips the first one is shown.
 """
 
+# The program in its order:
+#
+#     read_command    the command line
+#     request_of      the same flags as main_test_vrt.py understands them
+#     read_weights    the weights, and the part of their network that knows how to find motion
+#     first_clip      the frames, and the spikes as main_test_vrt.py reads them with these weights
+#     section_of      for each frame: its motion as pictures
+#     page            everything as one HTML file, by utils/templates/sample.html
+#
+# What must stay: the page shows the motion that main_test_vrt.py takes, so weights and spikes are
+# read by its functions. Modules that bring torch are imported within functions, so that --help does
+# not wait for torch.
+# Free to change: texts and pictures of the page, which are for people.
+# Test: tests/parts/scripts/test_show_motion.py
+
 import argparse
 import sys
 from pathlib import Path
@@ -31,22 +46,10 @@ if TYPE_CHECKING:
     from models.restore.request import TestRequest
     from models.saved_network import SavedNetwork
 
-# The program in its order:
-#
-#     read_command    the command line
-#     test_request    the same flags as main_test_vrt.py understands them
-#     read_weights    the weights, and the part of their network that knows how to find motion
-#     first_clip      the frames, and the spikes as main_test_vrt.py reads them with these weights
-#     section_of      for each frame: its motion as pictures
-#     page            everything as one HTML file, by utils/templates/sample.html
-#
-# What must stay: the page shows the motion that main_test_vrt.py takes, so weights and spikes are
-# read by its functions. Modules that bring torch are imported within functions, so that --help does
-# not wait for torch.
-# Free to change: texts and pictures of the page, which are for people.
-# Test: tests/parts/scripts/test_show_motion.py
-
 WEIGHTS = ROOT / "weights/motion.pth"  # the weights without --weights
+# Planes that are read before and after an exposure. `RecordedClip` understands None as half as many
+# as the exposure has.
+HALF_OF_EXPOSURE = None
 
 
 class Picture(NamedTuple):
@@ -73,19 +76,18 @@ def main(arguments: list[str] | None = None) -> int:
     from data.motion.finder import finder_of
     from data.motion.recording import RecordedClip
 
-    request = test_request(command)
+    request = request_of(command)
     saved, fusion = read_weights(command.weights)
     reader = first_clip(command, request, saved)
-    # context=None: on each side of an exposure, half as many planes as it has are read, too.
-    clip = RecordedClip(reader, context=None)
+    clip = RecordedClip(reader, context=HALF_OF_EXPOSURE)
     refuse_other_frames(command.frames, clip.frames)
 
     # `find` estimates the motion within an exposure, as the weights ask for: by optical flow, or by
     # a network.
     find = finder_of(fusion.motion_by, fusion.motion_net, torch.device("cpu"))
-    # The gain is the spikes per plane at full light, of each spike pixel, (h, w). The second result
-    # says which pixels can be trusted. It is not needed, because other pixels have the usual gain.
-    gain, _ = clip.gain()
+    # The gain is the spikes per plane at full light, of each spike pixel, (h, w). A pixel whose own
+    # gain cannot be trusted has the usual gain, so `find` can use the gain of all pixels.
+    gain, _is_trusted = clip.gain()
     sections = []
     for frame in command.frames:
         recording = clip.read(frame)
@@ -98,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def test_request(command: argparse.Namespace) -> "TestRequest":
+def request_of(command: argparse.Namespace) -> "TestRequest":
     """Return what main_test_vrt.py understands of the same flags. Raises OptionError as it does.
 
     Its own parser reads the flags, so that both programs read the spikes alike.

@@ -1229,6 +1229,7 @@ def convert(command: argparse.Namespace) -> None:
         flipud=not command.out_no_flip,
         bit_order=command.out_bit_order,
     )
+    # A candidate is a file read with one geometry. It can say what speaks against the geometry.
     candidate = Candidate(command.file, stored)
     planes = candidate.file.planes
     count = command.count
@@ -1244,13 +1245,14 @@ def convert(command: argparse.Namespace) -> None:
         form = in_words(stored)
         form += " (no --size: from dataset.json, or the only known size that fits)"
     print(f"{command.file}: {planes} planes of {form}")
-    for doubt in candidate.doubts(candidate):
+    # There is no other candidate, so this one is the best.
+    for doubt in candidate.doubts(best=candidate):
         print(f"  warning: {doubt}")
 
     # Each block holds some planes, (t, h, w). `tracked` yields the blocks and shows how many planes
-    # were yielded. It calls `len` to learn how many planes a block has.
+    # were yielded: a block has `len(block)` planes.
     blocks = candidate.file.parts(command.first, count)
-    blocks = tracked(blocks, count, "converting", "planes", len)
+    blocks = tracked(blocks, count, "converting", "planes", size=len)
     formats.write_spikes(command.out, blocks, written)
     if formats.is_array(command.out):
         form = f"{written.height} x {written.width}, an array of uint8"

@@ -4,7 +4,7 @@ The flow of a first start:
 
     preflight               each split (train, test) of the option file
       check_source          each data root of a split
-        _Check.run          list all files, then look at them in groups of about 4096:
+        _Check.run          list all files, then look at them in groups (FILES_AT_ONCE):
           _look_at_files    open each file once, in threads
           _check_clips      do the names, sizes and numbers of files fit (ClipCheck)?
           _warn_of_content  what is lost in reading, do spikes and frames fit (spike_check)?
@@ -56,15 +56,17 @@ from utils.run.progress import open_progress
 
 logger = logging.getLogger(__name__)
 
-# A function (total, name, unit) that opens a progress bar for a `with` block, e.g. with the
-# arguments (2103, "checking train", "files").
+# A function (total, name, unit) that opens a progress bar for a `with` block. E.g. `show` is one:
+# `with show(2103, "checking train", "files") as progress`.
 OpenProgress = Callable[[int, str, str], Any]
-# The default of the functions below: no progress is shown.
+# The default of `show`: a bar that shows nothing. The first argument of `open_progress` is the kind
+# of the bar.
 NO_PROGRESS_BAR: OpenProgress = partial(open_progress, "none")
 
 # Number of files that are looked at before their clips are checked. A group ends with the clip that
 # reaches this number. The looks of a group are dropped after it, so this bounds the memory. Groups
-# of a few files would leave threads without work at the end of each group.
+# of a few files would leave threads without work at the end of each group. A repeated start looks
+# at 4096 files, too, but that is another number (data/clips/kept.py).
 FILES_AT_ONCE = 4096
 
 
@@ -80,10 +82,10 @@ class Report:
     # What the log says in place of `counts()`, if a stored result or a clip cache was read. E.g.
     # "22 cached clips". "" if the files were checked.
     note: str = ""
-    # Digest of the options that were checked, by which a later start finds the stored result. "" if
-    # nothing is stored.
+    # Two names of the stored result; "" and None if none is stored. A later start finds the result
+    # by the digest of the options that were checked. The other ranks of this start find it by
+    # (name, checksum).
     options_digest: str = ""
-    # (name, checksum) of the stored result, by which other ranks find it. None if none is stored.
     record_id: RecordId | None = None
 
     def counts(self) -> str:
@@ -93,8 +95,8 @@ class Report:
         """
         frames = sum(frame_counts(self.clips))
         sizes = set()
-        # One clip of each form is enough, because clips of one form have one size. A table makes a
-        # Clip only if it is asked for it.
+        # Clips of one form have one size, so ask one clip of each form. `self.clips` may be a
+        # `ClipTable`, which makes a Clip anew for each request, so asking all clips takes longer.
         for clip in one_of_each_form(self.clips):
             height, width = clip.size
             sizes.add(f"{height} x {width}")

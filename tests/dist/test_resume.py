@@ -67,71 +67,72 @@ def samples_of_steps(result: RankResult) -> dict[int, list[str]]:
 
 @dataclass
 class Starts:
-    """Seven starts, one after another. A step has 4 samples in all but three of them.
+    """Seven starts of two runs, one after another. Each is named by the step it trains to.
 
-    Each start trains for one step: two from step 0 on, four from step 1 on, and so on. The run
-    "run" is named by the option file. The run "other" begins from the checkpoint of "run".
+    The run "run" is named by the option file. The run "other" begins from the checkpoint of "run":
+
+        start         ranks   samples a step   --resume names      trains the steps
+        run_to_1      2       4                nothing             1
+        other_to_2    4       4                checkpoint of run   2
+        other_to_3    1       4                checkpoint of run   3, from its own checkpoint
+        run_refused   1       1                nothing             none
+        run_to_4      1       1                checkpoint of run   2 to 4
+        run_to_5      1       1                nothing             5
+        other_to_5    1       4                checkpoint of run   4 and 5, from its own checkpoint
     """
 
     options: Path
-    # Checkpoint of "run", which --resume names, and the own checkpoint of "other".
-    source: Path
-    own: Path
-    # "run" on two ranks, until step 1.
-    two: RankResult
-    # "other" on four ranks, from the checkpoint of "run", until step 2.
-    four: RankResult
-    # "other" on one rank, from its own checkpoint, until step 3. --resume still names the
-    # checkpoint of "run".
-    one: RankResult
+    checkpoint_of_run: Path
+    checkpoint_of_other: Path
+    run_to_1: RankResult
+    other_to_2: RankResult
+    other_to_3: RankResult
     # The last steps of both runs after these three starts.
     step_of_run: int
     step_of_other: int
-    # "run" with one sample in a step: first without --resume, then with it, then without it again.
-    refused: RankResult
-    begun: RankResult
-    again: RankResult
+    run_refused: RankResult
+    run_to_4: RankResult
+    run_to_5: RankResult
     # The last checkpoint of "run".
     state_of_run: dict[str, Any]
-    # "other" once more, until step 5.
-    branch: RankResult
+    other_to_5: RankResult
 
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory) -> Starts:
     """Train by seven starts."""
     options = runs.write_odd_options(tmp_path_factory.mktemp("starts"))
-    source = runs.folder_of_run(options, "run") / "checkpoints/checkpoint_latest.pth"
-    own = runs.folder_of_run(options, "other") / "checkpoints/checkpoint_latest.pth"
-    named = ("--resume", str(source))
+    checkpoint_of_run = runs.folder_of_run(options, "run") / "checkpoints/checkpoint_latest.pth"
+    checkpoint_of_other = runs.folder_of_run(options, "other") / "checkpoints/checkpoint_latest.pth"
+    named = ("--resume", str(checkpoint_of_run))
     other = ("task=other", *named)
 
-    two = run(options, ranks=2, until=1, batch=2, accumulated=1)
-    four = run(options, *other, ranks=4, until=2, batch=1, accumulated=1)
-    one = run(options, *other, ranks=1, until=3, batch=2, accumulated=2)
+    run_to_1 = run(options, ranks=2, until=1, batch=2, accumulated=1)
+    other_to_2 = run(options, *other, ranks=4, until=2, batch=1, accumulated=1)
+    other_to_3 = run(options, *other, ranks=1, until=3, batch=2, accumulated=2)
     step_of_run = runs.latest_checkpoint(options, "run")["step"]
     step_of_other = runs.latest_checkpoint(options, "other")["step"]
 
-    refused = run(options, ranks=1, until=3, batch=1, accumulated=1)
-    begun = run(options, *named, ranks=1, until=4, batch=1, accumulated=1)
-    again = run(options, ranks=1, until=5, batch=1, accumulated=1)
+    run_refused = run(options, ranks=1, until=3, batch=1, accumulated=1)
+    run_to_4 = run(options, *named, ranks=1, until=4, batch=1, accumulated=1)
+    run_to_5 = run(options, ranks=1, until=5, batch=1, accumulated=1)
     state_of_run = runs.latest_checkpoint(options, "run")
 
-    branch = run(options, *other, ranks=1, until=5, batch=2, accumulated=2)
+    other_to_5 = run(options, *other, ranks=1, until=5, batch=2, accumulated=2)
     return Starts(
         options=options,
-        source=source,
-        own=own,
-        two=two,
-        four=four,
-        one=one,
+        checkpoint_of_run=checkpoint_of_run,
+        checkpoint_of_other=checkpoint_of_other,
+        run_to_1=run_to_1,
+        other_to_2=other_to_2,
+        other_to_3=other_to_3,
         step_of_run=step_of_run,
         step_of_other=step_of_other,
-        refused=refused,
-        begun=begun,
-        again=again,
+        run_refused=run_refused,
+        run_to_4=run_to_4,
+        run_to_5=run_to_5,
         state_of_run=state_of_run,
-        branch=branch,
+        other_to_5=other_to_5,
     )
 
 
@@ -150,13 +151,13 @@ def samples_of_one_rank(options: Path, epochs: int) -> list[str]:
 
 
 def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks(starts):
-    assert starts.two.exit_codes == [0, 0], starts.two.text
-    assert starts.four.exit_codes == [0, 0, 0, 0], starts.four.text
-    assert starts.one.exit_codes == [0], starts.one.text
+    assert starts.run_to_1.exit_codes == [0, 0], starts.run_to_1.text
+    assert starts.other_to_2.exit_codes == [0, 0, 0, 0], starts.other_to_2.text
+    assert starts.other_to_3.exit_codes == [0], starts.other_to_3.text
 
-    samples = samples_of_steps(starts.two)
-    samples |= samples_of_steps(starts.four)
-    samples |= samples_of_steps(starts.one)
+    samples = samples_of_steps(starts.run_to_1)
+    samples |= samples_of_steps(starts.other_to_2)
+    samples |= samples_of_steps(starts.other_to_3)
     # An epoch has 8 samples, two steps. So step 3 is in the second epoch.
     expected = samples_of_one_rank(starts.options, epochs=2)
     assert samples[1] + samples[2] + samples[3] == expected[:12]
@@ -164,16 +165,16 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks(starts):
 
 def test_a_start_on_another_number_of_ranks_says_once_what_differs(starts):
     said = "4 ranks now, 2 before: the same samples in the same order, but sums round differently"
-    assert starts.four.text.count(said) == 1
+    assert starts.other_to_2.text.count(said) == 1
 
 
 def test_a_run_begins_from_the_checkpoint_that_is_named(starts):
-    assert f"resumed from {starts.source} at iter 1" in starts.four.text
+    assert f"resumed from {starts.checkpoint_of_run} at iter 1" in starts.other_to_2.text
 
 
 def test_a_run_goes_on_from_its_own_checkpoint_if_it_has_more_steps_than_the_named_one(starts):
-    assert "this run has a checkpoint of its own at iter 2" in starts.one.text
-    assert f"resumed from {starts.own} at iter 2" in starts.one.text
+    assert "this run has a checkpoint of its own at iter 2" in starts.other_to_3.text
+    assert f"resumed from {starts.checkpoint_of_other} at iter 2" in starts.other_to_3.text
 
 
 def test_a_run_that_begins_from_another_run_does_not_change_the_checkpoint_of_the_other_run(starts):
@@ -181,41 +182,44 @@ def test_a_run_that_begins_from_another_run_does_not_change_the_checkpoint_of_th
     assert starts.step_of_other == 3
 
 
-# The position in the epoch counts steps. With another number of samples in a step, it would mean
-# other samples.
+# A checkpoint says how many steps of the epoch are done, and not how many samples. E.g. 1 step of 4
+# samples has used samples 0 to 3. Read as 1 step of 1 sample, it would have used only sample 0.
 OTHER_SAMPLES = "samples a step 4 -> 1"
 
 
 def test_a_resume_with_another_number_of_samples_in_a_step_is_refused(starts):
-    assert starts.refused.exit_codes == [CHANGE_OPTIONS], starts.refused.text
-    assert OTHER_SAMPLES in starts.refused.text
+    assert starts.run_refused.exit_codes == [CHANGE_OPTIONS], starts.run_refused.text
+    assert OTHER_SAMPLES in starts.run_refused.text
     # The advice: name the checkpoint.
-    assert f"--resume {starts.source}" in starts.refused.text
+    assert f"--resume {starts.checkpoint_of_run}" in starts.run_refused.text
 
 
 def test_a_named_checkpoint_of_another_number_of_samples_begins_the_next_epoch(starts):
-    assert starts.begun.exit_codes == [0], starts.begun.text
+    assert starts.run_to_4.exit_codes == [0], starts.run_to_4.text
+    # The log counts epochs from 1, so this is epoch 1 of the checkpoint, which counts from 0.
     said = f"({OTHER_SAMPLES}): epoch 2 begins with its first sample"
-    assert said in starts.begun.text
+    assert said in starts.run_to_4.text
     # Only the order of the samples is spoken of.
-    assert "ranks now" not in starts.begun.text
+    assert "ranks now" not in starts.run_to_4.text
 
 
 def test_a_run_goes_on_in_the_epoch_that_a_named_checkpoint_began(starts):
-    assert starts.again.exit_codes == [0], starts.again.text
-    assert "begins with" not in starts.again.text
+    assert starts.run_to_5.exit_codes == [0], starts.run_to_5.text
+    assert "begins with" not in starts.run_to_5.text
     assert starts.state_of_run["step"] == 5
-    # Epoch 1 (the second one) began after step 1. Steps 2 to 5 took its first four batches.
+    # Step 1 was in epoch 0. run_to_4 began epoch 1 with step 2, so steps 2 to 5 are the first four
+    # steps of epoch 1.
     assert starts.state_of_run["epoch"] == 1
     assert starts.state_of_run["batch"] == 4
 
 
 def test_a_run_goes_on_from_its_own_checkpoint_although_the_named_one_has_more_steps_now(starts):
-    # --resume names the checkpoint of "run", which is at step 5. "other" is at step 3.
-    assert starts.branch.exit_codes == [0], starts.branch.text
-    assert "starting at iter 3 of 5" in starts.branch.text, starts.branch.text
+    # At the start of other_to_5, "run" (which --resume names) is at step 5, and "other" at step 3.
+    assert starts.other_to_5.exit_codes == [0], starts.other_to_5.text
+    assert "starting at iter 3 of 5" in starts.other_to_5.text, starts.other_to_5.text
     assert runs.latest_checkpoint(starts.options, "run")["step"] == 5
     assert runs.latest_checkpoint(starts.options, "other")["step"] == 5
+    # Step 1 belongs to "run", and "other" began after it.
     curve = runs.history(starts.options, "other")["train/loss"]
     assert [step for step, _loss in curve] == [2, 3, 4, 5]
 
@@ -223,7 +227,8 @@ def test_a_run_goes_on_from_its_own_checkpoint_although_the_named_one_has_more_s
 # ---- Ranks without a common disk ----
 
 # A rank that works in the folder of its first argument. The results of the run are in a relative
-# folder. So each rank has results of its own, as on hosts without a common disk.
+# folder. So each rank has results of its own, as on hosts without a common disk. `pop` removes the
+# folder from the arguments, so odd_worker.py reads the other arguments as if they were all.
 APART = f"""
 import os, runpy, sys
 os.chdir(sys.argv.pop(1))

@@ -2,11 +2,18 @@
 
 utils/dist/watchdog.py explains the watchdog as a whole. `Watchdog.run` is the loop of the thread:
 every half second it writes a beat (the phase of the main thread) into the store, reads the beats of
-a few other ranks, and judges them. Three things end the run:
+a few other ranks, and judges them. Four things end the run:
 
-    a verdict            a rank stands still: SILENT, STUCK or DEAD     `_report`
-    a failure            another rank has claimed it in the store       `_follow`
-    no answer            the store is lost, or a stranger wrote there   `_end_...`
+    a rank stands still                          `_report`
+    another rank has claimed a failure           `_follow`
+    the store does not answer any more           `_end_without_store`
+    a stranger wrote into the store              `_end_by_foreign_value`
+
+A rank stands still if it is
+
+    SILENT   it writes no beat
+    STUCK    it writes beats, but its main thread is too long in one phase
+    DEAD     its process is gone
 
 What must stay: the order in `_report`, which is first the report, then the key REPORTED, then the
 end of the process (test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end). Free to change: the
@@ -62,16 +69,25 @@ LONG_PHASE_S = 1.0
 # silence, e.g. while a user selects text in the terminal, needs no line.
 TELL_AFTER_S = 10.0
 
-# Seconds that the reporting rank waits for the stacks of another rank. A stuck rank still beats,
-# twice a second: it sees the failure with its next beat, so three beats are enough. A silent rank
+# What the reporting rank waits for in `_report`, e.g. if rank 3 is stuck:
+#
+#     at once          the reporting rank claims the failure of rank 3 in the store
+#     within 1.5 s     rank 3 reads the failure with a beat, and writes its stacks into the store
+#     then             the report is written, and REPORTED is set, so that the other ranks may end
+#     within 0.5 s     rank 3 sees REPORTED, and ends. If it does not, it is killed
+#
+# Seconds for the stacks. A stuck rank beats twice a second, so this is three beats. A silent rank
 # will hardly answer, so the shorter wait is for a rank that is only slow.
 STUCK_ANSWERS_S = 1.5
 SILENT_ANSWERS_S = 0.5
-# Seconds that a stuck rank gets to end itself, before it is killed: one beat, as it ends with it.
+# Seconds for a stuck rank to end itself: one beat.
 STUCK_ENDS_S = 0.5
 # Seconds without an answer of the store, three beats, after which a rank ends if the process that
 # hosts the store is gone. The store will never answer again, so a longer wait only delays the end.
 HOST_GONE_S = 1.5
+# torch's time limit of a request to the store: so long that it never comes. The host of the store
+# may be suspended for a while, which is no failure. `_watch_watchdog` has the real limit.
+NEVER = timedelta(days=365)
 
 
 class Watchdog(threading.Thread):
@@ -88,9 +104,7 @@ class Watchdog(threading.Thread):
         self.store: Store | None = None  # None in a single process
         if RUN.store is not None:
             self.store = RUN.store.clone()  # each thread needs a connection of its own
-            # The host of the store may be suspended for a while, which is no failure. So torch's
-            # time limit is set so high that it never comes; `_watch_watchdog` has the real limit.
-            self.store.set_timeout(timedelta(days=365))
+            self.store.set_timeout(NEVER)
         self.beats = Beats(self.rank, RUN.launch.world_size, self.store)
 
         # What this thread does.
@@ -98,7 +112,9 @@ class Watchdog(threading.Thread):
         self.interval_s = BEAT_S  # seconds between two beats
         self.passes = 0  # how often `run` has gone through its loop
         self.stopped = threading.Event()  # set by `stop`
-        self.guard: subprocess.Popen[bytes] | None = None  # `run` sends a byte to it in each pass
+        # The process that ends this rank if none of its threads can run; None until `watch`. `run`
+        # sends a byte to it in each pass.
+        self.guard: subprocess.Popen[bytes] | None = None
         # `utils_dist.ranks` sets this when the program has finished. From then on the other ranks
         # may end as well, and must not be taken for DEAD.
         self.ending = False
@@ -107,14 +123,16 @@ class Watchdog(threading.Thread):
 
         # What the main thread does.
         self.place = RUN.place  # the phase of the last beat
-        # When this phase began, on the clock of the beats. While the main thread waits for a paused
-        # terminal, each beat sets it to the present, so that the wait does not count.
+        # When this phase began, on the clock of the beats. The time since then must stay below the
+        # limit of the phase. While the main thread waits for a paused terminal, each beat sets
+        # `phase_began` to the present, so the time stays 0.
         self.phase_began = self.beats.clock.now()
         self.blocked_since: float | None = None  # since when the main thread waits for a terminal
         self.has_told_of_block = False  # whether the log file has the line about this wait
 
-        # The stacks go into a file in memory, so that nothing is left on the disk. The name of the
-        # file proves to other ranks of this host that the process is a rank of this run.
+        # The stacks go into a file in memory, so that nothing is left on the disk. Before another
+        # rank signals or kills this process, it looks for an open file of this name in it
+        # (utils/dist/stacks.py). Without such a file the process is not a rank of this run.
         self.stack_file, self.stack_path = system.file_in_memory(stack_file_name(self.rank))
         # When another rank, or the guard, sends SIGUSR2, faulthandler writes the stacks. Its
         # handler is C code, which runs even while another thread holds Python's lock (the GIL).

@@ -54,12 +54,13 @@ def restore_progress(
     state = resumed.state
     progress = _progress_in(state)
 
-    # A checkpoint of the last step of an epoch was saved before `next_epoch` was called. Call it
-    # here, because no step is left in that epoch. Here and below, `..._then` is a value of the
-    # checkpoint, because an epoch may have had another number of steps then. An early version did
-    # not save the number of steps. For its checkpoints, take the present number.
+    # The data that the checkpoint was written with, and its steps per epoch. An early version did
+    # not save them. For its checkpoints, take the present number of steps.
     order_then = _order_in(state)
     steps_per_epoch_then = order.steps if order_then is None else order_then.steps
+
+    # A checkpoint of the last step of an epoch was saved before `next_epoch` was called. Call it
+    # here, because no step is left in that epoch.
     if progress.batch == steps_per_epoch_then:
         progress.next_epoch()
 
@@ -72,16 +73,19 @@ def restore_progress(
     own_folder = own_checkpoint(folder, "latest").parent
     is_own = resumed.path.parent.resolve() == own_folder.resolve()
     if is_own:
-        progress.saved = progress.step
+        progress.saved = progress.step  # the newest checkpoint_latest of this run is of this step
     else:
         _forget_files_of_other_run(progress)
-    # W&B knows a run by its task and not by its folder. If somebody has copied the folder and given
-    # the copy another task, the copy is another run for W&B.
+    # The id of the run at W&B belongs to the task, e.g. "deblur". If somebody copies the folder of
+    # "deblur" and resumes the copy with the task "deblur2", the copy must get an id of its own.
     if state["options"].get("task") != options.get("task"):
         progress.wandb_id = None
+    # The best PSNR does not count if it e.g. was measured on other test clips.
     _forget_incomparable_best(progress, folder, options_of_psnr(changes), scored_on)
 
-    # A finished run reads no more samples, so its data may have changed.
+    # A finished run reads no more samples, so its data may have changed. Whether it had finished is
+    # asked with the steps per epoch of its own data: with a larger number, steps would seem to be
+    # left.
     if progress.step < planned_steps(train, steps_per_epoch_then, progress):
         _fit_position_to_data(progress, order_then, order, resumed, options)
     return progress

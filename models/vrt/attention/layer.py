@@ -3,7 +3,8 @@
 For tokens u (positions, C), a position for each token of each window:
 
     self attention      softmax(scale q k^T + bias + mask) v among the T tokens of a window
-    mutual attention    the same between the two frames of a window, of u + positions, without bias
+    mutual attention    the same for u + positions, without bias, between the two frames of a
+                        window: a token of one frame attends to the T / 2 tokens of the other frame
     result              proj(self), or proj(mutual, self) if the layer has both
 
 Letters: T tokens in a window, C channels, C/heads channels of a head.
@@ -88,19 +89,23 @@ class WindowAttention(nn.Module):
 
         u: the tokens, normalised, at all positions of the windows. Padding is zero.
         w: the weights by the names of `weights`, in the dtype of u.
-        tape: where our attention for CPUs keeps its results. None: torch or a GPU kernel computes.
-        is_plain: whether torch's operators are used on every device.
+        tape, is_plain: they choose the form of the attention (attention/window.py):
+
+            is_plain=True             torch's operators on every device; `tape` is None
+            is_plain=False, a tape    our attention for CPUs, which keeps its results on the tape
+            is_plain=False, no tape   our kernel for GPUs if it accepts the windows, else torch's
         """
         out = self._attend(
-            u, "qkv", chunk, w, tape, is_plain, bias=w["bias"], mutual=False
+            u, "qkv_self", chunk, w, tape, is_plain, bias=w["bias"], mutual=False
         )  # (positions, C)
         if self.mutual:
             # Each frame has T / 2 tokens. To each token the sine table of its place within the
             # frame is added, (1, T / 2, C).
-            by_frame = u.view(-1, chunk.tokens // 2, u.shape[1])  # (2 windows, T / 2, C)
+            by_frame = u.view(-1, chunk.tokens // 2, u.shape[1])  # (2 x windows, T / 2, C)
             u = (by_frame + w["positions"]).view_as(u)
             # The output at frame 1 comes from the queries of frame 2 and the keys and values of
-            # frame 1, and vice versa.
+            # frame 1: it is frame 1, moved to where its content is in frame 2. At frame 2 it is the
+            # other way round.
             mutual = self._attend(u, "qkv_mut", chunk, w, tape, is_plain, bias=None, mutual=True)
             out = torch.cat((mutual, out), dim=1)  # (positions, 2 C), as `proj` takes it
         return F.linear(out, w["proj"], w["proj_bias"])  # (positions, C)
@@ -118,7 +123,7 @@ class WindowAttention(nn.Module):
     ) -> Tensor:
         """Compute self attention or mutual attention: u (positions, C) -> (positions, C).
 
-        key: name of the weights of q, k and v in w, "qkv" or "qkv_mut".
+        key: name of the weights of q, k and v in w, "qkv_self" or "qkv_mut".
         bias: (heads, T, T), added to the logits, or None.
         mutual: whether the two frames of a window attend to each other.
         """
@@ -148,8 +153,8 @@ class WindowAttention(nn.Module):
         weights: Weights = {
             # Added to the logits of self attention. It depends on the offset between two tokens.
             "bias": self._relative_bias(tokens),
-            "qkv": self.qkv_self.weight,
-            "qkv_bias": self.qkv_self.bias,
+            "qkv_self": self.qkv_self.weight,
+            "qkv_self_bias": self.qkv_self.bias,
             "proj": self.proj.weight,
             "proj_bias": self.proj.bias,
         }

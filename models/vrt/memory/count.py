@@ -1,9 +1,9 @@
 """Counts what a training step has in memory for backward, module by module.
 
-`count_moments` runs the forward pass once with every branch recomputed, and notes what autograd has
-saved by the end of each module (`Moment`). A branch is the attention or the MLP of a block, or the
-MLP at the end of a stage. branches.py then measures what each branch would save in addition without
-recomputing, and transient.py estimates what a backward pass takes for a moment.
+`count_memory_use` runs the forward pass once with every branch recomputed, and notes what autograd
+has saved by the end of each module (`MemoryUse`). A branch is the attention or the MLP of a block,
+or the MLP at the end of a stage. branches.py then measures what each branch would save in addition
+without recomputing, and transient.py estimates what a backward pass takes for a moment.
 
 What must stay, and which test notices (in tests/parts/models/test_fit_memory.py):
 
@@ -28,7 +28,7 @@ from models.vrt.memory.transient import alignment_transient, block_transient
 from utils import device as devices
 
 
-class Moment(NamedTuple):
+class MemoryUse(NamedTuple):
     """The memory in use during the backward pass of one module."""
 
     # The branches of this module.
@@ -42,13 +42,13 @@ class Moment(NamedTuple):
     transient: int = 0
 
 
-def count_moments(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
+def count_memory_use(net: nn.Module, run: Callable[[], Any]) -> list[MemoryUse]:
     """Set every checkpoint flag of the network, in place, and count what a step then saves.
 
     run: function that runs one forward pass of net at the training size.
 
-    Returns the moments in the order of the forward pass. The last moment is the end of the forward
-    pass, and has no branches.
+    Returns the memory in use during the backward pass of each module, in the order of the forward
+    pass. The last entry is the end of the forward pass, and has no branches.
     """
     # `forked_generators` restores torch's random generators at the end. So the training draws the
     # same numbers as without this run.
@@ -56,17 +56,17 @@ def count_moments(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
     with devices.forked_generators(first_parameter.device), torch.enable_grad():
         passes, saved_at_end = _run_with_all_recomputed(net, run)
         measured = MeasuredBranches(net)
-        moments = []
+        uses = []
         for module, x, saved in passes:
             if isinstance(module, DeformAlign):
                 # No branches, but its backward pass allocates much.
-                moment = Moment([], saved, alignment_transient(module, x))
+                use = MemoryUse([], saved, alignment_transient(module, x))
             else:
                 transient = block_transient(module, x) if isinstance(module, Block) else 0
-                moment = Moment(measured.of(module, x), saved, transient)
-            moments.append(moment)
-    end_of_forward = Moment([], saved_at_end)
-    return [*moments, end_of_forward]
+                use = MemoryUse(measured.of(module, x), saved, transient)
+            uses.append(use)
+    end_of_forward = MemoryUse([], saved_at_end)
+    return [*uses, end_of_forward]
 
 
 class _ForwardPass(NamedTuple):

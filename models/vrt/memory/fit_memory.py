@@ -20,16 +20,15 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from models.vrt.memory.branches import Branch
-from models.vrt.memory.count import Moment, count_moments
+from models.vrt.memory.count import MemoryUse, count_memory_use
 
 logger = logging.getLogger(__name__)
 
 GB = 1e9
 # Weight, gradient and the two moments of Adam: four numbers of 4 bytes, float32.
 BYTES_PER_PARAMETER = 16
-# The count of tensors leaves out workspaces and fragmentation. It is within 3 % of what a step
-# allocates, and for recomputed blocks of the plain form up to 10 % below it
-# (docs/benchmarks/net.md). So the estimate is the count times this factor. With a larger factor,
+# The estimate is the count of tensors times this factor, because the count may be up to 10 % too
+# small: it leaves out workspaces and fragmentation (docs/benchmarks/net.md). With a larger factor,
 # more would be recomputed than needed. With a smaller factor, a step may not fit.
 MARGIN = 1.1
 
@@ -44,20 +43,20 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
     Returns the estimate of what a step needs, in GB (1e9 bytes). If it is larger than the budget,
     all branches are recomputed, and a warning says so.
     """
-    moments = count_moments(net, run)
+    uses = count_memory_use(net, run)
     branches = []
-    for moment in moments:
-        branches += moment.branches
+    for use in uses:
+        branches += use.branches
     parameter_count = sum(parameter.numel() for parameter in net.parameters())
     parameter_bytes = BYTES_PER_PARAMETER * parameter_count
 
-    def needed_bytes() -> float:
+    def bytes_with_present_flags() -> float:
         # The estimate for the present flags of the modules, which `_keep_branches` changes.
-        return MARGIN * (parameter_bytes + _activations(moments).peak)
+        return MARGIN * (parameter_bytes + _activations(uses).peak)
 
-    _keep_branches(branches, needed_bytes, budget=budget_gb * GB)
-    kept, peak = _activations(moments)
-    need = needed_bytes()
+    _keep_branches(branches, bytes_with_present_flags, budget=budget_gb * GB)
+    kept, peak = _activations(uses)
+    need = bytes_with_present_flags()
     recomputed_count = sum(_is_recomputed(branch) for branch in branches)
     logger.info(
         "checkpoint auto: %d of %d branches are recomputed in backward; about %.2f GB of %.2f GB "
@@ -72,7 +71,7 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
 
 
 def _keep_branches(
-    branches: list[Branch], needed_bytes: Callable[[], float], budget: float
+    branches: list[Branch], bytes_with_present_flags: Callable[[], float], budget: float
 ) -> None:
     """Stop recomputing branches, one after the other, as long as a step fits the budget.
 
@@ -80,7 +79,7 @@ def _keep_branches(
     more than the budget, recompute this branch after all, and try the next branch, which may be
     smaller.
 
-    needed_bytes: function that estimates what a step needs with the present flags. budget: bytes.
+    bytes_with_present_flags: function that estimates what a step needs. budget: bytes.
     """
 
     def work_per_byte(branch: Branch) -> float:
@@ -89,7 +88,7 @@ def _keep_branches(
 
     for branch in sorted(branches, key=work_per_byte, reverse=True):
         setattr(branch.owner, branch.flag, False)
-        if needed_bytes() > budget:
+        if bytes_with_present_flags() > budget:
             setattr(branch.owner, branch.flag, True)
 
 
@@ -101,6 +100,7 @@ def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -
     # The share of the present activations that would fit. Activations grow with the area of a crop,
     # so the side of the crop shrinks by the square root of the share. If the weights alone exceed
     # the budget, the room is negative, and the share is 0.
+    # `fit_memory` computes need = MARGIN * (parameter_bytes + activations). Solved for activations:
     room_for_activations = budget_gb * GB / MARGIN - parameter_bytes
     activations = need / MARGIN - parameter_bytes
     share = max(0.0, room_for_activations / activations)
@@ -119,32 +119,32 @@ class Activations(NamedTuple):
     peak: int  # the most at a time
 
 
-def _activations(moments: list[Moment]) -> Activations:
+def _activations(uses: list[MemoryUse]) -> Activations:
     """Estimate the activations with the present flags, in bytes.
 
     In the backward pass of a module, three things are in memory: what all modules up to this module
     have saved, what its recomputed branches give, and what the pass itself allocates (transient).
     E.g. two blocks, each with one branch of 10 MB. The second branch is recomputed. In MB:
 
-        moment           saved   branches kept so far   recomputed   in all
+        module           saved   branches kept so far   recomputed   in all
         block 1              5                     10            0       15
         block 2             10                     10           10       30   the peak
         end of forward      10                     10            0       20   kept
 
-    moments: one for each module, in the order of the forward pass.
+    uses: one for each module, in the order of the forward pass.
     """
     kept_in_branches = 0  # bytes of the branches so far that are not recomputed
     peak = 0
-    for moment in moments:
+    for use in uses:
         recomputed = 0  # bytes of the branches that the backward pass of this module recomputes
-        for branch in moment.branches:
+        for branch in use.branches:
             if _is_recomputed(branch):
                 recomputed += branch.bytes
             else:
                 kept_in_branches += branch.bytes
-        during_backward = moment.saved + kept_in_branches + recomputed + moment.transient
+        during_backward = use.saved + kept_in_branches + recomputed + use.transient
         peak = max(peak, during_backward)
-    end_of_forward = moments[-1]
+    end_of_forward = uses[-1]
     kept = end_of_forward.saved + kept_in_branches
     return Activations(kept, peak)
 
