@@ -359,8 +359,9 @@ class TrainLoader:
         if is_out_of_shm:
             expected = "room in /dev/shm for the batches of all workers"
             do = ENLARGE_SHM
-        # If an error comes from a worker, its first line is "Caught ...", then comes the traceback,
-        # and the error itself is the last line. Otherwise the first line says most.
+        # If an error comes from a worker, its first line is e.g. "Caught OSError in DataLoader
+        # worker process 0.", then comes the traceback, and the error itself is the last line.
+        # Otherwise the first line says most.
         lines = str(error).strip().splitlines()
         reason = lines[-1] if "Caught" in lines[0] else lines[0]
         return DataError(

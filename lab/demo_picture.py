@@ -123,7 +123,7 @@ def without_sharp(strip: np.ndarray) -> np.ndarray:
     width_of_panel = strip.shape[1] // len(PANELS)
     width = width_of_panel * len(PANELS)
     panels = panels_of(strip[:, :width], PANELS)
-    return comparison_strip({name: panels[name] for name in PANELS[:3]})
+    return comparison_strip({name: panels[name] for name in PANELS[:-1]})
 
 
 # ---- Pages and pictures ----------------------------------------------------------------------
@@ -154,7 +154,8 @@ def save_tensorboard(run: Path, picture: Path) -> None:
     command += ["--load_fast", "false", "--host", "127.0.0.1", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        # The page shows each scalar with a name that matches this expression.
+        # The tab "Time Series" (#timeseries) shows each scalar with a name that matches the regular
+        # expression `tagFilter`.
         names = "|".join(f"^{re.escape(tag)}$" for tag in SCALARS)
         address = f"{_address_of(process)}?tagFilter={quote(names)}#timeseries"
         with headless_browser(1280, 1160, 2) as browser:
@@ -189,7 +190,8 @@ def _address_of(process: subprocess.Popen[str]) -> str:
 # ---- A training on a terminal ----------------------------------------------------------------
 
 STEPS = 30
-# The progress bar when 70 to 89 % of the steps are done. The picture shows the last such bar.
+# The progress bar when 70 to 89 % of the steps are done, e.g. " 83%|". The picture shows the last
+# such bar.
 NEARLY_DONE = rb" [78]\d%\|"
 STYLE = (
     "body{margin:0;background:#1e1e1e;color:#ddd} "
@@ -211,7 +213,8 @@ def save_terminal(options: str, picture: Path) -> None:
             raise SystemExit(written.decode())
 
         # What the program had written when it drew the last bar that is nearly done. A carriage
-        # return ends a bar.
+        # return ends a bar, and the next bar overwrites it. So the text ends before this carriage
+        # return, which still leaves the bar on the screen.
         bars = list(re.finditer(NEARLY_DONE, written))
         end = written.index(b"\r", bars[-1].start())
         rows = screen(written[:end])

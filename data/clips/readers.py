@@ -56,12 +56,11 @@ class Reader:
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         """Return the tensors of a frame, float32.
 
-        The result is {"lq": (C, H, W) in [0, 1]}, and if the clip has them also
+        s is the scale, S the number of spike channels, K the number of sharp frames of each
+        exposure. The result is {"lq": (C, H, W) in [0, 1]}, and if the clip has them also
 
             "gt": (3, s H, s W), "spike": (S, H, W), "gt_instants": (3 K, s H, s W).
 
-        s is the scale, S the number of spike channels, K the number of sharp frames of each
-        exposure.
         index: number of the frame, from 0. reverse: whether time runs backwards within the spikes.
         """
         raise NotImplementedError

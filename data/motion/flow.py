@@ -138,7 +138,8 @@ def _second_search(
         if time == 0:
             continue
         shifts_there = _search_shifts(exact_dis, mean_picture, pictures[index], curves[index])
-        # The search back begins at about the inverse of the shifts there.
+        # The search back begins at about the inverse of the shifts there: back(p) = -there(q) with
+        # q + there(q) = p. Because q is not known, p - there(p) is taken for q.
         inverse = -values_at_shifts(shifts_there, -shifts_there)
         shifts_back = _search_shifts(quick_dis, pictures[index], mean_picture, inverse)
         shifts[index] = shifts_there

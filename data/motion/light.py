@@ -5,8 +5,8 @@
     spikes_at_full_light    spikes that a pixel would have at full light (light 1), in the exposure
     is_saturated            whether there is more light than the spike camera can count
 
-"A pixel of median light" is a spike pixel: half of the spike pixels have less light. Its spikes n
-decide how a frame is improved:
+"A pixel of median light" is a spike pixel: half of the spike pixels have less light. Let n be the
+number of its spikes in the exposure. It decides how a frame is improved:
 
     n below    limit                              then
     18         NOISY_SPIKES, here                 pictures for optical flow are read in another way
@@ -31,8 +31,8 @@ from data.motion.view import View
 from data.spike.pictures import LUMA, to_linear
 
 # Light is dim if a pixel of median light has fewer spikes than this in an exposure. In dim light,
-# the curves have no shake (curves.py), the network is asked, too (finder.py has what was measured),
-# and joint/groups.py makes fewer groups of planes.
+# the shake of the camera is not added to the curves of the motion (curves.py), the network is
+# asked, too (finder.py has what was measured), and joint/groups.py makes fewer groups of planes.
 DIM_SPIKES = 5.0
 # The pictures for optical flow are noisy if a pixel of median light has fewer spikes than this in
 # an exposure: fewer than two in a ninth of it. Then DIS compares larger squares, larger errors are
@@ -63,7 +63,7 @@ def spikes_at_full_light(recording: Recording, view: View) -> float:
     exposure = recording.stream[recording.begin : recording.end]
     spikes = float(exposure.mean()) * recording.length
     grey = integrated(recording.blurry, view.is_display)  # (H, W)
-    light = float(view.means(grey).mean())
+    light = float(view.means(grey).mean())  # `means`: of the RGB pixels of each spike pixel
     return spikes / max(light, DARK)
 
 

@@ -87,12 +87,14 @@ BAD_LAUNCHES = (
     ),
     BadLaunch("no address", "MASTER_ADDR is missing", env_of={1: {"MASTER_ADDR": ""}}),
     BadLaunch("no rank", "RANK is missing", env_of={1: {"RANK": ""}}),
-    # The watchdog must come before the time-out of torch: its limit stall_s is 300 s by default.
+    # The watchdog must come before the time-out of torch. Its limit is 300 s by default (the option
+    # watchdog.stall_s), so 200 s would be too early.
     BadLaunch(
         "time-outs in the wrong order",
         "the time-out of the process group is 200 s",
         env={"NCCL_TIMEOUT": "200"},
     ),
+    # A batch of the run: 2 ranks with 5 samples each.
     BadLaunch(
         "fewer samples than one batch",
         "8 training samples are fewer than one batch of 10",

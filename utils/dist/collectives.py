@@ -2,7 +2,7 @@
 
 Every function is collective: every rank calls it, and all ranks make the same calls in the same
 order. A rank that leaves a call out lets the others wait for it, until the watchdog ends the run.
-In a single process each function returns at once, with the same result as on one rank of many.
+In a single process each function returns at once: its own object, or a list of this one object.
 
 Objects travel as bytes (utils/dist/message.py): first the size, so that the receiver can make a
 tensor for them, then the bytes. A size is checked before memory is asked for.
@@ -77,8 +77,8 @@ def gather_objects(obj: Any) -> list[Any]:
 
 def _bytes_tensor(obj: Any) -> Tensor:
     """Return an object as a tensor of its bytes on the CPU, (number of bytes,)."""
-    # `frombuffer` shares the memory of its argument, and warns if this memory must not be written.
-    # `bytes` must not be written, a `bytearray` may.
+    # A `bytearray`, because `frombuffer` shares the memory of its argument, and warns of memory
+    # that is read-only, like the memory of `bytes`.
     return torch.frombuffer(bytearray(message.pack(obj)), dtype=torch.uint8)
 
 

@@ -446,6 +446,7 @@ def test_the_centre_of_the_data_is_the_plane_of_the_sharp_frame(clips):
 
 
 def test_the_centre_may_be_the_middle_of_the_file(clips):
+    # A file has 24 planes, so its middle is plane 12, which is gt_plane, too.
     assert torch.equal(spikes_of_test(clips, center="file"), spikes_of_test(clips))
 
 

@@ -52,12 +52,14 @@ def launch_of(ranks: int, rank: int = 0) -> LaunchInfo:
 class Choice:
     """A start with gpu_ids, and which GPUs the process sees then."""
 
-    ids: list[int] | None  # the option gpu_ids
-    gpus: int  # GPUs that torch finds, among the visible ones
-    visible: str | None  # CUDA_VISIBLE_DEVICES afterwards; None: not set
-    said: str = ""  # in the log; "": nothing
+    # Before: the option gpu_ids, and the number of GPUs that torch finds among the visible ones.
+    ids: list[int] | None
+    gpus: int
+    # Afterwards: CUDA_VISIBLE_DEVICES (None: not set), and what the log says ("": nothing).
+    visible: str | None
+    said: str = ""
+    # Before, too: the number of ranks, and the variables of the environment.
     ranks: int = 1
-    # Variables before the start.
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -92,8 +94,8 @@ CHOICES = [
         Choice([0, 1], gpus=0, visible="", variables={"CUDA_VISIBLE_DEVICES": ""}),
         id="the user has chosen no GPU",
     ),
-    # Several ranks: rank n takes GPU n of the machine, and gpu_ids chooses nothing. This is said,
-    # unless the ranks take the GPUs of gpu_ids that there are.
+    # Several ranks: rank n takes GPU n of the machine, and gpu_ids chooses nothing. Nothing is said
+    # if the ranks happen to take all GPUs of gpu_ids that the machine has (the first two cases).
     pytest.param(
         Choice([0, 1, 2, 3], gpus=2, visible=None, ranks=2),
         id="two of four GPUs are there, and both are taken",
