@@ -57,9 +57,9 @@ def spikes_of(
 def properties_of(section: Any, info: DatasetInfo) -> dict[str, Any]:
     """Return `ClipSources.spike_data` for a single root.
 
-    section: the section `spike` of the options. info: what dataset.json of the root says. Its
-    `trained_rate` counts unless the option gives a rate: the rate by which a network that is
-    trained on all clips gets the spikes divided, "match" if the clips differ, None if not known.
+    section: the section `spike` of the options. Its rate counts before dataset.json.
+    info: what dataset.json of the root says. `trained_rate` is the rate for a training on all its
+    clips: a number, "match" if the clips differ, or None if it is not known.
     """
     properties = {
         "rate": info.trained_rate if section.rate is None else section.rate,

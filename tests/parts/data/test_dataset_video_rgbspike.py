@@ -381,6 +381,7 @@ def test_a_test_may_have_no_sharp_frames(clips):
 def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(tmp_path):
     write_clips(tmp_path, "clip0", frames=6)
     plain = build_clips(tmp_path)
+    # A sample is named by (epoch, index).
     expected = [plain[(1, index)] for index in range(len(plain))]
     kept = build_clips(tmp_path, cache_data=True)
     options = LoaderOptions(dataloader_shuffle=False)
@@ -393,6 +394,7 @@ def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(
     batches_of_epoch_1 = list(loader.start(epoch=1, batch=0))
 
     assert len(batches_of_epoch_0) == 6
+    # Each step has a single micro-batch.
     for (batch,), item in zip(batches_of_epoch_1, expected, strict=True):
         assert torch.equal(batch["lq"][0], item["lq"])
         assert torch.equal(batch["gt"][0], item["gt"])
@@ -451,6 +453,7 @@ def test_the_centre_may_be_the_middle_of_the_file(clips):
 
 
 def test_the_rate_of_the_data_is_divided_out(clips, tmp_path):
+    # The test clip of `clips` once more, with the same spikes, but with a rate in dataset.json.
     write_clip(tmp_path, "clip9", split="test", frames=5, seed=9)
     write_info(tmp_path, rate=0.5)
 
@@ -469,6 +472,7 @@ def test_without_dataset_json_the_size_of_the_options_is_enough_for_a_clip_of_go
 
     item = build_clips(tmp_path, spike={"type": "dat", "h": 8, "w": 12})[(0, 0)]
 
+    # Frames, channels of the default representation, height and width of the crop.
     assert item["spike"].shape == (3, 4, 8, 8)
 
 
