@@ -233,13 +233,13 @@ def job_on_test_set(
     refuse_output_among_data(folder, dataset)
 
     # What is saved: as --save says. Without --save, val.save_img says whether frames are saved.
-    forms = results.save
-    if not forms and opt.val.save_img:
-        forms = ("frames",)
+    save_forms = results.save
+    if not save_forms and opt.val.save_img:
+        save_forms = ("frames",)
     return Job(
         method=method,
         clips=clips,
-        outputs=outputs_of(folder, forms, results.fps, method, opt.metric),
+        outputs=outputs_of(folder, save_forms, results.fps, method, opt.metric),
         lpips=results.lpips,
         overwrite=results.overwrite,
         title=title,
@@ -265,8 +265,9 @@ def job_on_own_clips(
 ) -> Job:
     """Return the job to restore a user's own clips, or spikes by a formula.
 
-    files: the user's files. chosen, method_name: what --method asks for, and its name. network,
-    results: flags of the command line.
+    files: the user's files.
+    chosen: the formula and the joint solution that --method asks for, each None if it does not.
+    method_name: the value of --method. network, results: flags of the command line.
     opt: the option file, which describes the network. None without --opt: then the weights file
     describes its network.
     """
@@ -281,13 +282,13 @@ def job_on_own_clips(
     title = clips[0].name
     if files.input is not None and len(clips) > 1:
         title = Path(files.input).name
-    forms = results.save or forms_like_input(clips, own.method)
+    save_forms = results.save or forms_like_input(clips, own.method)
     metric = opt.metric if opt is not None else MetricOptions()
     assert results.output is not None  # `read_request` has refused clips without --output
     return Job(
         method=own.method,
         clips=clips,
-        outputs=outputs_of(Path(results.output), forms, results.fps, own.method, metric),
+        outputs=outputs_of(Path(results.output), save_forms, results.fps, own.method, metric),
         lpips=results.lpips,
         overwrite=results.overwrite,
         title=title,
@@ -317,11 +318,14 @@ def own_clips_by_formula(
     Raises OptionError if the method needs blurry frames and there is no --input.
     """
     assert files.spike is not None  # `read_request` has refused a formula without --spike
-    # The defaults of spike files of the type "dat", with the changes of the command line.
-    options = changed_spikes(
+    # What the user asks for: spike files of the type "dat", with the changes of the command line.
+    asked = changed_spikes(
         {"type": "dat"}, files, keys_of_method=SET_BY_METHOD, method_name=method_name
     )
-    section = spikes_for_formula(formula, files.spike, options)
+    # The same, checked, with the keys that the formula sets itself.
+    section = spikes_for_formula(formula, files.spike, asked)
+    # The same as plain values: for the report, and for `clips_with_frames`, which gets plain values
+    # of networks, too (`own_clips_by_network`).
     spike_options = section.plain()
     if files.input is not None:
         own = clips_with_frames(files.input, files.spike, files.gt, spike_options)
@@ -334,6 +338,7 @@ def own_clips_by_formula(
             expected="the frames of the exposures",
             do="add --input PATH, or use another method",
         )
+    # With `joint`, the frames of the formula are the first estimates of the joint solution.
     method = with_improvement(formula, joint, saved=None)
     return OwnRestoration(method, own.clips, own.frames_note, spike_options)
 
@@ -349,7 +354,9 @@ def own_clips_by_network(
     # `read_request` has refused a network without weights and without frames.
     assert network.weights is not None
     assert files.input is not None
-    saved = read_saved(network.weights, opt.portable() if opt is not None else None)
+    # What the option file says of the network.
+    description = opt.portable() if opt is not None else None
+    saved = read_saved(network.weights, description)
     spike_options = spikes_for_network(saved, files, network)
     method = with_improvement(network_for_own_clips(saved, network), joint, saved)
     own = clips_with_frames(

@@ -119,14 +119,13 @@ STEP_COUNT = 3
 # Weight in the loss (`loss_of`) of the frame after each learned step. Only the final frame is used,
 # so it counts most.
 STEP_WEIGHTS = (0.15, 0.35, 1.0)
-# Value of --part -> the samples on which this part is trained. Each exposure gives the pixel of
-# median light a number of spikes: a sample is taken if this number is at least the first limit and
-# below the second limit. The part "few" is used below 10 spikes
+# Value of --part -> the samples on which this part is trained: from the first limit to below the
+# second one, in spikes of the median pixel in an exposure. The part "few" is used below 10 spikes
 # (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that both parts know the light
 # around 10 spikes.
 SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
-# A set of SETS (below) is left out if fewer of its samples are in the range of --part. Otherwise
-# these few frames would be drawn as often as all frames of another set.
+# A set of SETS (below) is left out if fewer of its samples are in the range of --part. Sets are
+# drawn by their weights, not by their sizes, so each of these few samples would be drawn often.
 LEAST_SAMPLES = 6
 # Side in pixels of the squares in which the frame is compared with the first estimate. In smaller
 # squares noise decides which frame is worse. Larger squares hide a small fault.
@@ -171,13 +170,14 @@ class ClipSet:
     average: int | None = None  # real frames in an exposure; None: as the program chooses
     crop: int = 144  # side of the frames in pixels
     # Value of spike.calibration when the spikes are read. None: the program assumes that the spike
-    # camera is not shifted. For the random rig this is wrong. So the steps see what a user gets
-    # without a calibration.
+    # camera is not shifted, which is wrong for the random rig. stills_random has None, so that the
+    # steps see what a user gets without a calibration. seven_random shows the same rig with one.
     calibration: str | None = "auto"
 
 
-# Name -> set. A name is a folder below --out. "seven": seven real frames in an exposure. "means",
-# with sum_gamma: blurry frames that are means of display values, which no camera makes.
+# Name -> set. A name is a folder below --out. "seven": seven real frames in an exposure. "usual":
+# as many as the program chooses. "means", with sum_gamma: blurry frames that are means of display
+# values, which no camera makes.
 # `train` draws from the sets in this order. With another order, a new set or a new weight, the same
 # seed draws other samples.
 SETS = {
@@ -219,7 +219,15 @@ class Sample:
     def equations_along(self, motion: Motion, solver: Solver) -> JointEquations:
         """Return the equations of the exposure along any motion, measured or wrong."""
         pixels = SpikePixels(self.view, CPU)
-        equations = Equations(self.recording, pixels, motion, self.gain, self.is_good, solver, CPU)
+        equations = Equations(
+            self.recording,
+            pixels,
+            motion,
+            gain=self.gain,
+            is_good=self.is_good,
+            solver=solver,
+            device=CPU,
+        )
         return HiddenEquations(equations) if self.is_plain else equations
 
     def measured_equations(self, solver: Solver) -> JointEquations:

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 # The keys under which our files describe their network. They are part of the file format: a new
 # key must be optional, as "spike_data" is, which files of older versions lack.
 DESCRIPTION = ("scale", "netG", "spike_channels", "spike", "spike_data")
+# Keys of the section `spike` that say what the spike channels show, besides all keys that begin
+# with "representation.". The other keys describe the camera and its files.
+SHOWN_BY_CHANNELS = ("context", "resize")
 
 
 def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> SavedNetwork:
@@ -133,14 +136,14 @@ def _with_option_file(
 
     Raises CheckpointError if the spike channels are of another kind than in the training.
     """
-    # The weights file describes the data of its training. The option file may name other data, or
+    # For the data of the training, the weights file wins: the option file may name other data, or
     # data that are not on this machine.
     spike_data = options.get("spike_data") or network["spike_data"]
-    network = {**network, "spike_data": spike_data}
+    network = {**network, "spike_data": spike_data}  # with the keys of DESCRIPTION
     saved = SavedNetwork(path, weights, **network, known_from="the option file")
     spike_of_training = options.get("spike")
-    # Compare the two descriptions of the spikes, if there are two. `spec` builds the network
-    # without its numbers, so it is asked last.
+    # Compare the two descriptions of the spikes, if there are two. `spec` is asked last, because it
+    # builds the network, which takes time.
     has_two = spike_of_training is not None and saved.spike is not None
     if has_two and saved.spec.spike_channels > 0:
         _compare_spikes(spike_of_training, saved.spike, path)
@@ -165,11 +168,11 @@ def _compare_spikes(training: dict[str, Any], now: dict[str, Any], path: Path) -
             expected=f"the {key} of the training, {training_value}",
             do=f"take other weights, or set spike.{key} to {training_value}",
         )
-    # Other differences in what the channels show may be meant, so they are a warning. The keys that
-    # are not compared describe the camera and its files, which may be others than in the training.
+    # Other differences in what the channels show may be meant, so they are a warning. The camera
+    # and its files are not compared, because they may be others than in the training.
     changes = []
     for key, (was, is_now) in changed_options.differences(training, now).items():
-        if key.startswith("representation.") or key in ("context", "resize"):
+        if key.startswith("representation.") or key in SHOWN_BY_CHANNELS:
             changes.append(f"{key} {was} -> {is_now}")
     if changes and utils_dist.is_main_process():
         logger.warning(

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from models.metrics import COLUMNS, METRICS_OF_TESTS, format_score
-from models.restore.scores import BEFORE_LPIPS
+from models.restore.scores import START_OF_LPIPS_NOTE
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import write_whole
@@ -386,7 +386,7 @@ def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
     """
     # If LPIPS was computed, the text goes on with its network and weights, e.g. "...; LPIPS: ...".
     # Tests with other weights of LPIPS may be compared, so this part is cut off.
-    scoring, _, _ = result["protocol"].get("metrics", "").partition(BEFORE_LPIPS)
+    scoring, _, _ = result["protocol"].get("metrics", "").partition(START_OF_LPIPS_NOTE)
     # The frames of each clip and the scores of its input tell two test sets apart.
     clips = {}
     for clip, of_clip in result["clips"].items():

@@ -48,8 +48,8 @@ from utils.run.history import LINES_NAME
 
 ROOT = Path(__file__).resolve().parent.parent
 PHOTO = ROOT / "docs/images/collins.jpg"
-RESTORATION = ROOT / "options/operators/motion_alone.json"  # option file of the first part
-SAMPLE_RUN = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of the second part
+RESTORATION_OPTIONS = ROOT / "options/operators/motion_alone.json"  # option file of the first part
+SAMPLE_OPTIONS = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of the second part
 # The exit code of a run that was stopped by a signal. The same command resumes this run. It is the
 # number utils_dist.PREEMPTED, repeated here, because utils_dist imports torch, which takes seconds.
 STOPPED = 75
@@ -172,7 +172,7 @@ def restore(data: Path, output: Path) -> int:
 
     arguments = [
         "--opt",
-        str(RESTORATION),
+        str(RESTORATION_OPTIONS),
         "--weights",
         str(SHIPPED_WEIGHTS),
         "--output",
@@ -180,7 +180,9 @@ def restore(data: Path, output: Path) -> int:
     ]
     # A video of 8 frames at 5 frames per second takes 1.6 s, long enough to compare. A second demo
     # replaces the results of the first.
-    arguments += ["--save", "comparison", "--fps", "5", "--overwrite", "task=demo"]
+    arguments += ["--save", "comparison", "--fps", "5", "--overwrite"]
+    # Changes of the option file. The task is the title of the report.
+    arguments.append("task=demo")
     arguments += data_roots("test", data)
     return main_test_vrt.main(arguments)
 
@@ -217,14 +219,14 @@ def train(sample: Path, root: Path, seconds: float, page: Path) -> int:
         return code
 
     # The folder of a run has the name of its option file.
-    curves = root / SAMPLE_RUN.stem / "curves.png"
+    curves = root / SAMPLE_OPTIONS.stem / "curves.png"
     # A run without a line of losses has no curves.
     if curves.is_file():
         add_curves(page, curves)
     if code == STOPPED:
         print(f"\nopen {page}: it has the curves now; the training goes on with\n\n    make sample")
     else:
-        print(f"\nthe sample run is finished: {root / SAMPLE_RUN.stem / 'report.html'}")
+        print(f"\nthe sample run is finished: {root / SAMPLE_OPTIONS.stem / 'report.html'}")
     return 0
 
 
@@ -238,11 +240,17 @@ def train_for(seconds: float, sample: Path, root: Path) -> int:
     """
     # The file of losses. The run adds a line at each log step. It is there already if an earlier
     # demo has begun the run.
-    history = root / SAMPLE_RUN.stem / LINES_NAME
+    history = root / SAMPLE_OPTIONS.stem / LINES_NAME
     bytes_before = _size(history)
     folders = data_roots("train", sample) + data_roots("test", sample)
     one_process = "1"
-    launcher = [ROOT / "launch_train.sh", one_process, SAMPLE_RUN, f"path.root={root}", *folders]
+    launcher = [
+        ROOT / "launch_train.sh",
+        one_process,
+        SAMPLE_OPTIONS,
+        f"path.root={root}",
+        *folders,
+    ]
     with subprocess.Popen(launcher) as run:
         # Wait for the first line of losses, or for the end of the run.
         while run.poll() is None and _size(history) <= bytes_before:

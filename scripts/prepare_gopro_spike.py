@@ -247,7 +247,7 @@ def refuse_numbers(command: argparse.Namespace) -> None:
     command: the command line; `parse` has put the result of `read_recipe` in as `command.recipe`.
     """
     # Without a rig, the sharp frame is the middle frame of the averaged frames, so their number is
-    # odd. Without a number (None), the recipe chooses an odd one.
+    # odd. Without a number (None), the recipe chooses an odd one. A rig takes any number.
     has_even_average = bool(command.average) and command.average % 2 == 0
     if not command.recipe.has_rig:
         refuse_if(has_even_average, "--average", command.average, "an odd number")
@@ -257,8 +257,8 @@ def refuse_numbers(command: argparse.Namespace) -> None:
     # A crop is cut from the scaled source, whose shorter side is --side.
     refuse_if(command.crop > command.side, "--crop", command.crop, f"at most --side {command.side}")
     refuse_if(command.workers < 1, "--workers", command.workers, "at least 1")
-    is_share = 0 <= command.test_share < 1
-    refuse_if(not is_share, "--test-share", command.test_share, "0 <= share < 1")
+    is_in_range = 0 <= command.test_share < 1
+    refuse_if(not is_in_range, "--test-share", command.test_share, "0 <= share < 1")
 
 
 def refuse_if(is_wrong: bool, flag: str, value: Any, expected: str) -> None:
@@ -275,7 +275,7 @@ def refuse_without_effect(command: argparse.Namespace) -> None:
     else:
         without_effect = prepare.ONLY_WITH_RIG
         case = "without --rig"
-    for name in sorted(without_effect):
+    for name in sorted(without_effect):  # a field of Recipe, and a flag, e.g. "dark_rate"
         if getattr(command, name) != Recipe.model_fields[name].default:
             flag = f"--{name.replace('_', '-')}"
             raise OptionError(

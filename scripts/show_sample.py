@@ -489,8 +489,8 @@ def frames_of_network(kind: str, frames: Any, names: list[str]) -> Section:
 def frame_names(dataset: Any, sample: Sample, kind: str) -> list[str]:
     """Return a name for each frame of the tensor "lq" or "gt"."""
     clip = sample.draw.clip
-    # Per kind: a set that trains interpolation reads every second frame as "lq", and another frame
-    # as "gt".
+    # The frames of "lq" and "gt" may differ: a set that trains interpolation reads every second
+    # frame as "lq", and another frame as "gt".
     stems = [clip.stems[frame] for frame in dataset.frames_of(kind, sample.draw.frames)]
     # A padded sequence has more frames than names: its last frame is repeated.
     missing = len(sample.item[kind]) - len(stems)
@@ -504,7 +504,7 @@ def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
     are drawn.
     """
     clip = sample.draw.clip
-    aug = sample.draw.aug
+    aug = sample.draw.aug  # a `Crop` with flips
     first_frame = sample.draw.frames[:1]
     whole_size = Augment.whole(clip.size)  # a crop as large as the frame, without flips
     whole_bgr = dataset.backend.images(clip, "lq", first_frame, whole_size)[0]  # (H, W, 3)
@@ -536,10 +536,10 @@ def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Sectio
     item = sample.item
     clip = sample.draw.clip
     middle = len(item["spike"]) // 2
-    # The grey image (H, W) that the spike channels hold at the instant of the sharp frame.
     frame = sample.draw.frames[middle]
     channels = item["spike"][middle].numpy()  # (S, H, W)
     is_backwards = sample.draw.backwards[middle]  # whether the order of its planes is reversed
+    # The grey image (H, W) that the spike channels hold at the instant of the sharp frame.
     sharp = sharp_image(clip.spikes, channels, clip.exposures[frame], is_backwards)
 
     pictures = []
@@ -572,12 +572,11 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
 
     clip = sample.draw.clip
     frame = sample.draw.frames[len(sample.draw.frames) // 2]
-    # `RecordedClip` expects the reader of a clip in a test set. `OneSample` takes the place of the
-    # set, and `SampleReader` the place of the reader.
+    # `RecordedClip` expects the reader of a clip in a test set. Here is no test set, so two classes
+    # stand in: `OneSample` for the set, and `SampleReader` for the reader.
     one_sample = OneSample(dataset.backend, sample.draw)
     reader: Any = SampleReader(clip, clip.stems, one_sample)
-    half_an_exposure = None  # on each side of the exposure: the default of `RecordedClip`
-    recorded = RecordedClip(reader, context=half_an_exposure)
+    recorded = RecordedClip(reader, context=None)  # None: half an exposure on each side
     # The gain is the spikes per plane at full light, of each spike pixel, (h, w). The second result
     # names the pixels whose own gain can be trusted; all others already have the usual gain.
     gain, _ = recorded.gain()

@@ -62,13 +62,14 @@ class CacheReader:
         What must stay: every check. Each refuses a change of data or of options that would make the
         cached frames wrong. A new option of this kind needs a check here (test_clip_cache.py).
         """
+        # With several data roots, each has a prefix "0/", "1/", ..., and a folder of this name.
         index = load_index(os.path.join(self.path, source.name_prefix))
         self._refuse_other_options(index, source)
         self._refuse_changed_source(index, source)
         clips = []
         for record in index["clips"]:
-            clip = self._clip_of(record, source)
-            self._refuse_other_arrays(clip, source)
+            clip = self._clip_of(record, source)  # its name has no prefix until the last line
+            self._refuse_arrays_of_other_size(clip, source)
             if source.spikes:
                 clip = self._with_exposures(clip, source)
             clips.append(replace(clip, name=source.name_prefix + clip.name))
@@ -101,6 +102,7 @@ class CacheReader:
         kinds = source.kinds()  # {name of the kind, e.g. "lq": its root and form}
         kinds_here = [name for name, kind in kinds.items() if os.path.exists(kind.root)]
         changed = []  # names of kinds
+        # The digest changes with the name, size or time of change of any file.
         for name, listing in manifest.list_source(source, kinds_here).items():
             if index["source"][name] != manifest.digest(name, listing):
                 changed.append(name)
@@ -132,7 +134,7 @@ class CacheReader:
         spikes = source.own_spikes.get(record["name"], source.spikes)
         return Clip(**values, spikes=spikes)
 
-    def _refuse_other_arrays(self, clip: Clip, source: Source) -> None:
+    def _refuse_arrays_of_other_size(self, clip: Clip, source: Source) -> None:
         """Refuse a cache in which a file of a clip is missing or has another size.
 
         clip: result of `_clip_of`, whose name has no prefix yet.

@@ -78,6 +78,7 @@ class SpikePlanes:
         files = self._find_spike_files(keys)
         if not files or self.settings is None:
             return SpikesOfFrames(files, (), (), times, self.settings)
+        # This may change `self.settings`, see `_exposures`.
         planes, exposures = self._find_planes(files, self.settings, times)
         return SpikesOfFrames(files, planes, exposures, times, self.settings)
 
@@ -126,24 +127,25 @@ class SpikePlanes:
         times: times of the frames, if one file holds the planes of all frames.
         """
         planes = self._count_planes(files, spikes)
+        # One file has no other file to compare with. A user's files may have any lengths.
         if planes and not self.source.has_one_spike_file and not self.source.is_user_clip:
             self._report_other_lengths(planes, last=files[-1], spikes=spikes)
 
         exposures: Exposures = ()
         if not self.problems.found:
             planes_of_paths = [(file.path, count) for file, count in planes.items()]
-            # DataError and OptionError are reported as a problem of the clip.
+            # An error is reported as a problem of the clip.
             try:
                 exposures = self._exposures(planes_of_paths, len(files), spikes, times)
-            except (DataError, OptionError) as e:
-                do = e.do
-                # `UnknownPlanes` proposes the exposures of every frame of the clip. The proposals
-                # for many clips would be too long for a table of problems.
-                if isinstance(e, UnknownPlanes):
-                    if self.source.is_user_clip:
-                        raise
-                    do = "give spike.exposure a row [start, length] for each frame"
+            except UnknownPlanes as e:
+                # The error proposes the exposures of every frame. A user sees this proposal. For
+                # many clips it would be too long for the table of problems.
+                if self.source.is_user_clip:
+                    raise
+                do = "give spike.exposure a row [start, length] for each frame"
                 self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, do)
+            except (DataError, OptionError) as e:
+                self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, e.do)
         # A file of a wrong size has no entry in `planes`. It gets 0, and a problem was reported.
         return tuple(planes.get(file, 0) for file in files), exposures
 
@@ -175,8 +177,8 @@ class SpikePlanes:
         fewer planes, because no planes can be interpolated after the last frame of the video.
         """
         usual_count = most_frequent(planes.values())
-        # dataset.json may say how many planes a file has, and how many the last file has at least.
-        # Otherwise `usual_count` is expected of every file.
+        # dataset.json may say how many planes a file has; otherwise `usual_count` is expected. By
+        # how much the last file may be shorter follows from the interpolation, e.g. 49 of 56.
         expected, fewest_in_last = spikes.info.planes_of(self.clip, usual_count)
         for file, count in planes.items():
             is_accepted_last = file is last and fewest_in_last <= count <= expected
@@ -211,6 +213,7 @@ class SpikePlanes:
             length = self._planes_of_first_exposure(planes_of_paths, spikes, times)
             if self._is_center_given(spikes, length):
                 raise
+        # The clip is a user's, and its center is not given: try again with an assumed center.
         center, used = self._assumed_center(length)
         logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", self.clip, used)
         self.settings = spikes.changed(center=center)
@@ -229,11 +232,10 @@ class SpikePlanes:
         times: times of the frames, if one file holds the planes of all frames.
         """
         _, planes = planes_of_paths[0]  # number of planes of the first file
-        ranges = None
-        if times:
-            # In one file, the times give (first plane, plane after the last) of each frame.
-            ranges = plane_ranges(spikes, self.clip, planes, times)
-        # The planes of frame 0 in this file.
+        # (first plane, plane after the last) of each frame, if the times of the frames give them.
+        ranges = plane_ranges(spikes, self.clip, planes, times) if times else None
+        # The planes of frame 0 in this file. Without ranges, `span` takes spike.exposure, or the
+        # whole file.
         return spikes.timing.span(self.clip, 0, planes, ranges).length
 
     def _is_center_given(self, spikes: DatSpikes, length: int) -> bool:

@@ -67,12 +67,9 @@ class ArrayFile:
         whole = self._whole_array()
         if whole is not None:
             return np.array(whole[first : first + count, rows, columns], order="C")
-        # The size of the crop. Python cuts a range with a slice as NumPy cuts an array. So the rows
-        # 0:64 of a plane of 40 rows are 40 rows.
         _, plane_height, plane_width = self.shape
-        height = len(range(plane_height)[rows])
-        width = len(range(plane_width)[columns])
-        planes = np.empty((count, height, width), self.dtype)
+        crop_size = (_length_of(rows, plane_height), _length_of(columns, plane_width))
+        planes = np.empty((count, *crop_size), self.dtype)
         done = 0  # number of planes that are read already
         for part in self.parts(first, count):
             planes[done : done + len(part)] = part[:, rows, columns]
@@ -85,7 +82,7 @@ class ArrayFile:
         Raises as `read`.
         """
         whole = self._whole_array()
-        if whole is not None:
+        if whole is not None:  # never if `read` calls
             end = first + count
             for begin in range(first, end, PART):
                 yield whole[begin : min(begin + PART, end)]
@@ -214,6 +211,11 @@ def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> 
     return ArrayFile(
         path, shape=shape, dtype=dtype, start=start, is_fortran=is_fortran, member=member
     )
+
+
+def _length_of(part: slice, length: int) -> int:
+    """Return how many of `length` rows a slice selects: of 40 rows, 0:64 selects 40."""
+    return len(range(length)[part])
 
 
 def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:

@@ -12,7 +12,7 @@ Tests: tests/parts/utils/test_results.py, tests/stories/test_main_test.py
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,11 +28,20 @@ VALUES = {
     "float": "x255, neither clamped nor rounded",
 }
 MEANS = {"clips": "frame -> clip mean -> mean over clips", "frames": "mean over all frames"}
-# Both means are always given. The one that metric.mean asks for comes first. Value of metric.mean
-# -> the other value.
-OTHER_MEAN = {"clips": "frames", "frames": "clips"}
-# The key of the other mean in metrics.json, e.g. with metric.mean "clips": "psnr_frame_mean".
-OTHER_KEY = {"clips": "{metric}_frame_mean", "frames": "{metric}_clip_mean"}
+
+
+class OtherMean(NamedTuple):
+    """The mean that metric.mean does not ask for. Both means are always given."""
+
+    over: str  # "clips" or "frames"
+    key: str  # its key in metrics.json; with {metric} = psnr e.g. "psnr_frame_mean"
+
+
+# Value of metric.mean -> the other mean.
+OTHER_MEANS = {
+    "clips": OtherMean(over="frames", key="{metric}_frame_mean"),
+    "frames": OtherMean(over="clips", key="{metric}_clip_mean"),
+}
 
 
 def protocol_text(values: str, mean: str) -> str:
@@ -45,10 +54,10 @@ def protocol_text(values: str, mean: str) -> str:
 
 
 # If LPIPS is computed, the report appends LPIPS_NOTE to `protocol_text`: network and version of
-# LPIPS. scripts/compare_runs.py cuts it off at BEFORE_LPIPS, which must stay, because files of
-# finished tests have it.
-BEFORE_LPIPS = "; LPIPS"
-LPIPS_NOTE = f"{BEFORE_LPIPS}: AlexNet, version 0.1"
+# LPIPS. scripts/compare_runs.py compares protocols without this note, so it searches for
+# START_OF_LPIPS_NOTE. This text must stay, because files of finished tests have it.
+START_OF_LPIPS_NOTE = "; LPIPS"
+LPIPS_NOTE = f"{START_OF_LPIPS_NOTE}: AlexNet, version 0.1"
 
 
 def collect(
@@ -73,14 +82,13 @@ def collect(
     # The entries in natural order ("clip2" before "clip10"), with the mean of each metric.
     table: dict[str, dict[str, Any]] = {}
     for clip in sorted(clips, key=lambda clip: natural_key(clip["name"])):
-        # E.g. {"frames": 10, "per_frame": {"restored": {"psnr": [30.2, ...]}}, ...}. For each kind
-        # in "per_frame" the row gets a key: {"restored": {"psnr": 30.1}}.
+        # E.g. {"frames": 10, "per_frame": {"restored": {"psnr": [30.2, ...]}}, ...}.
         row = {key: value for key, value in clip.items() if key != "name"}
         for kind, scores in clip["per_frame"].items():
             means = {}
             for metric, values in scores.items():
                 means[metric] = float(np.mean(values))
-            row[kind] = means
+            row[kind] = means  # e.g. row["restored"] = {"psnr": 30.1}
         table[clip["name"]] = row
 
     # The kinds, each once, in the order in which they appear.
@@ -89,7 +97,7 @@ def collect(
         kinds += [kind for kind in row["per_frame"] if kind not in kinds]
     averages = {}
     for kind in kinds:
-        rows = [row for row in table.values() if kind in row]
+        rows = [row for row in table.values() if kind in row["per_frame"]]
         averages[kind] = _averages(rows, kind, expected, mean)
     return {"clips": table, "averages": averages}
 
@@ -107,9 +115,9 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
             "clips": sum(row[kind][metric] for row in rows) / len(rows),
             "frames": sum(values_of_frames) / frame_count,
         }
-        other_key = OTHER_KEY[mean].format(metric=metric)
+        other = OTHER_MEANS[mean]
         averages[metric] = mean_over[mean]
-        averages[other_key] = mean_over[OTHER_MEAN[mean]]
+        averages[other.key.format(metric=metric)] = mean_over[other.over]
     return averages | {
         "mean": mean,
         "frames": frame_count,
@@ -149,11 +157,12 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
         rows.append(_row(f"mean over {mean}", frames, of_restored, of_input, metrics))
         restored = {}
         blurry = {}
+        other = OTHER_MEANS[mean]
         for metric in metrics:
-            other_key = OTHER_KEY[mean].format(metric=metric)
+            other_key = other.key.format(metric=metric)
             restored[metric] = of_restored.get(other_key)
             blurry[metric] = of_input.get(other_key)
-        rows.append(_row(f"mean over {OTHER_MEAN[mean]}", frames, restored, blurry, metrics))
+        rows.append(_row(f"mean over {other.over}", frames, restored, blurry, metrics))
 
     # The columns must be in the order of the cells of `_row`.
     header = ["clip", "frames"]

@@ -26,9 +26,10 @@ class Chunk:
     """Windows whose tokens are computed together.
 
     A window has positions. A position holds a token or padding. Example: the tokens 0 ... 6 in
-    windows of 4 positions, shifted by 2. Padded to two windows and rolled by 2, they are
+    windows of 4 positions, shifted by 2:
 
-        2 3 4 5 | 6 none 0 1
+        0 1 2 3   4 5 6 none      padded to two windows
+        2 3 4 5 | 6 none 0 1      rolled by 2 to the left, and cut into windows
 
     The second window is this chunk:
 
@@ -40,13 +41,15 @@ class Chunk:
         kept       0         2   3      the positions that hold a token
         results    6         0   1      the tokens at these positions
 
+    A layer reads its input at `rows`, and writes its output to `results`.
+
     gated_mlp.GatedMlp works on each token alone, so it needs no windows. Its chunks are slices of
     consecutive tokens: rows and results are the same slice, and there are no spans.
     """
 
     # The index of the token at each position, window after window, (positions,) int64. At padding
-    # it is 0. For a chunk of `GatedMlp` a slice. The type is Any, because each caller uses only one
-    # of the two.
+    # it is 0. For a chunk of `GatedMlp` a slice. The type is Any, because each caller uses only
+    # tensors or only slices.
     rows: Any
     # The indices of the tokens, without padding, in the order of `rows`, (tokens,) int64. For a
     # chunk of `GatedMlp` the same slice.
@@ -59,8 +62,8 @@ class Chunk:
     spans: tuple[Span, ...] = ()
 
     @property
-    def tokens(self) -> int:
-        """Return T, the number of positions in a window.
+    def positions_per_window(self) -> int:
+        """Return T, the number of positions in a window, padding included.
 
         A chunk of `GatedMlp` has no windows, so it has no such number.
         """

@@ -16,13 +16,16 @@ from tests.dist.launching import Ranks
 from utils.dist.process import process_state
 
 WORKER = "tests/faults/stall_worker.py"
+START_S = 60.0  # seconds that the ranks may take to start
 
 
 class ExpectedOutput(NamedTuple):
     """What the ranks must say of a fault."""
 
-    verdict: str  # "STUCK", "SILENT" or "DEAD", as in "rank 1 is STUCK"; or the name of an error
+    # "STUCK", "SILENT" or "DEAD", as in "rank 1 is STUCK". If `is_error`: the name of an error.
+    verdict: str
     words: str  # text that must be in the output as well, e.g. a line of the stack
+    is_error: bool = False  # whether the rank itself raises an error
 
 
 # Kind of fault, see `strike` of the worker -> what the ranks must say.
@@ -34,9 +37,10 @@ KINDS = {
     "gil": ExpectedOutput("SILENT", "in strike"),  # C code that holds Python's lock
     "stop": ExpectedOutput("SILENT", "the process is stopped"),
     "kill": ExpectedOutput("DEAD", "is gone"),
-    "exception": ExpectedOutput("DataError", "clip 7 is short"),
+    "exception": ExpectedOutput("DataError", "clip 7 is short", is_error=True),
 }
 # Everything by which a rank blames somebody. The output of all ranks must hold it once.
+# (?=:) takes the line of the error, "DataError: ...", and leaves the ":" out of the found text.
 BLAME = re.compile(
     r"rank \d+ is (?:STUCK|SILENT|DEAD)|DataError(?=:)|lost contact|has lost the store|Traceback"
 )
@@ -71,9 +75,10 @@ class Trial:
     @property
     def is_right(self) -> bool:
         """Whether the struck rank alone was named, once, and all processes ended with an error."""
-        verdict = KINDS[self.kind].verdict
-        is_error = verdict == "DataError"
-        blame = verdict if is_error else f"rank {self.rank} is {verdict}"
+        expected = KINDS[self.kind]
+        blame = expected.verdict
+        if not expected.is_error:
+            blame = f"rank {self.rank} is {expected.verdict}"
         is_named_once = self.blamed == [blame]
         return is_named_once and self.has_stack and 0 not in self.exit_codes and not self.left
 
@@ -90,12 +95,12 @@ def run_stall(
     """Run one trial.
 
     kind: kind of the fault. rank, step: where it strikes. stall_s: option of the watchdog.
-    limit_s: seconds after the start of the ranks (60 s) until which all processes must be gone.
+    limit_s: seconds until which all processes must be gone, besides START_S for the start.
     """
     with Ranks(ranks, WORKER, kind, str(rank), str(step), str(stall_s)) as running:
         # Each rank leads a session, so the number of its session is its pid.
         sessions = [process.pid for process in running.processes]
-        deadline = time.time() + 60 + limit_s
+        deadline = time.time() + START_S + limit_s
         # Times of the three events; NaN as long as they have not come.
         fault = detected = gone = math.nan
         while time.time() < deadline and math.isnan(gone):

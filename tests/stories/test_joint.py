@@ -163,7 +163,12 @@ def test_a_wrong_option_is_named(clip, tmp_path, capfd, option, words):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Give the folder of `make_home`, with three.pth: weights of a network of three instants."""
+    """Give a folder with options.json, its clips test0 to test2, and weights.
+
+    The option file names the folder "experiments" beside it as the folder of runs.
+    spike.pth is of a network with spikes, rgb.pth of one without, three.pth of one of three
+    instants.
+    """
     folder = make_home(tmp_path_factory.mktemp("home"))
     three_instants = ("netG.out_instants=3", "netG.fusion=gated")
     save_weights(folder / "options.json", folder / "three.pth", *three_instants)

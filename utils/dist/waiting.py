@@ -20,9 +20,13 @@ from utils.dist.state import LaunchInfo
 
 logger = logging.getLogger(__name__)
 
-# Time limit of each check in seconds. SPIKEVRT_JOIN_TIMEOUT counts if it is shorter. The start of
-# Python and torch comes before, so with 10 s a user sees a wrong launch within 15 s.
+# Time limit of each check of the launch, in seconds. SPIKEVRT_JOIN_TIMEOUT counts if it is shorter.
+# Python and torch take up to 5 s to start, so a user sees a wrong launch within 15 s. A longer wait
+# (`wait_for`) logs after this time what it waits for.
 CHECK_S = 10.0
+# An `AwakeClock` counts at most this time between two calls of `now`, because in a longer time the
+# process may have been suspended. So `now` must be called at least this often.
+SLICE_S = 1.0
 
 
 def wait_for(
@@ -36,9 +40,9 @@ def wait_for(
 
     seconds: longest time to wait. Time in which the process is suspended does not count.
     what_is_missing: function that returns what this waits for, e.g. "rank 0". The text is logged
-        once, after 10 s. None to log nothing.
+        once, after CHECK_S. None to log nothing.
     """
-    clock = AwakeClock(slice_s=1.0)
+    clock = AwakeClock(slice_s=SLICE_S)
     pause_s = 0.01
     has_warned = False
     while not store.check([key]):
@@ -64,14 +68,13 @@ def within(seconds: float, function: Callable[[], Result]) -> Result:
     cannot end a thread.
     """
     call = futures.ThreadPoolExecutor(max_workers=1).submit(function)
-    clock = AwakeClock(slice_s=1.0)
+    clock = AwakeClock(slice_s=SLICE_S)
     while not call.done():
         left_s = seconds - clock.now()
         if left_s <= 0:
             break
-        # Wait in slices of half a second. If the clock is asked less than once a second, it takes
-        # the time for a suspended process.
-        futures.wait([call], min(0.5, left_s))
+        # Wait for a part of the time only, so that `clock.now` is called often enough.
+        futures.wait([call], min(SLICE_S / 2, left_s))
     if not call.done():
         raise TimeoutError(f"no answer in {seconds:.0f} s")
     return call.result()

@@ -1,8 +1,12 @@
 """Read the header of a PNG, and check that its chunks end within the file.
 
-Layout: 8 bytes, then chunks: 0 length of the data, 4 kind, 8 data, then a checksum of 4 bytes. The
-number before each value is the byte of the chunk at which the value begins. Numbers are big endian
-(the highest byte first).
+Layout: 8 bytes that every PNG has, then chunks. Numbers are big endian (the highest byte first).
+
+    byte of the chunk    content
+    0                    length of the data
+    4                    kind, e.g. "IHDR"
+    8                    data
+    8 + length           checksum, 4 bytes
 
 What must stay: no length in the file is trusted without a limit, and each turn of a loop moves on.
 A reader must not copy the pixels, because `data/` reads the header of each frame.
@@ -45,12 +49,12 @@ def _png_chunk(content: bytes, at: int) -> _PngChunk:
 def read_png(content: bytes) -> Header | None:
     """Read a PNG.
 
-    Layout: 8 bytes, then chunks: 0 length of the data, 4 kind, 8 data, then a checksum of 4 bytes.
-    The first chunk is IHDR: in the file, 16 width, 20 height, 24 bits, 25 colour type.
+    The first chunk is IHDR. It begins at byte 8 of the file, so its data begin at byte 8 + 8 = 16:
+    16 width, 20 height, 24 bits, 25 colour type.
     A chunk eXIf with the orientation counts only if it comes before the pixels (IDAT), as libpng
     writes it.
     """
-    # 26 bytes go up to the colour type, which is the last one.
+    # The last byte that is read here is byte 25, the colour type.
     if len(content) < 26 or content[12:16] != b"IHDR":
         return None
     width = big_endian(content, at=16, length=4)
@@ -77,8 +81,7 @@ def has_whole_chunks(png: bytes) -> bool:
     """Return whether a PNG is complete, and no frame of an animation is larger than the picture.
 
     Each chunk must end within the file. OpenCV takes memory for the length that a chunk states,
-    before it looks whether the file has this number of bytes. A chunk is: 0 length of the data, 4
-    kind, 8 data, then a checksum of 4 bytes.
+    before it looks whether the file has this number of bytes.
     """
     size_of_picture = png[16:24]  # width and height in the first chunk, 4 bytes each
     at = PNG_FIRST_CHUNK
@@ -98,7 +101,8 @@ def has_whole_chunks(png: bytes) -> bool:
 def _lies_within(frame: bytes, size_of_picture: bytes) -> bool:
     """Return whether a frame of an animated PNG lies in the picture.
 
-    frame: data of a chunk fcTL: 0 number, 4 width, 8 height, 12 left, 16 top.
+    frame: data of a chunk fcTL: 0 number, 4 width, 8 height, 12 left, 16 top. Missing bytes at its
+        end count as in `big_endian`: a frame without a width is refused, because its width is 0.
     size_of_picture: the first bytes of the chunk IHDR: 0 width, 4 height.
     """
     width = big_endian(frame, at=4, length=4)

@@ -27,7 +27,7 @@ def differences(
 ) -> dict[str, tuple[Any, Any]]:
     """Return the options that differ: dotted key -> (value then, value now).
 
-    A key that only one side has is left out.
+    A key that only one side has is left out, e.g. an option that a new version has added.
 
     where: text in front of each key, e.g. "train." if then and now are sections `train`.
     """

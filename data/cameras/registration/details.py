@@ -120,6 +120,7 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     # features are taken at these places. Their distance is `every` spike pixels, so details of
     # `sigma` spike pixels have the size sigma / every there.
     u, v = _places_in_frame(estimate.matrix, of_exposure.shape, every)
+    # Half of the blur and half of a spike pixel, in RGB pixels.
     margin = (sigma + 1) * scale_of(estimate.matrix) / 2
     is_compared = _compared_pixels(u, v, features.overexposed, margin, every)
     return Details(
@@ -170,8 +171,8 @@ def _compared_pixels(
     height, width = overexposed.shape
     is_compared = (u > margin) & (v > margin)
     is_compared &= (u < width - 1 - margin) & (v < height - 1 - margin)
-    # An overexposed pixel does not show its light. 2 % of the blurred area may be overexposed: with
-    # 0, the far tails of the blur would remove whole surroundings of a lamp.
+    # An overexposed pixel does not show its light. The blurred mask is a little above 0 even far
+    # from a lamp, so a share of 2 % is accepted there.
     is_compared &= cv2.remap(overexposed, u, v, cv2.INTER_LINEAR) < 0.02
 
     # Leave out two spike pixels at the edge of the plane: the blur repeats pixels there, too.
@@ -191,19 +192,23 @@ def _noise(
 ) -> Noise:
     """Return the expected squared noise of the details, summed over the compared pixels.
 
+    There are two such numbers: for spikes that are summed over the exposure, and for spikes that
+    are summed over 2 reach planes, around its start or its end. Each of them is
+
         n v / (4 pi sigma^2)        n: number of compared pixels
 
     v is the variance of a spike count, the mean over the pixels. A Gaussian blur by sigma divides
     the variance of independent noise by 4 pi sigma^2.
 
     of_exposure: spikes of the exposure, (h, w). length: of the exposure in planes.
-    reach: planes on each side of start and end.
+    is_compared: the compared pixels. sigma: size of the details. reach: planes on each side of
+    start and end.
     """
     # A blur of 3 pixels removes most of the noise of the counts, so that the light remains.
     rates = np.maximum(blur(of_exposure, 3.0), 0) / length  # (h, w), spikes per plane
-    # n / (4 pi sigma^2). The sum is of NumPy's type, and must be: `_noise_of_times` divides by
-    # `reach`, a float32, and would round a Python number to float32 as well.
-    blurred_pixels = is_compared.sum() / (4 * np.pi * sigma**2)
+    # n / (4 pi sigma^2). It is np.float64, because `_noise_of_times` (equations.py) divides it by
+    # `reach`, an np.float32. With a Python number, NumPy would round the quotient to float32.
+    blurred_pixels = np.float64(is_compared.sum() / (4 * np.pi * sigma**2))
     return Noise(
         of_sums=blurred_pixels * variance_of_counts(rates, planes=length),
         of_ends=blurred_pixels * variance_of_counts(rates, planes=2 * reach),
@@ -213,8 +218,9 @@ def _noise(
 def variance_of_counts(rates: np.ndarray, planes: float) -> float:
     """Return the variance of the spike counts of a number of planes, the mean over the pixels.
 
-    A pixel counts whole spikes from a random phase. Suppose that it expects 4.3 spikes. Then it
-    counts 5 with the probability p = 0.3, and else 4. The variance of the count is p (1 - p).
+    A pixel adds up light, and only the phase at which it begins is random. Suppose that it expects
+    4.3 spikes. Then it counts 4, and one more with the probability p = 0.3. So the variance of the
+    count is the variance of this one more spike, p (1 - p) = 0.21.
 
     rates: spikes per plane of each pixel, (h, w).
     """

@@ -9,13 +9,13 @@ hardly anything moves, so a frame is compared with them without any motion.
     a, a_0    squared errors of z and z_0 against these spikes, means over squares of spike pixels
     guard     a / a_0 at which both frames count alike, an option of `--method joint`
 
-E.g. with guard 2.5 the weight of z is 1/2 where a = 2.5 a_0, and 1 / (1 + 0.4^2) = 0.86 where both
-fit alike (a = a_0).
+E.g. with guard 2.5 the weight of z is 1/2 where a = 2.5 a_0, and 1 / (1 + (1 / 2.5)^2) = 0.86
+where both fit alike (a = a_0).
 
-Learned steps do not use the guard, so no trained weights depend on it. In
-tests/parts/data/joint/test_guard.py, test_the_guard_saves_a_good_start_from_a_wrong_motion notices
-a wrong weight and GUARD_PLANES = 31. It passes with PERFECT_SHARE = 0.9, and if the error by noise
-is left out: measure other values (docs/benchmarks/quality_details.md, "Its constants").
+Learned steps do not use the guard, so no trained weights depend on it. A wrong weight fails
+test_the_guard_saves_a_good_start_from_a_wrong_motion (tests/parts/data/joint/test_guard.py). The
+tests do not tell whether another constant is better. How to measure this:
+docs/benchmarks/quality_details.md, "Its constants".
 """
 
 import numpy as np
@@ -53,11 +53,12 @@ def guard_solution(
         return z, torch.ones_like(z[0])
     window = recording.window(recording.sharp, GUARD_PLANES)
     [rate] = recording.spike_rates([window])  # spikes per plane, (h, w)
-    y = torch.from_numpy(rate / gain).to(z.device)  # grey values that the spikes measure, (h, w)
+    y = torch.from_numpy(rate / gain).to(z.device)  # what the spikes measure, (h, w)
     error_of_z = _error_at_instant(z, y, pixels)  # (h, w)
     error_of_z_0 = _error_at_instant(z_0, y, pixels)
     # The error by noise is added to both errors. Otherwise the weight would follow the noise where
-    # both fit.
+    # both fit. E.g. guard 2.5, and by chance the errors 0.0004 and 0.0001: the weight of z would be
+    # 0.28. With the error by noise, 0.001, it is 0.79, near the 0.86 of equal errors.
     error_by_noise = _error_by_noise(error_of_z, error_of_z_0) + TINY_ERROR
     a = error_of_z + error_by_noise
     a_0 = error_of_z_0 + error_by_noise
@@ -80,7 +81,7 @@ def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
     error_of_z, error_of_z_0: squared errors of both frames, (h, w).
     """
     smaller_errors = torch.minimum(error_of_z, error_of_z_0).flatten()
-    # At least the smallest error: of 4 errors it would be the 0th, and kthvalue counts from 1.
+    # At least 1, because kthvalue counts from 1: of 4 errors, int(0.2 * 4) would be 0.
     rank = max(1, int(PERFECT_SHARE * len(smaller_errors)))
     return smaller_errors.kthvalue(rank).values
 
@@ -94,7 +95,9 @@ GUARD_SIDE = 7
 def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
     """Return the squared error (h, w) of a frame against the spikes, as means over squares.
 
-    frame: (3, H, W). y: (h, w), the grey values that the spikes around the sharp instant measure.
+    frame: (3, H, W), display values.
+    y: what the spikes around the sharp instant measure, (h, w): display values if
+        `pixels.view.is_display`, else light.
     """
     # Display values are compared, because the differences of dark places are tiny in light.
     if pixels.view.is_display:

@@ -10,8 +10,9 @@ In: where the tiles along one axis start, and which of them is meant. Out: its w
 axis. space.py multiplies the weights of the two axes of a frame, and stream.py takes the weights
 along the time.
 
-What must stay: the blend "kair", because test_published_tiling_is_reproduced compares it with the
-published code. Free to change: the blend "smooth", if no weight is 0.
+What must stay: the blend "kair", which is that of the published code (of the project KAIR):
+test_published_tiling_is_reproduced compares them. Free to change: the blend "smooth", if no weight
+is 0.
 
 Tests: tests/parts/models/test_tiling.py
 """
@@ -34,6 +35,7 @@ def blend_weights(
     size, overlap: size of the tile and overlap of neighbours, in pixels or frames of the result.
     blend: "kair" or "smooth".
     """
+    # The ramps of "smooth" must fit into the tile, which may be shorter than the overlap.
     begin, end = _smooth_ramps(min(overlap, size)) if blend == "smooth" else _kair_ramps(overlap)
     weights = torch.ones(size)
     has_tile_before = tile_index > 0
@@ -64,6 +66,7 @@ def _kair_ramps(overlap: int) -> tuple[Tensor, Tensor]:
     Half of an odd overlap is rounded down at the begin and up at the end, so that at each pixel one
     of two neighbours has the weight 1, and the other has 0. E.g. two tiles that share 5 pixels:
 
+                                 | 5 shared |
         end of one tile      ... 1 1 1 0 0 0
         begin of the next          0 0 1 1 1 1 ...
     """

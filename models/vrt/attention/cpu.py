@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from models.vrt.attention.cpu_forward import LOG2_E, cpu_attention, windows_at_once
-from models.vrt.attention.cpu_gradients import gradients_of_round, widen
+from models.vrt.attention.cpu_gradients import append_two_channels, gradients_of_round
 from models.vrt.attention.heads import heads_of, logit_offset, put_queries_of_other_frames
 from models.vrt.tape import Tape
 
@@ -27,9 +27,9 @@ from models.vrt.tape import Tape
 class CpuAttention(torch.autograd.Function):
     """Attention of packed heads (n, T, 3, heads, hd): q, k and v in one tensor.
 
-    A block computes its windows in chunks, and it calls forward twice for each chunk: in its
-    forward pass, and in its backward pass to build a graph. A `Tape` carries the
-    results from the first call to the second:
+    Forward is called twice for each chunk of windows. A layer keeps only its input (chunks.py), so
+    its forward pass builds no graph. Its backward pass calls forward again, with a graph, and then
+    backward. A `Tape` carries the results to the second call, so that they are not computed twice:
 
         recorded   the results of each call, in the order of the calls
         playback   in the second pass, the recorded results, read in the same order
@@ -56,8 +56,7 @@ class CpuAttention(torch.autograd.Function):
             other. tape: carries the results from the first call to the second.
         """
         q, k, v = heads_of(qkv, mutual)
-        # Bias and mask for as many windows as are computed at once, (windows * heads, T, T). None
-        # without both.
+        # What is added to the logits of each round, (windows * heads, T, T), or None.
         offset = _offset_of_round(q, bias, mask, tape)
         if tape.playback is not None:
             # The second call: the results are on the tape, in the order of `recorded` below.
@@ -89,28 +88,32 @@ class CpuAttention(torch.autograd.Function):
         windows = windows_at_once(q)
         precise_dtype = log_sums.dtype  # float32 or float64
 
-        # Memory for the results. Without `mutual`, grad_q, grad_k and grad_v are views of grad_qkv:
-        # writing to them fills grad_qkv.
+        # Memory for the results. grad_q, grad_k and grad_v are views of grad_qkv: writing to them
+        # fills grad_qkv. With `mutual`, grad_q is no view: it is put into grad_qkv at the end.
         grad_qkv = torch.empty_like(qkv)
         grad_q, grad_k, grad_v = heads_of(grad_qkv, ctx.mutual)
         grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise_dtype)
         # Memory for the T x T matrices of a round. Each round overwrites it.
         p_memory, x_memory = q.new_empty(2, min(windows, n) * heads, t, t)
 
-        wide = widen(q, k, v, grad=grad, out=out, log_sums=log_sums, scale=scale)
+        wide = append_two_channels(q, k, v, grad=grad, out=out, log_sums=log_sums, scale=scale)
         for first in range(0, n, windows):
             in_round = slice(first, first + windows)
-            wide_of_round = wide.windows(in_round)
-            # Windows of the round * heads. The last round may have fewer windows.
-            batch = len(wide_of_round.q)
+            windows_in_round = min(windows, n - first)  # the last round may have fewer windows
+            batch = windows_in_round * heads
+            # `gradients_of_round` cuts `offset` to the windows of the round itself.
             gradients = gradients_of_round(
-                wide_of_round, offset, scale, p_memory=p_memory[:batch], x_memory=x_memory[:batch]
+                wide.windows(in_round),
+                offset,
+                scale,
+                p_memory=p_memory[:batch],
+                x_memory=x_memory[:batch],
             )
             grad_q[in_round] = gradients.q.reshape(-1, heads, t, hd)
             grad_k[in_round] = gradients.k.reshape(-1, heads, t, hd)
             grad_v[in_round] = gradients.v.reshape(-1, heads, t, hd)
             if grad_bias is not None:
-                if batch == heads:  # one window, so there is nothing to sum
+                if windows_in_round == 1:  # there is nothing to sum
                     grad_bias += gradients.logits
                 else:
                     grad_bias += gradients.logits.view(-1, heads, t, t).sum(0)
@@ -124,11 +127,13 @@ class CpuAttention(torch.autograd.Function):
 def _offset_of_round(
     q: Tensor, bias: Tensor | None, mask: Tensor | None, tape: Tape
 ) -> Tensor | None:
-    """Return the sum of bias and mask for the windows that are computed at once, times log2(e).
+    """Return the sum of bias and mask, times log2(e), repeated for each window of a round.
+
+    It is repeated, because `logits` adds it to the products of all windows in one call (baddbmm).
 
     q: (n, heads, T, hd). bias: (heads, T, T) or None. mask: (T, T) or None.
-    Returns (windows * heads, T, T), or None if both are None. E.g. 128 tokens, 6 heads, float32: 7
-    windows are computed at once, so (42, 128, 128).
+    Returns (windows * heads, T, T), or None if both are None. E.g. 128 tokens, 6 heads, float32: a
+    round has 7 windows, so (42, 128, 128).
 
     The sum is computed once for all chunks with this mask. The tape finds it by the address of the
     mask in memory, because a dictionary cannot find a tensor by its numbers. No other mask gets

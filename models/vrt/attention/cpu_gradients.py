@@ -10,9 +10,9 @@ With the weights P = softmax(logits), the output O = P v, and the gradient G of 
 P is computed again: P = 2^(scale log2(e) q k^T + offset - log-sum-exp). The offset is bias and mask
 times log2(e), and the log-sum-exp comes from the forward pass.
 
-A number is subtracted from each row of two T x T matrices: the log-sum-exp, and sum(G * O). `widen`
-appends two channels to q, k, v and G, so that the matrix products subtract the numbers. Otherwise
-each would be one more pass over a T x T matrix.
+A number is subtracted from each row of two T x T matrices: the log-sum-exp, and sum(G * O).
+`append_two_channels` widens q, k, v and G, so that the matrix products subtract the numbers.
+Otherwise each would be one more pass over a T x T matrix.
 
 Letters: n windows, T tokens in a window, hd channels of a head.
 
@@ -58,7 +58,7 @@ class WideTensors(NamedTuple):
         return WideTensors(*parts)
 
 
-def widen(
+def append_two_channels(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, log_sums: Tensor, scale: float
 ) -> WideTensors:
     """Append the two channels of `WideTensors`: the numbers to q and G, and ones to k and v.

@@ -101,7 +101,8 @@ class WindowAttention(nn.Module):
         if self.mutual:
             # Each frame has T / 2 tokens. To each token the sine table of its place within the
             # frame is added, (1, T / 2, C).
-            by_frame = u.view(-1, chunk.tokens // 2, u.shape[1])  # (2 x windows, T / 2, C)
+            positions_per_frame = chunk.positions_per_window // 2
+            by_frame = u.view(-1, positions_per_frame, u.shape[1])  # (2 x windows, T / 2, C)
             u = (by_frame + w["positions"]).view_as(u)
             # The output at frame 1 comes from the queries of frame 2 and the keys and values of
             # frame 1: it is frame 1, moved to where its content is in frame 2. At frame 2 it is the
@@ -130,7 +131,7 @@ class WindowAttention(nn.Module):
         channels = u.shape[1]
         qkv = F.linear(u, w[key], w[f"{key}_bias"])  # (positions, 3 C)
         # (windows, T, 3, heads, C/heads)
-        qkv = qkv.view(-1, chunk.tokens, 3, self.heads, channels // self.heads)
+        qkv = qkv.view(-1, chunk.positions_per_window, 3, self.heads, channels // self.heads)
         out = window_attention(
             qkv,
             bias,

@@ -33,10 +33,10 @@ def block_transient(block: Block, x: Tensor) -> int:
     # tests/helpers/fake_gpu.py. With a smaller number, `netG.checkpoint=auto` would plan steps that
     # do not fit into the memory.
     numbers_per_token = 13 * x.shape[-1]
-    if not has_kernel(x, largest_chunk.tokens, block.attn.heads):
+    if not has_kernel(x, largest_chunk.positions_per_window, block.attn.heads):
         # torch's attention gives each window a bias gradient (heads, T, T). A window has T tokens,
         # so these are heads * T numbers per token.
-        numbers_per_token += block.attn.heads * largest_chunk.tokens
+        numbers_per_token += block.attn.heads * largest_chunk.positions_per_window
     numbers_of_chunk = len(largest_chunk.rows) * numbers_per_token
     return x.element_size() * (numbers_of_gradients + numbers_of_chunk)
 

@@ -15,6 +15,8 @@ from tests.helpers.motion_network import constant_network
 from tests.helpers.moving_scene import Scene, reader_of
 
 CPU = torch.device("cpu")
+# The motion that the network gives: 3 spike pixels along x in a unit of its time, no other terms.
+CURVE = (3.0, 0, 0, 0, 0, 0)
 
 
 def read_clip(folder: Path, rate: float) -> tuple[RecordedClip, Recording, np.ndarray]:
@@ -29,18 +31,19 @@ def read_clip(folder: Path, rate: float) -> tuple[RecordedClip, Recording, np.nd
 
 
 def test_in_dim_light_both_is_the_mean_of_network_and_dis(tmp_path):
-    net = constant_network((3.0, 0, 0, 0, 0, 0))
+    net = constant_network(CURVE)
     clip, recording, gain = read_clip(tmp_path, rate=0.05)
 
     both = finder_of("both", net, CPU)(recording, clip.view, gain)
 
     alone = finder_of("network", net, CPU)(recording, clip.view, gain)
+    # DIS begins at the motion of the network.
     begun = motion_of(recording, clip.view, gain, start_motion=alone)
     assert np.array_equal(both.shifts, mean_motion(alone, begun).shifts)
 
 
 def test_in_bright_light_both_is_dis(tmp_path):
-    net = constant_network((3.0, 0, 0, 0, 0, 0))
+    net = constant_network(CURVE)
     clip, recording, gain = read_clip(tmp_path, rate=0.95)
 
     both = finder_of("both", net, CPU)(recording, clip.view, gain)
@@ -50,7 +53,7 @@ def test_in_bright_light_both_is_dis(tmp_path):
 
 @pytest.mark.parametrize("rate", [0.05, 0.95], ids=["dim", "bright"])
 def test_dis_does_not_ask_the_network(tmp_path, rate):
-    net = constant_network((3.0, 0, 0, 0, 0, 0))
+    net = constant_network(CURVE)
     clip, recording, gain = read_clip(tmp_path, rate)
 
     dis = finder_of("dis", net, CPU)(recording, clip.view, gain)
@@ -76,5 +79,7 @@ def test_a_mean_of_motions_lies_nearer_to_the_motion_with_less_expected_error():
     # The weights are 1 / error^2. So half the error has four times the weight:
     # (1 * 0 + 4 * 5) / 5 = 4.
     assert np.allclose(found.shifts[[0, 2]], 4.0)
+    # The expected error of the mean is the smaller one. It is not less, because the errors of the
+    # two motions are not independent.
     assert np.array_equal(found.errors, small_errors)
     assert np.isfinite(found.shifts).all()

@@ -159,7 +159,7 @@ def test_a_listed_frame_that_another_kind_lacks_is_named(root):
 
 def test_a_key_without_a_value_is_named(root):
     with pytest.raises(DataError, match="no such key"):
-        read_bytes(f"{root}/lq.lmdb::clip0/000006")
+        read_bytes(f"{root}/lq.lmdb::clip0/000006")  # path of the database::key
 
 
 def test_a_missing_list_of_keys_is_named(root):
@@ -222,6 +222,12 @@ def fork_once() -> None:
     os.waitpid(child, 0)
 
 
+def read_together(path: str, together: threading.Barrier) -> bytes:
+    """Wait until all threads have come, then read a file."""
+    together.wait(timeout=10)
+    return read_bytes(path)
+
+
 def test_threads_that_begin_together_open_an_lmdb_once(root):
     # An LMDB must not be open while the process forks. So it is closed before each fork, and opened
     # again by the first reader. Here the first readers are eight threads at once, as in the check
@@ -233,14 +239,9 @@ def test_threads_that_begin_together_open_an_lmdb_once(root):
     # Threads meet at another moment each time, so try it 20 times.
     for _ in range(20):
         fork_once()
-        together = threading.Barrier(threads)
-
-        def read(path: str, together: threading.Barrier = together) -> bytes:
-            together.wait(timeout=10)
-            return read_bytes(path)
-
+        barriers = [threading.Barrier(threads)] * threads  # one for all threads
         with ThreadPoolExecutor(threads) as pool:
-            assert all(pool.map(read, paths[:threads]))
+            assert all(pool.map(read_together, paths[:threads], barriers))
 
 
 # ---- Files that break after the start ----

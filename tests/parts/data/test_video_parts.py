@@ -55,12 +55,14 @@ def cuts_of(steps: Sequence[int | None], least_side: int = SIDE) -> list[Cut]:
 
 
 def test_parts_follow_one_another():
-    # 11 frames. A part has 5 frames, and the next part begins at its fourth frame.
+    # 11 frames. A part has 5 frames: 3 intervals, and a frame beside them on each side. The next
+    # part begins 3 intervals later: frames 0 to 4, 3 to 7 and 6 to 10.
     assert [cut.first for cut in cuts_of([2] * 10)] == [0, 3, 6]
 
 
 def test_no_part_has_a_change_of_the_scene():
-    # The scene changes from frame 6 to frame 7. The part at frame 3 would have the frames 3 to 7.
+    # The scene changes from frame 6 to frame 7. The part at frame 3 would have frames 3 to 7.
+    # So the next part is the first one behind the change.
     steps = [2, 2, 2, 2, 2, 2, None, 2, 2, 2, 2, 2]
 
     # With a least side of 10, any motion is slow enough, so only the brightness tells the change.
@@ -68,7 +70,8 @@ def test_no_part_has_a_change_of_the_scene():
 
 
 def test_no_part_has_a_motion_that_is_too_fast():
-    # The step from frame 4 to frame 5 is too long, also for the part at frame 3.
+    # The step from frame 4 to frame 5 is too long. The part 0 to 4 ends before it, and the part
+    # 3 to 7 would have it.
     steps = [2, 2, 2, 2, 20, 2, 2, 2, 2, 2]
 
     assert [cut.first for cut in cuts_of(steps)] == [0, 5]
