@@ -91,12 +91,15 @@ def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
     spike = None
     if source.spikes:
         spike = asdict(source.spikes.geometry.as_raster())
+    stored_clips = []
+    for clip in clips:
+        stored_clips.append({key: getattr(clip, key) for key in STORED_FIELDS_OF_CLIP})
     return {
         "format": FORMAT,
         "source": digests,
         "selection": selection_of(source),
         "spike": spike,
-        "clips": [{key: getattr(clip, key) for key in STORED_FIELDS_OF_CLIP} for clip in clips],
+        "clips": stored_clips,
     }
 
 

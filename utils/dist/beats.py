@@ -384,7 +384,7 @@ def claim_failure(store: Store, failure: Failure, world_size: int) -> Failure | 
 
 
 def is_gone(state: State) -> bool:
-    """Whether the process of a rank is gone. Always False for a rank of another host.
+    """Return whether the process of a rank is gone. Always False for a rank of another host.
 
     state: the last beat of the rank.
     """

@@ -54,7 +54,7 @@ def first_to_claim(name: str) -> bool:
 
 
 def _is_ours(address: str) -> bool:
-    """Whether a process of our own user has claimed the address.
+    """Return whether a process of our own user has claimed the address.
 
     Any user of the host could claim it, and so silence our reports. The system tells which user
     listens at an address (SO_PEERCRED of unix(7)). Test:
@@ -101,7 +101,7 @@ def outlast_siblings(mark: str | None = None) -> None:
 
 
 def _has_siblings(mark: str | None) -> bool:
-    """Whether another rank with the same parent is alive.
+    """Return whether another rank with the same parent is alive.
 
     mark: end of the names of the memory files of this run, or None: any process of this Python.
     """
@@ -117,7 +117,7 @@ def _has_siblings(mark: str | None) -> bool:
 
 
 def _has_mark(pid: int, mark: str) -> bool:
-    """Whether a process has a memory file whose name ends with `mark`."""
+    """Return whether a process has a memory file whose name ends with `mark`."""
     folder = f"/proc/{pid}/fd"
     for entry in os.listdir(folder):
         with suppress(OSError):  # the file was closed meanwhile

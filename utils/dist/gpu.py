@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_cuda(device: torch.device) -> bool:
-    """Whether the device is a GPU of NVIDIA, or of AMD, which torch also calls "cuda"."""
+    """Return whether the device is a GPU of NVIDIA, or of AMD, which torch also calls "cuda"."""
     return device.type == "cuda"
 
 

@@ -23,7 +23,7 @@ def get_world_size() -> int:
 
 
 def is_main_process() -> bool:
-    """Whether this is rank 0, which writes the files of a run."""
+    """Return whether this is rank 0, which writes the files of a run."""
     return RUN.launch.rank == 0
 
 

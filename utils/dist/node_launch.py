@@ -97,7 +97,7 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
 
 
 def _is_rank(env: Env) -> bool:
-    """Whether this process is a rank itself, so that it needs no torchrun."""
+    """Return whether this process is a rank itself, so that it needs no torchrun."""
     if env.get("LOCAL_RANK"):
         return True  # this process has a number among the ranks of its node
     # srun sets SLURM_PROCID, and starts one process for each rank. A platform on top of SLURM that

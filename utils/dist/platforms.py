@@ -218,7 +218,7 @@ def _refuse_idle_gpus(env: Env, task_count: int, gpu_count: int, command: str) -
 
 
 def _is_batch_script(env: Env) -> bool:
-    """Whether this process belongs to the batch script of a job, and is no task of srun.
+    """Return whether this process belongs to the batch script of a job, and is no task of srun.
 
     sbatch sets ENVIRONMENT=BATCH for its script. srun passes this variable on to its tasks, and
     adds SLURM_STEP_ID.

@@ -113,7 +113,7 @@ WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 
 
 def main_thread_writes() -> bool:
-    """Whether the main thread waits in a write to a terminal or pipe: stdout or stderr."""
+    """Return whether the main thread waits in a write to a terminal or pipe: stdout or stderr."""
     # The file shows the system call in which the thread waits, e.g. "1 0x2 0x7f... ...": number of
     # the call, and its arguments in hexadecimal. It is "running" if the thread does not wait.
     try:

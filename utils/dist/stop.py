@@ -56,7 +56,7 @@ def stop_on(*numbers: signal.Signals) -> None:
 
 
 def _is_to_be_handled(number: signal.Signals, is_torchrun: bool) -> bool:
-    """Whether the run shall take this signal as a request to stop."""
+    """Return whether the run shall take this signal as a request to stop."""
     if number in (signal.SIGTERM, signal.SIGUSR1):
         return True
     # torchrun handles Ctrl-C itself: it passes the signal on, and kills ranks that do not end. So

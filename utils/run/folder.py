@@ -163,7 +163,7 @@ def log_links(folder: Path) -> None:
 
 
 def _is_same(path: Path, stat: os.stat_result) -> bool:
-    """Whether `path` names the file that `stat` describes.
+    """Return whether `path` names the file that `stat` describes.
 
     stat: the result of os.stat or os.fstat, which has the number of the file on its disk.
     """

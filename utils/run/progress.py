@@ -350,7 +350,7 @@ class RunProgress(ExitStack):
         return ", ".join(texts)
 
     def _completes_tenth(self, step: int) -> bool:
-        """Whether step number `step` completes a tenth of the run."""
+        """Return whether step number `step` completes a tenth of the run."""
         tenths = step * LINE_COUNT // self.total_iter  # complete tenths, e.g. 3 at 35 of 100
         tenths_before = (step - 1) * LINE_COUNT // self.total_iter
         return tenths > tenths_before

@@ -73,7 +73,7 @@ def load_plain(path: Path, mmap: bool = False) -> Any:
 
 
 def is_zip(path: Path) -> bool:
-    """Whether a file has the format of torch 1.6 or later, a zip archive.
+    """Return whether a file has the format of torch 1.6 or later, a zip archive.
 
     Only such a file can be read with mmap.
     """

@@ -105,7 +105,8 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
     This is the mean over the plane: a shift moves all places alike, and any other change moves a
     place in proportion to its distance from the middle.
     """
-    x, y = estimate.coordinates.x, estimate.coordinates.y
+    x = estimate.coordinates.x
+    y = estimate.coordinates.y
     variance_of_change = np.diag(joint.covariance)  # (k,)
     mean_square_distance = float((x**2 + y**2).mean())
     of_shift = variance_of_change[:2].sum()

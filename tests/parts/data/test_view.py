@@ -43,7 +43,8 @@ def test_the_points_of_a_spike_pixel_lie_on_the_pixels_that_it_covers():
     points = view_of_twos().points_on_frame()
 
     # 2 x 2 points in a spike pixel, and so one point on each of the 4 x 6 RGB pixels.
-    x, y = points[..., 0], points[..., 1]
+    x = points[..., 0]
+    y = points[..., 1]
     assert x == pytest.approx(np.broadcast_to(np.arange(6), (4, 6)))
     assert y == pytest.approx(np.broadcast_to(np.arange(4)[:, None], (4, 6)))
 
