@@ -40,6 +40,7 @@ from utils import utils_dist
 from utils.errors import CheckpointError
 from utils.options.models import Options
 from utils.run import changed_options, checkpoint
+from utils.run.saved_state import TAKE_ANOTHER
 from utils.run.steps import NonFiniteSteps
 from utils.run.timing import DeviceClock
 
@@ -133,7 +134,7 @@ class ModelState:
             return
         weights = state["model_state_dict"]
         try:
-            load_weights(net, weights, "the checkpoint to resume from", strict=True)
+            load_weights(net, weights, "model_state_dict of the checkpoint", strict=True)
         except CheckpointError as e:
             # The options of the run that wrote the checkpoint.
             netG_then = state["options"]["netG"]
@@ -170,7 +171,7 @@ class ModelState:
         if state["scaler"]:  # empty if the checkpoint was trained without float16
             self.scaler.load_state_dict(state["scaler"])
         if self.netE is not None and state["ema_state_dict"] is not None:
-            self.netE.load_state_dict(state["ema_state_dict"])
+            self._load_averages(self.netE, state["ema_state_dict"])
         self.nonfinite.in_a_row = state["nonfinite_in_a_row"]
         # The checkpoint may be saved again before the next step sets the learning rate. So set the
         # rate of the last step now
@@ -178,6 +179,19 @@ class ModelState:
         # without "step" was not saved by a run, so it has no last step.
         if state.get("step"):
             self._set_learning_rate(state["step"])
+
+    def _load_averages(self, netE: nn.Module, averages: dict[str, torch.Tensor]) -> None:
+        """Load the averaged weights of a checkpoint. Raises CheckpointError if they do not fit.
+
+        The weights of netG have fitted before, so only a damaged or changed file has averages that
+        do not.
+        """
+        try:
+            load_weights(netE, averages, "ema_state_dict of the checkpoint", strict=True)
+        except CheckpointError as e:
+            e.expected = "the averages of the tensors in model_state_dict"
+            e.do = TAKE_ANOTHER
+            raise
 
     def _set_learning_rate(self, step: int) -> None:
         """Set the learning rate of each group of parameters, which follows from the step alone."""

@@ -67,15 +67,8 @@ class Lpips(nn.Module):
                 name_in_file[name] = f"lin{number}.model.1.weight"
             else:
                 name_in_file[name] = name
-        missing = [name for name in name_in_file.values() if name not in in_files]
-        if missing:
-            more = ", ..." if len(missing) > 3 else ""
-            raise CheckpointError(
-                what=f"LPIPS weights lack {', '.join(missing[:3])}{more}",
-                where=", ".join(map(str, files)),
-                expected="alexnet-owt-7be5be79.pth of torchvision and alex.pth of LPIPS 0.1",
-                do="give both files after --lpips",
-            )
+        _refuse_missing(in_files, name_in_file, files)
+        _refuse_other_shapes(in_files, name_in_file, self.state_dict(), files)
         self.load_state_dict({ours: in_files[theirs] for ours, theirs in name_in_file.items()})
         self.eval().requires_grad_(False)
 
@@ -101,3 +94,49 @@ class Lpips(nn.Module):
             of_pixels = ((f - g).square() * w).sum(1)  # (1, H, W)
             distance = distance + of_pixels.mean((1, 2))
         return {"lpips": float(distance)}
+
+
+# ---- Refusals --------------------------------------------------------------------------------
+
+# The files of published weights, for the errors.
+PUBLISHED_FILES = "alexnet-owt-7be5be79.pth of torchvision and alex.pth of LPIPS 0.1"
+
+
+def _refuse_missing(
+    in_files: dict[str, torch.Tensor], name_in_file: dict[str, str], files: Sequence[str | Path]
+) -> None:
+    """Raise CheckpointError if the files lack a tensor.
+
+    in_files: name in the files -> tensor. name_in_file: our name -> name in the files.
+    """
+    missing = [name for name in name_in_file.values() if name not in in_files]
+    if missing:
+        more = ", ..." if len(missing) > 3 else ""
+        raise CheckpointError(
+            what=f"LPIPS weights lack {', '.join(missing[:3])}{more}",
+            where=", ".join(map(str, files)),
+            expected=PUBLISHED_FILES,
+            do="give both files after --lpips",
+        )
+
+
+def _refuse_other_shapes(
+    in_files: dict[str, torch.Tensor],
+    name_in_file: dict[str, str],
+    of_network: dict[str, torch.Tensor],
+    files: Sequence[str | Path],
+) -> None:
+    """Raise CheckpointError if a tensor has another shape, e.g. in the LPIPS weights for VGG.
+
+    in_files, name_in_file: as in `_refuse_missing`. of_network: our name -> tensor of the network.
+    """
+    for name, name_of_file in name_in_file.items():
+        shape = tuple(in_files[name_of_file].shape)
+        network_shape = tuple(of_network[name].shape)
+        if shape != network_shape:
+            raise CheckpointError(
+                what=f"LPIPS weights do not fit AlexNet: {name_of_file} has the shape {shape}",
+                where=", ".join(map(str, files)),
+                expected=f"{network_shape}, as in {PUBLISHED_FILES}",
+                do="give both files after --lpips",
+            )

@@ -562,6 +562,15 @@ def test_an_error_by_the_content_of_a_checkpoint_names_its_file(tmp_path):
         raise KeyError("exp_avg")  # as the optimizer does for a moment that is missing
 
 
+def test_an_error_of_weights_that_do_not_fit_names_the_file_of_the_checkpoint(tmp_path):
+    found = Resumed(tmp_path / "checkpoint_latest.pth", {})
+
+    with pytest.raises(CheckpointError) as refused, restoring(found):
+        raise CheckpointError("the weights do not fit", where="model_state_dict of the checkpoint")
+
+    assert refused.value.where == f"model_state_dict of the checkpoint, {found.path}"
+
+
 # ---- When a run is finished ----
 
 # In these cases a run has 10 steps. Validation stops twice by a signal before it is given up.
@@ -731,6 +740,38 @@ def test_a_changed_network_is_refused_in_a_few_lines_that_name_the_change(tmp_pa
 
     assert "undo the change of netG.size" in refused.value.do
     assert str(refused.value).count("\n") < 12
+
+
+@pytest.mark.parametrize("change", ["missing", "other shape"])
+def test_averages_of_another_network_are_refused_in_four_parts(tmp_path, change):
+    before = state_of(model(tmp_path / "a", "train.E_decay=0.9"))
+    averages = before["ema_state_dict"]
+    weight = averages.pop("conv.weight")
+    if change == "other shape":
+        averages["conv.weight"] = torch.zeros(*weight.shape, 2)
+
+    with pytest.raises(CheckpointError, match=r"conv\.weight") as refused:
+        model(tmp_path / "b", "train.E_decay=0.9", state=before)
+
+    assert "ema_state_dict" in refused.value.where
+    assert refused.value.expected
+    assert refused.value.do
+
+
+@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("value", [torch.zeros(7), 0.5], ids=["other shape", "a number"])
+def test_moments_of_another_shape_are_refused_before_the_first_step(tmp_path, moment, value):
+    before = model(tmp_path / "a")
+    before.optimize_parameters(step=1, micro_batches=[batch()])
+    saved = state_of(before)
+    saved["optimizer"]["state"][0][moment] = value
+
+    with pytest.raises(CheckpointError, match=moment) as refused:
+        model(tmp_path / "b", state=saved)
+
+    assert "conv.weight" in refused.value.where
+    assert refused.value.expected
+    assert refused.value.do
 
 
 def test_the_average_starts_from_its_own_weights(tmp_path):

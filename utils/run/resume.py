@@ -200,15 +200,21 @@ def restoring(resumed: Resumed | None) -> Generator[None]:
     """Restore a checkpoint in this block: its errors become a CheckpointError that names the file.
 
     The block gives the weights, moments and averages of the checkpoint to network and optimizer,
-    which raise many kinds of errors for a value that does not fit.
+    which raise many kinds of errors for a value that does not fit. They know the content of the
+    file and not its path, so the path is added here.
 
     resumed: the checkpoint, or None for a fresh start. The errors of a fresh start are not changed,
         because no file is their cause.
     """
     # RuntimeError is left out, because torch also raises it if the memory of a GPU is full. For
-    # weights that do not fit, `load_weights` raises CheckpointError itself.
+    # weights and moments that do not fit, `load_weights` and `load_moments` raise CheckpointError
+    # themselves.
     try:
         yield
+    except CheckpointError as e:
+        if resumed is not None and str(resumed.path) not in e.where:
+            e.where = f"{e.where}, {resumed.path}"
+        raise
     except (LookupError, TypeError, ValueError, AttributeError) as e:
         if resumed is None:
             raise

@@ -108,9 +108,10 @@ def refuse_wrong_types(state: dict[str, Any], path: Path) -> None:
             continue
         if not isinstance(value, dict):
             raise _wrong(path, key, value, expected="a table")
-    for name, value in state["model_state_dict"].items():
-        if not isinstance(value, Tensor):
-            raise _wrong(path, f"model_state_dict[{name!r}]", value, expected="a tensor")
+    for key in ("model_state_dict", "ema_state_dict"):
+        for name, value in (state.get(key) or {}).items():
+            if not isinstance(value, Tensor):
+                raise _wrong(path, f"{key}[{name!r}]", value, expected="a tensor")
 
     # Give pydantic only the keys of the position. Its error for a missing key prints the whole dict
     # that it was given, which would be all the weights.

@@ -277,3 +277,16 @@ def test_frames_of_other_brightness_have_a_distance(lpips_files):
 def test_a_missing_file_is_told_by_its_first_tensor(lpips_files):
     with pytest.raises(CheckpointError, match=r"lack lin0\.model\.1\.weight"):
         Lpips(lpips_files[:1])
+
+
+def test_a_tensor_of_another_shape_is_told_with_both_shapes(lpips_files, tmp_path):
+    weights = torch.load(lpips_files[1])
+    weights["lin0.model.1.weight"] = torch.zeros(1, 96, 1, 1)  # as LPIPS with another network has
+    torch.save(weights, tmp_path / "other.pth")
+
+    with pytest.raises(CheckpointError, match=r"lin0\.model\.1\.weight") as refused:
+        Lpips([lpips_files[0], tmp_path / "other.pth"])
+
+    assert "(1, 96, 1, 1)" in refused.value.what
+    assert "(1, 64, 1, 1)" in refused.value.expected
+    assert refused.value.do

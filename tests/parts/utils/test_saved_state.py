@@ -70,6 +70,7 @@ def path_in(folder: Path) -> Path:
         ("world_size", 0),
         ("scaler", 3),
         ("ema_state_dict", "x"),
+        ("ema_state_dict", {"conv.weight": 3}),
     ],
 )
 def test_a_position_or_part_of_a_wrong_type_is_refused_by_its_key(run, tmp_path, key, value):
