@@ -2,6 +2,7 @@
 
     sparse_matrix    from entries in any order
     csr_matrix       from entries that are sorted by rows, without a copy
+    product          of such a matrix and dense columns
 
 The layout is CSR (compressed sparse rows), because products with it are fast on a CPU.
 
@@ -42,3 +43,13 @@ def csr_matrix(begins: Tensor, columns: Tensor, values: Tensor, shape: tuple[int
         # on the warning, and only the product with dense columns is used here.
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         return torch.sparse_csr_tensor(begins, columns, values, shape, check_invariants=False)
+
+
+def product(matrix: Tensor, columns: Tensor) -> Tensor:
+    """Return the product of a sparse matrix (rows, n) and dense columns (n, C): (rows, C).
+
+    `matrix @ columns` gives the same. But on a CPU it fills its result with zeros and copies it
+    once more, which takes several times as long as the product itself.
+    """
+    result = columns.new_empty(len(matrix), columns.shape[1])
+    return torch.addmm(result, matrix, columns, beta=0, out=result)  # 0: `result` is not read

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.motion.joint.sampling import corners_of, grid_positions
-from data.motion.joint.sparse import sparse_matrix
+from data.motion.joint.sparse import product, sparse_matrix
 from data.motion.view import View
 
 # A spike pixel counts as on the frame if more than this share of its points is. All of its points
@@ -82,16 +82,12 @@ class SpikePixels:
 
     def __call__(self, pictures: Tensor) -> Tensor:
         """Return D L of N grey pictures (N, H, W): what the spike pixels see, (N, h, w)."""
-        pictures = self._lens(pictures)
-        # A picture is a column of the right factor, (H W, N).
-        columns = pictures.flatten(1).t().contiguous()
-        seen = self._D @ columns  # (h w, N)
+        seen = product(self._D, _columns_of(self._lens(pictures)))  # (h w, N)
         return seen.t().reshape(-1, *self.view.plane)
 
     def adjoint(self, seen: Tensor) -> Tensor:
         """Return the adjoint L^T D^T (N, H, W) of what the spike pixels see, (N, h, w)."""
-        columns = seen.flatten(1).t().contiguous()  # (h w, N)
-        pictures = self._D_transposed @ columns  # (H W, N)
+        pictures = product(self._D_transposed, _columns_of(seen))  # (H W, N)
         pictures = pictures.t().reshape(-1, *self.view.size)
         if self._kernel is None:
             return pictures
@@ -116,6 +112,14 @@ class SpikePixels:
         if self._kernel is None:
             return pictures
         return blur(pictures[:, None], self._kernel)[:, 0]
+
+
+def _columns_of(pictures: Tensor) -> Tensor:
+    """Return N pictures (N, H, W) as columns, (H W, N): the right factor of a product with D."""
+    # In this format of torch the N values of a pixel are side by side, as in a matrix of columns.
+    # The conversion takes half of the time of `t().contiguous()`.
+    side_by_side = pictures[None].contiguous(memory_format=torch.channels_last)
+    return side_by_side[0].flatten(1).t()
 
 
 def _shares_on_frame(positions: Tensor, view: View) -> Tensor:
