@@ -132,26 +132,27 @@ def frames_to_play(
     clip_length: number of frames of the clip. first: first frame. interval: distance between
     frames. count: number of frames of the sample. is_reversed: whether it is played backwards.
 
-    A clip that is too short is played back and forth, again and again. A phase is a position in
-    this play. E.g. a clip of 3 frames has 4 phases, and then the play repeats itself:
+    A clip that is too short is played back and forth, again and again. The frames
+    of this play are numbered: the number of a frame is its place. E.g. a clip of 3 frames has 4
+    places, and then the play repeats itself:
 
-        phase      0   1   2   3          0 ...
+        place      0   1   2   3          0 ...
         frame      0   1   2   1          0 ...
         direction  forward ->  <- back    forward ...
     """
-    # Number of phases: clip_length - 1 steps forward, and as many steps back. A single frame has
-    # one phase.
+    # Number of places: clip_length - 1 steps forward, and as many steps back. A single frame has
+    # one place.
     period = max(2 * (clip_length - 1), 1)
-    phases = [(first + i * interval) % period for i in range(count)]
+    places = [(first + i * interval) % period for i in range(count)]
     if is_reversed:
-        phases.reverse()
+        places.reverse()
 
     frames = []
     backwards = []
-    for phase in phases:
+    for place in places:
         # The last frame, clip_length - 1, is still on the way forward.
-        is_way_back = phase >= clip_length
-        frame = period - phase if is_way_back else phase  # 3 frames: phase 3 is frame 4 - 3 = 1
+        is_way_back = place >= clip_length
+        frame = period - place if is_way_back else place  # 3 frames: place 3 is frame 4 - 3 = 1
         frames.append(frame)
         # Time runs backwards on the way back of a sample that is played forward, and on the way
         # forward of a reversed sample

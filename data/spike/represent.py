@@ -67,7 +67,7 @@ def represent(
 
     center: time of the sharp frame in planes of `stream`, a multiple of 0.5.
     reverse: whether to return the channels of the reversed stream around the same time.
-    rate: spikes per tick at full light. A proportional representation is divided by it, so that
+    rate: spikes per plane at full light. A proportional representation is divided by it, so that
     full light gives 1.
     light: what the sensor integrated, linear light or display values of gamma 2.2.
     gamma: gamma of the returned channels. 1: linear light, 2.2: display values. No effect on a

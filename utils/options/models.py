@@ -90,8 +90,8 @@ class LoaderOptions(Section):
     def spike_data(self) -> dict[str, Any] | None:
         """Return what a user of the weights must know of the spikes of the training data.
 
-        data.cameras.spike_source says which keys there are. Returns None for a data set without
-        spikes. Reads the file dataset.json beside the spikes.
+        `ClipSources.spike_data` (data/clip_sources.py) says which keys there are. Returns None for
+        a data set without spikes. Reads the file dataset.json beside the spikes.
         """
         dataset_class = self.constructor
         if not hasattr(dataset_class, "spike_data"):
