@@ -346,6 +346,8 @@ def test_a_finished_run_does_not_wait_for_a_dashboard_that_does_not_answer(tmp_p
     assert finished < late
 
 
+# Slow: W&B starts twice.
+@pytest.mark.slow
 def test_a_copied_run_under_another_name_has_a_dashboard_of_its_own(tmp_path):
     options = write_odd_options(tmp_path, logging={"use_tensorboard": False, "use_wandb": True})
     offline = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}

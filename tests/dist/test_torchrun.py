@@ -211,15 +211,15 @@ def assert_stopped_and_saved(options: Path, log: Path) -> None:
     assert latest_checkpoint(options)["step"] >= 1
 
 
+# Slow: a launcher is started twice. `make test` has signals to a run without a launcher, in
+# tests/faults/test_interruptions.py.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefix", "name"),
     [
         pytest.param([], "SIGUSR1", id="SIGUSR1"),
-        # The tests may run under nohup, which ignores SIGHUP, so set it back to its default. The
-        # launcher hands both signals on alike, so `make slow` has this one.
-        pytest.param(
-            ["env", "--default-signal=HUP"], "SIGHUP", id="SIGHUP", marks=pytest.mark.slow
-        ),
+        # The tests may run under nohup, which ignores SIGHUP, so set it back to its default.
+        pytest.param(["env", "--default-signal=HUP"], "SIGHUP", id="SIGHUP"),
     ],
 )
 def test_a_signal_to_the_launcher_saves_the_run_for_another_start(tmp_path, log, prefix, name):

@@ -44,8 +44,9 @@ STALL_S = 3.0
         ("kill", 3, 0, 6),
         ("forward", 1, 0, 6),
         # C code never gives back Python's lock. Without peers, the guard of the rank ends it, a
-        # process that watches the rank from outside. This takes longer.
-        ("gil", 1, 0, 9),
+        # process that watches the rank from outside. This takes longer, and keeps a core busy until
+        # then.
+        pytest.param("gil", 1, 0, 9, marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end(kind, ranks, rank, most_s):

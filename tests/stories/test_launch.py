@@ -975,6 +975,8 @@ def busy_cores():
         process.wait()
 
 
+# Slow: this and the next test keep all cores busy for 5 seconds, also from the other tests.
+@pytest.mark.slow
 def test_threads_do_not_wait_actively_if_others_keep_the_cores_busy(fake_python, busy_cores):
     text = launch(fake_python).text
 
@@ -982,6 +984,8 @@ def test_threads_do_not_wait_actively_if_others_keep_the_cores_busy(fake_python,
     assert "GOMP_SPINCOUNT" not in text
 
 
+# See the test above.
+@pytest.mark.slow
 def test_threads_wait_as_the_user_says_also_on_busy_cores(fake_python, busy_cores):
     text = launch(fake_python | {"GOMP_SPINCOUNT": "7"}).text
 

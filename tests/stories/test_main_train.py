@@ -370,21 +370,28 @@ def samples_seen(output, rank):
 @pytest.mark.parametrize(
     "overrides",
     [
-        [
-            "--use_amp",
-            "train.G_scheduler_type=MultiStepLR",
-            "train.G_scheduler_milestones=[2]",
-            "netG.fusion=none",
-        ],
-        [
-            "train.amp.enable=true",
-            "train.amp.dtype=float16",
-            "train.G_optimizer_type=adamw",
-            "train.G_optimizer_clipgrad=0.1",
-            "train.accumulation_steps=2",
-        ],
+        pytest.param(
+            [
+                "--use_amp",
+                "train.G_scheduler_type=MultiStepLR",
+                "train.G_scheduler_milestones=[2]",
+                "netG.fusion=none",
+            ],
+            id="bfloat16 and milestones",
+        ),
+        # The same story of other options. tests/faults/test_steps.py resumes in float16.
+        pytest.param(
+            [
+                "train.amp.enable=true",
+                "train.amp.dtype=float16",
+                "train.G_optimizer_type=adamw",
+                "train.G_optimizer_clipgrad=0.1",
+                "train.accumulation_steps=2",
+            ],
+            id="float16, adamw, clipping, accumulation",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["bfloat16 and milestones", "float16, adamw, clipping, accumulation"],
 )
 def test_the_modes_of_a_step_train_and_resume(tmp_path, overrides):
     options = write_options(tmp_path)
@@ -399,14 +406,11 @@ def test_the_modes_of_a_step_train_and_resume(tmp_path, overrides):
         assert torch.isfinite(value).all(), name
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "use_static_graph=true",
-        # The same story with another way in which DDP finds the parameters of a step.
-        pytest.param("find_unused_parameters=true", marks=pytest.mark.slow),
-    ],
-)
+# Slow: `make test` has the gradients of such steps on two ranks, in
+# tests/parts/models/test_gradients.py. Both options are ways in which DDP finds the parameters of a
+# step.
+@pytest.mark.slow
+@pytest.mark.parametrize("override", ["use_static_graph=true", "find_unused_parameters=true"])
 def test_frozen_parts_are_released_on_all_ranks_without_a_restart(tmp_path, override):
     options = write_options(tmp_path)
 

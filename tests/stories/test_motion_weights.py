@@ -35,6 +35,10 @@ MOVING = Scene(velocity=(11.0, -5.0))
 # beside the gain of more than 1 dB where both are right.
 MOST_LOST = 0.2
 
+# Mark of tests with unusual clips. Each takes two seconds of a core, and its result changes only
+# with the shipped weights or the solver. So most of these tests are in `make slow`.
+ODD_CLIP = pytest.mark.slow
+
 
 class RestoredClip(NamedTuple):
     """A restored clip."""
@@ -116,6 +120,7 @@ def test_a_clip_that_stands_still_stays_as_the_operator_restores_it(rate, tmp_pa
     assert gain(Scene(rate=rate), tmp_path) > -MOST_LOST
 
 
+@ODD_CLIP
 def test_slides_stay_as_the_operator_restores_them(tmp_path):
     # Three still scenes, one in each frame. Each frame has its spikes in a file of its own.
     slides = tmp_path / "slides"
@@ -129,6 +134,7 @@ def test_slides_stay_as_the_operator_restores_them(tmp_path):
     assert gain_on(slides, tmp_path) > -MOST_LOST
 
 
+@ODD_CLIP
 def test_a_camera_that_changes_its_exposure_loses_nothing(tmp_path):
     clip = MOVING.write(tmp_path / "clip")
     # The first and the second frame become darker, as by automatic exposure: their display values
@@ -142,6 +148,7 @@ def test_a_camera_that_changes_its_exposure_loses_nothing(tmp_path):
 
 
 # A hot pixel fires in each plane, a dead one never. 3 % of each are many for a sensor.
+@ODD_CLIP
 @pytest.mark.parametrize("spikes_of_broken", [1, 0])
 def test_broken_spike_pixels_lose_hardly_anything(
     spikes_of_broken, restored_moving_clip, moving_clip, tmp_path
@@ -157,6 +164,7 @@ def test_broken_spike_pixels_lose_hardly_anything(
     assert restore_with(clip, tmp_path / "out", MOTION).psnr > restored_moving_clip.psnr - 0.5  # dB
 
 
+@ODD_CLIP
 def test_a_sky_that_the_rgb_camera_clips_loses_nothing(tmp_path):
     clip = replace(MOVING, rate=0.2).write(tmp_path / "clip")
     with_clipped_sky(clip, rate=0.2)
@@ -164,6 +172,7 @@ def test_a_sky_that_the_rgb_camera_clips_loses_nothing(tmp_path):
     assert gain_on(clip, tmp_path) > -MOST_LOST
 
 
+@ODD_CLIP
 def test_a_title_in_the_frames_loses_nothing(tmp_path):
     clip = MOVING.write(tmp_path / "clip")
     # A white box with black bars, which the spike camera does not see.
@@ -176,6 +185,7 @@ def test_a_title_in_the_frames_loses_nothing(tmp_path):
     assert gain_on(clip, tmp_path) > -MOST_LOST
 
 
+@ODD_CLIP
 def test_a_noisy_frame_loses_nothing(tmp_path):
     clip = MOVING.write(tmp_path / "clip")
     rng = np.random.default_rng(0)
@@ -214,7 +224,7 @@ def test_spike_pixels_smaller_than_the_pixels_of_the_frame_give_the_frames_of_th
         assert_same_picture(file, other)
 
 
-@pytest.mark.parametrize("planes", [5, 11])
+@pytest.mark.parametrize("planes", [5, pytest.param(11, marks=ODD_CLIP)])
 def test_an_exposure_of_few_planes_is_restored(planes, tmp_path):
     scene = Scene(velocity=(5.0, -2.0), planes=planes, sharp_plane=planes // 2, rate=0.2)
     clip = scene.write(tmp_path / "clip")
@@ -229,6 +239,7 @@ def test_an_exposure_of_few_planes_is_restored(planes, tmp_path):
     assert by_motion.psnr > by_operator.psnr - 0.5  # dB
 
 
+@ODD_CLIP
 @pytest.mark.parametrize(
     "scene",
     [

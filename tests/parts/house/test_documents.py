@@ -223,6 +223,8 @@ def test_the_code_of_the_notebook_runs(run_in):
     run_in(cells, ROOT / "notebooks")
 
 
+# Slow: it clones the whole project.
+@pytest.mark.slow
 def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
     if not (ROOT / ".git").exists():
         pytest.skip("no repository to clone from")

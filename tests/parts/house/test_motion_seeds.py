@@ -35,6 +35,9 @@ from tests.helpers.checked import not_none
 from tests.helpers.moving_scene import Scene
 from tests.helpers.weights_files import read_metrics, restore
 
+# Slow: 4 seconds of a core, for a program that is not part of the product.
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -21,6 +21,8 @@ MOST_ERROR = {
 }
 
 
+# Slow: 3 seconds of a core, for a kernel that is not part of the product yet.
+@pytest.mark.slow
 def test_sampling_and_its_gradients_are_near_float64():
     done = run_ranks(
         1, "tests/helpers/interpreted.py", "tests.helpers.sampling_errors", limit_s=120

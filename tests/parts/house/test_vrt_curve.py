@@ -36,6 +36,9 @@ from lab.vrt_curve import (
 )
 from tests.helpers.moving_scene import Scene, reader_of
 
+# Slow: 15 seconds of a core, for a program that is not part of the product.
+pytestmark = pytest.mark.slow
+
 # Training times at which the networks are tested, in minutes: 0.05 s and 0.1 s. A step may take
 # more.
 POINTS = [0.05 / 60, 0.1 / 60]

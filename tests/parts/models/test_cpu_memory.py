@@ -69,7 +69,20 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+# Networks that `make slow` counts. A change of what a block saves shows in the others, too.
+COUNTED_SLOWLY = ("deeper", "wider", "groups of 4", "enlarging")
+
+
+def changed_networks() -> list[Any]:
+    """Return the entries of CHANGES. Those of COUNTED_SLOWLY are marked `slow`."""
+    found = []
+    for name, changes in CHANGES.items():
+        marks = pytest.mark.slow if name in COUNTED_SLOWLY else ()
+        found.append(pytest.param(changes, id=name, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("changes", changed_networks())
 def test_the_estimate_is_near_what_autograd_saves(changes):
     net = VRT(**(SMALL | changes)).train()
 

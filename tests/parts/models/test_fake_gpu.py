@@ -162,6 +162,8 @@ def calls_of_attention() -> dict[str, list[str]]:
     return {case: list(figures_of_case["attention"]) for case, figures_of_case in figures.items()}
 
 
+# Slow: it takes 4 seconds of a core.
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [PLAIN, PUBLISHED])
 def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn(calls_of_attention, case):
     kernels = {call.split(":")[0] for call in calls_of_attention[case]}

@@ -153,8 +153,16 @@ def train_step(net: VRT, optimizer: torch.optim.Optimizer, clip: Tensor) -> None
 CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
 
 
-@pytest.mark.parametrize("kernels", ["plain", "auto"])
-@pytest.mark.parametrize("flags", [{}, CHECKPOINTED], ids=["kept", "checkpointed"])
+# Each case takes three seconds of a core, so two of the four are in `make slow`.
+@pytest.mark.parametrize(
+    ("kernels", "flags"),
+    [
+        pytest.param("auto", {}, id="auto, kept"),
+        pytest.param("plain", CHECKPOINTED, id="plain, checkpointed"),
+        pytest.param("plain", {}, id="plain, kept", marks=pytest.mark.slow),
+        pytest.param("auto", CHECKPOINTED, id="auto, checkpointed", marks=pytest.mark.slow),
+    ],
+)
 def test_the_count_is_what_a_step_allocates(kernels, flags):
     net = tiny_vrt(kernels=kernels, drop_path_rate=0.0, **flags)
     clip = torch.rand(1, 4, 3, 32, 64)

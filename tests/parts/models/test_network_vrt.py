@@ -125,14 +125,16 @@ class Activations:
 
 # Networks that `make slow` compares: each takes 4 to 30 seconds of a core. In `make test`, smaller
 # vectors have most of what they have: pairs of frames that are aligned (pa2), colours, noise.
-# Only in `make slow` are groups of 4 and 6 (pa4, pa6) within a whole network, and a network that
-# enlarges by 4. Of these, `make test` compares the alignment alone (mod_align_pa4_n4 and
-# mod_align_pa6_n5 in test_vrt_modules.py), and trains networks with groups of 4, and that enlarge
-# (tests/stories/test_kair_files.py).
+# Only in `make slow` are groups of 4 and 6 (pa4, pa6) within a whole network, a network that
+# enlarges by 4, one for gray pictures, and one for a known noise level. Of these, `make test`
+# compares the alignment alone (mod_align_pa4_n4 and mod_align_pa6_n5 in test_vrt_modules.py), and
+# trains networks with groups of 4, that enlarge, and for noise (tests/stories/test_kair_files.py).
 LARGE = (
     "net_deblur_pa2_5f_b2",
     "net_deblur_pa2_6f",
     "net_deblur_pa4_4f",
+    "net_denoise_nonblind_3f",
+    "net_gray_1ch",
     "net_sr4_pa2_6f",
     "net_sr4_pa6_5f",
 )
@@ -182,7 +184,7 @@ def test_outputs_activations_flows_and_gradients_equal_the_reference(name):
     [
         "net_deblur_pa2_2f_w8",
         pytest.param("net_deblur_pa4_4f", marks=pytest.mark.slow),
-        "net_gray_1ch",
+        pytest.param("net_gray_1ch", marks=pytest.mark.slow),
     ],
 )
 def test_the_plain_transcription_gives_the_reference_output(name):

@@ -189,6 +189,8 @@ def two_steps(net: VRT, size: int) -> list[Tensor]:
     return found
 
 
+# Slow: it takes 5 seconds of a core.
+@pytest.mark.slow
 def test_two_networks_in_two_threads_give_what_each_gives_alone():
     sizes = (32, 40)
     alone = [two_steps(random_vrt(seed), size) for seed, size in enumerate(sizes)]

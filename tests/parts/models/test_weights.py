@@ -293,7 +293,29 @@ def saved_as(path, released):
     return read_saved(path)
 
 
-@pytest.mark.parametrize("name", sorted(golden.manifests()))
+# Networks of a released size that `make test` tells apart. Each takes a second of a core, so the
+# others are in `make slow`.
+KNOWN_AT_ONCE = (
+    "001_VRT_videosr_bi_REDS_6frames",
+    "006_VRT_videodeblurring_GoPro",
+    "008_VRT_videodenoising_DAVIS",
+)
+
+
+def released_networks() -> list[Any]:
+    """Return the names of all released networks. All but KNOWN_AT_ONCE are marked `slow`."""
+    found = []
+    for name in sorted(golden.manifests()):
+        marks = () if name in KNOWN_AT_ONCE else pytest.mark.slow
+        found.append(pytest.param(name, marks=marks))
+    return found
+
+
+def test_the_networks_that_are_known_at_once_are_released():
+    assert set(KNOWN_AT_ONCE) <= set(golden.manifests())
+
+
+@pytest.mark.parametrize("name", released_networks())
 def test_a_released_network_is_known_by_its_tensors(name, tmp_path):
     found = saved_as(tmp_path / "renamed.pth", name).released
 

@@ -50,6 +50,8 @@ def spawn_variables(tmp_path_factory) -> dict[str, str]:
 # ---- One process ----
 
 
+# Slow: two programs and their loader processes, each of which imports torch anew.
+@pytest.mark.slow
 def test_a_run_without_proc_with_workers_by_spawn_gives_the_same_weights(tmp_path):
     (tmp_path / "with").mkdir()
     (tmp_path / "without").mkdir()
@@ -142,6 +144,8 @@ def test_the_launcher_refuses_to_start_two_processes_without_proc(tmp_path):
     assert "./launch_train.sh 1 [FILE]" in done.text
 
 
+# Slow: a launcher and a run, each of which imports torch anew.
+@pytest.mark.slow
 def test_the_launcher_starts_one_process_without_proc(tmp_path):
     done = launch(tmp_path, ranks=1)
 
