@@ -44,6 +44,7 @@ from data.motion.stillness.shares import share_by_change, share_by_reach
 from data.motion.view import View
 from utils.contract import FramePicture, Tick
 from utils.dist import watchdog
+from utils.system import keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,8 @@ class MotionRestorer:
         reader: a data.clips.readers.DatasetClip. tick: called with the work done since the last
         call, in frames. For each frame its calls sum up to 1.
         """
+        # The equations make and delete hundreds of large arrays for each frame.
+        keep_freed_memory()
         clip = RecordedClip(reader, self.context)
         gain_of_clip, is_good = clip.gain()
         areas = self._areas_of(clip.view, is_good)

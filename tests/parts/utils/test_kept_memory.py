@@ -1,0 +1,46 @@
+"""Memory that a process has freed stays with it, if it asks for that."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from tests.dist.launching import ROOT
+
+# Makes three arrays of 16 MB, again and again, and prints how many pages of memory the system had
+# to give for them, without those of the first time.
+PROGRAM = """
+import resource
+import sys
+
+import numpy as np
+
+from utils.system import keep_freed_memory
+
+
+def pages_so_far():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+if "keep" in sys.argv:
+    keep_freed_memory()
+for number in range(20):
+    if number == 1:
+        pages_of_first_time = pages_so_far()
+    arrays = [np.ones(4_000_000, np.float32) for _ in range(3)]
+    del arrays
+print(pages_so_far() - pages_of_first_time)
+"""
+
+
+def pages_given(*arguments: str) -> int:
+    """Run the program, and return the number that it prints."""
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    return int(subprocess.check_output(command, cwd=ROOT, text=True))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
+def test_the_system_gives_no_memory_anew_if_freed_memory_is_kept():
+    # The three arrays have 12,000 pages, or 24 if the system gives pages of 2 MB.
+    assert pages_given("keep") < pages_given() / 5
