@@ -52,6 +52,7 @@ from models.fusion.fusion_motion import motion_of
 from models.losses import LOSSES
 from models.metrics import check_metrics
 from models.portable import read_saved
+from models.restore.find_weights import find_weights
 from models.restore.job import Job
 from models.restore.network_method import (
     network_for_own_clips,
@@ -70,7 +71,6 @@ from models.restore.request import (
 )
 from models.restore.run_job import restore_clips
 from models.restore.tiles.gaps import InterpolatedClip, scored_clips
-from models.restore.weights_to_test import find_weights
 from models.saved_network import SavedNetwork
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist

@@ -4,7 +4,7 @@ Read the command line.
 
     request.py           the command line as a `TestRequest`
     flags.py             all flags; refused_flags.py refuses some together
-    weights_to_test.py   finds the weights
+    find_weights.py      finds the weights
     own_spikes.py        how a user's own spikes are read
     network_method.py    the network, and the tiles it gets
 
@@ -17,7 +17,7 @@ Restore.
 
 Score, and write results.
 
-    output_folder.py     takes the folder; earlier_test.py compares run.json
+    output_folder.py     takes the folder; earlier_results.py compares run.json
     outputs.py           names of all files of a test
     finished_clip.py     writes strips, videos and scores of a clip
     clip_scores.py       scores frames; lpips.py is one distance

@@ -10,7 +10,7 @@ What must stay: no file of a user is overwritten or removed
 (test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start), and an interrupted
 test, also of an older version, is continued
 (test_overwrite_removes_what_a_test_of_an_earlier_version_saved). A new setting of a test needs a
-line in `refuse_another_test` (earlier_test.py).
+line in `refuse_another_test` (earlier_results.py).
 Free to change: the texts of errors.
 
 Tests: tests/parts/utils/test_output_folder.py tests each refusal
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.restore.earlier_test import (
+from models.restore.earlier_results import (
     FILES_OF_ALL_CLIPS,
     files_of_earlier_tests,
     read_run_json,

@@ -103,7 +103,7 @@ def _settings_of(job: Job) -> dict[str, Any]:
     """Return everything that the results depend on, but the clips themselves.
 
     The keys are part of run.json. If you add a key, the run.json of an older version lacks it: tell
-    `earlier_test.refuse_another_test` which value older versions used.
+    `earlier_results.refuse_another_test` which value older versions used.
     """
     # The LPIPS weights are recorded by name, size and time of change, because to read 240 MB of
     # weights in each test would take too long.

@@ -26,9 +26,9 @@ from data.spike.formats import read_spikes, write_spikes
 from data.spike.geometry import SpikeGeometry
 from models.metrics import psnr
 from models.portable import read_saved
+from models.restore.find_weights import find_weights
 from models.restore.own_spikes import spikes_for_network
 from models.restore.request import read_request
-from models.restore.weights_to_test import find_weights
 from models.select_network import NETWORKS
 from scripts import demo
 from scripts.make_sample_data import make_sample

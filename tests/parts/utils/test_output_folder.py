@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from data.clips.clip_reader import user_clips
-from models.restore.earlier_test import FILES_OF_ALL_CLIPS
+from models.restore.earlier_results import FILES_OF_ALL_CLIPS
 from models.restore.finished_clip import finish_clip
 from models.restore.output_folder import claim_folder
 from models.restore.outputs import Outputs
