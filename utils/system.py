@@ -93,8 +93,10 @@ def keep_freed_memory() -> None:
 
     Only glibc has this. Elsewhere nothing happens.
     """
+    if sys.platform != "linux":
+        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if sys.platform == "linux" and mallopt:
+    if mallopt:
         mallopt(M_TRIM_THRESHOLD, MOST_KEPT_MEMORY)
         mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_ARRAY)
 
