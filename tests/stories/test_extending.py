@@ -1,8 +1,8 @@
 """What docs/extending.md promises: each part is one new file, and everything else finds and uses
 it.
 
-The new files are the code blocks of the page itself, and five more: DATASET, SOURCE, CAMERA, and
-CHANNELS and DEPTH, which some programs refuse.
+The new files are the code blocks of the page itself, and three more: DATASET, and CHANNELS and
+DEPTH, which some programs refuse.
 Once for all tests, tests/helpers/with_new_parts.py uses them in a process of its own. It checks,
 trains, tests and caches small clips, in these runs:
 
@@ -71,44 +71,6 @@ class LabTest(Lab, TestClips):
     def __init__(self, section: LabTestKeys, seed: int = 0) -> None:
         super().__init__(section, seed)
 """
-
-# Spike files with another meaning.
-SOURCE = '''
-from data.cameras.spike_source import SPIKE_SOURCES, DatSpikes
-
-@SPIKE_SOURCES.register("inverted", given=("info",))
-class InvertedSpikes(DatSpikes):
-    """Files of a camera that stores 0 for a spike."""
-
-    def represent(self, stream, *args, **options):
-        return super().represent(1 - stream, *args, **options)
-'''
-
-# A simulated camera.
-CAMERA = '''
-from dataclasses import dataclass
-from data.augment import CAMERAS
-
-@dataclass(frozen=True)
-class SlowDraw:
-    every: int
-    known_rate_factor: float = 1.0
-
-    def apply(self, stream, frame):
-        return stream.repeat(self.every, axis=0)[: len(stream)]
-
-@CAMERAS.register("slow")
-class Slow:
-    """A camera that repeats each plane."""
-
-    known_rate = False
-
-    def __init__(self, every: int = 2) -> None:
-        self.every = every
-
-    def draw(self, seed):
-        return SlowDraw(self.every)
-'''
 
 # Test sets without files: one with spikes, and one whose clips are not derived from `Reader`.
 CHANNELS = """
@@ -180,8 +142,6 @@ def new_files() -> dict[str, str]:
     """Return all new files: name -> content."""
     files = files_of_page() | {
         "data/dataset_lab.py": DATASET,
-        "data/spike_source_inverted.py": SOURCE,
-        "data/camera_slow.py": CAMERA,
         "data/dataset_channels.py": CHANNELS,
         "models/loss_depth.py": DEPTH,
     }
