@@ -1,4 +1,4 @@
-"""Checks before the first step whether a training step on a CPU fits into memory.
+"""Check before the first step whether a training step on a CPU fits into memory.
 
 If the memory of a GPU is full, torch raises an error. If the memory of the host is full, the system
 swaps for minutes, and then ends the process without a message. So `check_memory` estimates the

@@ -1,4 +1,4 @@
-"""Gives the flow network SpyNet its weights at the start of a training: option netG.spynet_path.
+"""Give the flow network SpyNet its weights at the start of a training: option netG.spynet_path.
 
     start_with_zero_flow    without a file: the flow is zero at first, and is learned
     load_flow               from a file, or from the weights that this project ships

@@ -1,4 +1,4 @@
-"""Reads weights files that other programs wrote, and says what a file is that holds no weights.
+"""Read weights files that other programs wrote, and say what a file is that holds no weights.
 
 `load_content`, which models/weights_file.py calls, reads what torch.save wrote. It accepts plain
 types, tensors and NumPy scalars, and runs no code from the file. `no_weights` makes the error for

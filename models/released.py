@@ -1,4 +1,4 @@
-"""Fetches the weights that the authors of VRT have released.
+"""Fetch the weights that the authors of VRT have released.
 
 In place of a file, a user may name released weights by their number, e.g. "vrt/006" for
 model_zoo/vrt/006_VRT_videodeblurring_GoPro.pth. `local_file` returns the path of the file, and

@@ -1,4 +1,4 @@
-"""Builds the network of an option file, and checks that it fits the datasets.
+"""Build the network of an option file, and check that it fits the datasets.
 
 `NETWORKS` lists the networks by their name in the option netG.net_type. A new network is a new file
 models/network_<net_type>.py, which this module imports by itself. `define_G` builds a network.

@@ -1,4 +1,4 @@
-"""Aligns to every frame of a clip its neighbours, on both sides.
+"""Align to every frame of a clip its neighbours, on both sides.
 
 `align_clip` finds for each frame the later neighbours and the earlier neighbours, with their flows,
 and gives them to a `DeformAlign` (deform_align.py), which aligns some frames at a time.

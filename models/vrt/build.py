@@ -1,4 +1,4 @@
-"""Builds the layers of a VRT from its design: stages 1 to 7, stage 8, and super-resolution.
+"""Build the layers of a VRT from its design: stages 1 to 7, stage 8, and super-resolution.
 
 What must stay, and which test notices (in tests/parts/models):
 

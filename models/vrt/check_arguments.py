@@ -1,4 +1,4 @@
-"""Refuses arguments of VRT that do not fit together, and names the key of netG that is wrong.
+"""Refuse arguments of VRT that do not fit together, and name the key of netG that is wrong.
 
 Each check is a call of `_need(is_valid, key, got, expected)`. The first invalid key is an
 OptionError, so the order of the calls decides which key the user sees first.

@@ -1,4 +1,4 @@
-"""Says how many tokens or windows are computed at a time: the size of a chunk.
+"""Say how many tokens or windows are computed at a time: the size of a chunk.
 
 On a CPU a chunk is so small that its tensors stay in the cache. On a GPU it is so large that the
 GPU is busy. Larger chunks need more memory, smaller chunks need more calls.

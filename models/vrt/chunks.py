@@ -1,4 +1,4 @@
-"""Computes a layer chunk by chunk, to save memory.
+"""Compute a layer chunk by chunk, to save memory.
 
 Under autograd, a block of the transformer keeps every intermediate tensor until backward: 16 to 21
 tensors of the size of its input. The autograd function `InChunks` keeps only the input of the

@@ -1,4 +1,4 @@
-"""Aligns the features of neighbouring frames to a frame, by a deformable convolution.
+"""Align the features of neighbouring frames to a frame, by a deformable convolution.
 
 The convolution samples a neighbour at shifted positions. The shift (offset) is the optical flow
 plus a small correction, which a conv net estimates:

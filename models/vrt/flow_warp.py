@@ -1,4 +1,4 @@
-"""Samples images at each pixel plus its flow.
+"""Sample images at each pixel plus its flow.
 
     flow_warp    the interpolated value at the position
     nearest4     the four pixels around the position

@@ -1,4 +1,4 @@
-"""Chooses the form of each computation for a device.
+"""Choose the form of each computation for a device.
 
 No other file of the network asks for the kind of a device. A layer can have several forms:
 

@@ -1,4 +1,4 @@
-"""Selects rows of a tensor, and writes rows into a tensor.
+"""Select rows of a tensor, and write rows into a tensor.
 
 What must stay: `take` gives the gradient of x[rows] if no row is named twice. The tests of a block,
 tests/parts/models/test_block.py, compare gradients. Free to change: everything else.

@@ -1,4 +1,4 @@
-"""Cuts a clip into windows of tokens, and the windows into chunks.
+"""Cut a clip into windows of tokens, and the windows into chunks.
 
 A clip of D x H x W tokens (frames, height, width) is cut into windows, e.g. of 6 x 8 x 8 tokens.
 Attention works within a window. `window_chunks` returns the cut as lists of token numbers

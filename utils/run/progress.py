@@ -1,4 +1,4 @@
-"""Shows how far a run or a long action is: a bar on a terminal, lines elsewhere, or nothing.
+"""Show how far a run or a long action is: a bar on a terminal, lines elsewhere, or nothing.
 
 Two things can be shown, both on rank 0 only:
 

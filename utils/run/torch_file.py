@@ -1,4 +1,4 @@
-"""Reads files of torch.save: plain types and tensors, and never more than the file holds.
+"""Read files of torch.save: plain types and tensors, and never more than the file holds.
 
 The programs read weights and checkpoints, also files of other projects, only with `load_plain`.
 A file of torch.save is a zip archive without compression. Its members, e.g. for a checkpoint:

@@ -1,4 +1,4 @@
-"""Says which options make a training step smaller, for a step that ran out of memory.
+"""Say which options make a training step smaller, for a step that ran out of memory.
 
 `out_of_memory_error` makes the error, and `suggest_changes` its option lines, those first which
 change the result least.

@@ -1,4 +1,4 @@
-"""Counts what a training step has in memory for backward, module by module.
+"""Count what a training step has in memory for backward, module by module.
 
 `count_memory_use` runs the forward pass once with every branch recomputed, and notes what autograd
 has saved by the end of each module (`MemoryUse`). A branch is the attention or the MLP of a block,

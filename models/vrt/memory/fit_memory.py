@@ -1,4 +1,4 @@
-"""Fits a training step to a memory budget: netG.checkpoint "auto".
+"""Fit a training step to a memory budget: netG.checkpoint "auto".
 
 Autograd keeps tensors for backward. A block can instead compute a branch (attention or MLP) again
 in backward. This is called checkpointing: it saves memory and costs time. `fit_memory` chooses

@@ -1,4 +1,4 @@
-"""Counts what autograd saves for backward, in bytes.
+"""Count what autograd saves for backward, in bytes.
 
 What must stay: the count is what a step allocates (test_the_count_is_what_a_step_allocates in
 tests/parts/models/test_fit_memory.py), and counting changes no number.

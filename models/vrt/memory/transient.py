@@ -1,4 +1,4 @@
-"""Estimates what the backward pass of a module takes on a GPU for a moment, in bytes.
+"""Estimate what the backward pass of a module takes on a GPU for a moment, in bytes.
 
 The tensors that forward saves are not counted here, because count.py counts them.
 

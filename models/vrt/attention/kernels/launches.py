@@ -1,4 +1,4 @@
-"""Starts the attention kernels: how many programs of a kernel, and which memory they fill.
+"""Start the attention kernels: how many programs of a kernel, and which memory they fill.
 
     launch_forward           O, the output, and L, the log-sum-exp of each query
     launch_one_pass          backward for windows of up to 128 tokens: one kernel

@@ -1,4 +1,4 @@
-"""Makes what the attention kernels read in place of masks: the region of each token.
+"""Make what the attention kernels read in place of masks: the region of each token.
 
 Tokens of one region attend to each other, tokens of two regions do not. A number for each token is
 enough, where a mask has a T x T matrix for a window of T tokens.

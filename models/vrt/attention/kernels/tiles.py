@@ -1,4 +1,4 @@
-"""Says which windows the attention kernels take, and the size of the tiles that they compute.
+"""Say which windows the attention kernels take, and the size of the tiles that they compute.
 
 A kernel computes a T x T matrix of a window (T tokens) in parts, the tiles. A larger tile reads
 memory less often, but it must fit into the registers of a program.
