@@ -197,24 +197,23 @@ class MotionSteps(nn.Module):
         height, width = at_full_size.shape[-2:]
         below = height % HALF  # rows to add: 1 if the height is odd, else 0
         right = width % HALF
-        all_channels = torch.cat((at_full_size, at_half_size))[None]  # (1, channels, H, W)
-        all_channels = F.pad(all_channels, (0, right, 0, below), mode="replicate")
-        at_full_size, at_half_size = all_channels.split(
-            (CHANNELS_AT_FULL_SIZE, CHANNELS_AT_HALF_SIZE), dim=1
-        )
+        if below or right:
+            added = (0, right, 0, below)
+            at_full_size = F.pad(at_full_size, added, mode="replicate")
+            at_half_size = F.pad(at_half_size, added, mode="replicate")
 
         # To half size, (1, channels, H / 2, W / 2). Of the first kind, the HALF x HALF pixels
         # become channels, so that nothing is lost.
-        pixels = F.pixel_unshuffle(at_full_size, HALF)
-        means = F.avg_pool2d(at_half_size, HALF)
+        pixels = F.pixel_unshuffle(at_full_size[None], HALF)
+        means = F.avg_pool2d(at_half_size[None], HALF)
         x = torch.cat((pixels, means), dim=1)
         # With the channels of a pixel side by side, these convolutions take half of the time on a
         # CPU.
         x = x.contiguous(memory_format=torch.channels_last)
         # The trained weights fit the slope 0.1 for negative values.
-        x = F.leaky_relu(self.head(x), 0.1)
+        x = F.leaky_relu(self.head(x), 0.1, inplace=True)
         for conv in self.body:
-            x = x + F.leaky_relu(conv(x), 0.1)
+            x = x + F.leaky_relu(conv(x), 0.1, inplace=True)
 
         # Back to full size, without the repeated row and column.
         outputs = F.pixel_shuffle(self.tail(x), HALF)

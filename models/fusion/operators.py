@@ -136,9 +136,9 @@ class ImageFusion(Fusion):
     def features_of(self, x: Tensor) -> Tensor:
         """Run the conv net: (n, inputs, H, W) -> (n, features, H, W)."""
         # The trained weights fit the slope 0.1 for negative values.
-        x = F.leaky_relu(self.head(x), 0.1)
+        x = F.leaky_relu(self.head(x), 0.1, inplace=True)
         for conv in self.body:
-            x = x + F.leaky_relu(conv(x), 0.1)
+            x = x + F.leaky_relu(conv(x), 0.1, inplace=True)
         return x
 
     def on_base(self, rgb: Tensor, fused: Tensor, spike: Tensor | None) -> Tensor:
