@@ -21,11 +21,12 @@ Tests: tests/parts/data/test_exposure.py
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import cv2
 import numpy as np
 
-from data.spike.light import window_light
+from data.spike.light import Intervals, intervals_of, window_light
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,17 @@ class Recording:
 
         windows: (first plane, plane after the last) of each window.
         """
-        sums = window_light(self.stream, windows)  # spikes in each window, (h, w) each
+        # Spikes in each window, (h, w) each.
+        sums = window_light(self.stream, windows, self._intervals)
         rates = []
         for spikes_of_window, (begin, end) in zip(sums, windows, strict=True):
             rates.append(spikes_of_window / (end - begin))
         return np.stack(rates).astype(np.float32)
+
+    @cached_property
+    def _intervals(self) -> Intervals:
+        # Kept, because the rates of several lists of windows are needed for each frame.
+        return intervals_of(self.stream)
 
     def with_planes(self, first: int, end: int) -> "Recording":
         """Return the recording with the planes first ... end - 1 alone. They hold the exposure.

@@ -33,7 +33,7 @@ import numpy as np
 from data.motion.curves import curves_of
 from data.motion.exposure import Recording
 from data.motion.light import DIM_SPIKES, NOISY_SPIKES, median_spikes
-from data.motion.shifts import INSTANTS, Motion, motion_times, values_at_shifts
+from data.motion.shifts import INSTANTS, Motion, lengths_of, motion_times, values_at_shifts
 from data.motion.spike_pictures import pictures_at
 from data.motion.view import View
 
@@ -245,7 +245,7 @@ def expected_error(shifts_there: np.ndarray, shifts_back: np.ndarray) -> np.ndar
     shifts_back: (H, W, 2), from this other time to the sharp instant.
     """
     there_and_back = shifts_there + values_at_shifts(shifts_back, shifts_there)
-    difference = np.linalg.norm(there_and_back, axis=-1)
+    difference = lengths_of(there_and_back)
     # The size (0, 0) lets OpenCV choose the size of the kernel for this sigma.
     mean_difference = cv2.GaussianBlur(difference, (0, 0), DIFFERENCE_SIGMA)
     return _error_by_length(shifts_there) + ERROR_BY_DIFFERENCE * mean_difference
@@ -253,4 +253,4 @@ def expected_error(shifts_there: np.ndarray, shifts_back: np.ndarray) -> np.ndar
 
 def _error_by_length(shifts: np.ndarray) -> np.ndarray:
     """Return the expected errors (...) of shifts (..., 2) whose shifts back are not known."""
-    return LEAST_ERROR + ERROR_BY_LENGTH * np.linalg.norm(shifts, axis=-1)
+    return LEAST_ERROR + ERROR_BY_LENGTH * lengths_of(shifts)

@@ -2,6 +2,7 @@
 
     plane_light     the light of each plane
     window_light    the light of windows of planes, summed
+    intervals_of    the intervals, from which both compute the light
 
 The unit is "thresholds per plane": a pixel that fires in every second plane has the light 0.5.
 Plane p lasts from time p to time p + 1.
@@ -42,7 +43,7 @@ class Intervals:
     end: np.ndarray  # (h, w) int32, when the interval after the last spike ends: at least T + 1
 
 
-def _intervals(stream: np.ndarray) -> Intervals:
+def intervals_of(stream: np.ndarray) -> Intervals:
     """Find the intervals of each pixel, from spike to spike.
 
     The first spike ends an interval that began before the file, and the last spike begins an
@@ -115,7 +116,7 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     from a = 4 to b = 8. So since_a = 14, until_b = 13, and n = 31 - 14 - 13 = 4.
     """
     planes = len(stream)
-    intervals = _intervals(stream)
+    intervals = intervals_of(stream)
     # The narrowest type that holds 3 T + 1, for speed.
     largest = 3 * planes + 1
     number_type = np.int16 if largest <= np.iinfo(np.int16).max else np.int32
@@ -188,7 +189,9 @@ def _since_begin(
 STEPS = 2.0**32
 
 
-def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+def window_light(
+    stream: np.ndarray, windows: Sequence[tuple[int, int]], intervals: Intervals | None = None
+) -> list[np.ndarray]:
     """Return the sum of the light over planes a ... b - 1, for each window (a, b).
 
     Each sum is (h, w) float64, in thresholds. The light of one interval is one threshold, so the
@@ -196,7 +199,11 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
     third one.
 
         light from a to b = light until b - light until a
+
+    intervals: the intervals of the stream, if a caller that asks several times has kept them.
     """
+    if intervals is None:
+        intervals = intervals_of(stream)
     # The begins and ends of all windows divide the stream into pieces from a to b. E.g. the
     # windows (2, 6) and (4, 9) of 10 planes give the times 0, 2, 4, 6, 9, 10, and the pieces
     # (0, 2), (2, 4), (4, 6), (6, 9), (9, 10).
@@ -204,14 +211,16 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
     for window in windows:
         times.update(window)
     pieces = list(itertools.pairwise(sorted(times)))
-    light_until = _light_until(stream, pieces)
+    light_until = _light_until(stream, intervals, pieces)
     # A pixel without a spike has no light, although fractions of its interval were counted. The
     # factor is 0 there, and 1 elsewhere.
     has_spikes = stream.any(axis=0)
     return [(light_until[b] - light_until[a]) * has_spikes for a, b in windows]
 
 
-def _light_until(stream: np.ndarray, pieces: Sequence[tuple[int, int]]) -> dict[int, np.ndarray]:
+def _light_until(
+    stream: np.ndarray, intervals: Intervals, pieces: Sequence[tuple[int, int]]
+) -> dict[int, np.ndarray]:
     """Return the sum of the light from 0 to each end of a piece: {time: (h, w) float64}.
 
         light until t = number of spikes before t + fraction of the interval around t that passed
@@ -221,7 +230,6 @@ def _light_until(stream: np.ndarray, pieces: Sequence[tuple[int, int]]) -> dict[
 
     pieces: (a, b) in the order of time. Together they are the whole stream.
     """
-    intervals = _intervals(stream)
     interval_end = _interval_ends(intervals, pieces)
     # `begin` and `spike_count` belong to the present time.
     light_until = {}

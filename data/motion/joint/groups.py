@@ -32,7 +32,7 @@ from torch import Tensor
 from data.motion.exposure import Recording
 from data.motion.joint.values import tensor_of
 from data.motion.light import DIM_SPIKES, median_spikes
-from data.motion.shifts import Motion
+from data.motion.shifts import Motion, lengths_of
 from data.motion.view import View
 
 # ---- How many groups there are ----
@@ -75,10 +75,7 @@ def _distances(motion: Motion) -> np.ndarray:
     distances = np.zeros(motion.shifts.shape[1:3], np.float32)
     # One move after the other, because an array of all moves of a large frame would take longer.
     for shifts, next_shifts in itertools.pairwise(motion.shifts):
-        move = next_shifts - shifts  # (H, W, 2)
-        x = move[..., 0]
-        y = move[..., 1]
-        distances += np.sqrt(x * x + y * y)
+        distances += lengths_of(next_shifts - shifts)
     return distances
 
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from data.motion.exposure import Recording
 from data.motion.light import integrated
-from data.motion.shifts import Motion
+from data.motion.shifts import Motion, lengths_of
 from data.motion.stillness.common_change import blurred
 from data.motion.stillness.evidence import NO_EVIDENCE, PIECES, SURE_EVIDENCE, most_evidence
 from data.motion.view import View
@@ -90,7 +90,7 @@ def _reach(motion: Motion, spikes: float) -> np.ndarray:
         smooth = cv2.GaussianBlur(np.ascontiguousarray(shift), (0, 0), SHIFT_SIGMA)
         least = np.minimum(least, smooth)
         largest = np.maximum(largest, smooth)
-    return np.linalg.norm(largest - least, axis=-1)
+    return lengths_of(largest - least)
 
 
 def _parabolas(motion: Motion) -> np.ndarray:
