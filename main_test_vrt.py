@@ -79,7 +79,8 @@ from utils.dist import process
 from utils.dist.gpu import choose_gpus
 from utils.errors import OptionError
 from utils.options.load import load_options
-from utils.options.models import MetricOptions, Options
+from utils.options.models import Options
+from utils.options.val_options import MetricOptions
 
 # Section of the option file -> the registry of the parts that it may name.
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}

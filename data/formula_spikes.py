@@ -21,7 +21,7 @@ from typing import Any
 from data.cameras.spike_source import SPIKE_SOURCES
 from data.reconstruct import Reconstruction
 from utils.errors import OptionError
-from utils.options.models import LoaderOptions
+from utils.options.loader_options import LoaderOptions
 
 # Keys of the spike section that a method sets itself, so a user cannot set them.
 # main_test_vrt.py refuses them.

@@ -45,7 +45,7 @@ from utils import device as devices
 from utils import random_streams, utils_dist
 from utils.dist import process, watchdog
 from utils.errors import DataError, OptionError, SpikeVRTError
-from utils.options.models import LoaderOptions
+from utils.options.loader_options import LoaderOptions
 from utils.run.position import DataOrder
 
 # Texts of torch's errors if /dev/shm has no room for a micro-batch.

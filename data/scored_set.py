@@ -16,7 +16,8 @@ from typing import Any
 
 from utils.contract import ClipReader
 from utils.errors import OptionError
-from utils.options.models import LoaderOptions, Options
+from utils.options.loader_options import LoaderOptions
+from utils.options.models import Options
 from utils.output_folder import refuse_overlap
 
 

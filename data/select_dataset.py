@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from utils.errors import OptionError
-from utils.options.models import LoaderOptions
+from utils.options.loader_options import LoaderOptions
 from utils.options.registry import Registry, import_parts
 from utils.options.section import Section
 

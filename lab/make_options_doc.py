@@ -2,9 +2,9 @@
 
     python lab/make_options_doc.py
 
-They are made from the option models (utils/options/models.py) and from the registered parts. A part
-is a network, a dataset or another class that an option file names. Its section then has the
-parameters of the part as keys, see utils/options/section.py.
+They are made from the option models (`Options` in utils/options/models.py and its sections) and
+from the registered parts. A part is a network, a dataset or another class that an option file
+names. Its section then has the parameters of the part as keys, see utils/options/registry.py.
 
 docs/zh/options.json has the translations: English text -> Chinese text, for each paragraph of a
 docstring and each description of a key. An option file names the JSON Schema with "$schema".
@@ -44,7 +44,9 @@ from models.fusion.operators import FUSIONS
 from models.losses import LOSSES
 from models.select_network import NETWORKS
 from utils.files import write_whole
-from utils.options.models import KAIR_ONLY, LoaderOptions, Options
+from utils.options.kair_keys import KAIR_ONLY
+from utils.options.loader_options import LoaderOptions
+from utils.options.models import Options
 from utils.options.registry import Registry
 from utils.options.section import Section
 from utils.options.type_words import describe

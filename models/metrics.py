@@ -28,8 +28,8 @@ import cv2
 import numpy as np
 
 from utils.errors import DataError, OptionError
-from utils.options.models import MetricOptions
 from utils.options.registry import Registry, import_parts
+from utils.options.val_options import MetricOptions
 
 # The function of a metric, as its author writes it: (restored, sharp, **options) -> value.
 Score = Callable[..., float]

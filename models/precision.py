@@ -14,7 +14,7 @@ import torch
 
 from utils import device as devices
 from utils import utils_dist
-from utils.options.models import AmpOptions
+from utils.options.train_options import AmpOptions
 
 logger = logging.getLogger(__name__)
 

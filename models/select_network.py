@@ -28,9 +28,11 @@ import torch
 
 from utils.contract import InputSpec, input_spec
 from utils.errors import OptionError
-from utils.options.models import DatasetsOptions, LoaderOptions, Options, ValOptions
+from utils.options.loader_options import DatasetsOptions, LoaderOptions
+from utils.options.models import Options
 from utils.options.registry import Registry, import_parts
 from utils.options.section import Section
+from utils.options.val_options import ValOptions
 
 logger = logging.getLogger(__name__)
 

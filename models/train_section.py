@@ -19,8 +19,8 @@ from pydantic.fields import FieldInfo
 
 from models.optim import OPTIMIZERS
 from models.schedules import SCHEDULES
-from utils.options.models import TrainOptions
 from utils.options.registry import literal_of
+from utils.options.train_options import TrainOptions
 
 
 def train_section() -> type[TrainOptions]:

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import OptionError
 from utils.files import write_whole
+from utils.options.kair_keys import KAIR_ONLY
 from utils.options.key_lines import DEEPEST
-from utils.options.models import KAIR_ONLY
 from utils.options.option_file import read_with_base
 from utils.options.override import apply_override
 from utils.options.secrets import KEY, redact

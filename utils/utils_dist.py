@@ -79,8 +79,8 @@ from utils.dist.store_values import read_state
 from utils.dist.timeout import fitted_to_timeout
 from utils.dist.watchdog_thread import Watchdog
 from utils.logger import setup_logging
-from utils.options.models import WatchdogOptions
 from utils.options.override import argument_without_secrets
+from utils.options.watchdog_options import WatchdogOptions
 
 # What programs call as `utils_dist.<name>`. Code of users calls these names too, so they stay.
 __all__ = [

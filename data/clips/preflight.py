@@ -51,7 +51,7 @@ from data.clips.table_builder import TableBuilder
 from data.clips.threads import map_in_threads
 from utils.dist import watchdog
 from utils.errors import DataError
-from utils.options.models import DatasetsOptions
+from utils.options.loader_options import DatasetsOptions
 from utils.run.progress import open_progress
 
 logger = logging.getLogger(__name__)

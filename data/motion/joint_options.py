@@ -15,8 +15,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from data.motion.joint.equations import Solver
-from utils.options.models import Count, Positive
-from utils.options.section import Section, read_section
+from utils.options.section import Count, Positive, Section, read_section
 
 
 class JointOptions(Section):

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from models.fusion.motion_net import MotionNet
 from models.fusion.operators import FUSIONS, Base, ExposureFusion
 from utils.contract import JointEquations
-from utils.options.models import Positive
+from utils.options.section import Positive
 
 # Channels that a step sees at full size: z, z - z_0, proposal - z and the blurry frame (3 colours
 # each), the pulls of the RGB equations (3) and of the spike equations (1). `all_steps` makes them.

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from models.vrt.forms import in_cpu_form
 from utils.errors import DataError, OptionError
-from utils.options.models import Positive
 from utils.options.registry import Registry, import_parts
+from utils.options.section import Positive
 
 FUSIONS = Registry("fusion operator")
 # The frame to which the network adds its output: the blurry frame, or the frame that the operator

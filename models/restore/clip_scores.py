@@ -21,7 +21,7 @@ from utils.dist import watchdog
 from utils.image import (
     scored_values,
 )
-from utils.options.models import MetricOptions
+from utils.options.val_options import MetricOptions
 
 # A function (restored frame, sharp frame) -> {name of a score: value}, e.g. {"lpips": 0.12}, for
 # scores beyond those of models/metrics.py. The frames are (H, W, 3) RGB.

@@ -31,8 +31,9 @@ from utils import device as devices
 from utils import utils_dist
 from utils.errors import OptionError
 from utils.files import sha256_of
-from utils.options.models import LoaderOptions, ValOptions
+from utils.options.loader_options import LoaderOptions
 from utils.options.section import read_section
+from utils.options.val_options import ValOptions
 
 # --dtype -> the dtype of autocast.
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -34,7 +34,7 @@ import torch
 from utils.contract import FramePicture
 from utils.files import write_whole
 from utils.image import imread_rgb, imwrite_rgb, tensor_to_uint8
-from utils.options.models import MetricOptions
+from utils.options.val_options import MetricOptions
 from utils.results import json_bytes, read_json
 
 # A strip is a picture with a frame beside its input, its spikes and its sharp frame. Strips are for

@@ -19,7 +19,7 @@ from utils.dist import process, watchdog
 from utils.dist.leave import leave
 from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
-from utils.options.models import WatchdogOptions
+from utils.options.watchdog_options import WatchdogOptions
 
 # What torch says when NCCL, the library by which GPUs exchange tensors, has failed. Tests have no
 # GPUs, so the cases raise these errors themselves.

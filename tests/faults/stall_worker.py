@@ -24,7 +24,7 @@ from utils import utils_dist
 from utils.dist import watchdog
 from utils.dist.process import die_with_parent
 from utils.errors import DataError
-from utils.options.models import WatchdogOptions
+from utils.options.watchdog_options import WatchdogOptions
 
 KIND = sys.argv[1]
 RANK = int(sys.argv[2])

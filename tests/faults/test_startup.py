@@ -30,7 +30,7 @@ from tests.helpers.train_files import (
     write_options,
 )
 from utils.dist.process import descendants_of
-from utils.options.models import WatchdogOptions
+from utils.options.watchdog_options import WatchdogOptions
 
 # A program in which the ranks meet and exchange tensors: the shortest run that needs all ranks.
 WORKER = ("tests/dist/helpers_worker.py", "collectives")

@@ -31,7 +31,7 @@ from data.select_dataset import DATASETS, build_dataset
 from data.spike.formats import write_spikes
 from data.spike.geometry import SpikeGeometry
 from scripts import doctor
-from utils.options.models import LoaderOptions
+from utils.options.loader_options import LoaderOptions
 from utils.video.writer import VideoWriter
 
 # Spike planes of a frame.

@@ -32,7 +32,8 @@ from tests.helpers.train_files import write_options
 from utils.dist.state import RUN, LaunchInfo
 from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import MARK
-from utils.options.models import TrainOptions, WatchdogOptions
+from utils.options.train_options import TrainOptions
+from utils.options.watchdog_options import WatchdogOptions
 from utils.run import checkpoint
 from utils.run.experiment import Experiment
 from utils.run.folder import only_run_in

@@ -40,7 +40,7 @@ from tests.helpers.kair_files import (
 from tests.helpers.train_files import history, train
 from tests.helpers.weights_files import save_weights
 from utils.errors import DataError, OptionError
-from utils.options.models import KAIR_ONLY
+from utils.options.kair_keys import KAIR_ONLY
 
 # Where messages send a user for published weights.
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"

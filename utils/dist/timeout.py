@@ -14,7 +14,7 @@ import logging
 from utils.dist.identity import is_main_process
 from utils.dist.state import RUN
 from utils.errors import DistError
-from utils.options.models import SLOW_LIMIT_FACTORS, WatchdogOptions
+from utils.options.watchdog_options import SLOW_LIMIT_FACTORS, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 

@@ -58,7 +58,7 @@ from utils.dist.state import RUN
 from utils.dist.store_values import Failure, ForeignValueError, State, printable_text, seal, unseal
 from utils.dist.waiting import wait_for
 from utils.errors import StallError
-from utils.options.models import WatchdogOptions
+from utils.options.watchdog_options import WatchdogOptions
 
 STALL_CODE = StallError.exit_code  # exit code of a run that hangs
 

@@ -6,7 +6,11 @@ command_line.py    flags of a training; foreign_flags.py knows flags of other pr
 override.py        section.key=value
 typed.py           checks all sections, adds defaults
 
-models.py          all option keys but those of parts
+models.py          `Options`, the whole file
+loader_options.py, train_options.py, val_options.py, log_options.py, watchdog_options.py
+                   the keys of its sections, but those of parts
+conflicts.py       refuses values that contradict one another
+kair_keys.py       keys of KAIR that have no effect here
 section.py         `Section`, the keys of a section
 registry.py        parts whose parameters are options
 

@@ -12,8 +12,8 @@
 override.py, typed.py. A wrong key, type or value is an OptionError that names the file and line,
 the dotted key, what was expected and the nearest valid key.
 
-The keys of an option file are the fields of the models in utils/options/models.py, and the
-parameters of registered parts.
+The keys of an option file are the fields of the sections that utils/options/models.py lists,
+and the parameters of registered parts.
 
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py,
 tests/parts/utils/test_hostile_options.py

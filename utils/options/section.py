@@ -1,6 +1,7 @@
 """Groups of options: `Section`, a frozen pydantic model with the keys of one section of a file.
 
     Section         the class of which utils/options/models.py and the parts derive their options
+    Count, Positive types of keys: numbers from 0, numbers from 1
     read_section    values of a file -> a Section with all defaults, or an OptionError
     join_errors     several errors -> one, so that a user can correct all keys at once
 
@@ -16,14 +17,18 @@ Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py
 import difflib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from utils.errors import OptionError
 from utils.options.secrets import MASK, redact
 from utils.options.type_words import describe
+
+# Types of keys. `ge` means "greater or equal". Other numbers give their range in their own Field.
+Count = Annotated[int, Field(ge=0)]  # 0, 1, 2, ...
+Positive = Annotated[int, Field(ge=1)]  # 1, 2, 3, ...
 
 
 class Section(BaseModel):

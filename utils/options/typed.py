@@ -23,7 +23,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from utils.errors import OptionError
-from utils.options.models import FORMERLY_OURS, KAIR_ONLY, Options
+from utils.options.kair_keys import FORMERLY_OURS, KAIR_ONLY
+from utils.options.models import Options
 from utils.options.registry import Registry
 from utils.options.section import join_errors, read_section
 from utils.options.sources import Sources

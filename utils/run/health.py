@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from utils import utils_dist
 from utils.files import free_bytes
 from utils.host_memory import GB
-from utils.options.models import DatasetsOptions, TrainOptions
+from utils.options.loader_options import DatasetsOptions
+from utils.options.train_options import TrainOptions
 from utils.run.measured import Measured
 from utils.run.speed import SpeedJudge
 

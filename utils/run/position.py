@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from utils.options.models import TrainOptions
+from utils.options.train_options import TrainOptions
 
 
 @dataclass

@@ -22,7 +22,7 @@ from typing import Any
 
 from utils import utils_dist
 from utils.errors import DataError, OptionError
-from utils.options.models import TrainOptions
+from utils.options.train_options import TrainOptions
 from utils.run.changed_options import differences, log_changed_options, options_of_psnr
 from utils.run.checkpoint import existing_versions, own_checkpoint
 from utils.run.position import DataOrder, Progress, planned_steps

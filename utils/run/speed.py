@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from utils.options.models import DatasetsOptions
+from utils.options.loader_options import DatasetsOptions
 from utils.run.measured import Measured
 
 # Largest share of the time that a rank may wait for data. Below this share, a faster loader would

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.options.models import LoggingOptions
+from utils.options.log_options import LoggingOptions
 from utils.options.override import argument_without_secrets
 
 logger = logging.getLogger(__name__)

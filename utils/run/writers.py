@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.dist import status
-from utils.options.models import LoggingOptions
+from utils.options.log_options import LoggingOptions
 from utils.options.registry import Registry, import_parts
 from utils.run import history, history_writer, report
 from utils.run.position import Progress

@@ -20,7 +20,7 @@ from typing import Any
 
 from utils.contract import InputSpec
 from utils.errors import OptionError
-from utils.options.models import ValOptions
+from utils.options.val_options import ValOptions
 
 # The length of a tile in time that is the whole clip, and the side of a tile in space that is the
 # whole frame.
@@ -40,7 +40,7 @@ class Tiling:
     spec: InputSpec
     # Length and side of a tile, or WHOLE, and the overlap of neighbouring tiles. These defaults
     # count only for a call from Python (docs/python.md). The programs use `of`, so for them the
-    # defaults of `ValOptions` in utils/options/models.py count.
+    # defaults of `ValOptions` in utils/options/val_options.py count.
     num_frame_testing: int = WHOLE
     num_frame_overlapping: int = 2
     size_patch_testing: int = WHOLE

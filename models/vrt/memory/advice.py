@@ -15,8 +15,9 @@ from utils import utils_dist
 from utils.contract import InputSpec
 from utils.dist import gpu
 from utils.errors import SpikeVRTError
-from utils.options.models import LoaderOptions, TrainOptions
+from utils.options.loader_options import LoaderOptions
 from utils.options.section import Section
+from utils.options.train_options import TrainOptions
 
 
 def out_of_memory_error(

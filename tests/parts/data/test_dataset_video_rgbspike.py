@@ -37,7 +37,7 @@ from tests.helpers.clip_files import (
     write_info,
 )
 from utils.errors import DataError, OptionError
-from utils.options.models import DatasetsOptions, LoaderOptions
+from utils.options.loader_options import DatasetsOptions, LoaderOptions
 
 ALL_TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 

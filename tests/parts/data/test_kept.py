@@ -918,7 +918,7 @@ from data.select_dataset import build_dataset
 from tests.helpers.clip_files import data_section, equal_samples, resolve_section
 from utils import utils_dist
 from utils.dist.state import RUN
-from utils.options.models import DatasetsOptions
+from utils.options.loader_options import DatasetsOptions
 
 root = Path(sys.argv[1])
 values = data_section(root)

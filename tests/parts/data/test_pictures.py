@@ -18,7 +18,7 @@ from data.clips.preflight import preflight
 from data.clips.user_frames import FrameSource
 from tests.helpers.clip_files import data_section, picture, resolve_section, write_clips
 from utils.errors import DataError
-from utils.options.models import DatasetsOptions
+from utils.options.loader_options import DatasetsOptions
 
 ORIENTATION = 0x112  # the tag of Exif and TIFF
 # Ending -> arguments of Pillow's `save` with which a picture loses as little as its format allows.

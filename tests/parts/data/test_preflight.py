@@ -33,7 +33,7 @@ from tests.helpers.clip_files import (
     write_info,
 )
 from utils.errors import DataError
-from utils.options.models import DatasetsOptions
+from utils.options.loader_options import DatasetsOptions
 
 TRAIN = "GOPRO_Large/train"
 TRAIN_SPIKES = "GOPRO_Large_spike_seq/train"

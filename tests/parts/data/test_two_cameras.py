@@ -36,7 +36,7 @@ from tests.helpers.two_cameras import record, similarity
 from tests.helpers.weights_files import read_metrics, restore
 from utils.errors import DataError, OptionError
 from utils.image import imwrite_rgb
-from utils.options.models import DatasetsOptions
+from utils.options.loader_options import DatasetsOptions
 
 # Height and width of the frames and of the spike planes, and planes of a frame.
 FRAME = (45, 80)

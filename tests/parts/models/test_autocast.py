@@ -13,7 +13,7 @@ from models.vrt.deform_conv import deform_conv
 from tests.helpers.cuda_autocast import CudaAutocast
 from tests.helpers.small_vrt import SMALL
 from utils import utils_dist
-from utils.options.models import AmpOptions
+from utils.options.train_options import AmpOptions
 
 
 def test_a_far_offset_keeps_its_fraction_in_bfloat16():

@@ -13,8 +13,9 @@ from tests.helpers.train_files import network_section, write_options
 from utils import device as devices
 from utils.contract import InputSpec
 from utils.errors import SpikeVRTError
-from utils.options.models import AmpOptions, LoaderOptions, TrainOptions
+from utils.options.loader_options import LoaderOptions
 from utils.options.section import Section
+from utils.options.train_options import AmpOptions, TrainOptions
 
 # ---- The option lines ----
 

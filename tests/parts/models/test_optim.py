@@ -11,7 +11,7 @@ from models.losses import LOSSES, refuse_missing_targets
 from models.optim import build_optimizer
 from models.schedules import lr_at
 from utils.errors import OptionError
-from utils.options.models import TrainOptions
+from utils.options.train_options import TrainOptions
 
 OPTIONS: dict[str, Any] = {
     "G_optimizer_type": "adam",

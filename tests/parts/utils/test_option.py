@@ -20,9 +20,11 @@ from tests.helpers.checked import options_of_part
 from utils.errors import OptionError
 from utils.options.command_line import parse_command_line
 from utils.options.load import load_options
-from utils.options.models import LoaderOptions, Options, TrainOptions
+from utils.options.loader_options import LoaderOptions
+from utils.options.models import Options
 from utils.options.registry import Registry
 from utils.options.secrets import KEY, redact
+from utils.options.train_options import TrainOptions
 
 # ---- Parts that an option file may choose ----
 

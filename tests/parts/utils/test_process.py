@@ -40,7 +40,7 @@ UNWATCHED = """
 import io, sys
 sys.stderr = io.StringIO()
 from utils import utils_dist
-from utils.options.models import WatchdogOptions
+from utils.options.watchdog_options import WatchdogOptions
 with utils_dist.ranks():
     utils_dist.begin(WatchdogOptions())
     print("watched")

@@ -1,0 +1,115 @@
+"""Values of options that contradict one another, or the file system: each is an OptionError.
+
+`Options` calls these functions after each key has been checked by itself, and the first
+contradiction is raised. A contradiction that needs the network or the data is found later, where
+they are.
+
+Free to change: a new check is one function here, and one line at the end of
+`Options._check_conflicts`. What must stay: a check reads values and changes none.
+
+Tests: tests/parts/utils/test_option.py
+"""
+
+import os
+import sys
+
+from utils.errors import OptionError
+from utils.options.loader_options import LoaderOptions
+from utils.options.train_options import TrainOptions
+
+
+def refuse_task(task: str) -> None:
+    """Raise OptionError if `task` cannot be the name of the folder of a run."""
+    try:
+        # ".preflight" is the name of `Options.checks_folder`. File systems take at most 255 bytes
+        # a name, and a Chinese character has 3 bytes in UTF-8.
+        is_no_folder = task == ".preflight" or len(os.fsencode(task)) > 255
+    except UnicodeEncodeError:  # the locale has no such character, e.g. an ASCII locale
+        is_no_folder = True
+    if is_no_folder:
+        # The message shows 80 characters, so that it stays on one line.
+        dots = "..." if len(task) > 80 else ""
+        raise OptionError(
+            what=f"task is {task[:80]}{dots}",
+            where="task",
+            expected="a folder name: at most 255 bytes in the locale's encoding, "
+            f"{sys.getfilesystemencoding()}, and not .preflight, which has the data checks",
+            do="choose another name",
+        )
+
+
+def refuse_static_graph(
+    use_static_graph: bool, find_unused_parameters: bool, accumulation_steps: int
+) -> None:
+    """Raise OptionError if use_static_graph is set with an option that DDP cannot join."""
+    if not use_static_graph:
+        return
+    if find_unused_parameters:
+        raise OptionError(
+            what="use_static_graph and find_unused_parameters are both true",
+            where="find_unused_parameters",
+            expected="one of them: a static graph already copes with unused parameters",
+            do="set find_unused_parameters to false",
+        )
+    # pytorch #143580: no_sync() with static_graph crashes, or silently misses reductions.
+    if accumulation_steps > 1:
+        raise OptionError(
+            what=f"train.accumulation_steps is {accumulation_steps} and use_static_graph is true",
+            where="use_static_graph",
+            expected="false with accumulation: DDP cannot skip the reduction of a static graph",
+            do="set use_static_graph to false",
+        )
+
+
+def refuse_endless_run(train: TrainOptions) -> None:
+    """Raise OptionError if neither a number of steps nor a number of epochs ends the run."""
+    if train.total_iter is None and train.epochs is None:
+        raise OptionError(
+            what="train.total_iter and train.epochs are both null",
+            where="train.total_iter",
+            expected="steps or epochs",
+            do="set one of them",
+        )
+
+
+def refuse_slow_loader(loader: LoaderOptions | None, stall_s: float) -> None:
+    """Raise OptionError if the time-out of the loader does not come before the watchdog.
+
+    A time-out of null is not checked, because it becomes 4/5 of stall_s.
+    """
+    timeout_s = loader.dataloader_timeout_s if loader else None
+    if timeout_s is not None and timeout_s >= stall_s:
+        raise OptionError(
+            what=f"datasets.train.dataloader_timeout_s is {timeout_s:g}, "
+            f"watchdog.stall_s {stall_s:g}",
+            where="datasets.train.dataloader_timeout_s",
+            expected="less than watchdog.stall_s: the loader can name the samples, the "
+            "watchdog cannot",
+            do="lower or remove it, or raise watchdog.stall_s",
+        )
+
+
+def refuse_milestones(train: TrainOptions) -> None:
+    """Raise OptionError if MultiStepLR has no milestones, or milestones that do not rise."""
+    # Milestones rise if sorting them and removing repetitions changes nothing: [10, 20] rises,
+    # [20, 10] and [10, 10] do not.
+    steps = train.G_scheduler_milestones
+    are_rising = bool(steps) and steps == sorted(set(steps))
+    if train.G_scheduler_type == "MultiStepLR" and not are_rising:
+        raise OptionError(
+            what=f"train.G_scheduler_milestones is {steps}",
+            where="train.G_scheduler_milestones",
+            expected="rising steps, at least one",
+            do="correct them, or choose CosineAnnealingWarmRestarts",
+        )
+
+
+def refuse_other_scale(upscale: int, scale: int) -> None:
+    """Raise OptionError if the network enlarges by another factor than the options say."""
+    if upscale != scale:
+        raise OptionError(
+            what=f"netG.upscale is {upscale}, scale is {scale}",
+            where="netG.upscale",
+            expected="the same number",
+            do="correct one of them",
+        )

@@ -1,0 +1,64 @@
+"""Keys of `val` and `metric`: how a clip is restored part by part, and how it is scored.
+
+Both count for validations of a training and for tests of main_test_vrt.py.
+
+What must stay and what is free to change: see the head of models.py. How the keys are used:
+models/restore/tiles/plan.py cuts a clip into tiles, models/metrics.py and utils/image.py score.
+
+Tests: tests/parts/models/test_tiling.py, tests/parts/models/test_metrics.py
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from utils.options.section import Count, Section
+
+
+class ValOptions(Section):
+    # The memory of a network grows with the clip. So a clip is restored in parts of some frames,
+    # and each part in spatial tiles. Parts and tiles overlap, so that no seam is visible.
+    save_img: bool = Field(
+        False,
+        description="Write restored frames. In training, these are the frames of the clips "
+        "that rank 0 validates, in images/.",
+    )
+    pad_seq: bool = Field(False, description="Repeat the last frame once before restoring.")
+    flip_seq: bool = Field(
+        False, description="Restore the clip followed by its time-reversed copy, and average."
+    )
+    center_frame_only: bool = Field(False, description="Keep the middle frame only.")
+    num_frame_testing: Literal["auto"] | Count = Field(
+        "auto",
+        description='Frames restored at a time; "auto": 12; 0: the whole clip, however long.',
+    )
+    num_frame_overlapping: int = Field(2, ge=0, description="Frames shared by neighbouring parts.")
+    size_patch_testing: Literal["auto"] | Count = Field(
+        "auto",
+        description='Side of a spatial tile; "auto": 256, halved if memory is short. 0: the '
+        "whole frame.",
+    )
+    size_patch_overlapping: int = Field(
+        20, ge=0, description="Pixels shared by neighbouring tiles."
+    )
+    batch_tiles: int = Field(
+        1, ge=1, description="Spatial tiles that go through the network at once."
+    )
+
+
+class MetricOptions(Section):
+    """How tests and validations score. To compare with a published number, use its own protocol."""
+
+    values: Literal["uint8", "clamped", "float"] = Field(
+        "uint8",
+        description="Which values are scored. uint8: clamped to 0..1 and rounded to 8 bits; "
+        "clamped: clamped to 0..1; float: as the network gives them.",
+    )
+    mean: Literal["clips", "frames"] = Field(
+        "clips",
+        description="How scores are averaged. clips: over the frames of each clip, then over "
+        "the clips; frames: over all frames.",
+    )
+    more: list[str | dict[str, Any]] = Field(
+        [], description="Further metrics of your own; see docs/extending.md."
+    )
