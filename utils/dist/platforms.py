@@ -36,7 +36,7 @@ from utils.dist.launch_variables import (
     seconds_in,
 )
 from utils.dist.launcher_cells import Env
-from utils.dist.state import LaunchInfo
+from utils.dist.state import JOIN_S, LaunchInfo
 from utils.errors import INDENT_OF_DO, DistError
 
 
@@ -80,7 +80,7 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
         return LaunchInfo(mode="single", by_agent=_is_store_of_agent(env))
 
     # Seconds that the ranks wait for each other at the start.
-    join_s = seconds_in(env, "SPIKEVRT_JOIN_TIMEOUT", default=300.0)
+    join_s = seconds_in(env, "SPIKEVRT_JOIN_TIMEOUT", default=JOIN_S)
     # Time-out of a collective. 0 means that the user has set none.
     timeout_s = seconds_in(env, "NCCL_TIMEOUT", default=0.0)
     local_rank = _local_rank(env, gpu_count, faults)

@@ -44,7 +44,7 @@ def meet(store: Store, launch: LaunchInfo) -> None:
     minutes apart. After 10 s, rank 0 logs which ranks are missing.
 
     Raises DistError if not all ranks have arrived after SPIKEVRT_JOIN_TIMEOUT seconds (default
-    300), or if two processes have the same rank.
+    `JOIN_S` of state.py), or if two processes have the same rank.
     """
     _note_arrival(store, launch)
     _wait_for_all(store, launch)

@@ -17,6 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+# Seconds that the ranks wait for one another at the start if SPIKEVRT_JOIN_TIMEOUT is not set.
+# Ranks may be started minutes apart. docs/ddp.md names the number too.
+JOIN_S = 300.0
+
 
 @dataclass(frozen=True)
 class LaunchInfo:
@@ -35,7 +39,7 @@ class LaunchInfo:
     # parent process of the ranks of a node: it ends after these ranks, but may end before the ranks
     # of other nodes.
     by_agent: bool = False
-    join_s: float = 300  # seconds that the ranks wait for one another at the start
+    join_s: float = JOIN_S  # seconds that the ranks wait for one another at the start
     timeout_s: float = 0  # NCCL_TIMEOUT: time-out of a collective in seconds; 0 if it is not set
 
 

@@ -14,6 +14,13 @@ from pydantic import Field
 
 from utils.options.section import Count, Section
 
+# The tile for the option "auto", in frames and in pixels. It is the same on every machine, so that
+# no score depends on the memory of a machine. With another tile all scores change that were made
+# with "auto": the network sees less of the clip in a smaller tile, and needs more memory for a
+# larger one. models/restore/tiles/plan.py rounds both up to whole windows of the network.
+AUTO_FRAMES = 12
+AUTO_SIDE = 256
+
 
 class ValOptions(Section):
     # The memory of a network grows with the clip. So a clip is restored in parts of some frames,
@@ -30,13 +37,14 @@ class ValOptions(Section):
     center_frame_only: bool = Field(False, description="Keep the middle frame only.")
     num_frame_testing: Literal["auto"] | Count = Field(
         "auto",
-        description='Frames restored at a time; "auto": 12; 0: the whole clip, however long.',
+        description=f'Frames restored at a time; "auto": {AUTO_FRAMES}; 0: the whole clip, however '
+        "long.",
     )
     num_frame_overlapping: int = Field(2, ge=0, description="Frames shared by neighbouring parts.")
     size_patch_testing: Literal["auto"] | Count = Field(
         "auto",
-        description='Side of a spatial tile; "auto": 256, halved if memory is short. 0: the '
-        "whole frame.",
+        description=f'Side of a spatial tile; "auto": {AUTO_SIDE}, halved if memory is short. 0: '
+        "the whole frame.",
     )
     size_patch_overlapping: int = Field(
         20, ge=0, description="Pixels shared by neighbouring tiles."

@@ -20,16 +20,13 @@ from typing import Any
 
 from utils.contract import InputSpec
 from utils.errors import OptionError
-from utils.options.val_options import ValOptions
+from utils.options.val_options import AUTO_FRAMES, AUTO_SIDE, ValOptions
 
 # The length of a tile in time that is the whole clip, and the side of a tile in space that is the
 # whole frame.
 WHOLE = 0
-# The tile for the option "auto", in frames and in pixels. It is the same on every machine, so that
-# no score depends on the memory of a machine. With another tile all scores change that were made
-# with "auto": the network sees less of the clip in a smaller tile, and needs more memory for a
-# larger one.
-AUTO_TILE = {"num_frame_testing": 12, "size_patch_testing": 256}
+# Option -> its number for "auto", before it is rounded up to whole windows of the network.
+AUTO_TILE = {"num_frame_testing": AUTO_FRAMES, "size_patch_testing": AUTO_SIDE}
 
 
 @dataclass(frozen=True)
