@@ -11,7 +11,8 @@ Choose and describe datasets.
 
 Read samples.
 
-    loader.py              order of the samples, batches, and workers that read
+    sample_order.py        which samples a rank reads, and in which order
+    loader.py              batches, and workers that read
     sample_numbers.py      which frames of which clip a numbered sample has
     clip_dataset.py        chooses what is read: crops for training, clips for tests
     augment.py             draws crop, flips, and a simulated spike camera

@@ -25,7 +25,7 @@ from typing import Any
 from data.cameras.dataset_info import load_info
 from data.cameras.representation_section import channels_of
 from data.clip_options import split_by_root
-from data.clips import preflight
+from data.clips import preflight, root_check
 from data.clips.io_backend import IO_BACKENDS
 from data.clips.manifest import HELD_OUT, Problem, Source, same_files
 from data.root_spikes import common_properties, is_rate_assumed, properties_of, spikes_of
@@ -161,7 +161,7 @@ class ClipSources:
         return common_properties(properties_of_roots)
 
     @classmethod
-    def check(cls, section: Any, split: str, **how: Any) -> list[preflight.Report]:
+    def check(cls, section: Any, split: str, **how: Any) -> list[root_check.Report]:
         """Check the data, and return one report for each root.
 
         split: "train" or "test". how: arguments of data.clips.preflight.check_source, e.g. `scale`,
@@ -191,7 +191,7 @@ class ClipSources:
     @classmethod
     def _report_of_cache(
         cls, section: Any, source: Source, name: str, scale: int
-    ) -> preflight.Report:
+    ) -> root_check.Report:
         """Return the report of a root that is read from a clip cache.
 
         The files of the source were checked when the cache was built. A cache has a digest of its
@@ -204,7 +204,7 @@ class ClipSources:
         # the network is not 1, the check of the scale refuses these clips, and its message says
         # more about the cause.
         problems = same_files(source, clips) if scale == 1 else []
-        return preflight.Report(
+        return root_check.Report(
             name, source, clips=clips, problems=problems, note=f"{len(clips)} cached clips"
         )
 

@@ -1,6 +1,6 @@
-"""The training loader: which samples this rank reads, in which order, and the workers that read.
+"""The training loader: the workers that read samples, and what is said if one hangs or dies.
 
-    sampler (ResumableDistributedSampler)   yields (epoch, index) of each sample of this rank
+    sampler (data/sample_order.py)          yields (epoch, index) of each sample of this rank
       -> BatchSampler of torch              groups them into micro-batches
       -> loader workers (_Batches)          read the samples of a micro-batch
       -> TrainLoader                        yields the micro-batches of one optimizer step
@@ -11,13 +11,11 @@ loader worker is a process that hands over its micro-batches through shared memo
 worker hangs or dies, an error names the samples that this worker had to read. main_train_vrt.py
 makes the `TrainLoader`.
 
-What must stay: the order of the samples depends only on seed, epoch, position and the size of the
-global batch. So a run may resume with other numbers of ranks and workers, if the global batch has
-as many samples as before (test_the_order_follows_from_seed_with_epoch,
-test_no_two_ranks_have_the_same_sample). What may change: how the workers read.
+What must stay: a worker that hangs or dies ends the run with an error that names its samples and
+its rank (test_startup.py, test_system.py). Free to change: how the workers read, because a sample
+depends on its (epoch, index) alone.
 
 Tests: tests/dist/test_resume.py (the order after a resume),
-tests/parts/data/test_dataset_video_rgbspike.py (the samples of each rank),
 tests/faults/test_startup.py and tests/parts/utils/test_system.py (workers that hang or die)
 """
 
@@ -31,18 +29,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import cv2
-import numpy as np
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    Sampler,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate, get_worker_info
 
+from data.sample_order import ResumableDistributedSampler
 from utils import device as devices
-from utils import random_streams, utils_dist
+from utils import utils_dist
 from utils.dist import process, watchdog
 from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.options.loader_options import LoaderOptions
@@ -63,94 +54,6 @@ MOST_BYTES_OF_TEMPORARY_FOLDER = 74
 # If dataloader_timeout_s is not set, the loader gives up waiting after this share of the watchdog's
 # time limit. It is below 1 because the loader can name the sample, and the watchdog cannot.
 SHARE_OF_STALL = 0.8
-
-
-# ---- Which samples -----------------------------------------------------------------------------
-
-
-class ResumableDistributedSampler(Sampler[tuple[int, int]]):
-    """Yields (epoch, index) of the samples of one rank.
-
-    A global batch has the samples of all ranks in one step: G = world_size * samples_per_step.
-    The samples of an epoch are chosen in three steps:
-
-    1. P is a permutation of all samples. It depends only on (seed, epoch).
-    2. Global batch b is P[b G : (b + 1) G]. An incomplete last batch is dropped.
-    3. Rank r takes every world_size-th sample of a global batch, beginning with number r.
-
-    So a step has the same samples for any number of ranks, if G is the same. E.g. 2 ranks,
-    samples_per_step 2 and P = 5 3 0 4 2 1: G is 4, so there is one global batch, 5 3 0 4. Rank 0
-    gets 5 and 0, rank 1 gets 3 and 4.
-
-    Each index comes with its epoch. The reason: persistent workers have a copy of the dataset, and
-    would not see an epoch that is set later in the dataset of the main process.
-
-    What must stay: the result for each seed, epoch and G, because runs resume within an epoch.
-
-    dataset_len: number of samples of an epoch.
-    samples_per_step: samples of one rank in a step, all its micro-batches together.
-    Raises OptionError if the dataset cannot fill one global batch.
-    """
-
-    def __init__(
-        self,
-        dataset_len: int,
-        *,
-        world_size: int,
-        rank: int,
-        samples_per_step: int,
-        seed: int,
-        shuffle: bool = True,
-    ) -> None:
-        self.dataset_len = dataset_len
-        self.world_size = world_size
-        self.rank = rank
-        self.samples_per_step = samples_per_step
-        self.seed = seed
-        self.shuffle = shuffle
-        self.global_batch = world_size * samples_per_step
-        self.batches_per_epoch = dataset_len // self.global_batch
-        # Position of the next iteration, which `seek` sets.
-        self.epoch = 0
-        self.start_batch = 0
-        if dataset_len < self.global_batch:
-            raise OptionError(
-                what=f"{dataset_len} training samples are fewer than one batch of "
-                f"{self.global_batch}",
-                where="datasets.train",
-                expected=f"at least {world_size} ranks x {samples_per_step} samples each",
-                do="add clips, lower dataloader_batch_size or the number of ranks, or raise "
-                "dataloader_epoch_repeat",
-            )
-
-    def seek(self, epoch: int, batch: int = 0) -> None:
-        """Let the next iteration begin with global batch `batch` of `epoch`."""
-        self.epoch = epoch
-        self.start_batch = batch
-
-    def order(self) -> np.ndarray:
-        """Return the permutation P of this epoch: (dataset_len,) indices of the samples."""
-        if not self.shuffle:
-            return np.arange(self.dataset_len)
-        rng = random_streams.published_stream(self.seed, self.epoch)
-        return rng.permutation(self.dataset_len)
-
-    def __len__(self) -> int:
-        """Return how many samples this rank has left in this epoch."""
-        return (self.batches_per_epoch - self.start_batch) * self.samples_per_step
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        order = self.order()
-        for batch in range(self.start_batch, self.batches_per_epoch):
-            # P[b G : (b + 1) G]
-            start = batch * self.global_batch
-            global_batch = order[start : start + self.global_batch]
-            of_this_rank = global_batch[self.rank :: self.world_size]
-            for index in of_this_rank:
-                yield self.epoch, int(index)
-
-
-# ---- Read them -------------------------------------------------------------------------------
 
 
 class TrainLoader:

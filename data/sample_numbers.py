@@ -1,8 +1,7 @@
 """Number the samples of a training, and say which frames of which clip a numbered sample has.
 
-Nothing is drawn here. data/loader.py draws the order of an epoch, a permutation of its positions
-(`ResumableDistributedSampler.order`), and data/clip_dataset.py asks here which sample a position
-is.
+Nothing is drawn here. data/sample_order.py draws the order of an epoch, a permutation of its
+positions, and data/clip_dataset.py asks here which sample a position is.
 
 All samples are numbered in one row, clip after clip. The number of a sample in this row is called
 its serial number. E.g. clips of 3, 5 and 4 frames have the serial numbers

@@ -10,7 +10,8 @@ List the files of a data root. A `Source` names its folders.
 
 Check the data before a run.
 
-    preflight.py        the check of all roots; manifest.py checks one root by names and sizes
+    preflight.py        the check of all roots
+    root_check.py       one root, file by file; manifest.py checks it by names and sizes
     look.py             opens each file once
     clip_check.py       one clip: frame_files.py, frame_names.py, spike_planes.py, clip_problems.py
     spike_check.py      compares spikes with frames

@@ -9,7 +9,7 @@ possible is read:
     packed spike planes    the first 64 bytes
     spike arrays (.npy)    nothing: only size and time of change are looked up
 
-data/clips/preflight.py calls `look_at_picture` and `look_at_spikes` in threads.
+data/clips/root_check.py calls `look_at_picture` and `look_at_spikes` in threads.
 
 What must stay:
 

@@ -10,8 +10,8 @@ Each root may have either layout. "lq" are the blurry frames, "gt" the sharp fra
     scan             checks a data root by names and sizes alone, with `ClipCheck` for each clip
     raise_problems   makes one error of all problems, with a table
 
-The data check before a run (data/clips/preflight.py) calls the other functions, and also looks into
-the files.
+The data check before a run (data/clips/root_check.py) calls the other functions, and also looks
+into the files.
 
 What must stay: the order of the clips (`names_of`), because the numbers of training samples depend
 on it (test_clips_are_in_the_order_of_their_numbers), and the hashed texts in `digest`, because clip

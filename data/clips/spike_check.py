@@ -9,7 +9,7 @@
 The spikes are compared as a picture: their firing rate, the spikes per plane of each pixel. The
 blurry frame shows the same scene during the same exposure, so the two must correlate.
 
-The data check (data/clips/preflight.py) calls `check_spikes` for each clip. What must stay: every
+The data check (data/clips/root_check.py) calls `check_spikes` for each clip. What must stay: every
 finding is a warning and stops no run, because right data can look like these errors, e.g. a wall
 with a regular texture. If you add a comparison, raise FORMAT in data/clips/kept.py. A threshold may
 change if it is measured anew. A finding that is lost is noticed by

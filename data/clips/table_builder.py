@@ -1,7 +1,7 @@
 """Turn the clips of a data root into a table of arrays, one clip after the other.
 
-The data check (data/clips/preflight.py) calls `TableBuilder.add` for each clip that it has checked,
-and then `table`. data/clips/columns.py shows the arrays.
+The data check (data/clips/root_check.py) calls `TableBuilder.add` for each clip that it has
+checked, and then `table`. data/clips/columns.py shows the arrays.
 
 What must stay: a clip that is added comes out of the table as an equal clip
 (test_a_record_gives_the_same_clips_as_the_files). Free to change: how the arrays grow.

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from data.loader import ResumableDistributedSampler
+from data.sample_order import ResumableDistributedSampler
 from data.select_dataset import build_dataset
 from tests.dist.launching import ROOT, RankResult, run_ranks
 from tests.helpers import train_files as runs

@@ -26,7 +26,7 @@ import torch
 from data.clip_dataset import TestClips, TrainClips
 from data.clips.cache_builder import build_cache
 from data.clips.manifest import Source
-from data.clips.preflight import Report
+from data.clips.root_check import Report
 from data.select_dataset import DATASETS, build_dataset
 from data.spike.formats import write_spikes
 from data.spike.geometry import SpikeGeometry

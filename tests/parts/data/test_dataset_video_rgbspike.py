@@ -18,7 +18,8 @@ from data.augment import Augment
 from data.cameras.channels_of_frame import rate_of
 from data.cameras.scaled_grid import ScaledGrid
 from data.clips.preflight import preflight
-from data.loader import ResumableDistributedSampler, TrainLoader
+from data.loader import TrainLoader
+from data.sample_order import ResumableDistributedSampler
 from data.select_dataset import build_dataset
 from data.spike.geometry import Crop, SpikeGeometry
 from scripts.make_sample_data import SAMPLE, make_sample

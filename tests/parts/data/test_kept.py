@@ -40,7 +40,8 @@ from data.clips.columns import Row
 from data.clips.file_content import SLOW_FROM_START
 from data.clips.listed_files import entry_of
 from data.clips.look import Look
-from data.clips.preflight import Report, check_source
+from data.clips.preflight import check_source
+from data.clips.root_check import Report
 from data.clips.source import MOST_FRAMES, Source
 from data.clips.table import ClipTable
 from data.clips.table_builder import TableBuilder

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from data.augment import CAMERAS, CameraDraw
 from data.cameras.rgb_camera import RgbCamera
-from data.loader import ResumableDistributedSampler
+from data.sample_order import ResumableDistributedSampler
 from data.select_dataset import build_dataset
 from data.spike import simulate
 from data.spike.light import plane_light, window_light

@@ -1,0 +1,367 @@
+"""The check of the clips of one data root, without a stored result.
+
+`RootCheck.run` lists all files, then takes them in groups (FILES_AT_ONCE):
+
+    _look_at_files    open each file once, in threads
+    _check_clips      do the names, sizes and numbers of files fit (ClipCheck)?
+    _warn_of_content  what is lost in reading, do spikes and frames fit (spike_check)?
+
+Each file is opened once. The result is a `Look` (data/clips/look.py): size and time of change of
+the file, size of the picture, and what is wrong. All later steps read the looks and not the file.
+`_report` puts problems and warnings into one `Report`.
+
+What must stay: every rule, and the order of problems and warnings, because the order is part of the
+output (test_a_fault_of_the_data_is_named_before_training). If you add a rule, raise FORMAT in
+data/clips/kept.py, because results that are already stored were not checked for it. Free to change:
+the size of a group of files, and what runs in threads.
+
+Tests: tests/parts/data/test_preflight.py, tests/stories/test_bad_input.py
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from data.clip import IMAGE_KINDS, Clip
+from data.clips import manifest
+from data.clips.clip_check import ClipCheck, Size
+from data.clips.clip_lists import frame_counts, one_of_each_form, planes_of
+from data.clips.columns import Columns
+from data.clips.file_content import SLOW_FROM_START, is_read_from_start
+from data.clips.kept import RecordId
+from data.clips.listed_files import FileEntry, Folder, Listing, State, entry_of
+from data.clips.look import Look, look_at_picture, look_at_spikes
+from data.clips.picture_losses import what_is_lost
+from data.clips.source import Problem, Source
+from data.clips.spike_check import check_spikes
+from data.clips.table import ClipTable
+from data.clips.table_builder import TableBuilder
+from data.clips.threads import map_in_threads
+from utils.dist import watchdog
+from utils.errors import DataError
+
+# A function (total, name, unit) that opens a progress bar for a `with` block. E.g. `show` is one:
+# `with show(2103, "checking train", "files") as progress`.
+OpenProgress = Callable[[int, str, str], Any]
+# Number of files that are looked at before their clips are checked. A group ends with the clip that
+# reaches this number. The looks of a group are dropped after it, so this bounds the memory. Groups
+# of a few files would leave threads without work at the end of each group. A repeated start looks
+# at 4096 files, too, but that is another number (data/clips/kept.py).
+FILES_AT_ONCE = 4096
+
+
+@dataclass
+class Report:
+    """The result of the check of one data root."""
+
+    name: str  # name of the split, and of the root if there are several, e.g. "train"
+    source: Source  # the checked root
+    clips: Sequence[Clip]  # its clips without problems
+    problems: list[Problem] = field(default_factory=list)  # faults that forbid a run
+    warnings: list[Problem] = field(default_factory=list)  # what the log should say
+    # What the log says in place of `counts()`, if a stored result or a clip cache was read. E.g.
+    # "22 cached clips". "" if the files were checked.
+    note: str = ""
+    # Two names of the stored result; "" and None if none is stored. A later start finds the result
+    # by the digest of the options that were checked. The other ranks of this start find it by
+    # (name, checksum).
+    options_digest: str = ""
+    record_id: RecordId | None = None
+
+    def counts(self) -> str:
+        """Return clips, frames, sizes and planes in one line.
+
+        For example "22 clips, 2103 frames of 720 x 1280, spike files of 56 planes".
+        """
+        frames = sum(frame_counts(self.clips))
+        sizes = set()
+        # Clips of one form have one size, so ask one clip of each form. `self.clips` may be a
+        # `ClipTable`, which makes a Clip anew for each request, so asking all clips takes longer.
+        for clip in one_of_each_form(self.clips):
+            height, width = clip.size
+            sizes.add(f"{height} x {width}")
+        shown_sizes = ", ".join(sorted(sizes)) or "-"
+        text = f"{len(self.clips)} clips, {frames} frames of {shown_sizes}"
+        planes = sorted(planes_of(self.clips))
+        if planes:
+            text += f", spike files of {', '.join(map(str, planes))} planes"
+        return text
+
+
+class _Job(NamedTuple):
+    """A file to look at."""
+
+    clip: str  # name of its clip
+    kind: str  # "lq", "gt", "gt_instants" or "spike"
+    path: str
+    lmdb_entry: FileEntry | None  # its size and time if it is in an LMDB. None: look them up
+
+
+class RootCheck:
+    """The check of the clips of one data root. Call `run` once."""
+
+    def __init__(self, source: Source, decode: bool) -> None:
+        """Begin. decode: whether to decode every image, which also finds flipped bits."""
+        self.source = source
+        self.decode = decode
+        # `run` fills these two. They are stored, and a later start compares them with the data.
+        self.columns: Columns = {}  # the clips as arrays
+        self.states: dict[str, State] = {}  # {folder: its state}
+        self.listings: dict[str, Listing] = {}  # {kind: {clip: its files}}
+        self.first_clip: Clip | None = None  # the first clip without problems
+        # Problems, in the order in which they are reported.
+        self.clip_problems: list[Problem] = []  # wrong names, sizes or numbers of files
+        self.same_files: list[Problem] = []  # lq and gt are the same files
+        self.picture_problems: list[Problem] = []
+        self.spike_problems: list[Problem] = []
+        # Warnings: {what is lost: the first picture that loses it}, and spikes that do not fit.
+        self.lossy_pictures: dict[str, Problem] = {}
+        self.spike_warnings: list[Problem] = []
+
+    def run(self, name: str, show: OpenProgress, scale: int) -> Report:
+        """Check all clips, in groups of files.
+
+        name: name of the report. show: opens a progress bar. scale: scale of the network.
+        """
+        source = self.source
+        self.listings = manifest.list_source(source)
+        # Each listing has the states of all folders that were listed for it.
+        for listing in self.listings.values():
+            self.states.update(listing.states)
+        # {clip: number of its files}, for the progress bar and for groups of one size.
+        file_counts = {}
+        for clip in manifest.names_of(source, self.listings):
+            file_counts[clip] = sum(len(folder) for _, folder in self._folders(clip))
+
+        builder = TableBuilder(source)
+        total = sum(file_counts.values())
+        with show(total, f"checking {name}", "files") as progress:
+            for names in _groups(file_counts):
+                looks = self._look_at_files(names, progress)
+                # Clips with problems are reported, and are not in the table.
+                good_clips = self._check_clips(names, looks)
+                for clip in good_clips:
+                    builder.add(clip, looks)
+                self._warn_of_content(good_clips, looks)
+        clips, self.columns = builder.table()
+        return self._report(name, clips, scale)
+
+    def _report(self, name: str, clips: ClipTable, scale: int) -> Report:
+        """Return the report: all problems and warnings, in the order in which users see them."""
+        source = self.source
+        report = Report(
+            name,
+            source,
+            clips,
+            problems=self.clip_problems,
+            warnings=source.notes(len(clips)),
+        )
+        report.problems += manifest.other_scales(clips)
+        # If the scale is 4 and gt and lq are the same files, gt has the wrong size. The wrong size
+        # is reported already, and its message says more about the cause. So the next two tests only
+        # matter if the scale is 1.
+        if scale == 1:
+            report.problems += self.same_files
+            if not report.problems and manifest.have_same_content(source, clips):
+                report.warnings.append(
+                    Problem(clips[0].name, manifest.SAME_CONTENT, source.dataroot_lq)
+                )
+        report.problems += self.picture_problems + self.spike_problems
+        report.warnings += [*self.lossy_pictures.values(), *self.spike_warnings]
+        if source.spikes:
+            report.warnings += _slow_files(source, clips)
+        return report
+
+    def _folders(self, clip: str) -> Iterator[tuple[str, Folder]]:
+        """Yield (kind, files) of a clip, for the kinds that it has."""
+        for kind, listing in self.listings.items():
+            folder = listing.get(clip)
+            if folder is not None:
+                yield kind, folder
+
+    # ---- Look at the files ------------------------------------------------------------------
+
+    def _look_at_files(self, clips: Sequence[str], progress: Any) -> dict[str, Look]:
+        """Look at all files of some clips, in threads. Returns {path: look}.
+
+        clips: names of the clips. progress: the progress bar.
+        """
+        jobs = []
+        for clip in clips:
+            for kind, folder in self._folders(clip):
+                entries: Sequence[FileEntry | None] | None = folder.lmdb_entries
+                if entries is None:
+                    entries = [None] * len(folder)
+                for path, entry in zip(folder.paths, entries, strict=True):
+                    jobs.append(_Job(clip, kind, path, entry))
+        looks = {}
+        try:
+            # `go_on` tells the watchdog that this process still works. Without these calls, the
+            # watchdog would end a long check on a slow file system as a hang.
+            looks_in_order = map_in_threads(self._look_at, jobs, go_on=watchdog.go_on)
+            for job, look in zip(jobs, looks_in_order, strict=True):
+                looks[job.path] = look
+                progress.update()
+        except DataError as e:
+            # A link has no target. The new error names the first such link of each kind of file, so
+            # that the user sees all kinds at once.
+            raise manifest.gone_error(self.source, self.listings) from e
+        return looks
+
+    def _look_at(self, job: _Job) -> Look:
+        """Look at one file. Runs in a thread."""
+        if job.kind != "spike":
+            return look_at_picture(job.path, self.decode, job.lmdb_entry)
+        # How the spikes of this clip are read.
+        spikes = self.source.own_spikes.get(job.clip, self.source.spikes)
+        if spikes is None:
+            # An RGB dataset reads no spikes, so size and time are enough.
+            return Look(job.lmdb_entry or entry_of(job.path))
+        return look_at_spikes(job.path, spikes.geometry, spikes.remainder, job.lmdb_entry)
+
+    # ---- Check the clips --------------------------------------------------------------------
+
+    def _check_clips(self, names: Sequence[str], looks: Mapping[str, Look]) -> list[Clip]:
+        """Check some clips and report their problems. names: names of the clips.
+
+        Returns the clips with right names, sizes and numbers of files. A file of these clips may
+        still be damaged. `_check_files` reports it.
+        """
+        meta_entries = self.source.meta_entries
+        good_clips = []
+        for name in names:
+            # {kind: {stem: file}}, or {kind: None} if the clip has no folder of this kind.
+            files: dict[str, dict[str, FileEntry] | None] = dict.fromkeys(self.listings)
+            for kind, folder in self._folders(name):
+                entries = [looks[path].entry for path in folder.paths]
+                files[kind] = dict(zip(folder.stems, entries, strict=True))
+            good_clips_before = [self.first_clip] if self.first_clip else []
+            check = ClipCheck(
+                name,
+                self.source,
+                files,
+                sizes=manifest.usual_sizes(self.source, good_clips_before),
+                size_of=partial(_seen_size, looks),
+            )
+            clip = check.run(meta_entries[name] if meta_entries else None)
+            self.clip_problems += check.problems
+            if clip and not check.problems:
+                if self.first_clip is None:
+                    self.first_clip = clip
+                self._check_files(clip, looks)
+                good_clips.append(clip)
+        return good_clips
+
+    def _check_files(self, clip: Clip, looks: Mapping[str, Look]) -> None:
+        """Report the files of a clip that cannot be read, and pictures of another size."""
+        for kind in IMAGE_KINDS:
+            size = clip.size_of(kind)
+            for path in getattr(clip, kind):
+                what = _what_is_wrong(looks[path], kind, size)
+                if what:
+                    self.picture_problems.append(Problem(clip.name, what, path))
+        for path in clip.planes_of_spike_files:
+            flaw = looks[path].flaw
+            if flaw:
+                self.spike_problems.append(Problem(clip.name, flaw, path))
+        # `same_files` is slow: it follows links, which takes a call to the system for each folder
+        # of the path. So it is only called if lq and gt have one file id: two names of one file
+        # always have the same id.
+        if clip.gt and looks[clip.lq[0]].file_id == looks[clip.gt[0]].file_id:
+            self.same_files += manifest.same_files(self.source, [clip])
+
+    def _warn_of_content(self, clips: Sequence[Clip], looks: Mapping[str, Look]) -> None:
+        """Warn of what reading loses, and of spikes that do not fit their frames, in threads."""
+
+        def warnings_of(clip: Clip) -> tuple[list[Problem], list[Problem]]:
+            """Return warnings about pictures, and about spikes. Runs in a thread."""
+            lossy_pictures = []
+            # The first picture of each kind is enough, because one program has made all pictures of
+            # a clip.
+            for kind in clip.image_kinds:
+                path = getattr(clip, kind)[0]
+                lost = what_is_lost(path) if looks[path].is_reduced else ""
+                if lost:
+                    lossy_pictures.append(Problem(clip.name, f"{kind} {lost}", path))
+            spike_warnings = []
+            if clip.spikes:
+                spike_warnings = check_spikes(clip, is_first=clip is self.first_clip)
+            return lossy_pictures, spike_warnings
+
+        # A thread gets two clips at once and not the usual 32 items, because one clip takes long
+        # and all threads should be busy.
+        warnings_of_clips = map_in_threads(warnings_of, clips, at_once=2, go_on=watchdog.go_on)
+        for lossy_pictures, spike_warnings in warnings_of_clips:
+            for warning in lossy_pictures:
+                # "lq has 16 bits, ..." and "gt has 16 bits, ..." count as one warning, and only the
+                # first one is kept. So the key is the text without its first word, the kind.
+                _, _, lost = warning.what.partition(" ")
+                self.lossy_pictures.setdefault(lost, warning)
+            self.spike_warnings += spike_warnings
+
+
+def _groups(file_counts: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield the names of the clips in groups of about FILES_AT_ONCE files.
+
+    file_counts: {clip: number of its files}.
+    """
+    group: list[str] = []
+    files_in_group = 0
+    for clip, file_count in file_counts.items():
+        group.append(clip)
+        files_in_group += file_count
+        if files_in_group >= FILES_AT_ONCE:
+            yield group
+            group = []
+            files_in_group = 0
+    if group:
+        yield group
+
+
+def _seen_size(looks: Mapping[str, Look], path: str) -> Size:
+    """Return the size of a picture that was looked at.
+
+    Raises DataError if the picture cannot be read, because `ClipCheck` expects this of `size_of`.
+    """
+    look = looks[path]
+    if look.shape is None:
+        raise DataError(
+            what=look.flaw,
+            where=path,
+            expected="a picture that can be read",
+            do="restore the file",
+        )
+    return look.shape
+
+
+def _what_is_wrong(look: Look, kind: str, size: Size) -> str:
+    """Return what is wrong with a picture, e.g. "gt frame of 720 x 1280, ...", or "".
+
+    kind: "lq", "gt" or "gt_instants". size: (height, width) of the first picture of its clip.
+    A wrong size is reported before a missing end, because it says more about the cause.
+    """
+    if look.flaw:
+        return look.flaw
+    if look.shape is not None and look.shape != size:
+        height, width = look.shape
+        first_height, first_width = size
+        what = f"{kind} frame of {height} x {width}"
+        return f"{what}, the first of the clip has {first_height} x {first_width}"
+    return look.missing_end
+
+
+def _slow_files(source: Source, clips: ClipTable) -> list[Problem]:
+    """Return a warning if spike files are slow to read, because every read begins at their start.
+
+    E.g. an .npz, which is compressed. The list has at most one warning. The paths are read from the
+    table, because making every clip would take long for a large data set.
+    """
+    # A file for each frame is short, so reading it from its start is fast.
+    if not source.has_one_spike_file:
+        return []
+    for number in range(len(clips)):
+        [path] = clips.paths("spike", number)
+        if is_read_from_start(path):
+            return [Problem(clips[number].name, SLOW_FROM_START, path)]
+    return []
