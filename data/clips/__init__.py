@@ -2,7 +2,8 @@
 
 List the files of a data root. A `Source` names its folders.
 
-    source.py           the folders of a root, the list of its clips, and a `Problem` of the data
+    source.py           the folders of a root, and a `Problem` of the data
+    meta_file.py        the list of its clips; joined_errors.py makes one error of several
     threads.py          looks up, reads or makes many files at once
     data_root.py        all clips of a root; clip_folder.py lists one folder
     lmdb_root.py        the same for an LMDB; lmdb_database.py opens it, lmdb_sizes.py sizes values
@@ -15,7 +16,9 @@ Check the data before a run.
     look.py             opens each file once
     clip_check.py       one clip: frame_files.py, frame_names.py, spike_planes.py, clip_problems.py
     spike_check.py      compares spikes with frames
-    kept.py             stores the result for later starts; column_check.py distrusts the file
+    kept.py             stores the result for later starts
+    stored_arrays.py    reads the stored file; column_check.py checks its values
+    unchanged_data.py   whether the data are still as stored
 
 Keep the clips of large data sets in little memory.
 

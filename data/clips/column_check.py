@@ -21,8 +21,9 @@ import numpy as np
 from data.clip import checked_name
 from data.clips.columns import END, Columns, Row, Texts, by_row, kinds_of, rows_in, types_of
 from data.clips.listed_files import is_lmdb
+from data.clips.meta_file import MOST_FRAMES
 from data.clips.ranges import begins_of
-from data.clips.source import MOST_FRAMES, Source
+from data.clips.source import Source
 from utils.errors import DataError
 
 

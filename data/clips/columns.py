@@ -102,7 +102,7 @@ class Texts:
     def __init__(self, column: np.ndarray) -> None:
         self.column = column
         # Where each text ends. int32 is enough, because a record has less than 2^31 bytes
-        # (LARGEST_RECORD_BYTES in data/clips/kept.py).
+        # (LARGEST_RECORD_BYTES in data/clips/stored_arrays.py).
         self.ends = np.flatnonzero(column == 0).astype(np.int32)
 
     def __len__(self) -> int:

@@ -30,8 +30,9 @@ from data.clips.clip_check import ClipCheck, Size
 from data.clips.clip_lists import scales_of
 from data.clips.clip_problems import most_frequent
 from data.clips.file_content import read_bytes
+from data.clips.joined_errors import joined_errors, joined_texts
 from data.clips.listed_files import FileEntry, Folder, Listing
-from data.clips.source import Problem, Source, joined_errors, joined_texts, list_source
+from data.clips.source import Problem, Source, list_source
 from data.clips.threads import map_in_threads
 from utils.errors import DataError
 from utils.name_order import natural_key

@@ -4,64 +4,32 @@ A data root is a set of folders, one for each kind of file: blurry frames ("lq")
 ("gt"), several sharp frames of each exposure ("gt_instants"), and spike files ("spike"). A dataset
 makes a `Source` of its options (data/clip_sources.py). `list_source` lists the files.
 
-What must stay: the order of `Source.kinds`, because names of stored results depend on it, and what
-a meta file means (test_a_meta_file_fits_however_numbers_are_written). If a new field of `Source`
-changes the result of the data check, add the field to `digest_of_options` in data/clips/kept.py.
-Otherwise a result that was stored for another value would be used. Free to change: the texts of
-errors, together with the tests that compare them.
+What must stay: the order of `Source.kinds`, because names of stored results depend on it. If a new
+field of `Source` changes the result of the data check, add the field to `digest_of_options` in
+data/clips/kept.py. Otherwise a result that was stored for another value would be used. Free to
+change: the texts of errors, together with the tests that compare them.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
 
 import os
-import re
-import reprlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from data.cameras.frame_times import FrameTimes
 from data.cameras.spike_source import DatSpikes
-from data.clip import checked_name
 from data.clips.clip_folder import CLIP_FOLDERS
 from data.clips.data_root import list_root
+from data.clips.joined_errors import joined_errors
 from data.clips.listed_files import Listing, is_lmdb
+from data.clips.meta_file import KAIR_LISTS, read_meta_file
 from data.spike.formats import FORMATS
-from utils.errors import DataError, address_of
-from utils.files import open_plain
+from utils.errors import DataError
 from utils.image import IMAGE_SUFFIXES
 from utils.user_path import advice_on
 
-# Meta files that KAIR brings along: {path in its option files: number of clips}. Each lists the
-# clips of a whole training set. So if such a file is missing, the clips of all folders are used.
-KAIR_LISTS = {
-    "data/meta_info/meta_info_REDS_GT.txt": 270,
-    "data/meta_info/meta_info_DVD_train_GT.txt": 61,
-    "data/meta_info/meta_info_GoPro_train_GT.txt": 22,
-    "data/meta_info/meta_info_DAVIS_train_GT.txt": 90,
-}
-# A line of a meta file: clip, number of frames, shape, number of the first frame. The shape is not
-# used, because the headers of the frames tell it. A line has one of three forms:
-#     000 100 (720, 1280, 3) 0   KAIR and BasicSR, with or without blanks in the shape
-#     000 100 (720,1280,3)       the first frame may be left out after a shape in brackets
-#     000 100 0 0                S-VRT has a number in place of the shape
-# Other lines are refused (test_lines_of_a_meta_file_that_say_nothing_certain_are_refused). E.g. in
-# "000 100 0", the last number could be the shape of S-VRT or the first frame.
-_LINE_OF_META = re.compile(
-    r"(?P<clip>\S+)\s+"
-    r"(?P<frames>\d{1,7})\s+"  # MOST_FRAMES has 7 digits
-    r"(?:\(.*\)|\d+(?=\s))"  # a shape in brackets; or a number, if the first frame follows
-    r"(?:\s+(?P<first>\d{1,18}))?",  # 18 digits fit into a number of 64 bits
-    re.ASCII,
-)
-# The form of a line in words, for the error message.
-_FORM_OF_LINE = (
-    "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
-)
-# Largest number of frames of a clip. A meta file with a larger number must be wrong: a million
-# frames are 9 hours at 30 frames a second.
-MOST_FRAMES = 1_000_000
 # Name of the folder within a clip, for each kind of file, in the layout of GoPro.
 FOLDER_OF_KIND = {"lq": "blur", "gt": "sharp", "gt_instants": "instants", "spike": "spike"}
 
@@ -221,51 +189,7 @@ class Source:
         path = self.meta
         if path is None:
             return None
-        clips: dict[str, list[Any]] = {}
-        for number, line in enumerate(self._meta_lines(path), 1):
-            if not line.strip():
-                continue
-            of_clip = _values_of_line(line, path, number)
-            if of_clip.clip in clips:
-                raise DataError(
-                    what=f"line {number} lists clip {of_clip.clip} again",
-                    where=path,
-                    expected="one line per clip",
-                    do="join the lines",
-                )
-            clips[of_clip.clip] = [of_clip.frames, of_clip.first]
-        if not clips:
-            raise DataError(
-                what="the meta file lists no clip",
-                where=path,
-                expected="one line per clip",
-                do="correct meta_info_file",
-            )
-        return clips
-
-    def _meta_lines(self, path: str) -> list[str]:
-        """Return the lines of the meta file. Raises DataError."""
-        try:
-            with open_plain(path) as file:
-                # "utf-8-sig" removes the byte order mark, which some editors on Windows put before
-                # the first line.
-                return file.read().decode("utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as e:
-            if isinstance(e, OSError):
-                why = e.strerror
-                do = "correct meta_info_file"
-            else:
-                why = "it is not UTF-8 text"
-                do = "save it as UTF-8"
-            # Vimeo-90K (septuplets) cannot be read without a list, so it gets no such advice.
-            if not self.septuplets:
-                do += ", or set meta_info_file to null to use all folders"
-            raise DataError(
-                what=f"cannot read the meta file: {why}",
-                where=path,
-                expected="a text file with one line per clip",
-                do=do + address_of(path) + advice_on(path),
-            ) from e
+        return read_meta_file(path, needs_list=self.septuplets)
 
     # ---- Texts of messages ------------------------------------------------------------------
 
@@ -350,33 +274,6 @@ class Source:
         return text
 
 
-class _LineOfMeta(NamedTuple):
-    """What a line of a meta file says: "000 100 (720,1280,3) 0" -> ("000", 100, "0")."""
-
-    clip: str
-    frames: int  # number of frames
-    first: str  # number of the first frame, as it is written; "0" if it is left out
-
-
-def _values_of_line(line: str, path: str, number: int) -> _LineOfMeta:
-    """Read a line of a meta file. Raises DataError for a line of another form.
-
-    path: the meta file. number: number of the line. Both are for the message.
-    """
-    values = _LINE_OF_META.fullmatch(line.strip())
-    if not values or not 1 <= int(values["frames"]) <= MOST_FRAMES:
-        raise DataError(
-            what=f"line {number} is {reprlib.repr(line)}",
-            where=path,
-            expected=_FORM_OF_LINE,
-            do="correct the line",
-        )
-    # Results are written to files with the name of the clip, so the name must be usable.
-    clip = checked_name(values["clip"], f"{path}, line {number}")
-    # "first" is None if the line does not have it.
-    return _LineOfMeta(clip, frames=int(values["frames"]), first=values["first"] or "0")
-
-
 def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[str, Listing]:
     """Return {kind of file: the files below its root}.
 
@@ -441,37 +338,3 @@ def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
         expected="a folder with one folder per clip",
         do=f"set dataroot_{kind} to {meant}",
     )
-
-
-# ---- Several errors as one -------------------------------------------------------------------
-
-
-def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
-    """Return one error for several errors. If several errors have one text, it appears once.
-
-    layout: lines to add to what is expected, which show the folders of a data set.
-    """
-    return DataError(
-        what=joined_texts(e.what for e in errors),
-        where=joined_texts(e.where for e in errors),
-        expected=joined_texts(e.expected for e in errors) + layout,
-        do=joined_texts(e.do for e in errors),
-    )
-
-
-def joined_texts(texts: Iterable[str]) -> str:
-    """Join the first lines of texts to one line, and put the further lines of the texts below it.
-
-    E.g. "a; b" and "b; c\\nd" -> "a; b; c\\nd". First lines are split at semicolons. A piece that
-    occurs a second time is left out, like "b" here. Equal further lines appear once, too.
-    """
-    # The keys are the result, each once. Dicts in place of sets, because dicts keep the order.
-    pieces: dict[str, None] = {}
-    below: dict[str, None] = {}
-    for text in texts:
-        first_line, _, rest = text.partition("\n")
-        for piece in first_line.split("; "):
-            pieces[piece] = None
-        if rest:
-            below[f"\n{rest}"] = None
-    return "; ".join(pieces) + "".join(below)

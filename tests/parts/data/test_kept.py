@@ -40,9 +40,10 @@ from data.clips.columns import Row
 from data.clips.file_content import SLOW_FROM_START
 from data.clips.listed_files import entry_of
 from data.clips.look import Look
+from data.clips.meta_file import MOST_FRAMES
 from data.clips.preflight import check_source
 from data.clips.root_check import Report
-from data.clips.source import MOST_FRAMES, Source
+from data.clips.source import Source
 from data.clips.table import ClipTable
 from data.clips.table_builder import TableBuilder
 from data.spike.formats import read_spikes, write_spikes

@@ -1,0 +1,43 @@
+"""Join several errors of the data to one, so that a user sees all of them at once.
+
+list_source (source.py) joins the errors of the roots, and manifest.py the problems of all roots.
+
+What must stay: no text is lost. Free to change: how the texts are put together.
+
+Tests: tests/parts/data/test_manifest.py
+"""
+
+from collections.abc import Iterable, Sequence
+
+from utils.errors import DataError
+
+
+def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
+    """Return one error for several errors. If several errors have one text, it appears once.
+
+    layout: lines to add to what is expected, which show the folders of a data set.
+    """
+    return DataError(
+        what=joined_texts(e.what for e in errors),
+        where=joined_texts(e.where for e in errors),
+        expected=joined_texts(e.expected for e in errors) + layout,
+        do=joined_texts(e.do for e in errors),
+    )
+
+
+def joined_texts(texts: Iterable[str]) -> str:
+    """Join the first lines of texts to one line, and put the further lines of the texts below it.
+
+    E.g. "a; b" and "b; c\\nd" -> "a; b; c\\nd". First lines are split at semicolons. A piece that
+    occurs a second time is left out, like "b" here. Equal further lines appear once, too.
+    """
+    # The keys are the result, each once. Dicts in place of sets, because dicts keep the order.
+    pieces: dict[str, None] = {}
+    below: dict[str, None] = {}
+    for text in texts:
+        first_line, _, rest = text.partition("\n")
+        for piece in first_line.split("; "):
+            pieces[piece] = None
+        if rest:
+            below[f"\n{rest}"] = None
+    return "; ".join(pieces) + "".join(below)

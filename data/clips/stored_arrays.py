@@ -1,0 +1,74 @@
+"""Read arrays from an .npz file that anybody may have written.
+
+We do not use np.load, because nothing in the file may be executed, and because a small compressed
+file could fill the memory. What must stay: nothing is executed, sizes are bounded, and any other
+content is a ValueError (test_a_record_that_does_not_fit_is_as_good_as_none). column_check.py checks
+what the values mean.
+
+Tests: tests/parts/data/test_kept.py
+"""
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.clips.columns import Columns
+from utils.files import read_plain
+
+# Largest size of the arrays of a record in bytes, so that a forged file cannot fill the memory. A
+# record of 32,000 clips has 36 million bytes.
+LARGEST_RECORD_BYTES = 2**30
+
+
+def read_bounded(path: Path) -> bytes:
+    """Return the content of a file. Raises OSError, and ValueError if it is too large."""
+    # Ask for one byte more than allowed. If it comes, the file is too large.
+    content = read_plain(path, LARGEST_RECORD_BYTES + 1)
+    if len(content) > LARGEST_RECORD_BYTES:
+        raise ValueError(f"it has more than {LARGEST_RECORD_BYTES} bytes")
+    return content
+
+
+def columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
+    """Return columns of an .npz file. Raises ValueError if they are not there in this form.
+
+    content: the file. types: {column: its dtype}.
+    We do not use np.load, because nothing in the file may be executed. Arrays must not be
+    compressed, because a small compressed file could fill the memory.
+    """
+    columns = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for name, dtype in types.items():
+                member = archive.getinfo(f"{name}.npy")
+                is_encrypted = member.flag_bits & 1  # bit 0 in the format of zip
+                if member.compress_type != zipfile.ZIP_STORED or is_encrypted:
+                    raise ValueError(f"{name} is compressed")
+                columns[name] = _array_in_npy(archive.read(member), dtype)
+    except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, SyntaxError) as e:
+        raise ValueError(f"no arrays: {e}") from e
+    return columns
+
+
+def _array_in_npy(content: bytes, expected: Any) -> np.ndarray:
+    """Return the one-dimensional array in the content of a .npy file.
+
+    expected: dtype of the array. Raises ValueError for any other array.
+    """
+    file = io.BytesIO(content)
+    # NumPy writes version 1.0 for arrays such as ours. Other versions have other headers.
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        raise ValueError(f"version {version}")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype != expected or len(shape) != 1:
+        raise ValueError(f"an array {shape} of {dtype}")
+    # The values stand after the header, which the lines above have read.
+    column = np.frombuffer(content, expected, offset=file.tell())
+    if len(column) != shape[0]:
+        raise ValueError(f"{len(column)} values, not {shape[0]}")
+    return column

@@ -1,0 +1,194 @@
+"""Whether the data are still as a record of the data check says (data/clips/kept.py).
+
+`is_as_before` asks three things, the cheapest first, and stops at the first "no":
+
+    _has_all_folders, _have_states   has a folder another state than at the check?
+    _has_all_clips                   has a clip come or gone?
+    _SameClip                        do the files of some clips give the same clip again?
+
+The state of a folder (`State` in data/clips/listed_files.py) tells of files that come, go or change
+their names. It does not tell of a file whose content changes. So the files of some clips are looked
+at, other clips at each start.
+
+What must stay: each of the tests, because anybody may have written the record. Free to change: how
+many files a repeated start looks at (LEAST_FILES, and SHARE in data/clips/kept.py).
+
+Tests: tests/parts/data/test_kept.py
+"""
+
+import math
+import os
+import time
+
+import numpy as np
+
+from data.clips import manifest
+from data.clips.clip_check import ClipCheck
+from data.clips.clip_folder import list_clip
+from data.clips.columns import Columns, Texts, kinds_of
+from data.clips.listed_files import FileEntry, entry_of, is_lmdb, state_of, stem_of
+from data.clips.ranges import first_and_end
+from data.clips.source import Kind
+from data.clips.table import ClipTable
+from data.clips.threads import map_in_threads
+
+# Smallest number of files that a repeated start looks at. So it looks at all files of a data set
+# that has no more. A larger number would find more changes, but the start would take longer.
+LEAST_FILES = 4096
+# Number of folders whose states are compared at once. It bounds the memory for their paths. A much
+# smaller number would leave threads without work.
+FOLDERS_AT_ONCE = 2**14
+
+
+def is_as_before(table: ClipTable, columns: Columns, share: float) -> bool:
+    """Return whether no folder has changed since the check, and no file of some clips.
+
+    table: the clips of the record. columns: the arrays of the record, with STATE_COLUMNS.
+    share: fraction of the files that are looked at, 0 to 1.
+    Raises OSError if a folder is gone, and the errors of the check.
+    """
+    folders = Texts(columns["folders"])
+    states = columns["folder_states"].reshape(-1, 2)  # (folders, 2): mtime, ctime
+    if len(folders) != len(states) or not _has_all_folders(folders, table):
+        return False
+    if not _have_states(folders, states):
+        return False
+    if not _has_all_clips(table):
+        return False
+    # Look at the files of some clips, because the state of a folder does not change if the content
+    # of a file in it changes. A thread gets four clips at once and not the usual 32 items, because
+    # one clip takes long and all threads should be busy.
+    is_same_clip = _SameClip(table, columns)
+    return all(map_in_threads(is_same_clip, _clips_to_look_at(table, share), at_once=4))
+
+
+def _has_all_folders(folders: Texts, table: ClipTable) -> bool:
+    """Return whether the record has a state of each root and of each folder of a clip.
+
+    A forged record could leave out a folder. Then no later start would notice that this folder has
+    changed.
+    """
+    recorded = set(folders.read_all())
+    for name, kind in kinds_of(table.source).items():  # e.g. "lq", Kind(root="/data/blur", ...)
+        # The files of an LMDB have their states in the record in place of folders.
+        if is_lmdb(kind.root):
+            continue
+        if kind.root not in recorded:
+            return False
+        root_with_slash = os.path.join(kind.root, "")
+        for folder_of_clip in set(table.folders[name].read_all()):
+            path = table.roots[name] + folder_of_clip  # with "/" at its end
+            # A single file of a clip lies in the root itself. Its state is recorded.
+            is_root = path == root_with_slash
+            if path.removesuffix("/") not in recorded and not is_root:
+                return False
+    return True
+
+
+def _has_all_clips(table: ClipTable) -> bool:
+    """Return whether the clips of the record are exactly the folders of the lq root."""
+    root = table.source.dataroot_lq
+    # If the clips of an LMDB change, its state changes.
+    if is_lmdb(root):
+        return True
+    # A meta file says which clips belong to the data set. `refuse_columns` has compared them.
+    if table.source.meta_entries is not None:
+        return True
+    # A clip "a/b" lies in the folder "a" of the root.
+    recorded = {name.split("/")[0] for name in table.clip_names.read_all()}
+    folders = set()
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if not entry.name.startswith(".") and entry.is_dir():
+                folders.add(entry.name)
+    return recorded == folders - table.source.excluded_clips
+
+
+def _have_states(folders: Texts, states: np.ndarray) -> bool:
+    """Return whether all folders still have the states that were stored.
+
+    folders: their paths. states: (folders, 2), the two numbers of each `State`.
+    """
+    # Some thousand folders at a time, because `read` makes a text of each path.
+    for first in range(0, len(folders), FOLDERS_AT_ONCE):
+        end = min(first + FOLDERS_AT_ONCE, len(folders))
+        states_now = map_in_threads(state_of, folders.read(first, end))
+        for then, now in zip(states[first:end].tolist(), states_now, strict=True):
+            if tuple(then) != now:
+                return False
+    return True
+
+
+class _SameClip:
+    """A function: number of a clip -> whether its files are the same as in the record.
+
+    The check of the files must also give the same clip again, because a forged record may hold a
+    wrong clip. Several threads call the object at once. This is safe, because a call changes
+    nothing in it.
+    """
+
+    def __init__(self, table: ClipTable, columns: Columns) -> None:
+        self.table = table
+        self.columns = columns
+        self.usual_sizes = manifest.usual_sizes(table.source, table)
+
+    def __call__(self, number: int) -> bool:
+        source = self.table.source
+        clip = self.table[number]
+        files_of_clip: dict[str, dict[str, FileEntry] | None] = {}  # {kind: {stem: file}}
+        for name, kind in kinds_of(source).items():
+            recorded = self._recorded_files(name, number)
+            files_now = _files_now(kind, clip.name, recorded)
+            # Every recorded file must still be there, with the same size and time. There may be
+            # further files, e.g. if a meta file lists only some frames of a folder.
+            has_all_recorded = set(recorded) <= set(files_now)
+            if not has_all_recorded:
+                return False
+            files_of_clip[name] = {stem_of(entry.path): entry for entry in files_now}
+        # The usual sizes are the recorded sizes of the first clip. So the sizes of the first clip
+        # itself must be read from its files.
+        sizes = self.usual_sizes if number > 0 else None
+        meta_entry = source.meta_entries[clip.name] if source.meta_entries else None
+        check = ClipCheck(clip.name, source, files_of_clip, sizes=sizes)
+        return check.run(meta_entry) == clip and not check.problems
+
+    def _recorded_files(self, kind: str, number: int) -> list[FileEntry]:
+        """Return the files of one kind of clip `number` as they were at the check."""
+        first, end = first_and_end(self.table.first_files[kind], number)
+        paths = self.table.paths(kind, number)
+        sizes = self.columns[f"{kind}_bytes"][first:end].tolist()
+        times = self.columns[f"{kind}_times"][first:end].tolist()
+        entries = []
+        for path, size, mtime_ns in zip(paths, sizes, times, strict=True):
+            entries.append(FileEntry(path, size, mtime_ns))
+        return entries
+
+
+def _files_now(kind: Kind, clip: str, recorded: list[FileEntry]) -> list[FileEntry]:
+    """Return the files of one kind that a clip has now. recorded: the files at the check."""
+    # The state of an LMDB was compared already, so its files are the same.
+    if is_lmdb(kind.root):
+        return recorded
+    folder = list_clip(kind.root, kind.folder, kind.endings, clip)
+    if folder:
+        return list(folder.entries().values())
+    # The clip has no folder: its one spike file lies in the root.
+    return [entry_of(entry.path) for entry in recorded]
+
+
+def _clips_to_look_at(table: ClipTable, share: float) -> range:
+    """Return the numbers of the clips that are looked at. Each start looks at other clips.
+
+    The numbers are evenly spaced. E.g. a share of 0.01 of 100,000 files is 1000, which is less than
+    LEAST_FILES, so 4096 files are wanted. 100,000 / 4096 is 24.4, so every 24th clip is looked at:
+    5, 29, 53, ... at one start, and 17, 41, 65, ... at another.
+
+    share: fraction of the files to look at, 0 to 1.
+    """
+    # The last entry of `first_files` is the number of all files of a kind.
+    files = sum(int(first_files[-1]) for first_files in table.first_files.values())
+    files_to_look_at = max(LEAST_FILES, share * files)
+    step = max(1, math.floor(files / files_to_look_at))
+    # The clock decides with which clip a start begins, so that many starts look at all clips.
+    first = time.time_ns() % step
+    return range(first, len(table), step)
