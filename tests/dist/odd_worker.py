@@ -59,7 +59,7 @@ from utils import utils_dist
 from utils.dist import process
 from utils.dist.process import descendants_of, process_state
 from utils.run import history_writer
-from utils.run.progress import RunProgress
+from utils.run.run_progress import RunProgress
 from utils.run.timing import StepTimer
 from utils.run.writers import WRITERS
 

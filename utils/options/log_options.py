@@ -1,7 +1,7 @@
 """Keys of `logging` and `debug`: what a run shows and writes of itself.
 
 What must stay and what is free to change: see the head of models.py. No key here changes what is
-trained. How the keys are used: utils/run/progress.py, utils/run/writers.py,
+trained. How the keys are used: utils/run/run_progress.py, utils/run/writers.py,
 utils/run/wandb_writer.py; `debug` in utils/run/run.py.
 
 Tests: tests/parts/utils/test_progress.py, tests/parts/utils/test_writers.py

@@ -24,7 +24,8 @@ Log and warn.
     timing.py              measures time; speed.py judges it
     health.py              warns of slow or useless runs
     overview.py            the head of the log
-    progress.py            a bar, or lines
+    progress.py            how far an action is: a bar (progress_bar.py), or lines
+    run_progress.py        how far the run is, and how long it will take
     debug_lines.py         tensors of a step, to find faults
 
 Write files for people.

@@ -20,7 +20,8 @@ import pytest
 
 from tests.helpers.terminal import run_in_terminal, screen
 from tests.helpers.train_files import history, odd_command, write_odd_options
-from utils.run.progress import RunProgress, duration, open_progress
+from utils.run.progress import duration, open_progress
+from utils.run.run_progress import RunProgress
 from utils.run.timing import StepTimer
 
 # What a run writes, as regular expressions. The date before a line of the log:

@@ -1,0 +1,145 @@
+"""A bar on a terminal, drawn by the package tqdm, which tears no line that the program writes.
+
+`Bar` is the bar. While it is open, `AboveBars` stands in for stdout and stderr, and writes all
+other text above the bar. progress.py opens a bar for one action, run_progress.py for a whole run.
+
+What must stay: a bar never ends or blocks a run, also if the terminal is closed
+(test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log), and it tears no line
+(test_the_bar_tears_no_line_of_the_log). Free to change: how the bar looks.
+
+Tests: tests/parts/utils/test_progress.py.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from typing import Any
+
+from tqdm import tqdm
+
+# The bar, in the placeholders of tqdm.
+BAR_FORMAT = (
+    "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+)
+
+# By default, tqdm has a thread, and a lock that all processes share. If a process were killed or
+# forked while the lock is held, all others would wait for ever. So tqdm gets no thread and a lock
+# for threads only, and each forked process gets a new lock, which nobody holds.
+tqdm.monitor_interval = 0
+tqdm.set_lock(threading.RLock())
+os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
+
+
+class Bar(ExitStack):
+    """Draws a bar of tqdm, from the creation of the object to the end of its `with` block.
+
+    While a bar is open, other texts that the program writes to stdout and stderr appear above the
+    bar. If the terminal is lost (OSError), the run goes on without the bar.
+    """
+
+    def __init__(
+        self, total: int, name: str, unit: str, is_kept: bool = True, **options: Any
+    ) -> None:
+        """total: number of things to do. name: what is done, e.g. "check".
+        unit: what is counted, e.g. "clips". is_kept: whether the finished bar stays on the screen.
+        options: further options of tqdm.
+        """
+        super().__init__()
+        terminal = sys.stderr
+        if isinstance(terminal, AboveBars):
+            # Another bar is open, and has already replaced stderr and stdout. Draw this bar below
+            # it, on the real stderr.
+            terminal = terminal.stream
+        else:
+            self._write_above(redirect_stderr, terminal, terminal)
+            self._write_above(redirect_stdout, sys.stdout, terminal)
+        self._bar: Any = tqdm(
+            total=total,
+            desc=name,
+            unit=f" {unit}",
+            file=terminal,
+            leave=is_kept,
+            dynamic_ncols=True,  # follow the width of the window
+            miniters=0,  # tqdm decides by the time alone when it draws again
+            bar_format=BAR_FORMAT,
+            **options,
+        )
+
+    def _write_above(self, redirect: Callable[[Any], Any], stream: Any, terminal: Any) -> None:
+        """Replace `stream` by one that writes above the bars, until this bar is closed.
+
+        redirect: redirect_stderr or redirect_stdout of contextlib.
+        terminal: the stream that shows the bars.
+        """
+        above = AboveBars(stream, terminal)
+        # An ExitStack calls its callbacks in reverse order. So first the original stream is put
+        # back, and then `finish` writes the rest of the text to it.
+        self.callback(above.finish)
+        self.enter_context(redirect(above))
+
+    def __exit__(self, *error: Any) -> None:
+        # A terminal that was closed must not end the run, here and below: suppress its OSError.
+        # Close the bar first; `super().__exit__` then puts the original streams back.
+        with suppress(OSError):
+            self._bar.close()
+        super().__exit__(*error)
+
+    def update(self, count: float = 1, name: str = "", values: str = "") -> None:
+        """Move the bar forward by `count`, and draw it again if tqdm finds that it is time.
+
+        count: number of things that were done since the last call. It may be a fraction.
+        name: the new name in front of the bar. Empty to keep the name.
+        values: text that replaces count and speed beside the bar, e.g. "0.8 it/s, loss 0.02". It
+            must have no braces, which tqdm would take for placeholders. With at most 55 characters
+            there is room for a bar in 80 columns.
+        """
+        with suppress(OSError):
+            if name:
+                self._bar.set_description_str(name, refresh=False)
+            if values:
+                self._bar.bar_format = "{desc}: {percentage:3.0f}%|{bar}| " + values
+            # Fractions may add up to slightly more than the total, because they are rounded. tqdm
+            # would print a warning into the bar, so never go beyond the total. `n` is the number
+            # of things done so far.
+            left = self._bar.total - self._bar.n
+            self._bar.update(min(count, left))
+
+
+class AboveBars:
+    """Stands in for stdout or stderr while a bar is open: writes lines above the bars.
+
+    Text is held back until its line is complete, because the bar would overwrite a half line. Test:
+    test_the_bar_tears_no_line_of_the_log.
+    """
+
+    def __init__(self, stream: Any, terminal: Any) -> None:
+        """stream: the stream that is replaced. terminal: the stream that shows the bars."""
+        self.stream = stream
+        self.terminal = terminal
+        self._unfinished = ""  # the text after the last end of line
+
+    def write(self, text: str) -> int:
+        """Write the lines that `text` completes. Returns the length of `text`, as each stream does.
+
+        E.g. after write("a") and write("b\\nc"), the line "ab" is written and "c" is held back.
+        """
+        # The last item of the split is the text after the last end of line.
+        all_text = self._unfinished + text
+        *lines, self._unfinished = all_text.split("\n")
+        if lines:
+            # This block of tqdm clears the bars, and draws them again below the lines.
+            with tqdm.external_write_mode(file=self.terminal):
+                self.stream.write("".join(f"{line}\n" for line in lines))
+                self.stream.flush()
+        return len(text)
+
+    def finish(self) -> None:
+        """Write the text that is held back. Call this after the bars are closed."""
+        with suppress(OSError):
+            self.stream.write(self._unfinished)
+
+    def __getattr__(self, name: str) -> Any:
+        # Python calls this for every other attribute of a stream (flush, isatty, encoding, ...).
+        return getattr(self.stream, name)

@@ -1,0 +1,124 @@
+"""How far a training run is, over all its epochs, and how long it will take.
+
+`utils.run.run.Run` calls it. On a terminal it is a bar, and the time that is left stands beside it.
+With the option logging.progress "line" it is a line at each tenth of the run.
+
+What must stay: showing progress never ends or blocks a run; `begin_epoch` says where it may be
+called. Free to change: the shown texts.
+
+Tests: tests/parts/utils/test_progress.py.
+"""
+
+import logging
+import statistics
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+from utils.run.progress import LINE_COUNT, duration, kind_to_show
+from utils.run.progress_bar import Bar
+
+logger = logging.getLogger(__name__)
+
+
+class RunProgress(ExitStack):
+    """Shows the progress of a training run: one bar over all epochs, or a line at each tenth.
+
+    main_train_vrt.py uses it as a context manager. The end of the block closes the bar.
+    """
+
+    def __init__(self, kind: str, total_iter: int, timer: Any, every: dict[str, int]) -> None:
+        """kind: the option logging.progress. A "bar" shows nothing if stderr is no terminal,
+            because the log lines of the run tell the same.
+        total_iter: number of steps of the run.
+        timer: the run's StepTimer (utils.run.timing), which knows the speed.
+        every: "validation" and "save" -> number of steps between two of them, e.g. 1000. 0:
+            no validation, or no save. One more of each follows the last step.
+        """
+        super().__init__()
+        self.kind = kind_to_show(kind)
+        self.total_iter = total_iter
+        self.timer = timer
+        self.every = every
+        self._bar: Bar | None = None
+        self._name = ""
+
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        """Show a new epoch. The first call opens the bar.
+
+        Call it only where no other rank waits for this one, because a paused terminal may block the
+        call.
+
+        epoch: number of the epoch, from 0.
+        step: number of steps done so far.
+        """
+        self._name = f"epoch {epoch + 1}"
+        if self.kind == "bar" and self._bar is None and sys.stderr.isatty():
+            self._bar = self.enter_context(Bar(self.total_iter, self._name, "it", initial=step))
+
+    def update(self, step: int, values: str) -> None:
+        """Show that one more step is done.
+
+        step: number of steps done so far. values: numbers of the newest log line, for the bar.
+        """
+        if self._bar:
+            self._bar.update(1, self._name, self._beside_bar(step, values))
+        elif self.kind == "line" and self._completes_tenth(step):
+            eta = self.eta(step)
+            left = f", {eta} left" if eta else ""
+            share = 100 * step // self.total_iter
+            logger.info("%s: %d %%, %d of %d it%s", self._name, share, step, self.total_iter, left)
+
+    def _beside_bar(self, step: int, values: str) -> str:
+        """Return what stands beside the bar, e.g. "0.8 it/s, 01:40:00 left, loss 0.0234".
+
+        Before the second step neither the speed nor the time that is left is known.
+        """
+        texts = []
+        seconds_per_step = self.timer.pace()
+        if seconds_per_step:
+            texts.append(f"{1 / seconds_per_step:.3g} it/s")
+        eta = self.eta(step)
+        if eta:
+            texts.append(f"{eta} left")
+        if values:
+            texts.append(values)
+        return ", ".join(texts)
+
+    def _completes_tenth(self, step: int) -> bool:
+        """Return whether step number `step` completes a tenth of the run."""
+        tenths = step * LINE_COUNT // self.total_iter  # complete tenths, e.g. 3 at 35 of 100
+        tenths_before = (step - 1) * LINE_COUNT // self.total_iter
+        return tenths > tenths_before
+
+    def eta(self, step: int) -> str:
+        """Return the time that the rest of the run takes, e.g. "1 d 03:12:00".
+
+        The rest is the steps after `step`, with their validations and saves. Validations count only
+        after the first one was measured, and so do saves. Returns "" if the speed is not known yet.
+        Test: test_the_remaining_time_holds_the_validations_and_saves_to_come.
+        """
+        seconds_per_step = self.timer.pace()
+        if seconds_per_step is None:
+            return ""
+        seconds = (self.total_iter - step) * seconds_per_step
+        # kind: "validation" or "save". `pauses` has the seconds of each one so far.
+        for kind, every in self.every.items():
+            measured_s = self.timer.pauses.get(kind)
+            if every and measured_s:
+                mean_s = statistics.fmean(measured_s)
+                seconds += self._pauses_to_come(step, every) * mean_s
+        return duration(seconds)
+
+    def _pauses_to_come(self, step: int, every: int) -> int:
+        """Return how many validations (or saves) are still to come after `step` steps.
+
+        They come at each multiple of `every`, and one follows the last step. E.g. 3 if 10 of 25
+        steps are done and every = 10: at 10, at 20 and at 25. The pause of `step` itself counts,
+        because this is asked before it.
+        """
+        # The number of multiples of `every` in 1 ... n is n // every. In the example these are
+        # 24 // 10 = 2 before the last step, and 9 // 10 = 0 before `step`.
+        multiples_before_end = (self.total_iter - 1) // every
+        multiples_before_step = (step - 1) // every
+        return multiples_before_end - multiples_before_step + 1  # 1: after the last step
