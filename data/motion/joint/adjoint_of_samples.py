@@ -116,8 +116,8 @@ class AdjointOfSums:
         self.add_to(x, y)
         return x
 
-    def add_to(self, x: Tensor, y: Tensor) -> None:
-        """Add the adjoint of y (outputs, C) to x (P, C), in place.
+    def add_to(self, x: Tensor, y: Tensor, factor: float = 1.0) -> None:
+        """Add the adjoint of y (outputs, C), times a factor, to x (P, C), in place.
 
         So several maps, e.g. of one chunk of groups each, can add their adjoints to one x.
         """
@@ -132,6 +132,6 @@ class AdjointOfSums:
                 continue  # e.g. a picture of one row has no pixels below
             if is_vector:
                 column = x_from_offset[:, 0]
-                torch.addmv(column, matrix, y[:, 0], out=column)
+                torch.addmv(column, matrix, y[:, 0], alpha=factor, out=column)
             else:
-                torch.addmm(x_from_offset, matrix, y, out=x_from_offset)
+                torch.addmm(x_from_offset, matrix, y, alpha=factor, out=x_from_offset)

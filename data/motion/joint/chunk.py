@@ -92,7 +92,7 @@ class Chunk:
 
     def add_adjoint_of_B(self, x: Tensor, blurry: Tensor) -> None:
         """Add B^T blurry to x, in place. Both are (H W, C), with a column for each colour."""
-        self._B_adjoint.add_to(x, blurry * self._common_share)
+        self._B_adjoint.add_to(x, blurry, factor=self._common_share)
 
     def add_adjoint_of_U(self, l: Tensor, moved_l: Tensor) -> None:  # noqa: E741
         """Add the sum over the groups of U_g^T moved_l to l (H W, 1), in place.

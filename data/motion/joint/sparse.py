@@ -48,8 +48,10 @@ def csr_matrix(begins: Tensor, columns: Tensor, values: Tensor, shape: tuple[int
 def product(matrix: Tensor, columns: Tensor) -> Tensor:
     """Return the product of a sparse matrix (rows, n) and dense columns (n, C): (rows, C).
 
-    `matrix @ columns` gives the same. But on a CPU it fills its result with zeros and copies it
-    once more, which takes several times as long as the product itself.
+    `matrix @ columns` gives the same. But on a CPU it copies its result once more, which takes
+    longer than the product itself.
     """
-    result = columns.new_empty(len(matrix), columns.shape[1])
-    return torch.addmm(result, matrix, columns, beta=0, out=result)  # 0: `result` is not read
+    # Not `new_empty` and beta=0: without MKL (e.g. on ARM) torch multiplies what is there by beta,
+    # and NaN * 0 is NaN.
+    result = columns.new_zeros(len(matrix), columns.shape[1])
+    return torch.addmm(result, matrix, columns, out=result)  # 0 + the product
