@@ -247,10 +247,12 @@ def add_scores(
             if metric.on_luma:
                 if luma is None:
                     luma = (rgb_to_y(image), rgb_to_y(sharp))
-                score = metric.score(*luma)
+                frames = luma
             else:
-                score = metric.score(image, sharp)
-            values[metric.name] = float(score)
+                frames = (image, sharp)
+            # Copies, because a metric of a user may compute in place.
+            restored_copy, sharp_copy = (frame.copy() for frame in frames)
+            values[metric.name] = _number(metric.score(restored_copy, sharp_copy), metric.name)
     if more_scores is not None and image is not None:
         values |= more_scores(image, sharp)
 
@@ -258,6 +260,20 @@ def add_scores(
     columns = scores.setdefault(kind, {})
     for name, value in values.items():
         columns.setdefault(name, []).append(value)
+
+
+def _number(score: Any, name: str) -> float:
+    """Return a score as a float. Raises OptionError if a metric of a user returns no number."""
+    try:
+        return float(score)
+    except (TypeError, ValueError) as e:
+        returned = f"an array {score.shape}" if isinstance(score, np.ndarray) else repr(score)
+        raise OptionError(
+            what=f'the metric "{name}" returns {returned}',
+            where="metric.more",
+            expected="one number for each frame",
+            do="return a float, e.g. the mean",
+        ) from e
 
 
 def rgb_to_y(image: np.ndarray) -> np.ndarray:

@@ -139,6 +139,10 @@ def refused_parts(folder: Path, options: list[str]) -> dict[str, str]:
             main_train_vrt.main,
             [*with_data(NOISE), "train.G_lossfn_type=depth"],
         ),
+        "a network that returns too few frames": (
+            main_train_vrt.main,
+            [*with_data(NOISE), 'netG={"net_type":"first"}', "train.G_lossfn_type=l1"],
+        ),
         "motion of channels": (
             show_sample.main,
             [*with_data(CHANNELS), "--split", "test", "--motion", "--out", "no.html"],

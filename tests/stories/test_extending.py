@@ -1,8 +1,8 @@
 """What docs/extending.md promises: each part is one new file, and everything else finds and uses
 it.
 
-The new files are the code blocks of the page itself, and three more: DATASET, and CHANNELS and
-DEPTH, which some programs refuse.
+The new files are the code blocks of the page itself, and four more: DATASET, and CHANNELS, DEPTH
+and FIRST, which some programs refuse.
 Once for all tests, tests/helpers/with_new_parts.py uses them in a process of its own. It checks,
 trains, tests and caches small clips, in these runs:
 
@@ -120,6 +120,21 @@ class DepthLoss(nn.Module):
         return (restored - gt).abs().mean() + depth.mean()
 """
 
+# A network that returns the first frame alone.
+FIRST = """
+from torch import nn
+from models.select_network import NETWORKS
+
+@NETWORKS.register("first")
+class FirstFrame(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, lq, spike=None):
+        return self.conv(lq[:, 0]).unsqueeze(1)
+"""
+
 
 def files_of_page() -> dict[str, str]:
     """Return the code blocks of docs/extending.md that are whole files: name -> content.
@@ -144,6 +159,7 @@ def new_files() -> dict[str, str]:
         "data/dataset_lab.py": DATASET,
         "data/dataset_channels.py": CHANNELS,
         "models/loss_depth.py": DEPTH,
+        "models/network_first.py": FIRST,
     }
     # An option that looks like a secret, because a word of its name is "token".
     tiny = files["models/network_tiny.py"]
@@ -181,6 +197,7 @@ REFUSED = {
     "a formula on channels": "this method reads spike files, and datasets.test (Channels) gives",
     "a reader of another class": "(ForeignClip) lacks fps, times, pixel_aspect",
     "a loss without its tensor": "the loss DepthLoss takes depth, and the batch has lq, gt",
+    "a network that returns too few frames": "the network returns clips of (1, 1, 3, 32, 32)",
     "motion of channels": "Channels has no spike files, so no motion can be shown",
 }
 

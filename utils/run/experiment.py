@@ -14,6 +14,7 @@ never ends a run. Free to change: a new number gets a new tag.
 Tests: tests/parts/utils/test_writers.py, tests/stories/test_main_train.py.
 """
 
+import copy
 import json
 import logging
 import threading
@@ -251,10 +252,13 @@ class Experiment:
             self._to_writer(writer, method, *values)
 
     def _to_writer(self, writer: Any, method: str, *values: Any) -> None:
-        """Call a method of one writer, if the writer has it. E.g. the history has no `image`."""
+        """Call a method of one writer, if the writer has it. E.g. the history has no `image`.
+
+        The writer gets copies: a writer of a user may e.g. add the step to the table of values.
+        """
         try:
             if hasattr(writer, method):
-                getattr(writer, method)(*values)
+                getattr(writer, method)(*map(copy.copy, values))
         except Exception as e:
             self.writers.remove(writer)
             name = type(writer).__name__

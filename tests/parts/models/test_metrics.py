@@ -14,6 +14,7 @@ from models.metrics import (
     COLUMNS,
     METRICS,
     METRICS_OF_TESTS,
+    Metric,
     add_scores,
     choose_metrics,
     metric,
@@ -170,6 +171,28 @@ def test_a_frame_that_is_not_finite_scores_nan():
     of_first, of_second = scores["restored"]["psnr"]
     assert of_first == psnr(a, b)
     assert math.isnan(of_second)
+
+
+def test_a_metric_that_computes_in_place_changes_no_frame():
+    def difference(restored, sharp):
+        restored -= sharp
+        return restored.mean()
+
+    a, b = pair()
+    before = a.copy()
+
+    add_scores({}, "restored", a, b, [Metric("own", difference, on_luma=False)])
+
+    assert np.array_equal(a, before)
+
+
+@pytest.mark.parametrize("score", [None, np.zeros((2, 2)), "good"], ids=["None", "array", "text"])
+def test_a_metric_that_returns_no_number_is_refused(score):
+    a, b = pair()
+    own = Metric("own", lambda restored, sharp: score, on_luma=False)
+
+    with pytest.raises(OptionError, match='the metric "own" returns'):
+        add_scores({}, "restored", a, b, [own])
 
 
 def test_the_chosen_metrics_alone_are_computed():

@@ -3,13 +3,19 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from models.losses import LOSSES, refuse_missing_targets
-from models.optim import build_optimizer
-from models.schedules import lr_at
+from models.losses import (
+    LOSSES,
+    refuse_missing_targets,
+    refuse_wrong_loss,
+    refuse_wrong_output,
+)
+from models.optim import OPTIMIZERS, OptimizerPart, build_optimizer, load_moments
+from models.schedules import SCHEDULES, Schedule, lr_at
 from utils.errors import OptionError
 from utils.options.train_options import TrainOptions
 
@@ -91,6 +97,29 @@ def test_milestones_follow_a_warm_up(step, rate):
     assert lr_at(step, base=1.0, train=train) == rate
 
 
+@pytest.fixture
+def own_schedule(monkeypatch):
+    """Return a function that registers a schedule of a user for a test. It returns its options."""
+
+    def register(rate: Any) -> TrainOptions:
+        schedule = Schedule(lambda step, base: rate, keys=(), stretched_by="", floor=None)
+        monkeypatch.setitem(SCHEDULES, "own", schedule)
+        return train_options().model_copy(update={"G_scheduler_type": "own"})
+
+    return register
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1e-4, None, "1e-4"])
+def test_a_schedule_that_returns_no_rate_is_refused(own_schedule, rate):
+    with pytest.raises(OptionError, match="the learning rate of step 7 is"):
+        lr_at(7, base=1.0, train=own_schedule(rate))
+
+
+def test_a_rate_of_numpy_can_be_saved(own_schedule):
+    # A checkpoint holds plain types alone.
+    assert type(lr_at(7, base=1.0, train=own_schedule(np.float64(0.5)))) is float
+
+
 # ---- Groups of parameters ----
 
 
@@ -124,6 +153,65 @@ def test_a_key_of_the_slow_group_without_a_parameter_is_named(caplog):
 
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["train.fix_keys: no parameter of the network has spynt in its name"]
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        pytest.param(
+            lambda groups, fused: torch.optim.SGD(groups[0]["params"], lr=0.1),
+            "has groups without initial_lr",
+            id="without the groups",
+        ),
+        pytest.param(lambda groups, fused: None, "is a NoneType", id="nothing"),
+    ],
+)
+def test_an_optimizer_without_the_groups_is_refused(monkeypatch, build, words):
+    monkeypatch.setitem(OPTIMIZERS, "own", OptimizerPart(build, keys=()))
+    train = train_options(fix_keys=[]).model_copy(update={"G_optimizer_type": "own"})
+
+    with pytest.raises(OptionError, match=words):
+        build_optimizer(linear_layers("mlp"), train)
+
+
+# ---- Moments of a checkpoint ----
+
+
+def saved_moments(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Any]:
+    """Return the state dict of an optimizer after a step."""
+    take_step(optimizer, net)
+    return optimizer.state_dict()
+
+
+def take_step(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
+    """Take a step in which each gradient is 1."""
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+def test_the_moments_of_another_optimizer_begin_anew(caplog):
+    net = linear_layers("mlp")
+    saved = saved_moments(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net)
+    optimizer = build_optimizer(net, train_options(fix_keys=[]))
+    then = {"G_optimizer_type": "momentum", "fix_iter": None, "fix_keys": []}
+
+    load_moments(optimizer, saved, net, then, train_options(fix_keys=[]))
+    take_step(optimizer, net)
+
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["train.G_optimizer_type: momentum -> adam; its moments begin at zero"]
+
+
+def test_adam_and_adamw_share_their_moments():
+    net = linear_layers("mlp")
+    saved = saved_moments(torch.optim.AdamW(net.parameters()), net)
+    optimizer = build_optimizer(net, train_options())
+    then = {"G_optimizer_type": "adamw", "fix_iter": None, "fix_keys": []}
+
+    load_moments(optimizer, saved, net, then, train_options())
+
+    assert optimizer.state_dict()["state"][0]["step"] == 1
 
 
 # ---- Losses ----
@@ -182,3 +270,46 @@ def test_a_tensor_that_a_batch_lacks_is_not_replaced_by_the_next_one(missing):
 def test_a_batch_may_lack_the_last_tensors_of_a_loss():
     refuse_missing_targets(MaskedLoss(), ["lq"], batch=("mask", "gt"))
     refuse_missing_targets(MaskedLoss(), ["gt", "lq"], batch=("mask",))
+
+
+# The shape of sharp clips: B, T, C, H, W.
+SHARP = (2, 3, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((2, 1, 3, 8, 8), id="one frame"),
+        pytest.param((2, 3, 1, 8, 8), id="one channel"),
+        pytest.param((2, 3, 3, 4, 4), id="another size"),
+        pytest.param((6, 3, 8, 8), id="clips and frames in one axis"),
+    ],
+)
+def test_a_network_that_returns_clips_of_another_shape_is_refused(shape):
+    with pytest.raises(OptionError, match="the network returns clips of"):
+        refuse_wrong_output(torch.zeros(shape), torch.zeros(SHARP))
+
+
+@pytest.mark.parametrize("output", [None, (torch.zeros(SHARP), None)], ids=["None", "tuple"])
+def test_a_network_that_returns_no_tensor_is_refused(output):
+    with pytest.raises(OptionError, match=r"the network returns a (NoneType|tuple)"):
+        refuse_wrong_output(output, gt=None)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        pytest.param(torch.zeros(2, 3), r"a tensor \(2, 3\)", id="no mean"),
+        pytest.param(0.5, "0.5", id="a number of Python"),
+        pytest.param(None, "None", id="nothing"),
+        pytest.param({}, "no term", id="an empty table"),
+        pytest.param({"a": torch.zeros(()), "b": 0}, "b: 0", id="a term that is no tensor"),
+    ],
+)
+def test_a_loss_that_returns_no_loss_is_refused(value, words):
+    with pytest.raises(OptionError, match=f"the loss MaskedLoss returns .*{words}"):
+        refuse_wrong_loss(MaskedLoss(), value)
+
+
+def test_a_loss_may_take_further_channels_of_the_network():
+    refuse_wrong_output(torch.zeros(2, 3, 6, 8, 8), torch.zeros(SHARP))

@@ -1,4 +1,4 @@
-"""The writers of a run: its end waits for each of them.
+"""The writers of a run: its end waits for each of them, and each gets copies of the values.
 
 A run hands its numbers to writers, e.g. TensorBoard. At the end it closes them all at the same time
 and waits for them, but not longer than a limit. tests/dist/test_life.py has a writer that is never
@@ -8,6 +8,9 @@ closed.
 import time
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
+import pytest
 
 from utils.run.experiment import Experiment
 from utils.run.position import DataOrder
@@ -25,10 +28,15 @@ class Slow:
         self.is_closed = True
 
 
-def test_two_writers_of_one_class_are_both_waited_for(tmp_path):
-    no_health: Any = SimpleNamespace()  # judges numbers, and there are none here
+@pytest.fixture
+def run(tmp_path) -> Experiment:
+    """Return the files of a run, without writers."""
+    no_health: Any = SimpleNamespace()  # judges log lines, and there are none here
     order = DataOrder(samples=8, sample_list="", seed=0, steps=8)
-    run = Experiment(tmp_path, {}, order, no_health)
+    return Experiment(tmp_path, {}, order, no_health)
+
+
+def test_two_writers_of_one_class_are_both_waited_for(run):
     slower = Slow(seconds=0.5)
     faster = Slow(seconds=0.0)
     run.writers = [slower, faster]
@@ -37,3 +45,25 @@ def test_two_writers_of_one_class_are_both_waited_for(tmp_path):
 
     assert slower.is_closed
     assert faster.is_closed
+
+
+class Careless:
+    """A writer that changes what it gets."""
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        values["step"] = step
+
+    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
+        rgb[:] = 0
+
+
+def test_a_writer_that_changes_its_values_changes_them_for_nobody_else(run):
+    run.writers = [Careless()]
+    values = {"val/psnr": 30.0}
+    picture = np.ones((2, 2, 3), np.uint8)
+
+    run.to_writers("scalars", values, 5)
+    run.to_writers("image", "val/clip", picture, 5)
+
+    assert values == {"val/psnr": 30.0}
+    assert picture.all()
