@@ -251,8 +251,12 @@ def _unknown_key(failed: _FailedKey, kind: str) -> OptionError:
     if nearest_key is not None:
         expected += f"; the nearest is {nearest_key} ({describe(fields[nearest_key])})"
 
+    inner = _inner_section_with(failed.key, failed.values)  # e.g. "fusion"
     if failed.key in OTHER_NAMES:
         do = f"rename it: {OTHER_NAMES[failed.key]}"
+    elif inner is not None:
+        place = f"{failed.section}.{inner}".strip(".")  # e.g. "netG.fusion"
+        do = f"move it into the object {place}, as {place}.{failed.key}"
     elif nearest_key is not None:
         do = "rename it"
     else:
@@ -264,6 +268,28 @@ def _unknown_key(failed: _FailedKey, kind: str) -> OptionError:
         expected=expected,
         do=do,
     )
+
+
+def _inner_section_with(key: str, values: Mapping[str, Any]) -> str | None:
+    """Return the dotted name of the first section within `values` that has a key, or None.
+
+    E.g. `gate_bias` is a key of the fusion "gated". If it stands in netG, whose value of "fusion"
+    is the section of this fusion, the result is "fusion".
+
+    values: the values of a section. Only sections that are resolved already are looked into: those
+        of parts (`Registry.resolve`).
+    """
+    if key == "type":  # each part has a type, so this key says nothing
+        return None
+    for name, value in values.items():
+        if not isinstance(value, Section):
+            continue
+        if key in type(value).model_fields:
+            return name
+        deeper = _inner_section_with(key, dict(value))
+        if deeper is not None:
+            return f"{name}.{deeper}"
+    return None
 
 
 def _section_type(model: type[BaseModel], name: str) -> type[Section] | None:

@@ -809,6 +809,27 @@ def test_a_part_within_a_part_has_its_defaults():
     }
 
 
+def test_a_key_of_a_part_that_stands_beside_the_part_is_told_its_place():
+    with pytest.raises(OptionError) as caught:
+        BOXES.resolve({"kind": "box", "width": 2, "features": 4}, "x")
+
+    assert caught.value.what == "unknown option x.features"
+    assert caught.value.do == "move it into the object x.fusion, as x.fusion.features"
+
+
+def test_the_key_type_is_in_each_part_so_it_is_told_no_place():
+    with pytest.raises(OptionError) as caught:
+        BOXES.resolve({"kind": "box", "width": 2, "type": "box"}, "x")
+
+    assert "x.fusion" not in caught.value.do
+
+
+def test_a_key_two_sections_deeper_is_told_its_place(file):
+    message = refusal(file, "features=4")
+
+    assert "move it into the object netG.fusion, as netG.fusion.features" in message
+
+
 def test_arguments_that_code_gives_are_no_keys_of_a_part():
     assert BOXES.keys("box") == ["width", "fusion"]
 
