@@ -36,7 +36,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.spike.pictures import LUMA, to_display, to_linear
-from models.fusion.operators import ExposureFusion
+from models.fusion.exposure import ExposureFusion
 from models.metrics import psnr
 from utils.image import imread_rgb
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from models.fusion.operators import FUSIONS, ImageFusion
+from models.fusion.base import ImageFusion
+from models.fusion.operators import FUSIONS
 from models.select_network import NETWORKS
 from utils.contract import InputSpec
 from utils.errors import OptionError

@@ -169,7 +169,7 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
     if not operator or not spike:
         return
     # The class of an operator names the only representation that it understands. None: it takes any
-    # representation (models/fusion/operators.py).
+    # representation (models/fusion/base.py).
     only_representation = operator.constructor.representation
     if only_representation is None or spike.representation.type == only_representation:
         return

@@ -35,8 +35,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.fusion.base import FUSIONS, Base
+from models.fusion.exposure import ExposureFusion
 from models.fusion.motion_net import MotionNet
-from models.fusion.operators import FUSIONS, Base, ExposureFusion
 from utils.contract import JointEquations
 from utils.options.section import Positive
 

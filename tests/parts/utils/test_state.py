@@ -53,7 +53,7 @@ REGISTRIES = (  # filled once, on import, before any option is read
     "data.clips.io_backend.IO_BACKENDS",
     "data.select_dataset.DATASETS",
     "data.spike.registry.REPRESENTATIONS",
-    "models.fusion.operators.FUSIONS",
+    "models.fusion.base.FUSIONS",
     "models.losses.LOSSES",
     "models.metrics.COLUMNS",
     "models.metrics.METRICS",

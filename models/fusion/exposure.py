@@ -1,0 +1,212 @@
+"""The fusion operator "exposure": mixes the blurry frame with estimates of the sharp frame.
+
+`ExposureFusion.on_input` takes some frames at a time, and `mixture` restores them:
+
+    colour_changes   how much each colour changes where luma doubles, fitted to the blurry frame
+    estimates        a sharp frame for each ratio of light
+    conv net         the weights of the mixture, and a correction
+
+Shapes: N frames, S spike channels, H x W pixels. The class explains the method.
+
+What must stay: the names of modules and the order of the channels of `pictures` and `inputs` in
+`mixture`, because trained weights depend on both
+(test_shipped_weights_hold_their_network_and_restore_in_float32); and the order of sums in training
+(test_exact_step.py). Free to change: how much is computed at a time, and the texts of errors.
+
+Tests: tests/parts/models/test_fusion.py, test_exact_step.py
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.fusion.base import FUSIONS, Base, ImageFusion, checked_spike
+from models.vrt.forms import in_cpu_form
+from utils.errors import OptionError
+from utils.options.section import Positive
+
+# Weights of R, G and B in the luma (Rec. 601), about what a grey sensor sees of the colours.
+LUMA = (0.299, 0.587, 0.114)
+# Added to the variance of luma in a window, in squared display values. (Its root is 0.017, about 4
+# levels of 255.) In a flat window, luma varies less than this, by noise alone. Then a fitted colour
+# follows the mean colour of the window. A larger value would ignore weak edges, a smaller value
+# would fit lines to noise.
+VARIANCE_OF_FLAT_WINDOW = 3e-4
+# Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
+# would amplify noise.
+LEAST_LUMA = 1e-3
+# Number of pixels that are computed at a time on a CPU. 4 frames of 256 x 256 pixels at once take
+# three times as long as one frame after the other, because they do not fit the cache.
+PIXELS_AT_A_TIME = 2**16
+
+
+@FUSIONS.register("exposure", given=("spike_channels",))
+class ExposureFusion(ImageFusion):
+    """Mixes the blurry frame with estimates of the sharp frame, pixel by pixel, and adds a
+    correction.
+
+    The spikes come in the representation "relative": S - 1 ratios and a confidence. A ratio is the
+    light in a part of the exposure, divided by the light of the whole exposure. E.g. a ratio of 1.2
+    says that the pixel was 20 % brighter around the sharp instant than in the mean. So each ratio
+    gives an estimate of the sharp frame:
+
+        sharp luma = ratio x blurry luma
+
+    A ratio over a short part of the exposure is noisy. A ratio over a long part is blurred by
+    motion. So several ratios are given, and the network chooses between their estimates.
+
+    Spikes do not see colour. Where motion blurs objects of two colours together, the blurry colours
+    lie on a line between the two colours. So a change of luma tells the change of each colour, once
+    the slope of this line is known. The slope is fitted to the blurry frame, see `colour_changes`.
+
+    A small conv net gives the weights of the mixture, which sum to 1, and the correction, which is
+    0 at the start of a training.
+
+    `MotionFusion` inherits from this class, and its first estimate is the result of `on_input`.
+    Another order of the channels of `pictures` or `inputs` in `mixture` would change what trained
+    weights compute, without an error.
+
+    The method is of this project. Short and long rates are also in S-SDM, lines of colour in Omer
+    and Werman (CVPR 2004), and their fit in the guided filter (He et al., ECCV 2010).
+
+    estimates: number of the ratios, from the first, that are around the sharp instant (null: all).
+    features: width of the conv net. layers: number of its residual convolutions.
+    colour_radius: radius in pixels of the windows in which colours are fitted.
+    base: the frame to which the network adds its output: "blurry", as published, or "fused".
+    """
+
+    representation = "relative"
+
+    def __init__(
+        self,
+        features: Positive = 32,
+        layers: Positive = 4,
+        estimates: int | None = None,
+        colour_radius: Positive = 4,
+        base: Base = "fused",
+        spike_channels: int = 0,
+    ) -> None:
+        # The last spike channel is the confidence, all other channels are ratios.
+        estimate_count = spike_channels - 1 if estimates is None else estimates
+        is_valid = 1 <= estimate_count < spike_channels
+        if not is_valid:
+            key = "netG.fusion.estimates"
+            raise OptionError(
+                what=f"{estimate_count} estimates from {spike_channels} spike channels",
+                where=key,
+                expected="a ratio for each and a confidence, as the representation relative gives",
+                do=f"set spike.representation to relative, or correct {key}",
+            )
+        pictures = 1 + estimate_count  # the blurry frame and the estimates, 3 colours each
+        super().__init__(base, 3 * pictures + spike_channels, features, layers)
+        self.spike_channels = spike_channels
+        self.estimates = estimate_count
+        self.colour_radius = colour_radius
+        # The last layers of the conv net. `weight` gives the weight of each picture, `value` the
+        # correction. Their names are in weights files.
+        self.weight = nn.Conv2d(features, pictures, kernel_size=3, padding=1)
+        self.value = nn.Conv2d(features, 3, kernel_size=3, padding=1)
+        # The correction starts at 0.
+        nn.init.zeros_(self.value.weight)
+        assert self.value.bias is not None  # a Conv2d has a bias if it is not told otherwise
+        nn.init.zeros_(self.value.bias)
+
+    def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
+        spike = checked_spike(image, spike, self.spike_channels)
+        # Each frame is computed alone, so any number of frames can be a batch. On a CPU a batch has
+        # a few frames, so that they stay in the cache.
+        frames = image.flatten(0, 1)  # (B T, 3, H, W)
+        spikes = spike.flatten(0, 1)  # (B T, S, H, W)
+        batch = len(frames)
+        if in_cpu_form(image):
+            pixels = image.shape[-2] * image.shape[-1]
+            batch = max(1, PIXELS_AT_A_TIME // pixels)  # a large frame is a batch of its own
+        mixtures = []
+        for some_frames, some_spikes in zip(frames.split(batch), spikes.split(batch), strict=True):
+            mixtures.append(self.mixture(some_frames, some_spikes))
+        return torch.cat(mixtures).view_as(image)
+
+    def mixture(self, image: Tensor, spike: Tensor) -> Tensor:
+        """Return an estimate of the sharp frames, (N, 3, H, W).
+
+            mixture = sum over the pictures (weight x picture) + correction
+
+        The pictures are the blurry frame and an estimate for each ratio. N counts frames.
+
+        image: blurry frames (N, 3, H, W). spike: their spike channels (N, S, H, W).
+        """
+        # `colour_changes` says how much each colour changes if luma doubles, i.e. for ratio 2.
+        # Colours change along a line, so for any ratio
+        #     estimate = frame + colour_changes * (ratio - 1)
+        frame = image.unsqueeze(1)  # (N, 1, 3, H, W)
+        changes = self.colour_changes(image).unsqueeze(1)  # (N, 1, 3, H, W)
+        ratios = spike[:, : self.estimates].unsqueeze(2)  # (N, estimates, 1, H, W)
+        estimated_frames = (frame + changes * (ratios - 1)).clamp(0, 1)  # (N, estimates, 3, H, W)
+        pictures = torch.cat((frame, estimated_frames), dim=1)  # (N, pictures, 3, H, W)
+
+        # The conv net sees all pictures and spikes. It gives a weight for each picture, and the
+        # correction.
+        inputs = torch.cat((pictures.flatten(1, 2), spike), dim=1)  # (N, 3 pictures + S, H, W)
+        if in_cpu_form(inputs) and not torch.is_grad_enabled():
+            # With the channels of a pixel side by side, the convolutions take two thirds of the
+            # time on a CPU. A training keeps its order of sums, bit for bit.
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        x = self.features_of(inputs)  # (N, features, H, W)
+        weights = torch.softmax(self.weight(x), dim=1)  # (N, pictures, H, W); they sum to 1
+        correction = self.value(x)  # (N, 3, H, W)
+        weighted = weights.unsqueeze(2) * pictures  # (N, pictures, 3, H, W)
+        return weighted.sum(dim=1) + correction
+
+    def colour_changes(self, image: Tensor) -> Tensor:
+        """Return how much each colour changes where luma doubles, (N, 3, H, W).
+
+        Around each pixel is a window of 2 colour_radius + 1 pixels on a side. Within the window,
+        each colour is fitted by a line over luma:
+
+            slope = covariance(colour, luma) / variance(luma)
+
+        If luma doubles, luma grows by luma. So the colour grows by luma x slope.
+
+        In a flat window, covariance and variance are noise. There the colour should grow as if the
+        whole window became brighter: slope = mean(colour) / mean(luma). So this slope is mixed in,
+        with the weight f = VARIANCE_OF_FLAT_WINDOW:
+
+            slope = (covariance + f mean(colour) / mean(luma)) / (variance + f)
+
+        image: (N, 3, H, W).
+        """
+        weight_of_red, weight_of_green, weight_of_blue = LUMA
+        red, green, blue = image.split(1, dim=1)
+        luma = weight_of_red * red + weight_of_green * green + weight_of_blue * blue  # (N, 1, H, W)
+
+        # colour, colour x luma, luma, luma^2: 3 + 3 + 1 + 1 channels
+        channels = torch.cat((image, image * luma, luma, luma * luma), dim=1)  # (N, 8, H, W)
+        means = self._window_means(channels)
+        mean_colour, mean_product, mean_luma, mean_square = means.split((3, 3, 1, 1), dim=1)
+
+        slope_of_flat_window = mean_colour / mean_luma.clamp(min=LEAST_LUMA)  # (N, 3, H, W)
+        covariance = mean_product - mean_colour * mean_luma  # (N, 3, H, W)
+        variance = mean_square - mean_luma * mean_luma  # (N, 1, H, W)
+        f = VARIANCE_OF_FLAT_WINDOW
+        slope = (covariance + f * slope_of_flat_window) / (variance + f)
+        return luma * slope
+
+    def _window_means(self, channels: Tensor) -> Tensor:
+        """Return the mean over the window around each pixel, (N, C, H, W) -> the same shape.
+
+        Pixels outside the image do not count.
+        """
+        radius = self.colour_radius
+        side = 2 * radius + 1
+        if in_cpu_form(channels):
+            # With the channels of a pixel side by side, pools take half of the time on a CPU.
+            channels = channels.contiguous(memory_format=torch.channels_last)
+        # First along the columns, then along the rows. This takes 2 x side additions for a pixel. A
+        # pool over the whole square would take side^2 additions.
+        means = F.avg_pool2d(
+            channels, kernel_size=(side, 1), stride=1, padding=(radius, 0), count_include_pad=False
+        )
+        means = F.avg_pool2d(
+            means, kernel_size=(1, side), stride=1, padding=(0, radius), count_include_pad=False
+        )
+        return means.contiguous()
