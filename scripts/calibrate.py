@@ -66,7 +66,12 @@ from data.spike.formats import count_planes, read_spikes
 from data.spike.geometry import Crop, SpikeGeometry
 from data.spike.pictures import to_display, to_grey
 from scripts.parts.exit_codes import with_exit_code
-from scripts.spike_tool import add_geometry, given_geometry, single_geometry
+from scripts.parts.spike_geometry import (
+    GeometryOptions,
+    add_geometry,
+    given_geometry,
+    single_geometry,
+)
 from utils.errors import DataError, OptionError
 from utils.image import encode_rgb, imwrite_rgb
 from utils.output_folder import refuse_existing
@@ -107,9 +112,11 @@ def main(arguments: list[str] | None = None) -> int:
         first_spikes, _ = command.pairs[0]
         known = load_calibration(command.geometry) if command.geometry else None
         # The planes have the size of the known calibration, if nothing else says their size.
-        if known and given_geometry(first_spikes, command) is None:
-            command.size = known.spike_size
-        geometry = single_geometry(first_spikes, command)
+        options = GeometryOptions.of(command)
+        if known and given_geometry(first_spikes, options) is None:
+            height, width = known.spike_size
+            options = replace(options, size=(height, width))
+        geometry = single_geometry(first_spikes, options)
         views = [view_of(spikes, frame, geometry, command) for spikes, frame in command.pairs]
         refuse_sizes(views, command)
         if known:

@@ -29,7 +29,7 @@ from data.cameras.sharp_image import sharp_image
 from data.spike.geometry import Crop
 from scripts.parts.default_output import default_output
 from scripts.parts.exit_codes import with_exit_code
-from scripts.spike_tool import in_words
+from scripts.parts.spike_geometry import in_words
 from utils.errors import OptionError
 from utils.files import write_whole
 from utils.image import render, tensor_to_uint8

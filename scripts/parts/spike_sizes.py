@@ -2,7 +2,7 @@
 
 A packed file has no header: it is planes of height x width bits, one after the other. So its length
 allows many sizes. The right size gives an image whose neighbouring pixels resemble one another
-(`smoothness`). scripts/spike_tool.py uses this module for `info`.
+(`smoothness`). spike_ranking.py makes candidates of them.
 
 A plane is one readout of the spike camera: a bit for each pixel.
 
@@ -25,7 +25,7 @@ WIDTH_STEP = 8  # a row has whole bytes, so its width is a multiple of 8 pixels
 HIGHEST_SHAPE = 4 / 3
 WIDEST_SHAPE = 2 / 5
 # The limits in words. If a picture gives the shape, the limits of the shape do not hold: then
-# `Ranking.tried` (scripts/spike_tool.py) uses only the words before ", not". So ", not" must stay.
+# `Ranking.tried` (spike_ranking.py) uses only the words before ", not". So ", not" must stay.
 TRIED = (
     f"heights and widths from {LEAST_SIDE} to {MOST_SIDE}, the width a multiple of {WIDTH_STEP}, "
     "not higher than 4:3 and not wider than 2:5"

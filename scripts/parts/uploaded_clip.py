@@ -33,7 +33,8 @@ from data.clips.user_frames import FrameSource
 from data.clips.user_spike_files import spike_files
 from models.restore.flags import JOINT
 from models.restore.request import SHIPPED_WEIGHTS
-from scripts import spike_tool
+from scripts.parts.spike_geometry import GeometryOptions
+from scripts.parts.spike_ranking import Ranking
 from utils.errors import DataError, OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,10 +222,8 @@ def find_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None:
     files = spike_files(spikes)
     if not files:
         return None
-    # `Ranking` reads the options of `info`. Its parser gives their defaults.
-    command = spike_tool.parse(["info", str(files[0])])
     with spike_errors_as_data_errors():
-        ranking = spike_tool.Ranking(command, picture)
+        ranking = Ranking(files[0], GeometryOptions(), picture)
     if ranking.is_given or not ranking.is_clear:
         return None
     best = ranking.shown[0]

@@ -1,0 +1,241 @@
+"""Rank the geometries that a spike file may have, by how smooth their images are.
+
+A packed file has no header. A wrong width lets each row begin at a wrong pixel, and a wrong height
+lets the planes begin at wrong rows. Then neighbouring pixels resemble one another less than in the
+right image. So the smoothest image most likely has the right size.
+
+    Candidate   a file read with one geometry, and what speaks against the geometry
+    Ranking     the candidates of a file, the smoothest first, and whether the first one is clear
+
+spike_sizes.py lists the sizes that the length of a file allows. spike_info.py prints a ranking, and
+uploaded_clip.py takes the best size if the ranking is clear.
+
+What must stay: a wrong size is never clear. A file of another size, or without an image, stays
+unclear (test_info_names_no_size_if_two_are_as_good,
+test_info_names_no_size_if_none_gives_a_picture).
+Free to change: the limits below, and the texts, except where
+tests/parts/scripts/test_spike_tool.py quotes them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.spike import formats
+from data.spike.geometry import SpikeGeometry
+from data.spike.headers import HEAD_BYTES, refuse_other_format
+from data.spike.known_geometries import KNOWN_GEOMETRIES
+from scripts.parts.spike_geometry import (
+    GeometryOptions,
+    camera_geometries,
+    given_geometry,
+    is_flipped,
+    no_geometry,
+)
+from scripts.parts.spike_sizes import (
+    TRIED,
+    has_shape,
+    sizes_that_fit,
+    smoothest_first,
+    smoothness,
+)
+from utils.errors import DataError
+
+# A size is judged by the mean of this number of planes in the middle of the file. More planes make
+# the mean less noisy, and blur what moves.
+AVERAGED_PLANES = 64
+# Smoothness is the correlation of neighbouring pixels, from -1 to 1 (spike_sizes.py). The smoothest
+# size is taken for the right one only if its smoothness is larger than the smoothness of each other
+# size by more than this. A larger value leaves more files undecided, so the user must give --size.
+# A smaller value would sometimes decide for a wrong size.
+CLEAR_LEAD = 0.05
+# Below this smoothness an image is hardly better than noise, for which the smoothness is 0.
+LEAST_SMOOTHNESS = 0.3
+# The mean spikes per plane and pixel of real streams lie in this range. With a wrong geometry, a
+# header or an array of other numbers may be read as spikes, and the mean may lie outside.
+USUAL_RATES = (0.001, 0.98)
+# Hundreds of sizes may fit the length of a file. Only this number of the smoothest sizes become
+# candidates. Each candidate needs an image, so a larger number takes more time.
+SHOWN_DERIVED = 8
+
+
+class Candidate:
+    """One geometry that a file may have, and how smooth its images would be.
+
+    file: the open spike file.
+    spikes: the planes in the middle of the file, (planes, h, w), 0 or 1.
+    rates: (h, w), spikes per plane of each pixel.
+    smooth: "columns" -> correlation of each column with the next column, "rows" -> correlation of
+        each row with the next row.
+    score: the smaller number of `smooth`, by which candidates are ranked.
+    name: e.g. "250 x 400".
+    """
+
+    def __init__(self, path: Path, geometry: SpikeGeometry) -> None:
+        self.file = formats.open_spikes(path, geometry)
+        # The planes in the middle of the file.
+        count = min(self.file.planes, AVERAGED_PLANES)
+        first = (self.file.planes - count) // 2
+        self.spikes = self.file.read(first, count)
+        self.rates = self.spikes.mean(axis=0)
+        self.smooth = smoothness(self.rates)
+        self.score = min(self.smooth.values())
+        self.name = _name_of(geometry)
+
+    def doubts(self, best: "Candidate") -> list[str]:
+        """Return what speaks against this candidate, a text for each reason.
+
+        `Ranking.is_clear` trusts the best candidate only if it has no doubts, so a new doubt makes
+        more files unclear.
+
+        best: the candidate with the smoothest image. It may be this candidate.
+        """
+        planes = self.file.planes
+        height, width = self.file.size
+        rate = self.rates.mean()
+        known_sizes = {(h, w) for h, w, _ in KNOWN_GEOMETRIES}
+        # The direction in which the image is least smooth: "columns" or "rows".
+        direction = min(self.smooth, key=lambda name: self.smooth[name])
+        smoothness_there = self.smooth[direction]
+        best_smoothness_there = best.smooth[direction]
+
+        doubts = []
+        # E.g. an array of shape (250, 400, 1000), in which the last axis is the planes. Read as
+        # (planes, h, w), it has 250 planes of 400 x 1000.
+        if (planes, height) in known_sizes and (height, width) not in known_sizes:
+            doubts.append(
+                f"{planes} x {height} is the size of a camera: the axes seem to be (h, w, planes), "
+                "but (planes, h, w) is expected"
+            )
+        if smoothness_there < best_smoothness_there - CLEAR_LEAD:
+            doubts.append(
+                f"neighbouring {direction} resemble one another less ({smoothness_there:.2f}, not "
+                f"{best_smoothness_there:.2f})"
+            )
+        if self.score < LEAST_SMOOTHNESS:
+            doubts.append(f"neighbouring {direction} do not resemble one another")
+        if planes == 1:
+            doubts.append("a single plane")
+        lowest_rate, highest_rate = USUAL_RATES
+        if not lowest_rate < rate < highest_rate:
+            doubts.append(f"{100 * rate:.0f} % of the pixels fire in each plane")
+        return doubts
+
+
+def _name_of(geometry: SpikeGeometry) -> str:
+    """Return the name of a candidate, e.g. "250 x 400".
+
+    The name is "250 x 400 + 16" if 16 columns without image are at the end of each row, and
+    "1000 x 1000 (SPS100)" for the camera of this name.
+    """
+    extra = ""
+    if geometry.head_columns:
+        extra = f" + {geometry.head_columns}"
+    elif geometry.layout == "sps100":
+        extra = " (SPS100)"
+    return f"{geometry.height} x {geometry.width}{extra}"
+
+
+def smoothest_candidate(path: Path, geometries: Sequence[SpikeGeometry]) -> Candidate:
+    """Return the candidate with the smoothest image among some geometries of a file."""
+    candidates = [Candidate(path, geometry) for geometry in geometries]
+    return max(candidates, key=lambda candidate: candidate.score)
+
+
+class Ranking:
+    """The candidates for the geometry of a file.
+
+    shown: the candidates, the smoothest image first.
+    others: sizes (h, w) that fit the length of the file too, but are less smooth. Their images are
+        not made, because each image takes time.
+    is_given: whether the file, the options or dataset.json say the geometry.
+    picture: height and width of a frame of the same view. Only sizes with its ratio of height to
+        width are tried. None: no frame is given.
+    """
+
+    def __init__(
+        self, path: Path, options: GeometryOptions, picture: tuple[int, int] | None
+    ) -> None:
+        self.picture = picture
+        self.others: list[tuple[int, int]] = []
+
+        given = given_geometry(path, options)
+        self.is_given = given is not None
+        if given is not None:
+            self.shown = [Candidate(path, given)]
+            return
+
+        geometries = camera_geometries(path, options)
+        if picture is not None:
+            geometries = [g for g in geometries if has_shape((g.height, g.width), picture)]
+        # The camera SPS100 stores lines with a pattern that no other file has. If the file has this
+        # pattern, its size is known, so no other size is tried.
+        has_sps100_lines = any(geometry.layout == "sps100" for geometry in geometries)
+        if not has_sps100_lines:
+            sizes = self._derived_sizes(path, options, known=geometries)
+            self.others = sizes[SHOWN_DERIVED:]
+            flip = is_flipped(path, options)
+            for height, width in sizes[:SHOWN_DERIVED]:
+                geometries.append(SpikeGeometry(height, width, flip, bit_order=options.bit_order))
+        if not geometries:
+            raise self._nothing_fits(path)
+        candidates = [Candidate(path, geometry) for geometry in geometries]
+        self.shown = sorted(candidates, key=lambda candidate: -candidate.score)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the size is given, or the smoothest size leads clearly and without a doubt."""
+        if self.is_given:
+            return True
+        best = self.shown[0]
+        if best.doubts(best):
+            return False
+        if len(self.shown) == 1:
+            return True
+        second = self.shown[1]
+        return best.score > second.score + CLEAR_LEAD
+
+    def nearly_best(self) -> list[Candidate]:
+        """Return the best candidate, and the candidates that are nearly as smooth."""
+        best = self.shown[0]
+        nearly = [other for other in self.shown[1:] if other.score >= best.score - CLEAR_LEAD]
+        return [best, *nearly]
+
+    def tried(self) -> str:
+        """Return in words which sizes were tried."""
+        if self.picture is None:
+            return f"the known cameras; {TRIED}"
+        height, width = self.picture
+        # TRIED is a text of spike_sizes.py. It says the limits of the sizes, and after ", not" the
+        # shapes that are tried without a picture. The shapes do not hold here.
+        limits = TRIED.split(", not")[0]
+        return f"the sizes of the shape of the picture, {height} x {width}; {limits}"
+
+    def _derived_sizes(
+        self, path: Path, options: GeometryOptions, known: Sequence[SpikeGeometry]
+    ) -> list[tuple[int, int]]:
+        """Return the sizes (h, w) that the length of the file allows, the smoothest first.
+
+        known: geometries of known cameras that fit the file. Their sizes are left out.
+        """
+        # A file of another format, e.g. a picture, is refused by its first bytes.
+        with open(path, "rb") as file:
+            refuse_other_format(file.read(HEAD_BYTES), path)
+        length = path.stat().st_size
+        # A derived size has no head columns. So no size is derived if the user gave head columns.
+        if options.head_columns or not length:
+            return []
+        known_sizes = {(g.height, g.width + g.head_columns) for g in known}
+        sizes = sizes_that_fit(length, self.picture)
+        new_sizes = [size for size in sizes if size not in known_sizes]
+        return smoothest_first(path, new_sizes, options.bit_order)
+
+    def _nothing_fits(self, path: Path) -> DataError:
+        """Return the error for a file that no size fits."""
+        if self.picture is None:
+            return no_geometry(path)
+        return DataError(
+            what=f"no size of the picture's shape fits {path.stat().st_size} bytes",
+            where=str(path),
+            expected=f"whole planes; tried: {self.tried()}",
+            do="give --size H W; leave --picture out if the cameras have different views",
+        )

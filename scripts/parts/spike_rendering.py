@@ -1,0 +1,197 @@
+"""Turn the planes of a spike file into grey images: for view, recon and play of spike_tool.py.
+
+    method_of     the method of the reconstruction, with its options
+    Rendering     a file, a method, and the brightness of its images
+    PlaneReader   reads the planes around an image, and forgets the planes before
+
+What must stay: an image shows what data/spike/represent.py makes of its planes
+(test_recon_is_the_registered_representation), and only some planes are in memory at a time
+(test_a_long_stream_is_never_whole_in_memory).
+Free to change: HISTORY, and the guess for the rate at full light.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from data.cameras.dataset_info import nearest_info
+from data.spike.pictures import DISPLAY_GAMMA, to_uint8
+from data.spike.represent import REPRESENTATIONS, represent
+from data.spike.spike_file import SpikeFile
+from scripts.parts.spike_geometry import GeometryOptions, possible_geometries
+from scripts.parts.spike_ranking import smoothest_candidate
+from utils.errors import DataError
+from utils.options.override import apply_override
+from utils.options.sources import Sources
+
+# Methods of data/reconstruct.py that make a grey image from the spikes alone.
+GREY_METHODS = ("tfp", "tfi", "tfstp")
+# tfstp has no option `half_window`, because it remembers all planes before the center. It gets this
+# number of planes on either side. More planes take more time, and change the image less and less.
+HISTORY = 128
+
+
+def method_of(section: dict[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a method as {"type": its name, ...}, with its options checked and completed.
+
+    section: the method before the overrides, e.g. {"type": "tfp"}.
+    overrides: words such as "method.half_window=5".
+    """
+    # Imported here, because --help and info do not need torch.
+    from data.reconstruct import method_options
+
+    # `apply_override` sets the value of each word in `sections`, in place.
+    sections = {"method": section}
+    for word in overrides:
+        apply_override(sections, word, Sources("the command line"))
+    return method_options(sections["method"])
+
+
+class Rendering:
+    """How the spikes of a file become grey images.
+
+    The brightness comes from the rate at full light and from the light that the sensor integrates.
+    If the rate is not known, the brightest half percent of the pixels is white.
+
+    name: name of the method, e.g. "tfp".
+    options: the options of the method, e.g. {"half_window": 20}.
+    label: the name with its options, e.g. "tfp, half_window 20".
+    file: the open spike file.
+    size: size of a plane in words, e.g. "250 x 400".
+    last: number of the last plane that has an image.
+    brightness: the arguments rate, light and gamma of `represent`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        method: dict[str, Any],
+        geometry: GeometryOptions,
+        rate: float | None,
+        light: Literal["linear", "display"] | None,
+    ) -> None:
+        """Open the file with its geometry. If several fit, take the one with the smoothest image.
+
+        method: the method and its options, from `method_of`.
+        geometry: what the user says about the geometry.
+        rate: spikes per plane at full light. light: what the sensor integrates. None: dataset.json
+            says it, or it is guessed.
+        """
+        self.options = dict(method)
+        self.name = self.options.pop("type")
+        best = smoothest_candidate(path, possible_geometries(path, geometry))
+        self.file = best.file
+        height, width = best.file.size
+        self.size = f"{height} x {width}"
+        self.brightness = _brightness(path, rate, light, best.rates)
+
+        self.last = self.file.planes - 1
+        # The lag is the time that an image shows, minus the time of its plane. E.g. tfi shows the
+        # time half a plane later, between its plane and the next one. Such an image needs the next
+        # plane, too, so the last plane has no image.
+        lag = REPRESENTATIONS[self.name].lag_in_half_planes(**self.options)
+        if lag > 0:
+            self.last -= 1
+
+        options = [f"{key} {value:g}" for key, value in self.options.items()]
+        self.label = ", ".join([self.name, *options])
+
+    def images(self, centers: Sequence[int]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield for each center: the center, its plane (h, w) in {0, 1}, its image (h, w) uint8.
+
+        The file is read once, from the first to the last plane needed. Only the planes around the
+        current center are in memory, because a long file does not fit.
+
+        centers: numbers of planes, rising.
+        """
+        # A method without `half_window` (tfstp) gets HISTORY planes on either side. At the ends of
+        # the file there are fewer planes.
+        half = self.options.get("half_window", HISTORY)
+        # The planes first_needed ... end_needed - 1 are read, as far as the file has them.
+        first_needed = max(centers[0] - half, 0)
+        end_needed = min(centers[-1] + half + 1, self.file.planes)
+        reader = PlaneReader(self.file, first_needed, end_needed)
+        for center in centers:
+            begin = max(center - half, 0)
+            end = min(center + half + 1, end_needed)
+            window = reader.planes(begin, end)
+            center_in_window = center - begin
+            image = self._image(window, center_in_window)
+            yield center, window[center_in_window], image
+
+    def _image(self, window: np.ndarray, center: int) -> np.ndarray:
+        """Return the image (h, w) uint8 at a plane of a window.
+
+        window: planes (n, h, w). center: number of the plane in the window.
+        """
+        try:
+            values = represent(self.name, window, center, **self.brightness, **self.options)
+        except ValueError as e:
+            raise DataError(
+                what=f"no {self.name} of these planes: {e}",
+                where=self.file.path,
+                expected="planes on both sides",
+                do="choose others",
+            ) from e
+        return to_uint8(values[0])  # grey methods return one channel
+
+
+def _brightness(
+    path: Path, rate: float | None, light: str | None, rates: np.ndarray
+) -> dict[str, Any]:
+    """Return what `represent` needs to know of the brightness: its arguments rate, light, gamma.
+
+    Rate and light come from the user, else from dataset.json, else from a guess.
+
+    rates: (h, w), spikes per plane of each pixel.
+    """
+    about = nearest_info(path)
+    # The guess for the rate at full light: all pixels but the brightest 0.5 % are at most white. A
+    # guess from all pixels would follow a few hot pixels, and the image would be dark. The guess
+    # must be above 0 also for a file without spikes, because the rates are divided by it.
+    brightest_rate = float(np.percentile(rates, 99.5))
+    white = max(brightest_rate, 1e-6)
+    # `or`: a rate of None or 0 counts as not given.
+    return {
+        "rate": rate or about.rate or white,
+        "light": light or about.light or "linear",
+        "gamma": DISPLAY_GAMMA,
+    }
+
+
+class PlaneReader:
+    """Reads a spike file once from front to back, and returns windows of its planes.
+
+    Only `Rendering.images` uses this class. The memory holds the latest window and the block of
+    planes that was read last.
+
+    in_memory: planes (n, h, w).
+    first_in_memory: number of the first plane in memory, counted from the begin of the file.
+    """
+
+    def __init__(self, file: SpikeFile, first: int, end: int) -> None:
+        """Prepare to read windows within the planes first ... end - 1 of the file."""
+        self.blocks = file.parts(first, end - first)  # yields some planes at a time
+        self.in_memory = np.empty((0, *file.size), np.uint8)
+        self.first_in_memory = first
+
+    def planes(self, begin: int, end: int) -> np.ndarray:
+        """Return the planes begin ... end - 1 of the file, (end - begin, h, w).
+
+        The windows of successive calls must move forwards, because planes before a window may be
+        forgotten. E.g. the planes 0 ... 31 are in memory, and the window 20 ... 40 is asked for.
+        Then 0 ... 19 are forgotten, and the next block is read behind 31.
+        """
+        while self.first_in_memory + len(self.in_memory) < end:
+            # A window may begin behind all planes in memory. Then all of them are forgotten.
+            before_window = max(begin - self.first_in_memory, 0)
+            forgotten = min(before_window, len(self.in_memory))
+            kept = self.in_memory[forgotten:]
+            self.in_memory = np.concatenate((kept, next(self.blocks)))
+            self.first_in_memory += forgotten
+        # From numbers in the file to positions in memory.
+        first = begin - self.first_in_memory
+        stop = end - self.first_in_memory
+        return self.in_memory[first:stop]

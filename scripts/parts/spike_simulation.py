@@ -1,0 +1,164 @@
+"""Simulate the spikes of a clip: `simulate` of spike_tool.py.
+
+The light of each frame goes over into the light of the next frame (data/making/light_path.py). A
+sensor that integrates this light fires the spikes (data/spike/simulate.py).
+
+What must stay: the mean of simulated spikes is the image
+(test_simulated_spikes_give_the_picture_back), and one plane is in memory at a time
+(test_a_long_stream_is_never_whole_in_memory).
+Free to change: options of the sensor may be added, with defaults that change nothing.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from data.clips.user_frames import FrameSource
+from data.making.frame_light import grey_light
+from data.making.light_path import LightPath
+from data.spike import simulate
+from scripts.parts.exit_codes import tracked
+from utils.arguments import seed
+from utils.errors import DataError, OptionError
+
+
+def add_simulation(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `simulate`: the files, the time and size of planes, and the sensor."""
+    parser.add_argument("input", type=Path, help="a video, or a folder of images")
+    parser.add_argument("out", type=Path, help="spike file that is written")
+    parser.add_argument(
+        "--planes-per-frame",
+        type=int,
+        default=8,
+        help="planes from one frame of the input to the next (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ratio",
+        type=int,
+        default=1,
+        help="width of a spike pixel in pixels of the input (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--method",
+        choices=("flow", "linear"),
+        default="flow",
+        help="how the light between two frames is interpolated (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--gamma",
+        type=float,
+        default=2.2,
+        help="gamma of the input; 1: the sensor integrates display values (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=seed,
+        default=0,
+        help="of the random numbers of the sensor (default: %(default)s)",
+    )
+    # The sensor, simulate.IntegrateAndFire.
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=0.5,
+        help="spikes per plane at full light (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--shot-noise",
+        type=float,
+        default=0.0,
+        help="noise of the charge that a pixel collects in a plane at full light, as a fraction of "
+        "the charge at which it fires (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dark-rate",
+        type=float,
+        default=0.0,
+        help="spikes per plane without light (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threshold-mismatch",
+        type=float,
+        default=0.0,
+        help="relative standard deviation, over the pixels, of the charge at which they fire "
+        "(default: %(default)s)",
+    )
+
+
+class Simulation:
+    """The spikes that a simulated sensor fires while it sees the frames of a clip.
+
+    Plane n has the light L(t) of the time t = n / planes_per_frame, in frames. Per pixel, the
+    sensor adds rate * L(t) to a charge, and fires if the charge has reached its threshold.
+
+    height, width: size of a plane.
+    count: number of planes.
+    """
+
+    def __init__(self, command: argparse.Namespace) -> None:
+        """Open the clip. Raises OptionError or DataError if the planes cannot be made.
+
+        command: has the options of `add_simulation`.
+        """
+        refuse_options(command)
+        frames = FrameSource(command.input)
+        frame_height, frame_width = frames.size
+        self.height = frame_height // command.ratio
+        self.width = frame_width // command.ratio
+        refuse_part_of_a_byte(self.height, self.width, command.input)
+
+        # The light (h, w) of a frame, and at any time between two frames.
+        light_of_frame = grey_light(frames, (self.height, self.width), command.gamma)
+        self.light = LightPath(light_of_frame, len(frames), command.method)
+        self.sensor = simulate.IntegrateAndFire(
+            self.height,
+            self.width,
+            rate=command.rate,
+            rng=np.random.default_rng(command.seed),
+            shot_noise=command.shot_noise,
+            dark_rate=command.dark_rate,
+            threshold_mismatch=command.threshold_mismatch,
+        )
+        self.planes_per_frame = command.planes_per_frame
+        self.count = len(frames) * self.planes_per_frame
+
+    def planes(self) -> Iterator[np.ndarray]:
+        """Yield each plane as (1, h, w), so that only one plane is in memory."""
+        for n in tracked(range(self.count), self.count, "simulating", "planes"):
+            t = n / self.planes_per_frame  # in frames, e.g. plane 12 of 8 a frame: 1.5
+            yield self.sensor.step(self.light.at(t))[None]
+
+
+# ---- What is refused --------------------------------------------------------------------------
+
+
+def refuse_options(command: argparse.Namespace) -> None:
+    """Raise OptionError if an option of `simulate` is out of range."""
+    # A pixel fires at most once in a plane.
+    if not 0 < command.rate <= 1:
+        raise OptionError(
+            what=f"--rate is {command.rate}",
+            where="--rate",
+            expected="above 0, at most 1 spike a plane",
+            do="correct it",
+        )
+    if command.planes_per_frame < 1 or command.ratio < 1:
+        raise OptionError(
+            what=f"--planes-per-frame is {command.planes_per_frame}, --ratio is {command.ratio}",
+            where="the command line",
+            expected="at least 1 each",
+            do="correct them",
+        )
+
+
+def refuse_part_of_a_byte(height: int, width: int, source: Path) -> None:
+    """Raise DataError if the pixels of a packed plane do not fill whole bytes, of 8 pixels each."""
+    if height * width % 8:
+        raise DataError(
+            what=f"spike planes of {height} x {width} do not fill whole bytes",
+            where=str(source),
+            expected="pixels divisible by 8",
+            do="choose another --ratio, or crop the input",
+        )

@@ -1,0 +1,149 @@
+"""Write pictures and videos of a spike file: the files of recon and play of spike_tool.py.
+
+    planes_to_show, write_images   recon: which planes, and a picture, a folder or a video of them
+    planes_to_play, write_video    play: which planes, and a video of them
+    panels                         images side by side, under their names
+
+spike_rendering.py makes the images. Here they are only arranged and written.
+
+What must stay: each image is made only when it is written, so a video of many planes needs the
+memory of one image (test_a_long_stream_is_never_whole_in_memory).
+Free to change: the limits below, and the titles of the images.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from scripts.parts.exit_codes import tracked
+from scripts.parts.spike_rendering import Rendering
+from utils.errors import OptionError
+from utils.image import comparison_strip, imwrite_rgb
+from utils.output_folder import publish_folder, scratch_folder
+from utils.video.container import WRITABLE_SUFFIXES
+from utils.video.writer import VideoWriter
+
+# Images that are lower than this number of pixels are enlarged by a whole factor, so that single
+# pixels can be seen.
+LEAST_HEIGHT = 320
+# `play` makes at most this number of video frames, unless --step is given: 20 s at 25 frames a
+# second.
+MOST_FRAMES = 500
+
+# ---- Chosen planes: recon ---------------------------------------------------------------------
+
+
+def planes_to_show(chosen: Iterable[int] | None, rendering: Rendering) -> list[int]:
+    """Return the planes of --planes, rising. Without --planes, return the plane in the middle.
+
+    Raises OptionError if a chosen plane has no image.
+    """
+    planes = sorted(set(chosen or [rendering.file.planes // 2]))
+    outside = [plane for plane in planes if not 0 <= plane <= rendering.last]
+    if outside:
+        raise OptionError(
+            what=f"no {rendering.name} at plane {', '.join(map(str, outside))}",
+            where="--planes",
+            expected=f"0 to {rendering.last}",
+            do="correct them",
+        )
+    return planes
+
+
+def write_images(
+    out: Path, rendering: Rendering, planes: Sequence[int], fps: float, tick_hz: float | None
+) -> None:
+    """Write the images at some planes: a picture, a folder of pictures, or a video.
+
+    fps: frames per second of a video.
+    tick_hz: planes per second, for the titles; None: the titles have no time.
+    """
+    # Each image is made only when it is written. So a video or a folder of many planes needs the
+    # memory of one image. `_` is the plane itself, which recon does not show.
+    images = tracked(rendering.images(planes), len(planes), rendering.name, "planes")
+    suffix = out.suffix.lower()
+    if suffix in WRITABLE_SUFFIXES:
+        with VideoWriter(out, fps) as video:
+            for plane, _, image in images:
+                title = f"{rendering.name}  {moment(plane, tick_hz)}"
+                video.write(panels({title: image}))
+    elif suffix == "":
+        # A folder appears under its name only when it is complete.
+        scratch = scratch_folder(out.with_name(f".{out.name}.partial"))
+        for plane, _, image in images:
+            imwrite_rgb(scratch / f"{plane:06d}.png", cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
+        publish_folder(scratch, out)
+    elif len(planes) == 1:
+        for _, _, image in images:
+            imwrite_rgb(out, cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
+    else:  # one picture of several planes
+        side_by_side = {moment(plane, tick_hz): image for plane, _, image in images}
+        imwrite_rgb(out, panels(side_by_side))
+
+
+# ---- A range of planes: play ------------------------------------------------------------------
+
+
+def planes_to_play(first: int, count: int | None, step: int | None, last: int) -> range:
+    """Return the planes that --first, --count and --step choose, one for each video frame.
+
+    Raises OptionError if a chosen plane does not exist, or if the step is negative.
+
+    last: number of the last plane that has an image.
+    """
+    stop = last + 1
+    if count is not None:
+        stop = min(first + count, stop)
+    is_step_wrong = step is not None and step < 0
+    if not 0 <= first < stop or is_step_wrong:
+        raise OptionError(
+            what=f"planes {first} to {stop - 1}",
+            where="--first, --count, --step",
+            expected=f"planes within 0 to {last}, a step of at least 1 (0: as without --step)",
+            do="correct them",
+        )
+    # Without --step (or with 0), take the smallest step with at most MOST_FRAMES frames, e.g. step
+    # 3 for 1001 planes.
+    if not step:
+        step = math.ceil((stop - first) / MOST_FRAMES)
+    return range(first, stop, step)
+
+
+def write_video(
+    out: Path, rendering: Rendering, planes: Sequence[int], fps: float, tick_hz: float | None
+) -> None:
+    """Write a video: each plane, white where a pixel fired, beside its reconstruction.
+
+    fps, tick_hz: as in `write_images`
+    """
+    images = tracked(rendering.images(planes), len(planes), "video", "frames")
+    with VideoWriter(out, fps) as video:
+        for number, plane, image in images:
+            title = f"spikes  {moment(number, tick_hz)}"
+            black_and_white = 255 * plane
+            video.write(panels({title: black_and_white, rendering.label: image}))
+
+
+# ---- Titles, and images side by side ----------------------------------------------------------
+
+
+def moment(plane: int, tick_hz: float | None) -> str:
+    """Return the title of an image, e.g. "plane 150  7.50 ms", or without the time."""
+    if not tick_hz:
+        return f"plane {plane}"
+    return f"plane {plane}  {1e3 * plane / tick_hz:.2f} ms"
+
+
+def panels(images: dict[str, np.ndarray]) -> np.ndarray:
+    """Return grey images side by side under their names, as one RGB image (H, W, 3) uint8.
+
+    images: name -> (h, w) uint8, all of one size. Small images are enlarged by a whole factor.
+    """
+    first_image = next(iter(images.values()))
+    height, width = first_image.shape
+    factor = max(1, LEAST_HEIGHT // height)
+    shown = {name: cv2.cvtColor(image, cv2.COLOR_GRAY2RGB) for name, image in images.items()}
+    return comparison_strip(shown, (factor * height, factor * width))
