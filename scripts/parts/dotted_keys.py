@@ -1,0 +1,41 @@
+"""Options as sections, and options as dotted keys: {"a": {"b": 1}} and {"a.b": 1}.
+
+What must stay: `nested` undoes `flattened`, because a converted file keeps every key that nobody
+changed (test_the_converted_file_trains_on_data_of_its_layout).
+"""
+
+from typing import Any
+
+
+def flattened(section: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """Return all options as dotted key -> value, e.g. {"a": {"b": 1}} -> {"a.b": 1}.
+
+    An empty section stays as a value: {"a": {}} -> {"a": {}}.
+
+    where: dotted key of the section, with a dot at its end, or "" for the whole file
+    """
+    found = {}
+    for key, value in section.items():
+        if isinstance(value, dict) and value:
+            found.update(flattened(value, f"{where}{key}."))
+        else:
+            found[f"{where}{key}"] = value
+    return found
+
+
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Return dotted keys as sections, e.g. {"a.b": 1} -> {"a": {"b": 1}}."""
+    root: dict[str, Any] = {}
+    for key, value in values.items():
+        *names, last = key.split(".")
+        section = root
+        for name in names:
+            section = section.setdefault(name, {})
+        section[last] = value
+    return root
+
+
+def prefixes(key: str) -> list[str]:
+    """Return the sections of a key and the key, e.g. `a.b.c` -> [`a`, `a.b`, `a.b.c`]."""
+    names = key.split(".")
+    return [".".join(names[:count]) for count in range(1, len(names) + 1)]

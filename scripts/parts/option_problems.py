@@ -1,0 +1,80 @@
+"""Name all problems of an option file in one error, each with what to add to the command.
+
+What must stay: all problems come in one error, and after its advice the file is converted
+(test_the_problems_of_a_file_are_named_at_once,
+test_a_file_is_converted_after_its_advice_was_followed).
+Free to change: the words, except where tests/parts/scripts/test_convert_options.py quotes them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from scripts.parts.svrt_conversion import Conversion, Problem
+from utils.errors import OptionError
+from utils.options.section import UNKNOWN_OPTION
+from utils.options.typed import read_options
+
+
+def refuse_problems(
+    conversion: Conversion, values: dict[str, Any], source: Path, parts: Any
+) -> None:
+    """Raise one OptionError with all problems, so that the user can answer them in one command.
+
+    The problems of the conversion come first, then what our option models and our network refuse.
+
+    values: the sections of the new file.
+    parts: PARTS of main_train_vrt.py.
+    """
+    note_refused_options(conversion, values, parts)
+    if not conversion.problems:
+        return
+
+    count = len(conversion.problems)
+    problems = "problem" if count == 1 else "problems"
+    what = f"{count} {problems} in the option file, nothing was written:"
+    for key, problem in conversion.problems.items():
+        what += f"\n    {key}: {problem.what}\n      do: {problem.do}"
+    raise OptionError(
+        what=what,
+        where=str(source),
+        expected="keys and values that this program has",
+        do="answer all in one command",
+    )
+
+
+def note_refused_options(conversion: Conversion, values: dict[str, Any], parts: Any) -> None:
+    """Add to the problems each option that our option models or our network refuse.
+
+    values, parts: as in `refuse_problems`
+    """
+    from models.select_network import check_options  # imported here, because it brings torch
+
+    # The weights of SpyNet may be on another machine. So a missing file is no problem here: check a
+    # copy of the options without the path.
+    path = conversion.values.get("netG.spynet_path")
+    if isinstance(path, str) and not Path(path).is_file():
+        values = {**values, "netG": {**values["netG"], "spynet_path": None}}
+
+    try:
+        opt = read_options(values, parts)
+        check_options(opt.netG, opt.datasets, opt.val, opt.scale)
+    except OptionError as e:
+        # An error about several keys holds one error for each key in `found`. In an error about one
+        # key, `found` is empty.
+        errors = e.found if e.found else (e,)
+        for single in errors:
+            what = f"{single.what}; expected {single.expected}"
+            # If the conversion has noted a problem of this key, it says more, so it stays.
+            conversion.problems.setdefault(single.where, Problem(what, do=_way_out(single)))
+
+
+def _way_out(error: OptionError) -> str:
+    """Return what to add to the command so that the error about one key goes away."""
+    if not error.what.startswith(UNKNOWN_OPTION):
+        key = error.where.partition("[")[0]  # `netG.depths[3]` is set as a whole
+        return f"give {key}=VALUE"
+    drop = f"--drop {error.where}, if it may be left out"
+    # If the key is nearly the name of one of our keys, the error advises to rename it.
+    if error.do == "rename it":
+        return f"{error.do}, or {drop}"
+    return drop

@@ -1,0 +1,144 @@
+"""Read an option file in YAML, which may come from anybody.
+
+So its size, its aliases and its depth are limited, and no error quotes its text, which may hold a
+secret.
+
+What must stay: the limits, because a YAML file of a few lines could fill the memory
+(tests/parts/utils/test_hostile_options.py), and that 4e-4 is read as a number
+(test_a_yaml_file_is_read_with_its_numbers).
+Free to change: the words.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from utils.errors import OptionError
+from utils.options.key_lines import DEEPEST
+
+# Most bytes of a YAML file. PyYAML reads some 50 kB a second, so a larger file would seem to hang.
+# The option files of S-VRT have less than a tenth of this size.
+MOST_YAML_BYTES = 2**16
+# Most values of a YAML file. A few lines with aliases can stand for billions of values, which would
+# fill the memory. Option files have some hundreds.
+MOST_YAML_VALUES = 20_000
+
+
+class UnfitYamlError(ValueError):
+    """A YAML file is too large, or its aliases stand for too many values.
+
+    The text is a clause that ends the sentence "cannot read the option file: ...".
+    """
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the sections of a YAML file. Raises OptionError if the file cannot be read."""
+    try:
+        import yaml  # the package wandb brings PyYAML; this project does not require it
+    except ImportError as e:
+        raise OptionError(
+            what="no package PyYAML",
+            where=str(path),
+            expected="PyYAML, to read a YAML file",
+            do="pip install pyyaml",
+        ) from e
+
+    where = str(path)
+    try:
+        values = _parse_yaml(path, yaml)
+        if isinstance(values, dict):
+            return values
+        what = "the option file holds no object"
+    except (OSError, ValueError, ArithmeticError, RecursionError, yaml.YAMLError) as e:
+        what = f"cannot read the option file{_reason(e)}"
+        mark = getattr(e, "problem_mark", None)  # where PyYAML stopped
+        if mark is not None:
+            where += f", line {mark.line + 1}"  # PyYAML counts lines from 0
+    # Raised after the `except` block, because within it Python would print PyYAML's error too.
+    raise OptionError(
+        what=what,
+        where=where,
+        expected="plain YAML in UTF-8: sections and keys",
+        do="correct it, or its path",
+    )
+
+
+def _parse_yaml(path: Path, yaml: Any) -> Any:
+    """Return the value that a YAML file holds, or None for an empty file.
+
+    yaml: the module of PyYAML.
+
+    Raises UnfitYamlError if the file is too large or repeats too much, and the errors of PyYAML.
+    """
+    # Read one byte more than allowed: if the byte is there, the file is too large.
+    with open(path, "rb") as file:
+        content = file.read(MOST_YAML_BYTES + 1)
+    if len(content) > MOST_YAML_BYTES:
+        raise UnfitYamlError(f"it has more than {MOST_YAML_BYTES} bytes")
+    text = content.decode("utf-8-sig")  # "-sig": without the byte order mark
+    loader = _loader_class(yaml)(text)
+    root = loader.get_single_node()  # the tree of the file, in which no value is made yet; or None
+    _refuse_repetition(root)
+    # Make the values only after the check. At each use of a merged key (<<) PyYAML copies its
+    # values, so a file with very many uses would fill the memory.
+    return loader.construct_document(root) if root else None
+
+
+def _loader_class(yaml: Any) -> Any:
+    """Return a class that reads plain values as PyYAML does, and 4e-4 as a number.
+
+    YAML 1.1 reads 4.0e-4 as a number, and 4e-4 as text.
+    """
+
+    # `add_implicit_resolver` changes the class on which it is called. So call it on a new class,
+    # and not on PyYAML's own.
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
+    first_characters = list("+-0123456789")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, first_characters)
+    return Loader
+
+
+def _reason(error: Exception) -> str:
+    """Return the end of the sentence "cannot read the option file" for an error, or "".
+
+    An error of PyYAML gives no reason, because its text may quote a secret. The message has only
+    the line at which PyYAML stopped.
+    """
+    if isinstance(error, OSError):
+        return f": {error.strerror}"
+    if isinstance(error, RecursionError):
+        return ": too many brackets within one another"
+    if isinstance(error, UnfitYamlError):
+        return f": {error}"
+    return ""
+
+
+def _refuse_repetition(root: Any) -> None:
+    """Raise UnfitYamlError if the aliases of a YAML file stand for very many values.
+
+    An alias `*name` repeats the value `&name`. Ten lines, each with ten aliases of the line
+    before, stand for 10**10 values. An alias within its own value stands for endlessly many values.
+
+    root: the root node of the file, or None. PyYAML puts the same node object at each alias. So
+        this walk visits a node once for each use, and not once for each line.
+    """
+    waiting = [(root, 0)]  # nodes to visit, each with its depth
+    visits = 0
+    while waiting:
+        node, depth = waiting.pop()
+        visits += 1
+        if visits > MOST_YAML_VALUES:
+            raise UnfitYamlError(f"its aliases (*name) make more than {MOST_YAML_VALUES} values")
+        if depth > DEEPEST:
+            raise UnfitYamlError(f"more than {DEEPEST} brackets or sections within one another")
+        # A list node holds nodes. A mapping node holds pairs (key node, value node).
+        inner = getattr(node, "value", None)
+        if not isinstance(inner, list):
+            continue
+        for item in inner:
+            children = item if isinstance(item, tuple) else (item,)
+            for child in children:
+                waiting.append((child, depth + 1))

@@ -1,0 +1,98 @@
+"""The options of one file of S-VRT, while their keys change to ours, and what is reported.
+
+    Conversion   the options by their dotted keys, the three tables of the report, and the problems
+    Problem      a key that cannot be converted, and the user's way out
+
+A key is dotted: `netG.depths` is the option `depths` of the section `netG`. A split is one of the
+two data sets: `datasets.train` or `datasets.test`.
+
+The functions `convert_...` of svrt_splits.py, svrt_spikes.py, svrt_representation.py and
+svrt_network.py all change one `Conversion`. Each takes the keys that it knows. A key that nobody
+takes stays, and `refuse_problems` (option_problems.py) names it. So a new function may be added
+anywhere in `convert` of scripts/convert_options.py.
+
+What must stay: no key gets lost without a word. A key that is taken is reported
+(test_each_dropped_key_of_s_vrt_is_named).
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+SPLITS = ("datasets.train", "datasets.test")
+
+
+class Problem(NamedTuple):
+    """A key or value that this program cannot convert, and the user's way out."""
+
+    what: str  # what is wrong
+    do: str  # what to add to the command
+
+
+@dataclass
+class Conversion:
+    """The options of one file while their keys change from S-VRT's to ours, and what is reported.
+
+    The head of this file says who changes it.
+    """
+
+    values: dict[str, Any]  # dotted key -> value; in the end, only keys of ours
+    # The three tables of the report: key of S-VRT -> a text for the user.
+    renamed: dict[str, str] = field(default_factory=dict)  # what the key became
+    dropped: dict[str, str] = field(default_factory=dict)  # why the key was left out
+    differences: dict[str, str] = field(default_factory=dict)  # what our options cannot express
+    # Key -> problem. With any problem nothing is written.
+    problems: dict[str, Problem] = field(default_factory=dict)
+
+    def has(self, where: str) -> bool:
+        """Return whether there is an option `where`, or an option in a section `where`.
+
+        For example, a file with the option `netG.depths` has `netG.depths` and `netG`.
+        """
+        return bool(self.keys_of(where))
+
+    def keys_of(self, where: str) -> list[str]:
+        """Return the keys of a section; or `where` itself, if `where` is an option.
+
+        For example, `netG` -> [`netG.depths`, `netG.img_size`], and `netG.depths` ->
+        [`netG.depths`]. Returns an empty list if there is neither.
+        """
+        # With the dots at the end, `netG.depths` does not match `netG.depths_of_flow`.
+        return [key for key in self.values if f"{key}.".startswith(f"{where}.")]
+
+    def take(self, where: str) -> Any:
+        """Remove an option and return its value, or remove a section and return {key: value}.
+
+        The keys of a returned section are relative to it. E.g. the section `netG.optical_flow` is
+        returned as {"module": "spynet"}. Returns None if there is neither.
+        """
+        keys = self.keys_of(where)
+        if where in self.values:
+            taken = self.values[where]
+            for key in keys:
+                del self.values[key]
+            return taken
+        section = {}
+        for key in keys:
+            relative_key = key.removeprefix(f"{where}.")
+            section[relative_key] = self.values[key]
+            del self.values[key]
+        if not section:
+            return None
+        return section
+
+    def set_ours(self, new: str, value: Any, old: str | None = None, note: str = "") -> None:
+        """Set our option `new`, and report that the key `old` of S-VRT became this option.
+
+        old: None: the key keeps its name, and only its value changes. Otherwise `take(old)` comes
+        before, because `old` is not removed here.
+        note: text of the report, if it says more than "new = value"
+        """
+        self.values[new] = value
+        self.renamed[old or new] = note or f"{new} = {json.dumps(value)}"
+
+    def drop(self, where: str, why: str) -> None:
+        """Leave out an option or a section, and report why. If there is neither, do nothing."""
+        if self.has(where):
+            self.take(where)
+            self.dropped[where] = why

@@ -1,0 +1,61 @@
+"""Leave out keys of S-VRT that have no counterpart: those that change no result, and --drop.
+
+What must stay: secrets are never copied
+(test_secrets_of_services_reach_neither_the_new_file_nor_the_output), and each key that is left out
+is reported (test_each_dropped_key_of_s_vrt_is_named).
+Free to change: DROPPED_UNASKED may get keys that change no result.
+"""
+
+import re
+
+from scripts.parts.dotted_keys import prefixes
+from scripts.parts.svrt_conversion import Conversion
+from utils.errors import OptionError
+from utils.options.secrets import KEY
+
+# Keys of S-VRT without a counterpart that are left out although no --drop names them. Each pattern
+# must match the whole key of an option or of a section. E.g. the first pattern matches
+# `use_swanlab` and `train.logfire`. The text is the reason, for the report. Add only keys that
+# change no result: a key that changes a result must be a problem, so that the user decides.
+DROPPED_UNASKED = {
+    r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": "reports go to TensorBoard and Weights & "
+    "Biases; nothing is copied",
+    f".*{KEY.pattern}": "secrets are never copied; give WANDB_API_KEY in the environment",
+    r"datasets\.\w+\.keep_legacy_l": "it only kept a second copy of the input in the batch",
+    r"datasets\.\w+\.scale": "it follows from the sizes of the frames",
+    r"datasets\.test\.dataloader_(shuffle|num_workers|batch_size)": "clips are tested one by "
+    "one, without a loader",
+}
+
+
+def drop_without_counterpart(conversion: Conversion) -> None:
+    """Leave out the options and sections that DROPPED_UNASKED names."""
+    for key in list(conversion.values):  # a copy, because `drop` removes keys
+        # A pattern may match a section around the key. Then the whole section goes. `drop` does
+        # nothing for the other keys of this section, which are gone when their turn comes.
+        for section_or_key in prefixes(key):
+            why = _why_dropped(section_or_key)
+            if why is not None:
+                conversion.drop(section_or_key, why)
+
+
+def _why_dropped(section_or_key: str) -> str | None:
+    """Return the reason of DROPPED_UNASKED to leave out a section or key. None: it stays."""
+    for pattern, why in DROPPED_UNASKED.items():
+        if re.fullmatch(pattern, section_or_key):
+            return why
+    return None
+
+
+def drop_as_asked(conversion: Conversion, keys: list[str], file: str) -> None:
+    """Leave out the keys of --drop. Raises OptionError if the file does not have such a key."""
+    for key in keys:
+        # A key that `drop_without_counterpart` has removed is no error.
+        if not conversion.has(key) and key not in conversion.dropped:
+            raise OptionError(
+                what=f"--drop {key}: no such key",
+                where=file,
+                expected="dotted keys of the file",
+                do="correct --drop",
+            )
+        conversion.drop(key, "as asked with --drop")

@@ -1,0 +1,68 @@
+"""Convert the network of S-VRT and its training.
+
+    convert_network        how RGB and spikes are joined, and the optical flow
+    report_regularizers    regularizers of the weights, which have no counterpart
+
+What must stay: what has no counterpart is a problem, never left out without a word
+(test_the_problems_of_a_file_are_named_at_once).
+Free to change: which ways to join have a counterpart.
+"""
+
+from scripts.parts.svrt_conversion import SPLITS, Conversion, Problem
+
+
+def convert_network(conversion: Conversion) -> None:
+    """Convert the way in which RGB and spikes are joined, and the optical flow network."""
+    if conversion.has("datasets.train.spike"):
+        conversion.drop("netG.in_chans", "it follows from netG.fusion and the spike channels")
+
+    # One version of S-VRT says in the network how RGB and spikes are joined, another in each split.
+    input_keys = ["netG.input_mode"]
+    input_keys += [f"{split}.input_pack_mode" for split in SPLITS]
+    for key in input_keys:
+        mode = conversion.take(key)
+        if mode == "concat":
+            conversion.set_ours("netG.fusion", {"type": "concat"}, old=key)
+        elif mode is not None:
+            conversion.problems[key] = Problem(
+                what=f"{mode!r}: S-VRT's other ways to join RGB and spikes have no counterpart",
+                do=f"--drop {key}, and give netG.fusion=exposure, gated, concat or none",
+            )
+
+    convert_optical_flow(conversion)
+
+
+def convert_optical_flow(conversion: Conversion) -> None:
+    """Convert the section of the optical flow network to `netG.spynet_path`."""
+    key = "netG.optical_flow"
+    do = "give netG.spynet_path=FILE"
+    if key in conversion.dropped:  # the user left out the whole section with --drop
+        conversion.differences[key] = f"its weights went with it: {do}"
+    # E.g. {"module": "spynet", "checkpoint": "spynet.pth"}.
+    flow = conversion.take(key)
+    if not isinstance(flow, dict):
+        return
+    module = flow.pop("module", "spynet")
+    if module != "spynet":
+        conversion.problems[f"{key}.module"] = Problem(
+            what="the only flow network here is SpyNet", do=f"--drop {key}, and {do}"
+        )
+        return
+    weights_file = flow.pop("checkpoint", None)
+    conversion.set_ours("netG.spynet_path", weights_file, old=key)
+    # Any other parameter is a problem, unless it is unset: null, false, 0 or empty.
+    for name, value in flow.items():
+        if value:
+            conversion.problems[f"{key}.{name}"] = Problem(
+                what="SpyNet has no parameters here",
+                do=f"--drop {key}.{name}, if it may be left out",
+            )
+
+
+def report_regularizers(conversion: Conversion) -> None:
+    """Report the regularizers of S-VRT's training, which this project does not have."""
+    for key in ("train.G_regularizer_orthstep", "train.G_regularizer_clipstep"):
+        if conversion.values.get(key) is not None:
+            conversion.differences[key] = (
+                "there is no such regularizer; its effect has not been measured"
+            )

@@ -1,0 +1,202 @@
+"""Convert the representation of S-VRT: how spike planes become channels of the network.
+
+    convert_representation   sets `spike.representation` and `spike.center`
+    Counterpart              our representation for one of S-VRT
+
+What must stay: the channels are those of S-VRT, but for the differences that are reported
+(test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding,
+test_each_other_representation_of_s_vrt_becomes_one_of_ours).
+Free to change: a new name of S-VRT needs only an entry in `_counterparts`.
+"""
+
+import json
+from typing import Any, NamedTuple
+
+from scripts.parts.svrt_conversion import Conversion, Problem
+
+
+def convert_representation(conversion: Conversion, split: str) -> None:
+    """Set `spike.representation`, and `spike.center` if it has an effect.
+
+    The versions of S-VRT name the representation in two different keys. A third key may hold the
+    center of one representation, "middle_tfp". For example, the file
+
+        spike.reconstruction   {"type": "middle_tfp", "half_win_length": 20}
+        middle_tfp_center      44
+
+    becomes
+
+        spike.representation   {"type": "tfp", "half_window": 20}
+        spike.center           44
+
+    A file may have several of the three keys. `_joined_reconstruction` removes the keys and joins
+    what they say. If they contradict one another, it notes a problem.
+    """
+    key = f"{split}.spike.reconstruction"
+    other_key = f"{split}.spike_reconstruction"
+    center_key = f"{split}.middle_tfp_center"
+    given_keys = [given for given in (key, other_key, center_key) if conversion.has(given)]
+    # E.g. {"type": "middle_tfp", "half_win_length": 20, "middle_tfp_center": 44}. Each `pop` below
+    # takes out a parameter that this function knows.
+    parameters = _joined_reconstruction(
+        conversion, given_keys, center_key=center_key, key_of_problems=key
+    )
+
+    # The values that S-VRT takes if a key is missing (docs/coming_from.md): TFP of 20 planes on
+    # each side, 4 bins, a window of 21 planes.
+    kind = parameters.pop("type", "spikecv_tfp")
+    center = parameters.pop("middle_tfp_center", None)
+    channels = conversion.take(f"{split}.spike_channels")
+    # S-VRT has two names for the planes on each side. If a file has both, `half_win_length` counts.
+    usual_half_window = parameters.pop("half_window", 20)
+    half_window = parameters.pop("half_win_length", usual_half_window)
+    # Without num_bins, S-VRT makes as many bins as spike_channels says.
+    usual_bins = channels if channels else 4
+    bins = parameters.pop("num_bins", usual_bins)
+    window = parameters.pop("window", 21)
+
+    counterparts = _counterparts(half_window, bins, window)
+    # A file may hold a list or a number in place of a name.
+    if not isinstance(kind, str) or kind not in counterparts:
+        conversion.problems[key] = Problem(
+            what=f"{kind!r} has no counterpart; only tfp, middle_tfp, tfi, raw_window and "
+            "encoding25 have one",
+            do=f"--drop {' '.join(given_keys)}, to write tfp with {bins} bins instead",
+        )
+        return
+    counterpart = counterparts[kind]
+
+    # This function does not know the parameters that are left.
+    for name in parameters:
+        conversion.problems[f"{key}.{name}"] = Problem(
+            what="unknown to this script",
+            do=f"--drop {key}.{name}, if it may be left out",
+        )
+    _compare_channels(conversion, f"{split}.spike_channels", channels, counterpart)
+
+    # The report names `key`, also if the file has the other key or none of the three.
+    new_key = f"{split}.spike.representation"
+    conversion.set_ours(new_key, counterpart.representation, old=key)
+    if counterpart.difference:
+        conversion.differences[key] = counterpart.difference
+    if center is not None and kind == "middle_tfp":
+        conversion.set_ours(f"{split}.spike.center", center, old=center_key)
+    elif center is not None:
+        conversion.dropped[center_key] = f"only middle_tfp uses it, not {kind}"
+
+
+# How the channels of S-VRT differ from ours, for the report.
+# test_the_rounding_of_s_vrt_lowers_a_channel_by_0_002_on_average measures these numbers.
+ROUNDED = (
+    "S-VRT rounds it down to a multiple of 1/255: ours, in [0, 1], is 0.002 higher on "
+    "average, at most 0.004"
+)
+# Here h is `half_window`, the number of planes on each side.
+STRETCHED = (
+    "S-VRT averages 2 h planes and stretches each frame to [0, 1] by its minimum and maximum, "
+    "which loses the brightness; here it is the mean of 2 h + 1 planes as it is"
+)
+
+
+class Counterpart(NamedTuple):
+    """Our representation that replaces a representation of S-VRT."""
+
+    representation: dict[str, Any]  # the section spike.representation
+    channels: int | None  # number of its channels; None: not compared with `spike_channels`
+    difference: str  # how its channels differ from the channels of S-VRT, or ""
+
+
+def _counterparts(half_window: Any, bins: Any, window: Any) -> dict[str, Counterpart]:
+    """Return the counterpart of each representation of S-VRT: {its name in S-VRT: counterpart}.
+
+    Each name is a way to turn spike planes into channels (data/spike/represent.py):
+
+        tfp, middle_tfp     the mean of the planes around a time
+        tfi                 one over the number of planes from one spike to the next
+        raw                 the planes themselves
+        encoding25          windows of 25 planes
+
+    A new name of S-VRT needs only an entry here, and a case of
+    test_each_other_representation_of_s_vrt_becomes_one_of_ours. The arguments come from the user's
+    file. They are not checked here, because `refuse_problems` checks the whole new file.
+
+    half_window: number of planes on each side, for tfp, middle_tfp and tfi.
+    bins: number of channels of tfp, or number of windows of encoding25.
+    window: number of planes, for raw.
+    """
+    tfp = {"type": "tfp", "half_window": half_window}
+    tfp_of_bins = Counterpart({**tfp, "num_bins": bins}, channels=bins, difference=ROUNDED)
+    middle_tfp = Counterpart(tfp, channels=1, difference=f"{STRETCHED}, h = {half_window}")
+    tfi = Counterpart({"type": "tfi", "half_window": half_window}, channels=1, difference=ROUNDED)
+    raw = Counterpart({"type": "raw", "window": window}, channels=window, difference="")
+    encoding25 = Counterpart(
+        {"type": "encoding25", "num_windows": bins}, channels=None, difference=""
+    )
+    return {
+        "spikecv_tfp": tfp_of_bins,
+        "tfp": tfp_of_bins,
+        "spikecv_tfi": tfi,
+        "tfi": tfi,
+        "middle_tfi": tfi,
+        "raw_window": raw,
+        "raw": raw,
+        "middle_tfp": middle_tfp,
+        "encoding25": encoding25,
+    }
+
+
+def _compare_channels(
+    conversion: Conversion, channels_key: str, channels: Any, counterpart: Counterpart
+) -> None:
+    """Report `spike_channels` as dropped, or as a problem if it contradicts the representation.
+
+    The new file has no such key, because our number of channels follows from the representation.
+
+    channels_key: the key of `spike_channels`, e.g. `datasets.train.spike_channels`
+    channels: the value of this key in the file of S-VRT, or None if the file does not have it
+    """
+    if channels is None:
+        return
+    our_channels = counterpart.channels
+    if our_channels and channels != our_channels:
+        section = json.dumps(counterpart.representation)
+        conversion.problems[channels_key] = Problem(
+            what=f"{channels}, but {section} has {our_channels} channels",
+            do=f"--drop {channels_key}, or correct the reconstruction",
+        )
+    else:
+        conversion.dropped[channels_key] = "it follows from the representation"
+
+
+def _joined_reconstruction(
+    conversion: Conversion, given_keys: list[str], center_key: str, key_of_problems: str
+) -> dict[str, Any]:
+    """Remove the keys `given_keys` and return what they say, as one section of S-VRT.
+
+    E.g. `spike_reconstruction` "middle_tfp" and `middle_tfp_center` 44 -> {"type": "middle_tfp",
+    "middle_tfp_center": 44}. If two keys give one parameter different values, e.g. the types "tfp"
+    and "tfi", the first value stays and a problem is noted.
+
+    center_key: the key that holds the center, the number of the plane in the middle. Each other key
+        holds a section, or the type alone.
+    key_of_problems: the key that a problem names, e.g. `datasets.train.spike.reconstruction`
+    """
+    joined: dict[str, Any] = {}
+    for given_key in given_keys:
+        given = conversion.take(given_key)
+        if isinstance(given, dict):
+            section = given
+        elif given_key == center_key:
+            section = {"middle_tfp_center": given}
+        else:
+            section = {"type": given}
+        for name, value in section.items():
+            if value is None:
+                continue
+            first = joined.setdefault(name, value)  # the value of the first key that has this name
+            if first != value:
+                both_keys = f"{given_key}, {key_of_problems}.{name}"  # they contradict each other
+                conversion.problems[both_keys] = Problem(
+                    what=f"{value!r} and {first!r} are given", do=f"--drop {given_key}"
+                )
+    return joined

@@ -1,0 +1,124 @@
+"""Convert the spike options of S-VRT: size of a plane, brightness, order of rows, scale.
+
+svrt_representation.py converts how planes become channels.
+
+What must stay: the network gets the channels that it gets in S-VRT, but for the differences that
+are reported (test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding).
+Free to change: the texts of the report, except where
+tests/parts/scripts/test_convert_options.py quotes them.
+"""
+
+import re
+from typing import Any
+
+from scripts.parts.svrt_conversion import Conversion
+from scripts.parts.svrt_representation import convert_representation
+
+
+def convert_spikes(conversion: Conversion, split: str, spike_size: list[int] | None) -> None:
+    """Convert the spike options of a split, if it has any, to our section `spike`.
+
+    Raises DataError if the dataset.json beside the spikes is wrong.
+
+    spike_size: [height, width] of --spike-size
+    """
+    pattern = re.compile(rf"{split}\.((dataroot_)?spike|middle_tfp)")
+    if not any(pattern.match(key) for key in conversion.values):
+        return
+    # Imported here, so that --help does not wait for this slow import.
+    from data.cameras.dataset_info import DatasetInfo, load_info
+
+    # What the dataset.json in the folder of the spikes says. Without a folder it says nothing.
+    root = conversion.values.get(f"{split}.dataroot_spike")
+    info = load_info(root) if isinstance(root, str) else DatasetInfo()
+
+    convert_spike_size(conversion, split, spike_size, info)
+    convert_spike_brightness(conversion, split, info)
+    conversion.differences[f"{split}, missing spike files"] = (
+        "S-VRT replaces them by zeros; here they are an error"
+    )
+    key = f"{split}.spike_flipud"
+    flip = conversion.take(key)
+    if flip is not None:
+        conversion.set_ours(f"{split}.spike.flip", flip, old=key)
+    convert_representation(conversion, split)
+    convert_spike_scale(conversion, split)
+
+
+def convert_spike_size(
+    conversion: Conversion, split: str, spike_size: list[int] | None, info: Any
+) -> None:
+    """Set `spike.h` and `spike.w`: from --spike-size, else dataset.json, else the file of S-VRT.
+
+    info: DatasetInfo, what the dataset.json of the spikes says.
+    """
+    spike = f"{split}.spike"
+    height = conversion.take(f"{spike}_h")
+    width = conversion.take(f"{spike}_w")
+    size_of_file = f"the file says {height} x {width}"  # the option file of S-VRT
+    report_key = f"{spike}_h, spike_w"
+
+    conversion.values[f"{spike}.type"] = "dat"
+    if spike_size:
+        size = spike_size
+    elif info.h:
+        # Our options h and w stay unset. Then our reader takes the size of dataset.json.
+        conversion.renamed[report_key] = (
+            f"{spike}.h, w = the size in dataset.json, {info.h} x {info.w}; {size_of_file}"
+        )
+        return
+    else:
+        size = [height, width]
+        conversion.differences[report_key] = (
+            f"{size_of_file}; S-VRT's published 250 x 400 contradicts its data, 360 x 640: give "
+            "--spike-size H W"
+        )
+    conversion.values[f"{spike}.h"] = size[0]
+    conversion.values[f"{spike}.w"] = size[1]
+    conversion.renamed[report_key] = f"{spike}.h, w = {size}; {size_of_file}"
+
+
+def convert_spike_brightness(conversion: Conversion, split: str, info: Any) -> None:
+    """Keep the firing rates as S-VRT reads them, or report by how much they differ.
+
+    info: DatasetInfo, what the dataset.json of the spikes says
+    """
+    if info.light == "display":
+        # These spikes were simulated from display values, not from light. Our reader raises firing
+        # rates to the power 2.2 / gamma. With gamma 2.2 the power is 1, and the rates stay as
+        # S-VRT has them.
+        conversion.values[f"{split}.spike.gamma"] = 2.2
+    if info.rate not in (None, 1.0):
+        # Our reader divides by the rate, S-VRT does not.
+        factor = 1 / info.rate
+        conversion.differences[f"{split}, firing rates"] = (
+            f"channels are divided by {info.rate:g}, the rate of dataset.json: {factor:.3g} "
+            "times the channels of S-VRT"
+        )
+
+
+def convert_spike_scale(conversion: Conversion, split: str) -> None:
+    """Convert `spike_normalize`, which subtracts a mean and divides by a std, to `spike.rate`."""
+    key = f"{split}.spike_normalize"
+    if not conversion.has(key):
+        return
+    scale = conversion.take(key)  # {"mean": ..., "std": ...}, or null
+    mean = None
+    std = None
+    if isinstance(scale, dict):
+        mean = scale.get("mean")
+        std = scale.get("std")
+    # The mean is one number, or a list with a number for each channel. So is the std.
+    means = mean if isinstance(mean, list) else [mean]
+    stds = std if isinstance(std, list) else [std]
+
+    has_offset = any(means)
+    has_one_scale = len(set(stds)) == 1
+    if has_offset or not has_one_scale:
+        # Our option `spike.rate` is one divisor for all channels. There is no option for an offset.
+        note = "a scale and offset that the first convolution learns; not applied"
+        conversion.differences[key] = f"mean {means}, std {stds}: {note}"
+    elif stds[0] not in (None, 1):
+        conversion.set_ours(f"{split}.spike.rate", float(stds[0]), old=key)
+    else:
+        conversion.dropped[key] = "null, or mean 0 and std 1, change nothing"
