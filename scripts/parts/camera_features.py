@@ -1,0 +1,154 @@
+"""Find the rough position of a spike image in a frame, from features that both images have.
+
+    best_start    how the spike image is mirrored, and its rough position (`Start`)
+
+Features (SIFT) of both images are matched. RANSAC finds the affine matrix with which most matches
+agree, for any turn, scale and mirroring. camera_position.py makes the position exact.
+
+A place is (x, y), with pixel centres at whole numbers, as in data/cameras/calibration.py.
+
+What must stay: the same pairs give the same matrix, so RANSAC keeps its seed. A mirrored camera is
+found (test_a_mirrored_camera_is_found).
+Free to change: the limits below. They decide which pairs are refused
+(test_pictures_of_different_scenes_are_refused).
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import cv2
+import numpy as np
+
+from data.cameras.registration.view import View
+from scripts.parts.camera_pairs import images_of, mirrored
+
+# Wider frames are reduced to this width to find features, because the spike image has few pixels.
+FEATURE_WIDTH = 1200
+# How far a feature may lie from the place where the matrix puts it, as a share of the longer side
+# of the frame: e.g. 10 pixels of 1280. This is wide, because an affine matrix cannot follow the
+# perspective of a homography. A larger share would count wrong matches.
+FEATURE_TOLERANCE = 0.008
+# A match counts if the nearest feature is nearer than this share of the distance to the second
+# nearest. With a share of 1, features that resemble many others would count, and most are wrong.
+CLEAR_MATCH = 0.85
+
+# How a spike image may be mirrored, the values of `Calibration.mirror`.
+Mirror = Literal["none", "columns", "rows", "both"]
+
+
+class Start(NamedTuple):
+    """The rough position of the spike image in the frame, from features."""
+
+    matrix: np.ndarray  # (3, 3), affine: place in the spike image -> place in the frame
+    inliers: int  # features that agree with the matrix
+    matches: int  # features that were found in both images
+
+
+def best_start(
+    views: Sequence[View], mirror: Mirror | Literal["auto"], light: str
+) -> tuple[Mirror, Start]:
+    """Return how the spike image is mirrored, e.g. "columns", and its rough position.
+
+    mirror: "auto": the image is tried as it is and mirrored. The way in which more features agree
+        is returned.
+    light: what the spike camera integrates, "linear" light or "display" values.
+    """
+    # Mirrored rows need no trial. They are mirrored columns and a turn by 180 degrees, and a
+    # position may have any turn.
+    if mirror != "auto":
+        return mirror, _from_features(mirrored(views, mirror), light)
+    as_it_is = _from_features(mirrored(views, "none"), light)
+    in_mirror = _from_features(mirrored(views, "columns"), light)
+    if in_mirror.inliers > as_it_is.inliers:
+        return "columns", in_mirror
+    return "none", as_it_is
+
+
+def _from_features(views: Sequence[View], light: str) -> Start:
+    """Return the affine matrix with which most features of all views together agree."""
+    matches: list[Match] = []
+    for view in views:
+        spikes, frame = images_of(view, light)
+        matches += _matches(spikes, frame)
+    nothing = Start(np.eye(3), inliers=0, matches=len(matches))
+    if len(matches) < 4:  # three matches always agree with some affine matrix
+        return nothing
+    in_spikes = np.array([match.in_spikes for match in matches], np.float64)  # (matches, 2)
+    in_frame = np.array([match.in_frame for match in matches], np.float64)  # (matches, 2)
+    tolerance = FEATURE_TOLERANCE * max(views[0].frame.shape[:2])  # in pixels
+    # RANSAC draws at random. With this seed the same pairs give the same matrix.
+    cv2.setRNGSeed(0)
+    # affine is (2, 3). is_inlier is (matches, 1), 0 or 1. RANSAC stops earlier if it is sure by the
+    # confidence. With many wrong matches it needs many of its rounds (maxIters).
+    affine, is_inlier = cv2.estimateAffine2D(
+        in_spikes,
+        in_frame,
+        method=cv2.RANSAC,
+        ransacReprojThreshold=tolerance,
+        maxIters=20000,
+        confidence=0.9999,
+    )
+    if affine is None:
+        return nothing
+    # The determinant says by how much an area grows. A determinant below 0 means that the matrix
+    # mirrors. It is refused, because `best_start` tries mirrored images separately. If an area
+    # becomes 1000 times larger or smaller, the two images are no views of the same scene.
+    determinant = np.linalg.det(affine[:, :2])
+    if not 1e-3 < determinant < 1e3:
+        return nothing
+    matrix = np.vstack((affine, (0, 0, 1)))
+    return Start(matrix, inliers=int(is_inlier.sum()), matches=len(matches))
+
+
+class Match(NamedTuple):
+    """A feature that is in both images. The places are (x, y)."""
+
+    in_spikes: Sequence[float]  # place in the spike image, in spike pixels
+    in_frame: np.ndarray  # place in the frame, in RGB pixels
+
+
+def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
+    """Return the features that are in both images.
+
+    Two features match if each is the nearest of the other, and clearly nearer than the second
+    nearest (CLEAR_MATCH). "Near" compares their descriptors, which say what a feature looks like.
+    """
+    # A wide frame is reduced by a whole factor, because the spike image has few pixels. A narrow
+    # frame stays as it is: factor 1.
+    factor = max(1, round(frame.shape[1] / FEATURE_WIDTH))
+    small = cv2.resize(frame, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
+    smooth = cv2.GaussianBlur(spikes, (0, 0), 0.8)  # less of the noise of single spikes
+    # At most 5000 features of each image. OpenCV's default for the least contrast is 0.04. The
+    # lower value finds features of low contrast as well.
+    sift = cv2.SIFT.create(nfeatures=5000, contrastThreshold=0.02)
+    points_of_spikes, spike_descriptors = sift.detectAndCompute(_stretched(smooth), mask=None)
+    points_of_frame, frame_descriptors = sift.detectAndCompute(_stretched(small), mask=None)
+    if spike_descriptors is None or frame_descriptors is None:
+        return []
+    if len(frame_descriptors) < 2:  # there is no second nearest
+        return []
+    matcher = cv2.BFMatcher(cv2.NORM_L2)
+    # For each feature of the frame, the nearest feature of the spikes. OpenCV's queryIdx is the
+    # index of the feature that was asked for, and trainIdx the index of the answer.
+    nearest_in_spikes = {}
+    for answer in matcher.match(frame_descriptors, spike_descriptors):
+        nearest_in_spikes[answer.queryIdx] = answer.trainIdx
+    found = []
+    # For each feature of the spikes, the nearest and the second nearest feature of the frame.
+    for first, second in matcher.knnMatch(spike_descriptors, frame_descriptors, k=2):
+        is_clear = first.distance < CLEAR_MATCH * second.distance
+        is_mutual = nearest_in_spikes[first.trainIdx] == first.queryIdx
+        if is_clear and is_mutual:
+            # Pixel centres are at whole numbers, so the corner of the image is at -0.5.
+            in_small = np.array(points_of_frame[first.trainIdx].pt)
+            in_frame = (in_small + 0.5) * factor - 0.5
+            found.append(Match(points_of_spikes[first.queryIdx].pt, in_frame))
+    return found
+
+
+def _stretched(image: np.ndarray) -> np.ndarray:
+    """Return an image as uint8, with more contrast: 0.5 % of its pixels are black, 0.5 % white."""
+    low, high = np.percentile(image, (0.5, 99.5))
+    contrast = max(high - low, 1e-6)  # above 0, for an image of one value
+    stretched = np.clip((image - low) / contrast, 0, 1)
+    return (255 * stretched).astype(np.uint8)

@@ -1,0 +1,55 @@
+"""Draw the image on which a person sees whether a calibration is right.
+
+What must stay: the image shows both cameras one above the other
+(test_a_picture_shows_both_cameras_one_above_the_other).
+Free to change: how it looks.
+"""
+
+import cv2
+import numpy as np
+
+from data.cameras.calibrated_grid import CalibratedGrid
+from data.cameras.registration.view import View
+from data.spike.geometry import Crop
+from scripts.parts.camera_pairs import images_of
+
+# Side of a square of the overlay, in RGB pixels. Smaller squares are too small to compare by eye,
+# larger squares leave long stretches without a border between frame and spikes.
+TILE = 64
+
+
+def overlay(view: View, light: str, grid: CalibratedGrid) -> np.ndarray:
+    """Return an image (2 H, W, 3) uint8 that shows whether frame and spikes agree.
+
+    The upper half has the frame in magenta and the spikes in green. Both are grey where they agree.
+    The lower half shows squares of the frame and of the spikes in turn.
+    """
+    rates, frame = images_of(view, light)  # (h, w) of the spike camera, (H, W) of the frame
+    height, width = frame.shape
+    # Bring the spikes to the pixels of the whole frame. `to_rgb` takes and returns several
+    # channels. Here it is one channel.
+    window = grid.window(Crop(top=0, left=0, height=height, width=width))
+    seen = window.covered  # (H, W): the pixels that the spike camera sees
+    needed_rates = rates[window.crop.slices]  # the spike pixels that show a part of the frame
+    spikes = window.to_rgb(needed_rates[None])[0]  # (H, W)
+    # Give the spikes the mean and the contrast of the frame, where both cameras see. An image of
+    # one value has the deviation 0, so divide by at least 1e-6.
+    normal = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6)
+    spikes = normal * frame[seen].std() + frame[seen].mean()
+    spikes = np.where(seen, np.clip(spikes, 0, 1), 0)
+
+    upper = np.stack((frame, spikes, frame), axis=2)  # red and blue make magenta
+    # Squares as on a chessboard. y and x: the row and the column of squares of each pixel.
+    y, x = np.mgrid[:height, :width] // TILE
+    is_frame = (x + y) % 2 == 0
+    squares = np.where(is_frame, frame, spikes)
+    lower = np.repeat(squares[..., None], 3, axis=2)
+    image = np.concatenate((upper, lower))
+    image = np.ascontiguousarray((255 * image + 0.5).astype(np.uint8))
+    # A yellow line of one pixel around the region that the spike camera sees. OpenCV takes the
+    # corners as (column, row).
+    region = grid.region
+    upper_left = (region.left, region.top)
+    lower_right = (region.right - 1, region.bottom - 1)
+    cv2.rectangle(image, upper_left, lower_right, color=(255, 255, 0), thickness=1)
+    return image

@@ -1,0 +1,151 @@
+"""Read the pairs of calibrate.py: the spikes and the frame of the same moment.
+
+    read_view    a frame and the spikes of its exposure, as a `View`
+    mirrored     views with mirrored spike images
+    images_of    a view as two grey images
+
+A plane is one readout of the spike camera: a bit for each spike pixel.
+
+What must stay: a search for the time offset reads as many planes around an exposure as the fit
+needs (test_the_time_offset_is_found_if_the_scene_moves).
+Free to change: the words of the errors, except where tests/parts/scripts/test_calibrate.py quotes
+them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from data.cameras.registration.view import MOST_REACH, View
+from data.clips.user_frames import FrameSource
+from data.spike.formats import count_planes, read_spikes
+from data.spike.geometry import SpikeGeometry
+from data.spike.pictures import to_display, to_grey
+from utils.errors import DataError
+
+# ---- Reading ----------------------------------------------------------------------------------
+
+
+def read_view(
+    path: Path,
+    frame: Path,
+    geometry: SpikeGeometry,
+    planes: tuple[int, int] | None,
+    search_planes: int | None,
+) -> View:
+    """Read one pair: the frame and the spikes of its exposure.
+
+    path: the spike file.
+    frame: an image. Of a folder or a video, the mean of all images is taken.
+    planes: first plane and number of planes of the exposure. None: all planes of the file.
+    search_planes: largest time offset that is searched, which needs `planes`. None: the time is
+        known.
+    """
+    if search_planes:
+        assert planes is not None  # `parse` of calibrate.py makes sure
+        first, count = planes
+        stream, before = _stream_around(path, geometry, first, count, search_planes)
+    else:
+        # To find the geometry, one picture is enough: the sum of all planes of the exposure. It is
+        # given as a stream with one plane, (1, h, w), whose exposure is this plane.
+        first, count_in_file = planes or (0, None)  # None: to the end of the file
+        spikes = read_spikes(path, geometry, first, count_in_file)  # (planes, h, w)
+        stream = spikes.sum(axis=0, dtype=np.uint32)[None]
+        before = 0
+        count = 1
+    frames = FrameSource(frame)
+    image = np.mean([frames.read(i) for i in range(len(frames))], axis=0, dtype=np.float32)
+    rounded = (image + 0.5).astype(np.uint8)
+    return View(frame=rounded, stream=stream, before=before, count=count)
+
+
+def _stream_around(
+    path: Path, geometry: SpikeGeometry, first: int, count: int, search_planes: int
+) -> tuple[np.ndarray, int]:
+    """Read the planes of an exposure, and planes before and after it, to find the time.
+
+    Returns the planes (T, h, w), and how many of them lie before the exposure.
+
+    first, count: the planes of the exposure. search_planes: largest offset that is searched.
+    """
+    # An exposure with any searched offset must lie within the stream. The fit measures the change
+    # with time over MOST_REACH further planes on each side.
+    end = first + count
+    around = search_planes + MOST_REACH
+    begin = max(first - around, 0)  # the file may begin later
+    stop = min(end + around, count_planes(path, geometry))  # the file may end earlier
+    # If the file ends before the end of the exposure, read up to this end nevertheless. Then the
+    # reader raises the error that names the missing planes.
+    stop = max(stop, end)
+    stream = read_spikes(path, geometry, begin, stop - begin)
+    planes_before = first - begin
+    return stream, planes_before
+
+
+# ---- Images of a view -------------------------------------------------------------------------
+
+
+def mirrored(views: Sequence[View], mirror: str) -> list[View]:
+    """Return the views with mirrored spike images."""
+    # The axes along which a stream (planes, h, w) is reversed.
+    axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
+    mirrored_views = []
+    for view in views:
+        stream = np.ascontiguousarray(np.flip(view.stream, axes))
+        mirrored_views.append(replace(view, stream=stream))
+    return mirrored_views
+
+
+def images_of(view: View, light: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the spikes (h, w) and the frame (H, W) as grey display values in [0, 1], float32.
+
+    light: what the spike camera integrates, "linear" light or "display" values.
+    """
+    # The stream begins `before` planes before the exposure, which has `count` planes.
+    end = view.before + view.count
+    exposure = view.stream[view.before : end]
+    rates = exposure.mean(axis=0, dtype=np.float32)  # (h, w), spikes per plane
+    # The brightest half percent is white. At least 1e-6, because a dark image is divided by it,
+    # too.
+    white = max(float(np.percentile(rates, 99.5)), 1e-6)
+    rates /= white
+    spikes = to_display(rates) if light == "linear" else np.clip(rates, 0, 1)
+    return spikes, to_grey(view.frame).astype(np.float32) / 255
+
+
+# ---- What is refused --------------------------------------------------------------------------
+
+
+def refuse_sizes(views: Sequence[View], frames: Sequence[Path]) -> None:
+    """Raise DataError if the frames differ in size: then they are not of one camera.
+
+    frames: the file of each view
+    """
+    sizes = {}  # shape of a frame -> a file of this shape
+    for view, frame in zip(views, frames, strict=True):
+        sizes[view.frame.shape] = frame
+    if len(sizes) == 1:
+        return
+    found = []
+    for (height, width, _), path in sizes.items():
+        found.append(f"{path} has {height} x {width}")
+    raise DataError(
+        what=f"the frames differ in size: {', '.join(found)}",
+        where="--pair",
+        expected="frames of one camera",
+        do="leave out the others",
+    )
+
+
+def cannot_calibrate(what: str, where: str) -> DataError:
+    """Return the error for a pair that cannot be calibrated. what: the reason. where: the files."""
+    return DataError(
+        what=f"the two cameras cannot be calibrated with this pair: {what}",
+        where=where,
+        expected="the same moment of one scene with much texture, sharp in both cameras, of which "
+        "they see a good part together",
+        do="use other pairs, check the spike size and flip (spike_tool.py view), or try --model "
+        "similarity or affine",
+    )

@@ -1,0 +1,135 @@
+"""Find how two cameras lie to one another: the matrix from the spike image to the frame.
+
+    find_position   1. a rough position from features (camera_features.py)
+                    2. the exact position (data/cameras/registration)
+                    3. whether it is good enough (`Quality`)
+
+A matrix is (3, 3). It maps a place (x, y, 1) of the spike image to a place of the frame.
+
+tests/parts/scripts/test_calibrate.py simulates two cameras and compares the matrix that is found
+with the true one.
+
+What must stay: the matrix is found (test_a_turned_camera_is_found_in_noise_with_blur,
+test_a_mirrored_camera_is_found), and pairs of different scenes are refused
+(test_pictures_of_different_scenes_are_refused).
+Free to change: the limits below (test_a_model_that_cannot_map_all_patches_is_refused), and the
+words.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from data.cameras.calibration import scale_of
+from data.cameras.registration.fit import fit
+from data.cameras.registration.result import LEAST_EXPLAINED, FitResult
+from data.cameras.registration.view import View
+from scripts.parts.camera_features import Mirror, Start, best_start
+from scripts.parts.camera_pairs import cannot_calibrate, mirrored
+
+# A calibration with fewer features that agree, or fewer parts of the plane to measure, is refused.
+# Smaller numbers would accept matrices that agree by chance.
+LEAST_INLIERS = 15
+LEAST_PATCHES = 6
+# Largest error that is accepted: the median over the parts of the plane, in pixels of the coarser
+# camera.
+MOST_RESIDUAL = 1.0
+
+
+class Quality(NamedTuple):
+    """How well a matrix fits."""
+
+    correlation: float  # of the details of both images
+    patches: int  # parts of the plane that were found in the frame one by one
+    # Distance in RGB pixels between the place where a part was found and the place where the matrix
+    # puts the part: the median of all parts, and the 90th percentile.
+    residual: float
+    p90: float
+
+
+class Position(NamedTuple):
+    """How the spike image lies in the frame."""
+
+    matrix: np.ndarray  # (3, 3), from a place of the mirrored spike image to a place of the frame
+    mirror: Mirror  # how the spike image is mirrored before
+    start: Start  # the rough position
+    quality: Quality
+
+    def in_words(self) -> str:
+        """Return what was found, in two lines for the terminal.
+
+        E.g. "60 of 81 features agree; correlation 0.912; mirrored: none; turned by 3.10 degrees".
+        """
+        start = self.start
+        quality = self.quality
+        # The first column of the matrix is the step in the frame for a step of one spike pixel
+        # along x. For a homography this holds only nearly.
+        step_x = self.matrix[0, 0]
+        step_y = self.matrix[1, 0]
+        angle = np.degrees(np.arctan2(step_y, step_x))
+        return (
+            f"{start.inliers} of {start.matches} features agree; correlation "
+            f"{quality.correlation:.3f}; mirrored: {self.mirror}; turned by "
+            f"{angle:.2f} degrees, {scale_of(self.matrix):.3f} RGB pixels per spike pixel\n"
+            f"residual of {quality.patches} single patches: median {quality.residual:.2f}, 90 % "
+            f"below {quality.p90:.2f} RGB pixels"
+        )
+
+
+def find_position(
+    views: Sequence[View],
+    light: Literal["linear", "display"],
+    model: str,
+    mirror: Mirror | Literal["auto"],
+    where: str,
+) -> Position:
+    """Return the one position that fits all views.
+
+    Raises DataError if the images do not show the same, or give too little to judge by.
+
+    light: what the spike camera integrates.
+    model: which matrices are allowed, e.g. "homography".
+    mirror: how the spike image is mirrored; "auto": this is found, too.
+    where: the files, for errors.
+    """
+    # 1. A rough position, from features.
+    mirror, start = best_start(views, mirror, light)
+    if start.inliers < LEAST_INLIERS:
+        raise cannot_calibrate(
+            f"only {start.inliers} of {start.matches} features match in one position", where
+        )
+    # 2. The exact position. most_offset 0: the time is known.
+    found = fit(mirrored(views, mirror), start.matrix, light, model, most_offset=0.0)
+    # 3. Is it good enough?
+    return Position(found.matrix, mirror, start, _quality_of(found, model, where))
+
+
+def _quality_of(found: FitResult, model: str, where: str) -> Quality:
+    """Return how well the matrix of a fit maps the spikes to the frames.
+
+    Raises DataError if the matrix is not good enough.
+
+    where: the files, for the error.
+    """
+    # `explained` is the squared correlation. It is below 0 if the fit is worse than a constant, the
+    # mean of the spikes. Then the correlation counts as 0.
+    correlation = float(np.sqrt(max(found.explained, 0)))
+    distances = found.residuals  # one for each part of the plane that could be matched
+    if found.explained < LEAST_EXPLAINED:
+        raise cannot_calibrate(f"the correlation of the aligned images is {correlation:.2f}", where)
+    if len(distances) < LEAST_PATCHES:
+        raise cannot_calibrate(
+            f"only {len(distances)} patches have enough texture to measure the residual", where
+        )
+    residual = float(np.median(distances))
+    p90 = float(np.percentile(distances, 90))
+    # The limit is in pixels of the camera with the larger pixels. E.g. with 4 RGB pixels per spike
+    # pixel, a residual of up to 4 RGB pixels is accepted. With a scale below 1, the RGB camera has
+    # the larger pixels.
+    scale = scale_of(found.matrix)  # RGB pixels per spike pixel
+    if residual > MOST_RESIDUAL * max(1.0, scale):
+        raise cannot_calibrate(
+            f"single patches lie {residual:.2f} RGB pixels from where the {model} maps them", where
+        )
+    return Quality(correlation, len(distances), residual, p90)

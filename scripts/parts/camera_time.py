@@ -1,0 +1,93 @@
+"""Find when frames were exposed: the time offset, and the share of the planes.
+
+    find_time   both, as a `TimeFound`, if the cameras' positions are known and the scene moves
+    share_of    the share that is written to the file
+
+With the planes first ... first + count - 1 of --planes, a frame was exposed while the planes around
+the middle m were read, during the share s of their number:
+
+    m = first + (count - 1) / 2 + offset
+    exposed planes = s * count
+
+What must stay: the offset is found (test_the_time_offset_is_found_if_the_scene_moves), and refused
+if the scene does not move (test_a_time_offset_is_refused_if_the_scene_does_not_move).
+Free to change: MOST_OFFSET_ERROR, and the words.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from data.cameras.calibration import Calibration
+from data.cameras.registration.fit import fit
+from data.cameras.registration.result import (
+    LEAST_CHANGE_IN_ERRORS,
+    LEAST_CHANGE_SHARE,
+    LEAST_EXPLAINED,
+    SURE_WITHIN_SHARE,
+    FitResult,
+)
+from data.cameras.registration.view import LEAST_REACH, View
+from scripts.parts.camera_pairs import cannot_calibrate, mirrored
+
+# Largest error of a time offset that is accepted, in planes.
+MOST_OFFSET_ERROR = 1.0
+
+
+def find_time(
+    known: Calibration,
+    views: Sequence[View],
+    light: Literal["linear", "display"],
+    search: int,
+    where: str,
+) -> FitResult:
+    """Return the time offset and the exposure share of a fit in which the matrix stays.
+
+    The offset is the number of planes by which the middle of the exposures is later than the middle
+    of --planes. Raises DataError if the scene moves too little to tell, or if the offset is at the
+    end of what is searched.
+
+    known: the calibration that says the matrix.
+    light: what the spike camera integrates.
+    search: largest offset that is searched, in planes.
+    where: the files, for errors.
+    """
+    # The views are mirrored here, so the matrix must not mirror them again.
+    matrix = known.model_copy(update={"mirror": "none"}).to_rgb()
+    found = fit(
+        mirrored(views, known.mirror),
+        matrix,
+        light,
+        model=None,  # the matrix stays as it is
+        most_offset=search,
+    )
+    offset = found.offset  # planes
+    error = found.offset_error  # planes
+    if found.explained < LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
+        raise cannot_calibrate(
+            f"the scene moves too little: the offset would be {offset:.1f} planes, error "
+            f"{error:.1f}",
+            where,
+        )
+    # If the best offset is at the end of the search, a better offset may lie behind the end.
+    if abs(offset) > search - LEAST_REACH:
+        raise cannot_calibrate(
+            f"the best offset, {offset:.1f} planes, is the last one searched", where
+        )
+    return found
+
+
+def share_of(found: FitResult) -> float | None:
+    """Return the share of the planes of --planes during which the frames were exposed.
+
+    Returns 1 if the found share differs from 1 by less than its error allows. Returns None if the
+    pairs do not show the share.
+    """
+    error = found.share_error
+    if error > SURE_WITHIN_SHARE:
+        return None
+    # The same limits as for `spike.calibration` "auto", in `FitResult.is_applied`.
+    least_change = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * error)
+    shortened_by = 1 - found.share
+    if shortened_by < least_change:
+        return 1.0
+    return round(found.share, 3)
