@@ -1,0 +1,48 @@
+"""Paint the edges of the spikes over a frame, so that a person sees whether both agree.
+
+Free to change: all of it, because only people look at the image.
+"""
+
+import cv2
+import numpy as np
+
+from scripts.parts.sample_page import enlarged
+
+# Colour (R, G, B) of the edges.
+GREEN = (0, 255, 60)
+
+
+def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
+    """Return an image with the strongest edges of the spikes painted in green.
+
+    image: (sH, sW, 3) uint8, s times as large as `spikes` along an axis.
+    spikes: grey image (H, W), made from the spikes and brought to the size of the frames.
+    pixel: pixels of `spikes` for one pixel of the spike camera, along an axis.
+    """
+    shown = enlarged(image)
+    height, width = shown.shape[:2]
+    # Bring the spikes to the size of the image, and smooth over one spike pixel. Without smoothing,
+    # the noise of single spikes would have the strongest edges.
+    large = cv2.resize(spikes.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
+    enlargement = width / spikes.shape[1]  # pixels of `large` for one pixel of `spikes`
+    sigma = max(1.0, pixel * enlargement)  # one pixel of the spike camera, in pixels of `large`
+    smooth = cv2.GaussianBlur(large, (0, 0), sigma)
+    # The gradient in x and in y, (height, width) each.
+    gradient_x = cv2.Sobel(smooth, cv2.CV_32F, dx=1, dy=0)
+    gradient_y = cv2.Sobel(smooth, cv2.CV_32F, dx=0, dy=1)
+    # Canny takes gradients as int16, up to 32767. So scale the largest gradient to 10000: then
+    # |x| + |y| is at most 20000.
+    largest_x = float(np.abs(gradient_x).max())
+    largest_y = float(np.abs(gradient_y).max())
+    largest = max(largest_x, largest_y, 1e-6)  # 1e-6: an image without edges is not divided by 0
+    scale = 10000 / largest
+    # An edge begins among the strongest 8 % of gradients, and goes on among the strongest 20 %.
+    # With larger shares, weak texture would be painted as well.
+    strength = scale * (abs(gradient_x) + abs(gradient_y))
+    high = float(np.percentile(strength, 92))
+    low = float(np.percentile(strength, 80))
+    lines = cv2.Canny(
+        (scale * gradient_x).astype(np.int16), (scale * gradient_y).astype(np.int16), low, high
+    )
+    shown[lines > 0] = GREEN
+    return shown

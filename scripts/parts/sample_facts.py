@@ -1,0 +1,94 @@
+"""Say in words how a sample was drawn, and how its spikes are read: the table of the page.
+
+What must stay: the crop and the flips are named
+(test_the_page_names_the_crop_and_the_flips), and no record of Python is printed as it is
+(test_the_first_sample_is_shown_by_default).
+Free to change: the words, and new rows.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from scripts.parts.spike_geometry import in_words
+
+
+def facts(draw: Any) -> dict[str, str]:
+    """Return the table of the page, name of a row -> text: what was drawn, how spikes are read.
+
+    E.g. {"frames": "000010, 000011", "crop": "rows 16 to 79, columns 0 to 63 of 128 x 128", ...}.
+
+    draw: data.clip_reading.Draw.
+    """
+    aug = draw.aug  # crop, flips and the direction of time
+    clip = draw.clip
+    height, width = clip.size
+
+    frames = ", ".join(clip.stems[frame] for frame in draw.frames)
+    if aug.reverse:
+        frames += " (played backwards)"
+    # The last row and the last column of the crop.
+    bottom = aug.top + aug.height - 1
+    right = aug.left + aug.width - 1
+    flips = []
+    if aug.hflip:
+        flips.append("mirrored left to right")
+    if aug.vflip:
+        flips.append("mirrored top to bottom")
+    if aug.transpose:
+        flips.append("axes swapped")
+    about = {
+        "frames": frames,
+        "crop": f"rows {aug.top} to {bottom}, columns {aug.left} to {right} of {height} x {width}",
+        "drawn": ", then ".join(flips) if flips else "no flip and no rotation",
+    }
+    if clip.spikes:
+        about.update(spike_facts(draw))
+    return about
+
+
+def spike_facts(draw: Any) -> dict[str, str]:
+    """Return the rows of the table that concern spikes, e.g. "planes" and "channels".
+
+    The row "planes" is about the first frame of the sample.
+    """
+    clip = draw.clip
+    spikes = clip.spikes  # how this data set reads its spikes
+    frame = draw.frames[0]
+    exposure = clip.exposures[frame]  # which planes of the spike file belong to this frame
+    own = exposure.own  # the planes of the exposure itself, without planes of neighbours
+    # The instant of the sharp frame, counted from the first plane of the file.
+    sharp_plane = exposure.origin + exposure.center
+    planes = (
+        f"{own.count} from plane {own.first} of {clip.planes[frame]}; sharp frame at plane "
+        f"{sharp_plane:g}"
+    )
+    if draw.backwards[0]:
+        planes += ", time runs backwards"
+    about = {
+        "spikes": f"{in_words(spikes.geometry)}; rate {spikes.rate}, {spikes.light} light, "
+        f"gamma {spikes.gamma:g}",
+        "planes": planes,
+        "channels": f"{spikes.channels}: {spikes.name} ({in_short(spikes.options)})",
+        "camera": in_short(vars(draw.camera)) if draw.camera else "as recorded",
+    }
+    if spikes.calibration:
+        grid = clip.grid
+        about["calibration"] = (
+            f"{spikes.calibration.digest()}: the spikes cover {grid.coverage:.1%} of the frame; "
+            f"crops are drawn from {grid.region.in_words()}"
+        )
+    return about
+
+
+def in_short(values: dict[str, Any]) -> str:
+    """Return options as words, e.g. "half_windows 2 6 12, num_bins 8". None is left out."""
+    texts = []
+    for key, value in values.items():
+        if value is None:
+            continue
+        words = [key]
+        for number in np.ravel(value).tolist():  # `ravel` makes a list of a single value, too
+            words.append(f"{number:.3g}" if isinstance(number, float) else str(number))
+        texts.append(" ".join(words))
+    return ", ".join(texts)

@@ -1,0 +1,77 @@
+"""Show the motion within the exposure of a sample: --motion of show_sample.py.
+
+data/motion/ measures the motion of a frame of a test clip. `OneSample` and `SampleReader` let a
+sample of training look like a test clip.
+
+Some values have the type Any, and a comment names their class. Their modules import torch, and
+--help must not wait for torch.
+
+What must stay: the motion is that of `--method joint`, of the whole frame
+(test_the_motion_within_the_exposure_is_shown_if_asked_for).
+"""
+
+from typing import Any, NamedTuple
+
+from scripts.parts.sample_page import Picture, Row, Section, enlarged
+from scripts.parts.sample_read import Sample
+
+
+def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
+    """Return the motion within the exposure of the middle frame, and its expected error.
+
+    It is the motion that `--method joint` takes, by optical flow between pictures of the spikes. It
+    is shown for the whole frame, as recorded: without crop, flips or reversed time.
+    """
+    # Imported here, so that --help does not wait for torch, which these modules import.
+    from data.motion.drawing import LEGEND, pictures_of
+    from data.motion.flow import motion_of
+    from data.motion.recording import RecordedClip
+
+    clip = sample.draw.clip
+    frame = sample.draw.frames[len(sample.draw.frames) // 2]
+    # `RecordedClip` expects the reader of a clip in a test set. Here is no test set, so two classes
+    # stand in: `OneSample` for the set, and `SampleReader` for the reader.
+    one_sample = OneSample(dataset.backend, sample.draw)
+    reader: Any = SampleReader(clip, clip.stems, one_sample)
+    recorded = RecordedClip(reader, context=None)  # None: half an exposure on each side
+    # The gain is the spikes per plane at full light, of each spike pixel, (h, w). The second result
+    # names the pixels whose own gain can be trusted; all others already have the usual gain.
+    gain, _ = recorded.gain()
+    motion = motion_of(recorded.read(frame), recorded.view, gain)
+
+    pictures = []
+    for picture in pictures_of(motion):
+        pictures.append(Picture(picture.caption, enlarged(picture.image)))
+    title = f"Motion within the exposure of {clip.stems[frame]}, before the crop and the flips"
+    return Section(title, [Row(LEGEND, pictures)])
+
+
+# ---- A sample that looks like a test clip -----------------------------------------------------
+#
+# `RecordedClip` (data/motion/recording.py) gets the reader of a clip, and this reader has the data
+# set of the clip. Here `SampleReader` replaces the reader, and `OneSample` replaces the data set.
+# They have only the members that `RecordedClip` uses.
+
+
+class OneSample(NamedTuple):
+    """Takes the place of a data set of test clips. It holds the clip of one sample."""
+
+    backend: Any  # an io backend
+    of_sample: Any  # data.clip_reading.Draw: its clip and its camera are used
+
+    def draw(self, clip_index: int, first: int, count: int) -> Any:
+        """Return the draw of the sample.
+
+        The arguments are ignored. `RecordedClip` asks for the draw of a frame to get its camera,
+        and all frames of a sample have the same camera.
+        """
+        return self.of_sample
+
+
+class SampleReader(NamedTuple):
+    """Takes the place of the reader of a test clip (data.clips.readers.DatasetClip)."""
+
+    clip: Any  # data.clip.Clip
+    stems: tuple[str, ...]  # names of the frames of the clip
+    dataset: OneSample
+    clip_index: int = 0  # number of the clip in the data set, which has only this clip

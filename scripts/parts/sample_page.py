@@ -1,0 +1,65 @@
+"""The records of the page of show_sample.py, which utils/templates/sample.html reads.
+
+    Page            what the page shows
+        Verdict     whether spikes and frames agree
+        Section     a chapter; it has rows, and a row has pictures
+    enlarged        an image in which single pixels can be seen
+
+What must stay: the names of the fields, or change them in the template, too
+(test_the_page_is_whole_in_a_browser).
+Free to change: LEAST_WIDTH. A new field needs a place in the template.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+
+# Narrower images are enlarged by repeating pixels, so that a reader can see single pixels.
+LEAST_WIDTH = 256
+
+
+class Picture(NamedTuple):
+    """An image of the page and the text below it."""
+
+    caption: str
+    image: np.ndarray  # (H, W, 3) uint8
+
+
+class Row(NamedTuple):
+    """Pictures that the page shows side by side."""
+
+    title: str  # "" for no title
+    pictures: list[Picture]
+
+
+class Section(NamedTuple):
+    """A chapter of the page."""
+
+    title: str
+    rows: list[Row]
+
+
+class Verdict(NamedTuple):
+    """Whether spikes and frames show the same thing at the same place."""
+
+    sentence: str  # the first sentence of the page
+    style: str  # class of the style sheet of the page: "none", "right" or "wrong"
+    numbers: str  # what was measured, in words; "" without spikes
+    comparison: Any  # data.alignment.Comparison; None without spikes
+
+
+class Page(NamedTuple):
+    """What the page shows."""
+
+    title: str
+    verdict: Verdict
+    facts: dict[str, str]  # the table of the page, besides its first row: name of a row -> text
+    sections: list[Section]
+
+
+def enlarged(image: np.ndarray) -> np.ndarray:
+    """Return a copy of an image (H, W, 3), at least LEAST_WIDTH wide, with each pixel repeated."""
+    factor = math.ceil(LEAST_WIDTH / image.shape[1])
+    return cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)

@@ -1,0 +1,104 @@
+"""Read the sample that show_sample.py shows.
+
+    read_sample             of a data set of clips from files
+    sample_of_any_set       of a data set of another kind
+    refuse_missing_sample   if the data set has no such sample
+
+A sample has three kinds of images: "lq" (low quality) is the blurry frame, "gt" (ground truth) is
+the sharp frame, and "spike" has the channels that are computed from the spikes. A draw says which
+clip, frames, crop and flips were chosen for the sample.
+
+Some values have the type Any, and a comment names their class. Their modules import torch, and
+--help must not wait for torch.
+
+What must stay: the sample is the one that training gets
+(test_the_page_shows_the_frames_of_the_sample).
+Free to change: SHOWN.
+"""
+
+from typing import Any, NamedTuple
+
+from utils.errors import OptionError
+
+# Frames that are shown of a test clip. The page holds every image, so more frames make it larger.
+SHOWN = 6
+
+
+class Wanted(NamedTuple):
+    """Which sample the user wants to see."""
+
+    split: str  # "train" or "test"
+    index: int  # number of the sample of training, or of the test clip
+    epoch: int  # of a sample of training
+
+
+class Sample(NamedTuple):
+    """One sample of a data set, as it is read for the network."""
+
+    title: str  # e.g. "Sample 3 of datasets.train, epoch 0"
+    draw: Any  # data.clip_reading.Draw: clip, frames, crop and flips that were chosen
+    # "lq", "gt", "spike" -> (frames, channels, H, W). "key" -> clip and first frame, e.g.
+    # "clip0/00000"; for a test clip the clip alone.
+    item: dict[str, Any]
+
+
+class BareSample(NamedTuple):
+    """One sample of a data set without files: its tensors, and no draw."""
+
+    title: str  # e.g. "Sample 3 of datasets.train, epoch 0: clip0/00000"
+    names: list[str]  # a name for each frame of "lq"
+    item: dict[str, Any]  # as in `Sample`
+
+
+def read_sample(dataset: Any, wanted: Wanted) -> Sample:
+    """Read a sample of training, or the first frames of a test clip."""
+    split, index, epoch = wanted
+    title = f"Sample {index} of datasets.{split}"
+    if dataset.is_training:
+        # The same (epoch, index) gives the same draw each time, so both calls have the same crop.
+        sample_id = (epoch, index)
+        return Sample(f"{title}, epoch {epoch}", dataset.draw(sample_id), dataset[sample_id])
+    count = min(SHOWN, dataset.frame_count(index))
+    # Both read the frames 0 ... count - 1 of the clip.
+    draw = dataset.draw(index, 0, count)
+    return Sample(title, draw, dataset.read_frames(index, 0, count))
+
+
+def sample_of_any_set(dataset: Any, wanted: Wanted) -> BareSample:
+    """Read a sample of a data set of another kind: of training, or the first frames of a clip."""
+    split, index, epoch = wanted
+    title = f"Sample {index} of datasets.{split}"
+    if split == "train":
+        item = dataset[(epoch, index)]
+        names = [f"frame {number}" for number in range(len(item["lq"]))]
+        key = item.get("key", "")
+        return BareSample(f"{title}, epoch {epoch}: {key}", names, item)
+    reader = dataset.readers()[index]
+    names = list(reader.stems[:SHOWN])
+    item = stacked([reader.frame(number) for number in range(len(names))])
+    return BareSample(f"{title}: {reader.name}", names, item)
+
+
+def stacked(frames: list[dict[str, Any]]) -> dict[str, Any]:
+    """Join the frames of a clip, {kind: (C, H, W)} each, to {kind: (frames, C, H, W)}."""
+    import torch  # here, so that --help does not wait for it
+
+    clip = {}
+    for kind in frames[0]:
+        clip[kind] = torch.stack([frame[kind] for frame in frames])
+    return clip
+
+
+def refuse_missing_sample(dataset: Any, wanted: Wanted) -> None:
+    """Raise OptionError if the data set has no sample of this index and epoch."""
+    split, index, epoch = wanted
+    # A test set of another kind has no length, but a reader for each clip.
+    count = len(dataset.readers() if split == "test" else dataset)
+    if 0 <= index < count and epoch >= 0:
+        return
+    raise OptionError(
+        what=f"sample {index} of epoch {epoch} does not exist",
+        where="--index, --epoch",
+        expected=f"an index of 0 to {count - 1}, an epoch of at least 0",
+        do="correct them",
+    )

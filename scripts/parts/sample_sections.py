@@ -1,0 +1,188 @@
+"""The sections of the page of show_sample.py, from the whole frame to the single spike channels.
+
+    sections                a list of all sections of a sample
+        whole_frame         the first frame, and the crop in it
+        alignment           edges of the spikes over frames
+        frames_of_network   the blurry and the sharp frames
+        spike_channels      every spike channel of every frame
+
+What must stay: the frames and channels are those that the network gets
+(test_the_page_shows_the_frames_of_the_sample, test_the_page_shows_every_channel_of_the_spikes).
+Free to change: all else. A new section is an entry in the list of `sections`.
+
+Some values have the type Any, and a comment names their class. Their modules import torch, and
+--help must not wait for torch.
+"""
+
+from typing import Any
+
+import cv2
+import numpy as np
+
+from data.augment import Augment
+from data.cameras.sharp_image import sharp_image
+from data.spike.geometry import Crop
+from scripts.parts.sample_edges import edges_over
+from scripts.parts.sample_page import Picture, Row, Section, enlarged
+from scripts.parts.sample_read import Sample
+from utils.image import tensor_to_uint8
+
+# Colours (R, G, B): of the crop, and of the region that crops are drawn from.
+YELLOW = (255, 220, 0)
+CYAN = (0, 220, 255)
+
+
+def sections(dataset: Any, sample: Sample, found: Any) -> list[Section]:
+    """Return the sections of the page, from the whole frame to the single spike channels.
+
+    found: the Comparison of spikes and frames. None if there are no spikes.
+    """
+    item = sample.item
+    names = {}  # "lq", "gt" -> a name for each frame
+    for kind in ("lq", "gt"):
+        if kind in item:
+            names[kind] = frame_names(dataset, sample, kind)
+
+    chosen = [whole_frame(dataset, sample, names["lq"][0])]
+    if found:
+        chosen.append(alignment(sample, names, found))
+    chosen += tensor_sections(item, names)
+    return chosen
+
+
+def tensor_sections(item: dict[str, Any], names: dict[str, list[str]]) -> list[Section]:
+    """Return the sections of the tensors: the frames, and the spike channels if there are any.
+
+    names: kind of the tensor, "lq" or "gt" -> a name for each frame
+    """
+    chosen = []
+    for kind, names_of_kind in names.items():
+        chosen.append(frames_of_network(kind, item[kind], names_of_kind))
+    if "spike" in item:
+        chosen.append(spike_channels(item["spike"], names["lq"]))
+    return chosen
+
+
+def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
+    """Return the first blurry frame with a rectangle around the crop.
+
+    If the spikes do not cover the whole frame, a second rectangle shows the region from which crops
+    are drawn.
+    """
+    clip = sample.draw.clip
+    aug = sample.draw.aug  # a `Crop` with flips
+    first_frame = sample.draw.frames[:1]
+    whole_size = Augment.whole(clip.size)  # a crop as large as the frame, without flips
+    whole_bgr = dataset.backend.images(clip, "lq", first_frame, whole_size)[0]  # (H, W, 3)
+    whole = whole_bgr[..., ::-1]  # from B, G, R to R, G, B
+    image = enlarged(whole)
+    factor = image.shape[1] // whole.shape[1]  # pixels of the page for a pixel of the frame
+
+    note = "yellow: the crop"
+    boxes: list[tuple[tuple[int, int, int], Crop]] = []  # (colour, rectangle), painted in order
+    if clip.spikes and clip.grid.coverage < 1:
+        note += "; blue: the region that crops are drawn from"
+        boxes.append((CYAN, clip.grid.region))
+    boxes.append((YELLOW, aug))  # the last, so that the crop stays visible where both meet
+    thickness = max(1, round(image.shape[1] / 500))  # pixels: thin, but visible in a large frame
+    for colour, box in boxes:
+        left = factor * box.left
+        top = factor * box.top
+        rectangle = (left, top, factor * box.width, factor * box.height)  # the form of OpenCV
+        cv2.rectangle(image, rectangle, colour, thickness)
+    return Section(f"Whole frame {name}", [Row(title="", pictures=[Picture(note, image)])])
+
+
+def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Section:
+    """Return frames with the edges of the spikes over them: of the crop, and of the whole frame.
+
+    names: {"lq": a name for each frame, "gt": a name for each frame}.
+    found: the `Comparison` of spikes and frames (data/alignment.py).
+    """
+    item = sample.item
+    clip = sample.draw.clip
+    middle = len(item["spike"]) // 2
+    frame = sample.draw.frames[middle]
+    channels = item["spike"][middle].numpy()  # (S, H, W)
+    is_backwards = sample.draw.backwards[middle]  # whether the order of its planes is reversed
+    # The grey image (H, W) that the spike channels hold at the instant of the sharp frame.
+    sharp = sharp_image(clip.spikes, channels, clip.exposures[frame], is_backwards)
+
+    pictures = []
+    for kind, names_of_kind in names.items():
+        # "gt" may have a single frame, which is then shown.
+        number = min(middle, len(item[kind]) - 1)
+        image = tensor_to_uint8(item[kind][number][:3])
+        over = edges_over(image, sharp, clip.grid.pixel)
+        pictures.append(Picture(f"{kind} {names_of_kind[number]}", over))
+    # A `MiddleFrame` (data/alignment_pictures.py): the middle one of the frames that were compared.
+    name, image, spikes = found.middle
+    over = edges_over(image, spikes, clip.grid.pixel)
+    pictures.append(Picture(f"{name}, before the crop", over))
+    return Section(
+        "Alignment: edges of the spikes around the sharp instant over the frame",
+        [Row(title="", pictures=pictures)],
+    )
+
+
+def frames_of_network(kind: str, frames: Any, names: list[str]) -> Section:
+    """Return the frames as the network gets them (kind "lq") or is compared with them ("gt").
+
+    frames: (frames, 3, H, W), or (frames, 4, H, W) with the noise level as fourth channel.
+    """
+    pictures = []
+    # strict=False: "gt" may have fewer frames than names.
+    for name, frame in zip(names, frames, strict=False):
+        rgb = frame[:3]
+        pictures.append(Picture(name, enlarged(tensor_to_uint8(rgb))))
+    title = tensor_title(kind, frames)
+    if frames.shape[1] > 3:
+        level = frames[0, 3].mean()
+        title += f"; channel 3, the noise level, is {level:.3f}"
+    return Section(title, [Row(title="", pictures=pictures)])
+
+
+def spike_channels(spikes: Any, names: list[str]) -> Section:
+    """Return the spike channels of each frame as grey pictures, all with the same brightness.
+
+    spikes: (frames, channels, H, W). names: a name for each frame.
+    """
+    # The brightest half percent is white, so that a few hot pixels do not darken all other pixels.
+    # At least 1e-6, because channels without a spike are divided by this number, too.
+    bright = float(np.percentile(spikes.numpy(), 99.5))
+    white = max(bright, 1e-6)
+    rows = []
+    for name, channels in zip(names, spikes, strict=False):
+        one_colour = (channels / white)[:, None]  # (channels, 1, H, W)
+        grey = one_colour.expand(-1, 3, -1, -1)  # (channels, 3, H, W)
+        pictures = []
+        for number, image in enumerate(tensor_to_uint8(grey)):
+            values = channels[number]
+            caption = (
+                f"channel {number}: {values.min():.2f} to {values.max():.2f}, mean "
+                f"{values.mean():.3f}"
+            )
+            pictures.append(Picture(caption, enlarged(image)))
+        rows.append(Row(name, pictures))
+    title = tensor_title("spike", spikes)
+    return Section(f"{title}; white is {white:.3g}", rows)
+
+
+# ---- Names and titles -------------------------------------------------------------------------
+
+
+def frame_names(dataset: Any, sample: Sample, kind: str) -> list[str]:
+    """Return a name for each frame of the tensor "lq" or "gt"."""
+    clip = sample.draw.clip
+    # The frames of "lq" and "gt" may differ: a set that trains interpolation reads every second
+    # frame as "lq", and another frame as "gt".
+    stems = [clip.stems[frame] for frame in dataset.frames_of(kind, sample.draw.frames)]
+    # A padded sequence has more frames than names: its last frame is repeated.
+    missing = len(sample.item[kind]) - len(stems)
+    return stems + [f"{stems[-1]}, repeated"] * missing
+
+
+def tensor_title(kind: str, values: Any) -> str:
+    """Return name, shape and range of a tensor, e.g. "lq: 3 x 3 x 48 x 48, 0.0118 to 0.98"."""
+    shape = " x ".join(map(str, values.shape))
+    return f"{kind}: {shape}, {float(values.min()):.3g} to {float(values.max()):.3g}"
