@@ -53,10 +53,10 @@ def best_start(
         is returned.
     light: what the spike camera integrates, "linear" light or "display" values.
     """
-    # Mirrored rows need no trial. They are mirrored columns and a turn by 180 degrees, and a
-    # position may have any turn.
     if mirror != "auto":
         return mirror, _from_features(mirrored(views, mirror), light)
+    # Mirrored rows need no trial. They are mirrored columns and a turn by 180 degrees, and a
+    # position may have any turn.
     as_it_is = _from_features(mirrored(views, "none"), light)
     in_mirror = _from_features(mirrored(views, "columns"), light)
     if in_mirror.inliers > as_it_is.inliers:

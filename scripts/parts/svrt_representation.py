@@ -1,7 +1,8 @@
 """Convert the representation of S-VRT: how spike planes become channels of the network.
 
     convert_representation   sets `spike.representation` and `spike.center`
-    Counterpart              our representation for one of S-VRT
+    Reconstruction           a representation of S-VRT
+    Counterpart              our representation in its place
 
 What must stay: the channels are those of S-VRT, but for the differences that are reported
 (test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding,
@@ -35,55 +36,117 @@ def convert_representation(conversion: Conversion, split: str) -> None:
     key = f"{split}.spike.reconstruction"
     other_key = f"{split}.spike_reconstruction"
     center_key = f"{split}.middle_tfp_center"
+    channels_key = f"{split}.spike_channels"
     given_keys = [given for given in (key, other_key, center_key) if conversion.has(given)]
-    # E.g. {"type": "middle_tfp", "half_win_length": 20, "middle_tfp_center": 44}. Each `pop` below
-    # takes out a parameter that this function knows.
-    parameters = _joined_reconstruction(
+    # E.g. {"type": "middle_tfp", "half_win_length": 20, "middle_tfp_center": 44}.
+    section = _joined_reconstruction(
         conversion, given_keys, center_key=center_key, key_of_problems=key
     )
+    channels = conversion.take(channels_key)
+    theirs = _with_defaults(section, channels)
 
-    # The values that S-VRT takes if a key is missing (docs/coming_from.md): TFP of 20 planes on
-    # each side, 4 bins, a window of 21 planes.
-    kind = parameters.pop("type", "spikecv_tfp")
-    center = parameters.pop("middle_tfp_center", None)
-    channels = conversion.take(f"{split}.spike_channels")
-    # S-VRT has two names for the planes on each side. If a file has both, `half_win_length` counts.
-    usual_half_window = parameters.pop("half_window", 20)
-    half_window = parameters.pop("half_win_length", usual_half_window)
-    # Without num_bins, S-VRT makes as many bins as spike_channels says.
-    usual_bins = channels if channels else 4
-    bins = parameters.pop("num_bins", usual_bins)
-    window = parameters.pop("window", 21)
-
-    counterparts = _counterparts(half_window, bins, window)
+    counterparts = _counterparts(theirs)
     # A file may hold a list or a number in place of a name.
-    if not isinstance(kind, str) or kind not in counterparts:
+    if not isinstance(theirs.kind, str) or theirs.kind not in counterparts:
         conversion.problems[key] = Problem(
-            what=f"{kind!r} has no counterpart; only tfp, middle_tfp, tfi, raw_window and "
+            what=f"{theirs.kind!r} has no counterpart; only tfp, middle_tfp, tfi, raw_window and "
             "encoding25 have one",
-            do=f"--drop {' '.join(given_keys)}, to write tfp with {bins} bins instead",
+            do=f"--drop {' '.join(given_keys)}, to write tfp with {theirs.bins} bins instead",
         )
         return
-    counterpart = counterparts[kind]
+    counterpart = counterparts[theirs.kind]
 
-    # This function does not know the parameters that are left.
-    for name in parameters:
+    for name in theirs.unknown:
         conversion.problems[f"{key}.{name}"] = Problem(
             what="unknown to this script",
             do=f"--drop {key}.{name}, if it may be left out",
         )
-    _compare_channels(conversion, f"{split}.spike_channels", channels, counterpart)
+    _compare_channels(conversion, channels_key, channels, counterpart)
 
     # The report names `key`, also if the file has the other key or none of the three.
     new_key = f"{split}.spike.representation"
     conversion.set_ours(new_key, counterpart.representation, old=key)
     if counterpart.difference:
         conversion.differences[key] = counterpart.difference
-    if center is not None and kind == "middle_tfp":
-        conversion.set_ours(f"{split}.spike.center", center, old=center_key)
-    elif center is not None:
-        conversion.dropped[center_key] = f"only middle_tfp uses it, not {kind}"
+    if theirs.center is not None and theirs.kind == "middle_tfp":
+        conversion.set_ours(f"{split}.spike.center", theirs.center, old=center_key)
+    elif theirs.center is not None:
+        conversion.dropped[center_key] = f"only middle_tfp uses it, not {theirs.kind}"
 
+
+# ---- The representation of S-VRT --------------------------------------------------------------
+
+
+class Reconstruction(NamedTuple):
+    """A representation of S-VRT. The values come from the user's file, and are not checked here.
+
+    `refuse_problems` checks the whole new file.
+    """
+
+    kind: Any  # its name in S-VRT, e.g. "middle_tfp"
+    center: Any  # the number of the plane in the middle; None if the file does not say it
+    half_window: Any  # number of planes on each side, for tfp, middle_tfp and tfi
+    bins: Any  # number of channels of tfp, or number of windows of encoding25
+    window: Any  # number of planes, for raw
+    unknown: list[str]  # names of parameters that this program does not know
+
+
+def _with_defaults(section: dict[str, Any], channels: Any) -> Reconstruction:
+    """Return a section of S-VRT with the values that S-VRT takes if a key is missing.
+
+    They are TFP of 20 planes on each side, 4 bins, and a window of 21 planes
+    (docs/coming_from.md).
+
+    channels: the value of `spike_channels`, or None
+    """
+    unknown = dict(section)  # each `pop` takes out a parameter that is known
+    kind = unknown.pop("type", "spikecv_tfp")
+    center = unknown.pop("middle_tfp_center", None)
+    # S-VRT has two names for the planes on each side. If a file has both, `half_win_length` counts.
+    usual_half_window = unknown.pop("half_window", 20)
+    half_window = unknown.pop("half_win_length", usual_half_window)
+    # Without num_bins, S-VRT makes as many bins as spike_channels says.
+    usual_bins = channels if channels else 4
+    bins = unknown.pop("num_bins", usual_bins)
+    window = unknown.pop("window", 21)
+    return Reconstruction(kind, center, half_window, bins, window, list(unknown))
+
+
+def _joined_reconstruction(
+    conversion: Conversion, given_keys: list[str], center_key: str, key_of_problems: str
+) -> dict[str, Any]:
+    """Remove the keys `given_keys` and return what they say, as one section of S-VRT.
+
+    E.g. `spike_reconstruction` "middle_tfp" and `middle_tfp_center` 44 -> {"type": "middle_tfp",
+    "middle_tfp_center": 44}. If two keys give one parameter different values, e.g. the types "tfp"
+    and "tfi", the first value stays and a problem is noted.
+
+    center_key: the key that holds the center, the number of the plane in the middle. Each other key
+        holds a section, or the type alone.
+    key_of_problems: the key that a problem names, e.g. `datasets.train.spike.reconstruction`
+    """
+    joined: dict[str, Any] = {}
+    for given_key in given_keys:
+        given = conversion.take(given_key)
+        if isinstance(given, dict):
+            section = given
+        elif given_key == center_key:
+            section = {"middle_tfp_center": given}
+        else:
+            section = {"type": given}
+        for name, value in section.items():
+            if value is None:
+                continue
+            first = joined.setdefault(name, value)  # the value of the first key that has this name
+            if first != value:
+                both_keys = f"{given_key}, {key_of_problems}.{name}"  # they contradict each other
+                conversion.problems[both_keys] = Problem(
+                    what=f"{value!r} and {first!r} are given", do=f"--drop {given_key}"
+                )
+    return joined
+
+
+# ---- Our counterpart --------------------------------------------------------------------------
 
 # How the channels of S-VRT differ from ours, for the report.
 # test_the_rounding_of_s_vrt_lowers_a_channel_by_0_002_on_average measures these numbers.
@@ -106,7 +169,7 @@ class Counterpart(NamedTuple):
     difference: str  # how its channels differ from the channels of S-VRT, or ""
 
 
-def _counterparts(half_window: Any, bins: Any, window: Any) -> dict[str, Counterpart]:
+def _counterparts(theirs: Reconstruction) -> dict[str, Counterpart]:
     """Return the counterpart of each representation of S-VRT: {its name in S-VRT: counterpart}.
 
     Each name is a way to turn spike planes into channels (data/spike/represent.py):
@@ -117,13 +180,11 @@ def _counterparts(half_window: Any, bins: Any, window: Any) -> dict[str, Counter
         encoding25          windows of 25 planes
 
     A new name of S-VRT needs only an entry here, and a case of
-    test_each_other_representation_of_s_vrt_becomes_one_of_ours. The arguments come from the user's
-    file. They are not checked here, because `refuse_problems` checks the whole new file.
-
-    half_window: number of planes on each side, for tfp, middle_tfp and tfi.
-    bins: number of channels of tfp, or number of windows of encoding25.
-    window: number of planes, for raw.
+    test_each_other_representation_of_s_vrt_becomes_one_of_ours.
     """
+    half_window = theirs.half_window
+    bins = theirs.bins
+    window = theirs.window
     tfp = {"type": "tfp", "half_window": half_window}
     tfp_of_bins = Counterpart({**tfp, "num_bins": bins}, channels=bins, difference=ROUNDED)
     middle_tfp = Counterpart(tfp, channels=1, difference=f"{STRETCHED}, h = {half_window}")
@@ -166,37 +227,3 @@ def _compare_channels(
         )
     else:
         conversion.dropped[channels_key] = "it follows from the representation"
-
-
-def _joined_reconstruction(
-    conversion: Conversion, given_keys: list[str], center_key: str, key_of_problems: str
-) -> dict[str, Any]:
-    """Remove the keys `given_keys` and return what they say, as one section of S-VRT.
-
-    E.g. `spike_reconstruction` "middle_tfp" and `middle_tfp_center` 44 -> {"type": "middle_tfp",
-    "middle_tfp_center": 44}. If two keys give one parameter different values, e.g. the types "tfp"
-    and "tfi", the first value stays and a problem is noted.
-
-    center_key: the key that holds the center, the number of the plane in the middle. Each other key
-        holds a section, or the type alone.
-    key_of_problems: the key that a problem names, e.g. `datasets.train.spike.reconstruction`
-    """
-    joined: dict[str, Any] = {}
-    for given_key in given_keys:
-        given = conversion.take(given_key)
-        if isinstance(given, dict):
-            section = given
-        elif given_key == center_key:
-            section = {"middle_tfp_center": given}
-        else:
-            section = {"type": given}
-        for name, value in section.items():
-            if value is None:
-                continue
-            first = joined.setdefault(name, value)  # the value of the first key that has this name
-            if first != value:
-                both_keys = f"{given_key}, {key_of_problems}.{name}"  # they contradict each other
-                conversion.problems[both_keys] = Problem(
-                    what=f"{value!r} and {first!r} are given", do=f"--drop {given_key}"
-                )
-    return joined

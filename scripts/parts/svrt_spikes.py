@@ -1,6 +1,12 @@
 """Convert the spike options of S-VRT: size of a plane, brightness, order of rows, scale.
 
-svrt_representation.py converts how planes become channels.
+svrt_representation.py converts how planes become channels. For a channel that is a firing rate f,
+the network gets
+
+    in S-VRT   (f - mean) / std
+    here       (f / rate) ** (G / gamma),   G = 2.2 if the sensor integrated display values, else 1
+
+So `spike.rate` = std and `spike.gamma` = G give the channels of S-VRT, if its mean is 0.
 
 What must stay: the network gets the channels that it gets in S-VRT, but for the differences that
 are reported (test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding).
