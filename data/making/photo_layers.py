@@ -13,7 +13,7 @@ interval is the time from one frame of the made clip to the next.
 
 What must stay: the order and the ranges of the draws, because they decide which scene a seed gives
 (test_a_seed_gives_its_scene). With wider ranges, the motion would be faster, and data sets would be
-others: then raise VERSION in data/making/prepare.py.
+others: then raise VERSION in data/making/recipe.py.
 
 Tests: tests/parts/data/test_seeds.py, tests/parts/scripts/test_prepare_gopro_spike.py
 """

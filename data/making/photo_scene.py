@@ -11,7 +11,7 @@ T moves a point, and C is the homography of the camera. Light is linear, float32
 
 What must stay: every bit of the light and the order of the draws, for the same photograph and seed,
 because made data sets are published and an interrupted data set is continued later. If the light
-must change, raise VERSION in data/making/prepare.py. No test notices a change of the last bits:
+must change, raise VERSION in data/making/recipe.py. No test notices a change of the last bits:
 whoever changes the arithmetic compares the lights of a few seeds before and after.
 
 Tests: tests/parts/data/test_seeds.py, tests/parts/scripts/test_prepare_gopro_spike.py

@@ -6,7 +6,7 @@ video, which are averaged.
 
 What must stay: the parts that are found and the order of the draws, for the same video and seed,
 because made data sets depend on them (tests/parts/data/test_video_parts.py has the places of the
-parts). If they must change, raise VERSION in data/making/prepare.py. Free to change: speed.
+parts). If they must change, raise VERSION in data/making/recipe.py. Free to change: speed.
 
 Tests: tests/parts/data/test_video_parts.py
 """

@@ -2,7 +2,7 @@
 
 Data sets are made again from their seeds. So neither the order of random draws may change, nor the
 arithmetic behind them. The numbers here were printed by the first version that had this file. If
-they must change, raise VERSION in data/making/prepare.py.
+they must change, raise VERSION in data/making/recipe.py.
 """
 
 import numpy as np

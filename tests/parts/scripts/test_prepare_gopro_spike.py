@@ -34,13 +34,14 @@ from data.cameras.rig import Rig
 from data.clip_reading import ClipDataset
 from data.making.light_path import LightPath
 from data.making.photo_scene import PhotoScene
-from data.making.prepare import ClipSource
+from data.making.sources import ClipSource
 from data.select_dataset import build_dataset
 from data.spike.formats import read_spikes
 from data.spike.geometry import SpikeGeometry
 from data.spike.represent import represent
 from main_train_vrt import PARTS
-from scripts.prepare_gopro_spike import choose_splits, run_counted
+from scripts.parts.clip_splits import choose_splits
+from scripts.parts.parallel_calls import run_counted
 from tests.dist.launching import ROOT
 from tests.helpers.checked import find_match, not_none
 from tests.helpers.clip_files import check_clips, data_section

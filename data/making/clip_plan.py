@@ -1,0 +1,270 @@
+"""Check a clip before anything is written, and say what making it needs.
+
+    Job         a clip to make: its name, its split, its source
+    plan_clip   the check of a job, which gives its `Plan`
+
+A finished clip has two folders, each with a record (made.json) of its settings and source:
+
+    <out>/GOPRO_Large/<split>/<clip>/blur, sharp, ...       000000.png, ...
+    <out>/GOPRO_Large_spike_seq/<split>/<clip>/spike        000000.dat, ...
+
+The program runs `plan_clip` in several processes. So it takes and returns values that can be
+pickled. If a clip cannot be made, it returns the error and does not raise it, so that the program
+can show the errors of all clips.
+
+What must stay: the record of a clip, because data sets are continued only if it is equal
+(test_a_second_start_changes_no_file).
+Free to change: further checks, the texts, and the estimate of bytes.
+
+Tests: tests/parts/scripts/test_prepare_gopro_spike.py
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+
+from data.clips.listed_files import stamp
+from data.clips.pictures import image_size
+from data.clips.user_frames import FrameSource
+from data.making.recipe import VERSION, Recipe
+from data.making.sources import ClipSource
+from data.making.video_parts import Cut
+from utils.errors import DataError
+
+# Name of the record in each folder of a clip.
+RECORD = "made.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One clip to make."""
+
+    name: str  # name of the clip
+    split: str  # "train" or "test"
+    source: ClipSource  # what the clip is made from
+    out: Path  # folder of the data set
+    # With a rig, the part of the source that is recorded. For a photograph, `cut.first` is the
+    # number of the clip. None without a rig.
+    cut: Cut | None = None
+
+    @property
+    def folders(self) -> tuple[Path, Path]:
+        """The folder of the frames, and the folder of the spikes.
+
+        The names are the names of the published data set, and users' option files have them.
+        """
+        clip = Path(self.split) / self.name  # e.g. train/GOPR0372_07_00
+        return self.out / "GOPRO_Large" / clip, self.out / "GOPRO_Large_spike_seq" / clip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What making a clip needs."""
+
+    size: tuple[int, int]  # (height, width) of the source's frames; with a rig, of the made frames
+    bytes: int  # estimated size of the files of the clip
+    is_to_make: bool  # whether the clip must be made, because one of its two folders is missing
+    frames: int  # number of raw frames to read; with a rig, number of frames to make
+    record: dict[str, Any]  # the contents of made.json
+
+
+def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
+    """Check a clip before it is made. Nothing is written.
+
+    A DataError is returned and not raised, so that the program can show the errors of all clips.
+    """
+    cv2.setNumThreads(1)  # for the whole process, because the program runs one on each core
+    try:
+        return _plan(job, recipe)
+    except DataError as e:
+        return e
+
+
+def _plan(job: Job, recipe: Recipe) -> Plan:
+    """Check a clip, and say what making it needs. Raises DataError."""
+    # A job with a cut has a rig. `cuts_of` has checked its frames already, so they are not opened
+    # here.
+    raw = None if job.cut else FrameSource(job.source.path)  # the raw frames
+    if raw is None:
+        size = (recipe.crop, recipe.crop)
+        frames = recipe.frames
+        exposures = frames
+    else:
+        size = raw.size
+        frames = len(raw)
+        # Raw frames after the last whole exposure are left out.
+        exposures = frames // recipe.raw_frames_per_exposure(job.name)
+
+    _refuse_ratio(size, recipe.ratio, job.source.path)
+    _refuse_too_few_frames(job, recipe, frames, exposures)
+
+    files = _files_of(job.source.path, raw)
+    record = {
+        "version": VERSION,
+        "recipe": recipe.record(),
+        "source": _digest_of(files),
+    }
+    is_to_make = not _is_made(job, record)
+    # The headers of all frames are read only if the frames are needed.
+    if is_to_make and raw:
+        _refuse_other_sizes(job.name, files, size)
+    return Plan(
+        size=size,
+        bytes=exposures * _bytes_per_exposure(job.name, recipe, size, raw),
+        is_to_make=is_to_make,
+        frames=frames,
+        record=record,
+    )
+
+
+def _bytes_per_exposure(
+    clip: str, recipe: Recipe, size: tuple[int, int], raw: FrameSource | None
+) -> int:
+    """Return the estimated bytes of the spikes and images of an exposure.
+
+    size: (height, width) of the frames. raw: the raw frames; None with a rig.
+    """
+    height, width = size
+    spike_pixels = (height // recipe.ratio) * (width // recipe.ratio)
+    # A spike pixel has one bit in each plane.
+    spike_bytes = recipe.planes_of(clip) * spike_pixels // 8
+    if raw:
+        # All images are assumed to have the size of the first frame as a PNG. There are three
+        # images (blur, blur_gamma, sharp) and the instants.
+        _, first_png = cv2.imencode(".png", raw.read(0))
+        image_bytes = len(first_png) * (3 + recipe.instants)
+    else:
+        # No frame exists yet. A pixel has 3 bytes in blur and 3 bytes in sharp. We assume that PNG
+        # halves these 6 bytes.
+        image_bytes = 3 * recipe.crop**2
+    return spike_bytes + image_bytes
+
+
+def _files_of(path: Path, raw: FrameSource | None) -> list[Path]:
+    """Return the files of a source, each once.
+
+    path: the source. raw: its frames; None with a rig.
+    The order is part of the digest of the source (`_digest_of`), so it must stay.
+    """
+    if raw:
+        files = raw.files
+    elif path.is_dir():
+        files = sorted(path.iterdir())
+    else:
+        files = [path]
+    # A video is in `raw.files` once for each frame. dict.fromkeys keeps the order.
+    return list(dict.fromkeys(files))
+
+
+def _digest_of(files: list[Path]) -> str:
+    """Return 16 hex digits that change with the name, size or time of change of any file.
+
+    They are stored in made.json. If the hashed lines change, no older data set can be continued.
+    """
+    digest = hashlib.sha256()
+    for file in files:
+        size, mtime_ns = stamp(str(file))
+        line = f"raw/{file.name} {size} {mtime_ns}\n"
+        # Names may have bytes that are no text. Python reads such bytes as lone surrogates.
+        digest.update(line.encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
+def _is_made(job: Job, record: dict[str, Any]) -> bool:
+    """Return whether both folders of a clip exist.
+
+    record: the contents of made.json that the clip would get.
+    Raises DataError if a folder was not made from this source with this recipe. Such a folder is
+    never overwritten.
+    """
+    # lexists is also true for a broken link. A broken link must not be replaced either.
+    folders = [folder for folder in job.folders if os.path.lexists(folder)]
+    for folder in folders:
+        try:
+            made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            differing = [key for key in record if made[key] != record[key]]
+        # There is no file, the file is no JSON, or the JSON has other keys or is no object.
+        except (OSError, ValueError, KeyError, TypeError):
+            differing = [f"there is no usable {RECORD}"]
+        if differing:
+            raise DataError(
+                what=f"clip {job.name} exists already, but differs from what would be made: "
+                f"{', '.join(differing)}",
+                where=str(folder),
+                expected="no such folder, or a folder that was made from these files with these "
+                f"settings ({RECORD})",
+                do="choose another --out, or move the folder away",
+            )
+    return len(folders) == 2
+
+
+# ---- What is refused ---------------------------------------------------------------------------
+
+
+def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int) -> None:
+    """Refuse a clip with no whole exposure, or with more instants than an exposure has raw frames.
+
+    frames, exposures: number of frames and of whole exposures of the clip.
+    """
+    average = recipe.raw_frames_per_exposure(job.name)
+    if recipe.instants > average:
+        raise DataError(
+            what=f"clip {job.name} averages {average} raw frames, fewer than --instants "
+            f"{recipe.instants}",
+            where=str(job.source.path),
+            expected="a raw frame for each instant",
+            do="lower --instants, or raise --average",
+        )
+    if exposures == 0:
+        raise DataError(
+            what=f"clip {job.name} has {frames} frames",
+            where=str(job.source.path),
+            expected=f"at least {average} frames, for one exposure",
+            do="lower --average, or remove the clip",
+        )
+
+
+def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
+    """Refuse frames if their spike planes would not have whole pixels and whole bytes.
+
+    A plane of a .dat has one bit for each spike pixel, so its number of pixels must divide by 8.
+    size: (height, width) of the frames. ratio: RGB pixels along a spike pixel. path: the source.
+    """
+    height, width = size
+    is_divisible = height % ratio == 0 and width % ratio == 0
+    spike_pixels = (height // ratio) * (width // ratio)
+    has_whole_bytes = spike_pixels % 8 == 0
+    if not (is_divisible and has_whole_bytes):
+        raise DataError(
+            what=f"frames of {height} x {width} do not divide by --ratio {ratio} into whole bytes",
+            where=str(path),
+            expected="both sides divisible, and their product / ratio^2 by 8",
+            do="choose another --ratio",
+        )
+
+
+def _refuse_other_sizes(clip: str, files: list[Path], size: tuple[int, int]) -> None:
+    """Raise DataError if an image has another size (height, width) than the first image.
+
+    Only PNGs are checked, because their header tells the size. To find the size of another format,
+    the image would have to be decoded. So these images are checked later, when they are read.
+    """
+    for file in files:
+        if file.suffix.lower() != ".png":
+            continue
+        found = image_size(str(file))
+        if found == size:
+            continue
+        height, width = size
+        found_height, found_width = found
+        raise DataError(
+            what=f"clip {clip} has a frame of {found_height} x {found_width}",
+            where=str(file),
+            expected=f"{height} x {width}, as the first frame",
+            do="remove the frame, or make it again",
+        )

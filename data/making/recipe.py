@@ -1,0 +1,162 @@
+"""The settings of made clips: `Recipe`, which dataset.json and the record of each clip keep.
+
+scripts/prepare_gopro_spike.py has a flag for each setting. There are two ways to make a clip:
+
+    without a rig   The raw frames of a fast video (240 fps) are averaged in groups of `average`,
+                    which gives the blurry frames. The light between them is interpolated, and a
+                    simulated sensor turns it into spikes.
+    with a rig      Any video or photograph is shown to a simulated pair of cameras
+                    (data/cameras/rig.py), which move and have flaws.
+
+What must stay: a recipe and a source give the same files on every machine, because data sets are
+continued and published. So neither the order of random draws nor the arithmetic may change. Whoever
+changes the files must raise VERSION.
+Free to change: new settings, as `Recipe.record` says.
+
+Tests: tests/parts/scripts/test_prepare_gopro_spike.py
+"""
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field
+
+from data.cameras.rig import Rig
+from utils.options.section import Section
+from utils.random_streams import random_stream
+
+# Raise it if the same recipe and source give other files than before. The program then refuses to
+# continue a data set of another version, because its clips would be of two kinds. Since version 2,
+# a pixel of the simulated sensor that fires keeps its charge modulo the threshold.
+VERSION = 2
+# Settings that have an effect only without a rig. If a new setting is in neither of the two sets,
+# it is recorded with and without a rig, and old data sets cannot be continued.
+ONLY_WITHOUT_RIG = {
+    "interpolate", "method", "gamma", "light", "rate", "threshold", "initial_charge", "shot_noise",
+    "dark_rate", "threshold_mismatch", "instants",
+}  # fmt: skip
+# Settings that have an effect only with a rig.
+ONLY_WITH_RIG = {"rig", "side", "crop", "clips", "frames", "planes"}
+
+
+class Recipe(Section):
+    """The settings of the made clips: flags of the program, which dataset.json records.
+
+    ONLY_WITHOUT_RIG and ONLY_WITH_RIG list the settings that have an effect in one case only. The
+    settings `average`, `ratio` and `seed` always have an effect.
+
+    What must stay: names and defaults, because users' commands and the records of made clips have
+    them. `record` says what a new setting needs.
+    """
+
+    # Settings of clips without a rig. Of these, `average`, `ratio` and `seed` also act with a rig.
+    average: int | None = Field(
+        None,
+        ge=1,
+        description="raw frames per exposure, odd; default: from GoPro names, else 7; with a "
+        "rig 1 to 4",
+    )
+    interpolate: int = Field(8, ge=1, description="spike planes per raw frame")
+    method: Literal["flow", "linear"] = Field(
+        "flow", description="interpolation between raw frames"
+    )
+    ratio: int = Field(2, ge=1, description="RGB pixels per spike pixel, each way")
+    gamma: float = Field(2.2, gt=0, description="exponent from display values to light")
+    light: Literal["linear", "display"] = Field("linear", description="what the sensor integrates")
+    # At most 1, because a pixel fires once per plane at most.
+    rate: float = Field(0.5, gt=0, le=1, description="spikes per plane at full light")
+    threshold: float = Field(
+        1.0,
+        gt=0,
+        description="charge at which a pixel fires; rate, noise and first charge are relative to "
+        "it, so it hardly changes the spikes",
+    )
+    initial_charge: float = Field(
+        1.0,
+        ge=0,
+        description="largest first charge of a pixel, in thresholds; drawn uniformly from 0 on",
+    )
+    shot_noise: float = Field(
+        0.0, ge=0, description="standard deviation per plane at full light, in thresholds"
+    )
+    dark_rate: float = Field(0.0, ge=0, description="spikes per plane without light")
+    threshold_mismatch: float = Field(
+        0.0, ge=0, description="relative standard deviation of the threshold between pixels"
+    )
+    seed: int = Field(0, ge=0, description="seed of the sensor's noise and first charge")
+    instants: int = Field(
+        0, ge=0, description="number of sharp instants of each exposure to write as well, odd"
+    )
+
+    # Settings of clips with a rig.
+    rig: str = Field(
+        "none",
+        description="two cameras record any video or photograph: ideal, rig, dim, other, or random "
+        "for each clip (what they are: NAMED in data/cameras/rig_values.py); also with other "
+        "values of its fields: rig,parallax=0,rate=0.2",
+    )  # fmt: skip
+    side: int = Field(
+        288, ge=16, description="with a rig: shorter side that videos and photographs are scaled to"
+    )
+    crop: int = Field(
+        192, ge=16, description="with a rig: side of the frames, a crop that moves over the source"
+    )
+    clips: int = Field(4, ge=1, description="with a rig: largest number of clips of one source")
+    frames: int = Field(8, ge=1, description="with a rig: frames of a clip")
+    # 88 = 8 * 11: as many planes as 11 averaged raw frames of GoPro give with `interpolate` 8.
+    planes: int = Field(88, ge=2, description="with a rig: spike planes per frame")
+
+    @property
+    def has_rig(self) -> bool:
+        return self.rig != "none"
+
+    def record(self) -> dict[str, Any]:
+        """Return the settings with an effect, as JSON.
+
+        Two recipes with equal records give equal clips. So the record is stored with each clip, and
+        it is compared when a data set is continued. The records of older data sets lack a setting
+        that is added later. So a new setting must be left out here while it has its default, as
+        `instants` is. Otherwise older data sets could not be continued.
+        """
+        if self.has_rig:
+            without_effect = set(ONLY_WITHOUT_RIG)
+        else:
+            without_effect = set(ONLY_WITH_RIG)
+        if not self.instants:
+            without_effect.add("instants")
+        return {key: value for key, value in self.plain().items() if key not in without_effect}
+
+    def refuse_unknown_rig(self) -> None:
+        """Raise OptionError if --rig names no rig."""
+        # Any name of a clip would do, because the name only changes the random numbers of a rig.
+        self.rig_of("")
+
+    def rig_of(self, clip: str) -> Rig:
+        """Return the rig that records a clip.
+
+        Without --rig, there is no second camera. Then the result describes the simulated sensor
+        alone, and the program reads only its fields `rate` and `light`, for dataset.json.
+        Raises OptionError if --rig names no rig.
+        """
+        if self.has_rig:
+            return Rig.of_flag(self.rig, random_stream(f"rig of clip {clip}", self.seed))
+        return Rig(rate=self.rate, light=self.light)
+
+    def raw_frames_per_exposure(self, clip: str) -> int:
+        """Return the number of raw frames that are averaged to a blurry frame of a clip.
+
+        The setting `average` counts first. Without this setting, the number in a name of GoPro is
+        used, e.g. 7 for GOPR0372_07_00. Clips with other names have 7.
+        """
+        if self.average:
+            return self.average
+        name_of_gopro = re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)
+        if name_of_gopro:
+            return int(name_of_gopro.group(1))
+        return 7
+
+    def planes_of(self, clip: str) -> int:
+        """Return the number of spike planes in a frame of a clip."""
+        if self.has_rig:
+            return self.planes
+        return self.interpolate * self.raw_frames_per_exposure(clip)

@@ -1,0 +1,163 @@
+"""What clips are made from: folders of images, videos and photographs, and their parts.
+
+    find_sources   finds the sources
+    cuts_of        with a rig: chooses the parts of a source that are recorded, one clip each
+
+The program runs `cuts_of` in several processes. So it takes and returns values that can be pickled.
+If a source cannot be used, it returns the error and does not raise it. So the program goes on with
+the other sources.
+
+What must stay: the same source and recipe give the same parts, or raise VERSION in
+data/making/recipe.py.
+Free to change: the texts, except where tests/parts/scripts/test_prepare_gopro_spike.py quotes them.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from data.clip import checked_name
+from data.clips.user_folders import clips_in
+from data.clips.user_frames import FrameSource
+from data.making.recipe import Recipe
+from data.making.video_parts import Cut, find_cuts
+from utils.errors import DataError
+from utils.image import IMAGE_SUFFIXES
+from utils.name_order import natural_key
+from utils.random_streams import random_stream
+
+SPLITS = ("train", "test")
+# The shorter side of the scaled frames is at least this many times the side of the crop, so that
+# the crop has room to move. A larger value would leave less choice between sides, and so fewer
+# parts of fast videos. With 1, the crop could not move along the shorter side.
+LEAST_SIDE_PER_CROP = 1.1
+
+
+class ClipSource(NamedTuple):
+    """What a clip is made from. With a rig, several clips may be made from one source."""
+
+    name: str  # name of the file or folder, without suffix
+    path: Path  # a folder of images, a video file or, with a rig, a photograph
+    split: str  # "train" or "test" if the source has such folders, else ""
+
+    @property
+    def is_photo(self) -> bool:
+        return self.path.suffix.lower() in IMAGE_SUFFIXES and self.path.is_file()
+
+
+def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
+    """Return the sources in a folder, or in its folders `train` and `test`.
+
+    path: --source, a folder or one file. photos: whether image files are sources too.
+    Raises DataError if there is no source, and if two sources have the same name.
+    """
+    if path.is_file():
+        return [ClipSource(path.stem, path, split="")]
+    # The folders to search, as (folder, name of the split).
+    roots = []
+    for split in SPLITS:
+        folder = path / split
+        if folder.is_dir():
+            roots.append((folder, split))
+    if not roots and path.is_dir():
+        roots = [(path, "")]
+
+    # Folders of images and videos come first, then photographs. Clips are made and shown in this
+    # order.
+    sources = []
+    for root, split in roots:
+        for name, file_or_folder in clips_in(root):
+            sources.append(ClipSource(name, file_or_folder, split))
+    if photos:
+        for root, split in roots:
+            for file in sorted(root.iterdir(), key=lambda file: natural_key(file.name)):
+                source = ClipSource(file.stem, file, split)
+                if source.is_photo:
+                    sources.append(source)
+
+    # The names become names of folders, so a name that no folder can have is refused.
+    for source in sources:
+        checked_name(source.name, str(path))
+    if not sources:
+        raise DataError(
+            what="no raw clip found",
+            where=str(path),
+            expected="folders of images or video files, with or without train/ and test/",
+            do="correct --source",
+        )
+    _refuse_equal_names(sources, path)
+    return sources
+
+
+def _refuse_equal_names(sources: list[ClipSource], path: Path) -> None:
+    """Refuse two sources of one name, because their clips would have one folder.
+
+    path: --source, for the message.
+    """
+    counts = Counter(source.name for source in sources)
+    repeated_names = [name for name, count in counts.items() if count > 1]
+    if repeated_names:
+        raise DataError(
+            what=f"two raw clips of the same name: {', '.join(repeated_names[:5])}",
+            where=str(path),
+            expected="a different name for each clip",
+            do="rename one of the clips",
+        )
+
+
+def cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut] | DataError:
+    """Return the parts of a source that a rig records, at most `recipe.clips`.
+
+    A DataError is returned and not raised, so that the program goes on with the other sources.
+    """
+    try:
+        return _find_cuts_of(source, recipe)
+    except DataError as e:
+        return e
+
+
+def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
+    """Return the parts of a source that a rig records. Raises DataError if there are none.
+
+    What must stay: the parts for a source and a recipe. `random_stream` gives the same numbers on
+    every machine. Another order of the draws would give other data sets (VERSION).
+    """
+    # This changes OpenCV in the whole process. The program runs as many processes as there are
+    # cores, so more threads would compete for them.
+    cv2.setNumThreads(1)
+    frames = FrameSource(source.path)
+    if min(frames.size) < recipe.crop:
+        height, width = frames.size
+        raise DataError(
+            what=f"frames of {height} x {width}",
+            where=str(source.path),
+            expected=f"both sides at least --crop {recipe.crop}",
+            do="lower --crop",
+        )
+    if source.is_photo:
+        # A photograph has no parts. Each clip is another motion over the same photograph, and
+        # `first` is only the number of the clip.
+        return [Cut(first=i, average=1, side=recipe.side) for i in range(recipe.clips)]
+
+    least_side = min(round(LEAST_SIDE_PER_CROP * recipe.crop), recipe.side)
+    cuts = find_cuts(
+        frames,
+        intervals=recipe.frames,
+        sides=(least_side, recipe.side),
+        frames_per_interval=recipe.average,
+        rng=random_stream(f"cuts of {source.name}", recipe.seed),
+    )
+    if not cuts:
+        raise DataError(
+            what="no part without a cut and with small motion",
+            where=str(source.path),
+            expected=f"{recipe.frames} exposures whose frames can be interpolated",
+            do="lower --frames, --average or --crop",
+        )
+    # Spread the clips evenly over the video: 3 clips of 9 parts are the parts 0, 4 and 8.
+    number_of_clips = min(recipe.clips, len(cuts))
+    chosen = np.linspace(0, len(cuts) - 1, number_of_clips).round().astype(int)
+    return [cuts[number] for number in chosen]

@@ -1,0 +1,83 @@
+"""Check all clips of prepare_gopro_spike.py before the first is made.
+
+A user learns all faults in one run, and the flags that leave the wrong clips out.
+
+What must stay: test_all_wrong_clips_are_named_at_once,
+test_the_flags_that_leave_the_wrong_clips_out_are_said.
+Free to change: further checks of several clips, beside `errors_of_size`. A check of one clip
+belongs to data/making/clip_plan.py.
+"""
+
+from collections import Counter
+
+from data.making.clip_plan import Job, Plan, plan_clip
+from data.making.recipe import Recipe
+from scripts.parts.parallel_calls import run_counted
+from utils.errors import DataError
+
+
+def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
+    """Check every clip, before anything is written. Raises one DataError for all clips."""
+    # For each job: its plan, or the DataError that says what is wrong with the clip.
+    results = run_counted(
+        workers,
+        plan_clip,
+        calls=[(job, recipe) for job in jobs],  # the arguments of each call
+        name="checking",
+        unit="clips",
+    )
+    errors: dict[Job, DataError] = {}
+    plans: dict[Job, Plan] = {}
+    for job, plan in zip(jobs, results, strict=True):
+        if isinstance(plan, DataError):
+            errors[job] = plan
+        else:
+            plans[job] = plan
+
+    errors |= errors_of_size(plans)
+    if errors:
+        raise joined_errors(errors, len(jobs))
+    return plans
+
+
+def errors_of_size(plans: dict[Job, Plan]) -> dict[Job, DataError]:
+    """Return an error for each clip that has another frame size than most clips.
+
+    All clips of a data set must have frames of one size.
+    """
+    if not plans:  # there is no most common size
+        return {}
+    sizes = Counter(plan.size for plan in plans.values())
+    most_common_size, _ = sizes.most_common(1)[0]
+    usual_height, usual_width = most_common_size
+    errors = {}
+    for job, plan in plans.items():
+        if plan.size == most_common_size:
+            continue
+        height, width = plan.size
+        errors[job] = DataError(
+            what=f"clip {job.name} has another size than the others: {height} x {width}",
+            where=str(job.source.path),
+            expected=f"frames of one size, as {usual_height} x {usual_width}",
+            do="make clips of another size in a run of their own, with another --out",
+        )
+    return errors
+
+
+def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
+    """Return the errors of several clips as one error. count: number of all clips."""
+    first = next(iter(errors.values()))
+    what = first.what
+    where = first.where
+    if len(errors) > 1:
+        what = f"{len(errors)} clips cannot be made:"
+        for error in errors.values():
+            what += f"\n    {error.what}  [{error.where}]"
+        where = "the clips named above"
+    # Each text once, in the order of the clips: dict.fromkeys keeps the first of equal texts.
+    expected = "; ".join(dict.fromkeys(error.expected for error in errors.values()))
+    do = "; ".join(dict.fromkeys(error.do for error in errors.values()))
+    if len(errors) < count:
+        flags = " ".join(f"--leave-out {job.name}" for job in errors)
+        do += f"; make only the others: {flags}"
+    return DataError(what, where, expected, do)

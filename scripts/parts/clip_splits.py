@@ -1,0 +1,95 @@
+"""Choose which sources of prepare_gopro_spike.py become test clips.
+
+What must stay: the same source gives the same clips, and a clip keeps its split, so that no frame
+of a test clip is ever trained on
+(test_the_share_for_testing_takes_neither_all_clips_nor_none,
+test_clips_that_are_made_keep_their_split_if_more_clips_come).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.making.sources import SPLITS, ClipSource
+from scripts.parts.made_info import read_info
+
+
+def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[str, str]:
+    """Return source name -> split, "train" or "test".
+
+    A source in a folder train/ or test/ gets the split of this folder. Of all other sources,
+    `share` become test clips: at least one, but never all. None does if `share` is 0, or if there
+    is only one of them. A source that an earlier start has put into a split stays there, so
+    that no frame of a test clip is ever trained on.
+
+    share: --test-share. out: --out, with the clips of an earlier start.
+
+    E.g. with share 0.2: 10 sources give 2 test clips, 3 sources give 1, and 1 source gives 0.
+    """
+    names = [source.name for source in sources if not source.split]
+    earlier = earlier_splits(names, out)  # source name -> split
+
+    # How many test clips are wanted. A single source is for training.
+    wanted_count = 0
+    if share > 0 and len(names) > 1:
+        rounded = round(share * len(names))
+        wanted_count = min(max(1, rounded), len(names) - 1)
+    # How many are still missing: 0 if there are too many already, because --test-share was larger
+    # before.
+    existing_count = list(earlier.values()).count("test")
+    missing_count = max(0, wanted_count - existing_count)
+    # Only new sources can become test clips. There may be too few of them, if earlier starts have
+    # put most sources into "train".
+    undecided = [name for name in names if name not in earlier]
+    new_test_names = evenly_chosen(undecided, min(missing_count, len(undecided)))
+
+    # The folder decides first, then the earlier start, and the choice above only for new sources.
+    splits = {}
+    for source in sources:
+        name = source.name
+        if source.split:
+            splits[name] = source.split
+        elif name in earlier:
+            splits[name] = earlier[name]
+        elif name in new_test_names:
+            splits[name] = "test"
+        else:
+            splits[name] = "train"
+    return splits
+
+
+def earlier_splits(names: Sequence[str], out: Path) -> dict[str, str]:
+    """Return source name -> split, for the sources that an earlier start has put into a split.
+
+    names: the sources that have no split by their folder. out: --out.
+    """
+    # By the folders of the clips. Without a rig, a clip has the name of its source.
+    earlier = {}
+    for split in SPLITS:
+        for name in names:
+            if (out / "GOPRO_Large" / split / name).is_dir():
+                earlier[name] = split
+    # By dataset.json. With a rig, a source becomes several clips. dataset.json lists them by their
+    # own names, e.g. camel_00, and the name of the source is their key "source". It decides if the
+    # folders say something else: the folder camel_00 may be of a source "camel" or "camel_00".
+    recorded = {}
+    for name, clip in read_info(out)["clips"].items():
+        source = clip.get("source", name)
+        recorded[source] = clip.get("split")
+    for name in names:
+        if recorded.get(name):
+            earlier[name] = recorded[name]
+    return earlier
+
+
+def evenly_chosen(names: Sequence[str], count: int) -> set[str]:
+    """Choose `count` names at equal distances, because neighbours in the list are often alike.
+
+    The last name of each of `count` equal groups is chosen. E.g. 2 of 6 names: the groups are 0 to
+    2 and 3 to 5, so the names 2 and 5. A second start must choose the same names, so there is no
+    random choice here.
+    """
+    chosen = set()
+    for group in range(count):
+        end_of_group = (group + 1) * len(names) // count
+        chosen.add(names[end_of_group - 1])
+    return chosen

@@ -1,0 +1,159 @@
+"""Read and write the dataset.json of prepare_gopro_spike.py.
+
+It says how to read the spikes, and how the clips were made. docs/data_format.md describes the keys.
+
+What must stay: the keys, because every reader of spikes depends on them
+(test_dataset_json_has_the_plane_of_the_sharp_frame,
+test_the_rig_in_dataset_json_has_the_calibration_beside_it,
+test_clips_of_a_rig_are_read_with_the_brightness_that_was_simulated).
+Free to change: further keys of a clip.
+"""
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from data.cameras.dataset_info import FILE_NAME, FORMAT
+from data.making.clip_plan import Job, Plan
+from data.making.recipe import Recipe
+from utils.errors import DataError
+from utils.files import write_whole
+
+# dataset.json, below --out.
+INFO = Path("GOPRO_Large_spike_seq", FILE_NAME)
+
+
+def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
+    """Return the dataset.json of an earlier run. Without one, return a table without clips.
+
+    Raises DataError if another program made the file, or this program with another recipe. Clips of
+    two recipes in one data set would be mixed in the training without a word.
+
+    recipe: the settings of this run. None accepts an earlier run with any settings.
+    """
+    path = out / INFO
+    table: dict[str, Any] = {"recipe": None, "clips": {}}
+    try:
+        if path.exists():
+            table = json.loads(path.read_text(encoding="utf-8"))
+        made = table["recipe"]  # the settings of the earlier run, None without an earlier run
+        if not isinstance(table["clips"], dict):
+            raise TypeError("no clips")
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise DataError(
+            what=f"dataset.json was not made by this script: {e}",
+            where=str(path),
+            expected="none, or one of an earlier run",
+            do="choose another --out, or move the file away",
+        ) from e
+    if recipe is not None and made is not None:
+        refuse_other_settings(out, made, recipe.record())
+    return table
+
+
+def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job, Plan]) -> None:
+    """Write dataset.json: the size of a plane, and for each clip its planes and its cameras.
+
+    Clips of an earlier run stay in the file. Raises DataError if their planes have another size.
+
+    table: what `read_info` returns. Its "clips" are changed in place.
+    plans: for each job (a clip to make), its plan with the size of its frames.
+    """
+    # `plan_all` has checked that the frames of all jobs have one size.
+    first_plan = next(iter(plans.values()))
+    frame_height, frame_width = first_plan.size
+    height = frame_height // recipe.ratio  # a spike pixel is `ratio` pixels of a frame wide
+    width = frame_width // recipe.ratio
+    refuse_other_size(out, table, height, width)
+
+    clips = table["clips"]
+    for job, plan in plans.items():
+        clips[job.name] = clip_info(job, plan, recipe, (height, width))
+
+    # The set as a whole has the number of planes that most clips have.
+    counts = Counter(clip["planes"] for clip in clips.values())
+    most_common_planes, _ = counts.most_common(1)[0]
+    usual_clips = [clip for clip in clips.values() if clip["planes"] == most_common_planes]
+    usual_clip = usual_clips[0]
+    # The cameras of --rig random differ from clip to clip, so only the clips have a rate. Other
+    # cameras are the same for all clips but for their seed, which follows from the name of the clip
+    # and changes neither rate nor light. So any name will do here, e.g. "".
+    rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "h": height,
+        "w": width,
+        "flip": True,  # within a plane, the rows are stored from bottom to top
+        "planes": usual_clip["planes"],
+        "gt_plane": usual_clip["gt_plane"],
+        "rate": rig.rate if rig else None,
+        # With random cameras, each clip has a light of its own in "clips", which counts instead.
+        "light": rig.light if rig else "linear",
+        "clips": clips,
+        "recipe": recipe.record(),
+        "made_by": "scripts/prepare_gopro_spike.py",
+    }
+    write_whole(out / INFO, (json.dumps(about, indent=2) + "\n").encode())
+
+
+def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int]) -> dict[str, Any]:
+    """Return what dataset.json says of one clip. spike_size: height and width of a plane."""
+    planes = recipe.planes_of(job.name)
+    # Without a cut, the job is a whole video, and its frames are averaged (the command without
+    # --rig). With --rig, the job is a part of a video or photograph, and the cut says which part.
+    if job.cut is None:
+        # The sharp frame is the middle one of the averaged frames, and a frame has `interpolate`
+        # planes. E.g. of 7 frames with 8 planes each: frame 3, so plane 24.
+        middle_frame = recipe.raw_frames_per_exposure(job.name) // 2
+        gt_plane = recipe.interpolate * middle_frame
+        return {"split": job.split, "planes": planes, "gt_plane": gt_plane}
+    rig = recipe.rig_of(job.name)
+    return {
+        "split": job.split,
+        "planes": planes,
+        "gt_plane": planes // 2,
+        "source": job.source.name,
+        "cut": asdict(job.cut),
+        "rate": rig.rate,
+        "light": rig.light,
+        "calibration": rig.calibration(spike_size, plan.size).plain(),
+    }
+
+
+# ---- What is refused --------------------------------------------------------------------------
+
+
+def refuse_other_settings(out: Path, made: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raise DataError if the settings of an earlier run differ from the settings of this run.
+
+    made, wanted: the settings of the earlier run, and of this run
+    """
+    if made == wanted:
+        return
+    # A version of this program may have fewer settings, so look at the settings of both.
+    differing = []
+    for key in {**wanted, **made}:
+        if made.get(key) != wanted.get(key):
+            differing.append(key)
+    raise DataError(
+        what=f"{out} was made with other settings: {', '.join(differing)}",
+        where=str(out / INFO),
+        expected="the same settings",
+        do="choose another --out, or remove the folder",
+    )
+
+
+def refuse_other_size(out: Path, table: dict[str, Any], height: int, width: int) -> None:
+    """Raise DataError if planes of height x width would join planes of another size.
+
+    table: what `read_info` returns. Without an earlier run, it has no size.
+    """
+    if table.get("h", height) != height or table.get("w", width) != width:
+        raise DataError(
+            what=f"spikes of {height} x {width} would join spikes of {table['h']} x {table['w']}",
+            where=str(out / INFO),
+            expected="one size of spikes in a data set",
+            do="choose another --out",
+        )
