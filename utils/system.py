@@ -79,8 +79,9 @@ def ask_for_signal_at_end_of_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-# Arrays up to this size are kept, in bytes. Some versions of glibc refuse a larger value.
-LARGEST_KEPT_ARRAY = 2**25
+# The memory of arrays up to this size is kept, in bytes. Old versions of glibc refuse the second
+# value, and stay at the first.
+LARGEST_KEPT_ARRAYS = (2**25, 2**26)
 # So much freed memory is kept at most, in bytes.
 MOST_KEPT_MEMORY = 2**30
 
@@ -98,7 +99,8 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
         mallopt(M_TRIM_THRESHOLD, MOST_KEPT_MEMORY)
-        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_ARRAY)
+        for size in LARGEST_KEPT_ARRAYS:
+            mallopt(M_MMAP_THRESHOLD, size)
 
 
 def is_alive(pid: int) -> bool:

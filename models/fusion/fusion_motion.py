@@ -204,10 +204,12 @@ class MotionSteps(nn.Module):
             at_half_size = F.pad(at_half_size, added, mode="replicate")
 
         # To half size, (1, channels, H / 2, W / 2). Of the first kind, the HALF x HALF pixels
-        # become channels, so that nothing is lost.
-        pixels = F.pixel_unshuffle(at_full_size[None], HALF)
-        means = F.avg_pool2d(at_half_size[None], HALF)
-        x = torch.cat((pixels, means), dim=1)
+        # become channels, so that nothing is lost. Of the second kind, the means are taken. Both
+        # are large, so they get no names, which would keep them.
+        x = torch.cat(
+            (F.pixel_unshuffle(at_full_size[None], HALF), F.avg_pool2d(at_half_size[None], HALF)),
+            dim=1,
+        )
         # With the channels of a pixel side by side, these convolutions take half of the time on a
         # CPU.
         x = x.contiguous(memory_format=torch.channels_last)

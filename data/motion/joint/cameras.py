@@ -26,16 +26,18 @@ test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations a wrong `adjo
 change: how many groups are computed at a time, and in which order.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from data.motion.joint.chunk import Chunk
 from data.motion.joint.spike_pixels import SpikePixels
 
-# Largest number of samples that are computed at a time, so that their tensors have at most 32 MB.
-# The system gives and takes back the memory of a larger tensor each time, which takes notable time.
-# With fewer samples, the sparse matrices have fewer entries in a row, and take longer.
-SAMPLES_AT_A_TIME = 2**23
+# Largest number of samples that are computed at a time. With more samples, a frame takes more
+# memory. With fewer samples, the sparse matrices have fewer entries in a row, and take longer: with
+# 9 + 9 + 2 groups in place of 10 + 10, both maps of a large frame took a tenth longer.
+SAMPLES_AT_A_TIME = 10 * 2**20
 
 
 class Cameras:
@@ -51,9 +53,12 @@ class Cameras:
     ) -> None:
         self._pixels = pixels
         count, height, width = shifts.shape[:3]
-        # A chunk is as many groups as may be sampled at a time. E.g. frames of 720 x 1280 have
-        # 921600 pixels: 2^23 // 921600 = 9, so 20 groups are three chunks, of 9, 9 and 2 groups.
-        groups_at_a_time = max(SAMPLES_AT_A_TIME // (height * width), 1)
+        # A chunk is the groups that are sampled at a time. All chunks have about as many groups.
+        # E.g. frames of 720 x 1280 have 921600 pixels: 10 * 2^20 // 921600 = 11 groups at most, so
+        # 20 groups are two chunks of 10 groups.
+        most_groups = max(SAMPLES_AT_A_TIME // (height * width), 1)
+        chunk_count = math.ceil(count / most_groups)
+        groups_at_a_time = math.ceil(count / chunk_count)
         self._chunks = []
         self._coverage_of_chunks = []  # c of each chunk, (M, groups, h, w)
         for first_group in range(0, count, groups_at_a_time):

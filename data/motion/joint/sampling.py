@@ -40,20 +40,22 @@ def grid_positions(positions: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 class Corners(NamedTuple):
-    """The four pixels of each of N samples, and their weights.
+    """The four pixels of each of N samples.
 
     E.g. a picture of 4 x 4 pixels and a sample at x = 1.5, y = 1: the corner is c = 1 * 4 + 1 = 5,
-    and the pixels 5, 6, 9 and 10 have the weights 0.5, 0.5, 0 and 0.
+    `right` is 0.5 and `below` is 0. The pixels 5, 6, 9 and 10 have the weights 0.5, 0.5, 0 and 0.
     """
 
     corner: Tensor  # (N,) int32: c, the number of the corner of each sample
-    weights: Tensor  # (4, N): weights of the pixels c, c + 1, c + W and c + W + 1
+    # (N,) each, in [0, 1]: how far the sample lies to the right of its corner, and below it.
+    right: Tensor
+    below: Tensor
     offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1: from c to the four pixels
     pixel_count: int  # P
 
 
 def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
-    """Return the corners and weights of samples.
+    """Return the corners of samples.
 
     positions: (..., 2), x and y in pixels. 0 is the middle of the first pixel. size: (H, W).
     """
@@ -64,11 +66,19 @@ def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
     # A corner is never in the last row or column, so there are pixels below it and to its right.
     # For example, a sample in the last column has its corner in the column before, and `right` is
     # 1. A picture of one row has no pixels below: `below` is 0, so their weights are 0.
-    column = x.floor().clamp(max=max(width - 2, 0))
-    row = y.floor().clamp(max=max(height - 2, 0))
-    right = x - column  # distance from the corner, in [0, 1]
-    below = y - row
+    column = x.floor().clamp_(max=max(width - 2, 0))
+    row = y.floor().clamp_(max=max(height - 2, 0))
+    corner = row.int().mul_(width).add_(column.int())
+    right = x.sub_(column)  # in place, because these tensors are large
+    below = y.sub_(row)
+    return Corners(corner, right, below, (0, 1, width, width + 1), height * width)
 
+
+def weights_of(right: Tensor, below: Tensor) -> Tensor:
+    """Return the weights (4, N) of the pixels c, c + 1, c + W and c + W + 1 of N samples.
+
+    right, below: (N,) each, as in `Corners`.
+    """
     # The weights are products, which become one product and differences:
     #     [3]  below * right
     #     [2]  below * (1 - right)          = below - [3]
@@ -80,6 +90,4 @@ def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
     torch.sub(below, weights[3], out=weights[2])
     torch.sub(right, weights[3], out=weights[1])
     torch.sub(1 - below, weights[1], out=weights[0])
-
-    corner = row.int() * width + column.int()
-    return Corners(corner, weights, (0, 1, width, width + 1), height * width)
+    return weights

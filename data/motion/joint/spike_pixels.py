@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.motion.joint.sampling import corners_of, grid_positions
+from data.motion.joint.sampling import corners_of, grid_positions, weights_of
 from data.motion.joint.sparse import product, sparse_matrix
 from data.motion.view import View
 
@@ -171,7 +171,8 @@ def _entries_of_D(positions: Tensor, view: View) -> MatrixEntries:
     spike_pixels = []
     pixels = []
     values = []
-    for offset, weights in zip(corners.offsets, corners.weights, strict=True):
+    weights_of_pixels = weights_of(corners.right, corners.below)  # (4, points)
+    for offset, weights in zip(corners.offsets, weights_of_pixels, strict=True):
         # If both cameras are aligned, most weights are 0. Entries of 0 are left out, so that the
         # matrix is smaller.
         counts = weights > 0

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from data.motion.joint.adjoint_of_samples import AdjointOfSums, sort_samples
-from data.motion.joint.sampling import corners_of, grid_positions
+from data.motion.joint.sampling import corners_of, grid_positions, weights_of
 from data.motion.joint.sparse import sparse_matrix
 from tests.dist.launching import run_ranks
 
@@ -66,15 +66,16 @@ def test_the_four_weighted_pixels_are_the_sample(samples):
     picture = torch.rand(1, *size)
 
     corners = corners_of(positions, size)
+    weights_of_pixels = weights_of(corners.right, corners.below)
 
     # The sum of the four pixels times their weights.
     found = torch.zeros(COUNT)
-    for offset, weights in zip(corners.offsets, corners.weights, strict=True):
+    for offset, weights in zip(corners.offsets, weights_of_pixels, strict=True):
         counts = weights > 0  # a pixel of weight 0 may lie beyond the picture
         pixels = corners.corner[counts] + offset
         found[counts] += weights[counts] * picture.flatten()[pixels]
     assert torch.allclose(found, sample_picture(picture, positions)[0], atol=1e-5)
-    assert torch.allclose(corners.weights.sum(0), torch.ones(COUNT))
+    assert torch.allclose(weights_of_pixels.sum(0), torch.ones(COUNT))
 
 
 @pytest.mark.parametrize("in_sum", [1, 5], ids=["single samples", "sums of five"])
