@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from data.cameras.registration.fit import fit
-from data.cameras.registration.matrix import nominal
+from data.cameras.registration.matrix import nominal_matrix
 from data.cameras.registration.result import FitResult
 from data.cameras.registration.view import View
 from data.cameras.rig import Rig
@@ -79,9 +79,9 @@ def trial(number: int) -> dict[str, Any]:
     # docs/benchmarks/calibration.
     rng = np.random.default_rng([26, number])
     rig = Rig.random(rng)
-    # `fit` begins at the matrix of two cameras with the same view, `nominal`. Of the true rig it is
-    # told only whether the spike camera sees linear light or display values.
-    found = fit(recorded_views(rig, rng), nominal(SPIKE, RGB), rig.light)
+    # `fit` begins at the matrix of two cameras with the same view, `nominal_matrix`. All that it is
+    # told of the true rig is whether the spike camera sees linear light or display values.
+    found = fit(recorded_views(rig, rng), nominal_matrix(SPIKE, RGB), rig.light)
 
     errors = {
         "px": mean_distance(found.matrix, rig.matrix(SPIKE, RGB)),

@@ -97,7 +97,8 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
     for history in histories[1:]:
         common = common & set(history)
     steps = sorted(common)
-    # np.convolve would exchange curve and weights, and return values that are no means.
+    # If the curve is shorter than the weights, np.convolve exchanges the two, and its values are no
+    # means.
     if len(steps) < smooth:
         raise DataError(
             what=f"{len(steps)} common steps, fewer than the {smooth} entries of a running mean",

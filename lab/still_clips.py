@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_clips(folder: Path, rate: float) -> None:
-    """Make the clips of a light. rate: spikes per plane at full light.
+    """Make all clips of one brightness. rate: spikes per plane at full light, a value of LIGHTS.
 
     The frames go to <folder>/rgb/<clip>/blur and <folder>/rgb/<clip>/sharp, the spikes to
     <folder>/spike/<clip>. E.g. a clip is "astronaut, 2 pixels".
@@ -147,9 +147,8 @@ def in_motion(picture: np.ndarray, pixels: float) -> Scene:
         to_left = pixels * time / PLANES
         upwards = to_left / 2
         # The matrix from a pixel (x, y, 1) of the picture to a pixel of the frame.
-        to_frame = np.array(
-            [[1, 0, -CORNER[0] - to_left], [0, 1, -CORNER[1] - upwards]], np.float32
-        )
+        left, top = CORNER
+        to_frame = np.array([[1, 0, -left - to_left], [0, 1, -top - upwards]], np.float32)
         return cv2.warpAffine(picture, to_frame, (WIDTH, HEIGHT), borderMode=cv2.BORDER_REFLECT)
 
     return light_at
@@ -168,8 +167,8 @@ def with_disc(picture: np.ndarray, other: np.ndarray) -> Scene:
 
     def light_at(time: float) -> np.ndarray:
         """Return the background and the disc at a time in planes, (HEIGHT, WIDTH, 3)."""
-        # The disc is in the middle of the frame in the middle of the clip. So its shift is below 0
-        # before.
+        # In the middle of the clip the disc is in the middle of the frame. So in the first half of
+        # the clip its shift is negative.
         middle = FRAMES * PLANES / 2
         shift = DISC_SHIFT * (time - middle) / PLANES
         # The distance of each pixel from the middle of the disc, (HEIGHT, WIDTH).
@@ -213,9 +212,10 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
 
 
 def psnr_of(folder: Path, name: str) -> dict[str, float]:
-    """Restore the clips of a light. Return {clip: PSNR in dB}.
+    """Restore all clips of one brightness. Return {clip: PSNR in dB}.
 
-    folder: the clips of the light. name: a key of WEIGHTS. The results go to <folder>/<name>.
+    folder: these clips, as `make_clips` makes them for a key of LIGHTS. name: a key of WEIGHTS. The
+    results go to <folder>/<name>.
     """
     results = folder / name
     if not (results / "metrics.json").exists():

@@ -29,7 +29,7 @@ import torch
 from utils.system import peak_process_gb
 
 ROOT = Path(__file__).resolve().parent.parent
-MB = 2**20  # bytes
+MB = 2**20  # bytes. The figures in docs/benchmarks are in this unit
 
 # ---- Networks --------------------------------------------------------------------------------
 
@@ -48,8 +48,8 @@ NAMED: dict[str, dict[str, Any]] = {
         "deformable_groups": 4,
     },
 }  # fmt: skip
-# 006 with half the blocks. Use it to compare with the naive VRT, because a training step of the
-# naive 006 takes 16 GB on a clip of 6 x 64 x 64.
+# 006 with half the blocks. Use it to compare with the naive VRT (tests/helpers/naive_vrt.py), of
+# which a training step with the arguments of 006 takes 16 GB on a clip of 6 x 64 x 64.
 NAMED["006-half"] = {**NAMED["006"], "depths": [4] * 7 + [2] * 4}
 
 # Arguments of VRT that compute the activations of every block again in the backward pass.
@@ -135,7 +135,8 @@ def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
     wall_s = seconds(run, device)
     cpu_s = time.process_time() - cpu_before
 
-    figures = {"s": wall_s, "cpu_s": cpu_s, "process_mb": peak_process_gb() * 1e9 / MB}
+    process_bytes = peak_process_gb() * 1e9
+    figures = {"s": wall_s, "cpu_s": cpu_s, "process_mb": process_bytes / MB}
     if device.type == "cuda":
         figures["allocated_mb"] = torch.cuda.max_memory_allocated(device) / MB
     return figures

@@ -6,9 +6,10 @@ every other file. The error says what the file is, e.g. "an HTML page, as a brow
 place of a download. A .pth is a zip file, or a pickle if torch was older than 1.6.
 
 What must stay: a weights file may come from anywhere, so reading it must run no code from the file
-(test_a_pickle_that_makes_much_of_a_number_is_not_read, test_a_scalar_that_is_no_number_is_refused).
-A type may be added to the types that are read only if making it runs no such code. Free to change:
-MARKS, the descriptions of files that are no weights; they are only shown in errors.
+(test_a_small_pickle_that_would_take_much_memory_or_time_is_refused,
+test_a_scalar_that_is_no_number_is_refused). A type may be added to the types that are read only if
+making it runs no such code. Free to change: MARKS, the descriptions of files that are no weights;
+they are only shown in errors.
 
 Tests: tests/parts/models/test_foreign_weights.py, test_hostile_weights.py, test_any_weights.py
 """

@@ -222,12 +222,14 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
         if not is_background:
             opacity = _outline(rng, n)
         colour = to_linear(texture(rng, n))
-        sheet = np.concatenate((colour * opacity, opacity), axis=2)  # (n, n, 4), see `Layer`
-        # Parallax: the shake shifts the background by 1 times the shake, and the objects by 1.35,
-        # 1.7 and 2.05 times the shake, because a nearer layer shifts more.
+        # Colour times opacity, as blending needs it: result = sheet + (1 - opacity) * what is behind.
+        sheet = np.concatenate((colour * opacity, opacity), axis=2)  # (n, n, 4)
+        # Parallax: a nearer layer shifts more. The background shifts as far as the camera shakes,
+        # and the objects 1.35, 1.7 and 2.05 times as far.
         parallax = 1.0 + 0.35 * depth
-        shifts = shake * parallax + motion
-        layers.append(Layer(sheet, np.column_stack((shifts, turn)), side))
+        shifts = shake * parallax + motion  # (planes, 2): x, y
+        path = np.column_stack((shifts, turn))  # (planes, 3): x, y, turn
+        layers.append(Layer(sheet, path, side))
     return layers
 
 

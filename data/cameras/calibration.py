@@ -103,10 +103,10 @@ class Calibration(Section):
         # `made` has no effect. `tick_hz` only serves a check of clocks.
         del values["made"]
         del values["tick_hz"]
-        # In a digest, "exposure_share" is the share that is read, 1.12 times the exposed share. The
-        # reason: an older version stored the share that is read under this name, and its runs must
-        # find their digests again. Exposed shares of 0.9 and of 1 both read all planes, so the
-        # digest of 0.9 has one more entry, "exposed".
+        # In a digest, "exposure_share" is the share that is read, 1.12 times the exposure share. An
+        # older version stored the share that is read under this name, and its runs must find their
+        # digests again. Exposure shares of 0.9 and of 1 both read all planes, so the digest of 0.9
+        # has one more entry, "exposed".
         if self.share_to_read == 1 and self.exposure_share != 1:
             values["exposed"] = self.exposure_share
         values["exposure_share"] = self.share_to_read
@@ -129,7 +129,7 @@ PLANES_FACTOR = 1.12
 def share_to_read(exposure_share: float) -> float:
     """Return the fraction of a frame's planes that its channels are made of.
 
-    E.g. an exposed share of 0.8 -> 0.896, and 0.95 -> 1, all planes.
+    E.g. an exposure share of 0.8 -> 0.896, and 0.95 -> 1, all planes.
     """
     return min(PLANES_FACTOR * exposure_share, 1.0)
 

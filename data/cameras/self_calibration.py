@@ -37,7 +37,7 @@ from data.augment import Augment
 from data.cameras.calibration import Calibration
 from data.cameras.frame_planes import exposures_of
 from data.cameras.registration.fit import fit
-from data.cameras.registration.matrix import nominal
+from data.cameras.registration.matrix import nominal_matrix
 from data.cameras.registration.result import FitResult
 from data.cameras.registration.view import View
 from data.cameras.spike_errors import spike_errors_as_data_errors
@@ -70,7 +70,8 @@ def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
     A clip stays as it is if its `spike.calibration` is not "auto", or if dataset.json gives its
     calibration. Collective if there is a clip to calibrate.
 
-    files: the io backend of the data set, which reads frames and spikes.
+    files: reads frames and spikes: a `DiskFiles`, or a `CacheReader` with a clip cache. The
+        functions below have it, too.
     """
     clips = list(clips)
     to_calibrate = []  # indices of the clips to calibrate
@@ -177,7 +178,7 @@ def _fit_clip(clip: Clip, files: Any) -> FitResult:
     # The fit needs exposures of one length. The last exposure of a clip may be shorter. Leave it
     # out.
     views = [view for view in views if view.count == views[0].count]
-    return fit(views, nominal(size, clip.size), clip.spikes.light)
+    return fit(views, nominal_matrix(size, clip.size), clip.spikes.light)
 
 
 def _compared_frames(clip: Clip) -> list[tuple[int, Exposure]]:
@@ -185,14 +186,19 @@ def _compared_frames(clip: Clip) -> list[tuple[int, Exposure]]:
 
     The exposures include AROUND planes before and after.
     """
-    around = _exposures_read_by(clip.spikes.changed(context=AROUND), clip)
+    # A copy of the settings, which also reads AROUND planes on each side of an exposure.
+    with_context = clip.spikes.changed(context=AROUND)
+    around = _exposures_read_by(with_context, clip)
     # In a clip with fewer frames, some numbers come twice. A set has each number once.
     numbers = {round(i) for i in np.linspace(0, len(clip) - 1, FRAMES)}
     return [(number, around[number]) for number in sorted(numbers)]
 
 
 def _exposures_read_by(spikes: DatSpikes, clip: Clip) -> tuple[Exposure, ...]:
-    """Return the planes of each frame of a clip, if `spikes` reads them. Raises DataError."""
+    """Return which planes `spikes` reads for each frame of a clip.
+
+    Raises DataError if the spike files lack such planes.
+    """
     return exposures_of(
         spikes, clip.name, list(clip.planes_of_spike_files.items()), len(clip), clip.times
     )
@@ -224,10 +230,11 @@ def _calibration_of(clip: Clip, result: FitResult) -> Calibration:
     """
     is_applied = result.is_applied
     size = (clip.spikes.geometry.height, clip.spikes.geometry.width)
-    matrix = result.matrix if is_applied.matrix else nominal(size, clip.size)
-    # Nine digits, because the share that is read is computed from this one: 1.12 times as much,
-    # rounded to 3 digits. With fewer digits here, the result of this rounding would sometimes
-    # differ from earlier runs, and so would the digests of these runs.
+    matrix = result.matrix if is_applied.matrix else nominal_matrix(size, clip.size)
+    # Nine digits, because another number is computed from this one: the share of the planes that is
+    # read, 1.12 times the exposure share, rounded to 3 digits (`Calibration.share_to_read`). Fewer
+    # than nine digits would sometimes change the third digit of the product. Then the digest of an
+    # existing run would no longer be the same.
     exposure_share = round(min(result.share, 1.0), 9) if is_applied.share else 1.0
     return Calibration(
         matrix=matrix[:2].round(5).tolist(),
@@ -258,7 +265,7 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     for _, exposure in compared:
         for piece in exposure.pieces:
             names.append(piece.file)
-    cache = getattr(files, "path", None)
+    cache = getattr(files, "path", None)  # folder of the cache. A `DiskFiles` has none
     if cache:
         for kind in ("lq", "spike"):
             names.append(str(Path(cache, clip.name, f"{kind}.u8")))

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from utils.errors import DataError, address_of
 
-# A path with this text names a file in an LMDB.
+# A path with this text names a file in an LMDB, e.g. "/data/train.lmdb::clip_a/000000".
 LMDB_MARK = ".lmdb::"
 
 
@@ -107,7 +107,11 @@ class Folder(Mapping[str, FileEntry]):
         return iter(dict.fromkeys(self.stems))
 
     def __len__(self) -> int:
-        """Return the number of files. "0.jpg" and "0.jpeg" have one stem, but are two files."""
+        """Return the number of files. "0.jpg" and "0.jpeg" have one stem, but are two files.
+
+        The check looks at every file, also at two of one stem, so it needs the length of `paths`
+        (data/clips/preflight.py). Counting the names takes less time than sorting out their stems.
+        """
         return self.joined_names.count("/")
 
 

@@ -121,7 +121,7 @@ def _common_view(clip: Clip, grey: np.ndarray, rates: np.ndarray) -> Views:
     # With a calibration, the planes are warped onto the frame (calibrated_grid.py). `window` has
     # the spike pixels that the whole frame needs (`crop`), and the warp (`to_rgb`). `region` is the
     # part of the frame that both cameras see.
-    window = clip.grid.window(Augment.whole(clip.size))
+    window = clip.grid.window(Augment.whole(clip.size))  # "whole": neither crop nor flip
     region = clip.grid.region.slices
     warped_rates = []
     for plane in (rates, flipped_rates):
@@ -174,8 +174,8 @@ def _wrong_light(views: Views, spikes: DatSpikes) -> list[str]:
 def _wrong_frames(clip: Clip) -> list[str]:
     """Return a warning if the frames are means of another kind of light than the spikes integrate.
 
-    A ratio is (light at the sharp instant) / (mean light of the exposure), from the spikes. Such a
-    representation helps a network because the blurry frame times the ratio is the sharp frame. This
+    The channels are ratios: (light at the sharp instant) / (mean light of the exposure), from the
+    spikes. They help a network because the blurry frame times the ratio is the sharp frame. This
     holds only if the blurry frame is the mean of the same kind of light. If it is the other kind,
     the product is wrong by about 1 dB.
 

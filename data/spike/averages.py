@@ -20,8 +20,9 @@ from .registry import Numbers, representation
 # ---- Windows of fixed length --------------------------------------------------------------------
 #
 # With the option num_bins, the windows of TFP (texture from playback) are spread over the stream.
-# Without it, they lie around the center. The next two functions get the options and say which; they
-# are fields of `Representation` (registry.py), which `represent` needs to reverse time exactly.
+# Without num_bins, they lie around the center. The next two functions get the options of `tfp` and
+# answer which case it is. `represent` asks them: windows around the center need `center`, and the
+# two cases reverse time in different ways (`reverses_channels` in registry.py says why).
 
 
 def _tfp_is_centered(num_bins: int | None = None, **_: Any) -> bool:
@@ -32,6 +33,7 @@ def _tfp_is_spread(num_bins: int | None = None, **_: Any) -> bool:
     return num_bins is not None
 
 
+# proportional: the channels are firing rates, so `spike.rate`, `light` and `gamma` apply to them.
 @representation(
     "tfp", proportional=True, is_centered=_tfp_is_centered, reverses_channels=_tfp_is_spread
 )
@@ -50,8 +52,9 @@ def tfp(
 
     s is the stream. Values are in [0, 1]. At the ends of the stream a window has only the planes
     that exist. With num_bins = B, the T planes are divided into B equal bins. m is the middle of
-    bin i, (i + 1 / 2) T / B rounded down, and is moved into [half_window, T - half_window].
-    Source: SpikeCV, TFP, without its rounding to 8 bits.
+    bin i, (i + 1 / 2) T / B rounded down, and is moved into [half_window, T - half_window]. At
+    m = T - half_window the window lacks its last plane, T.
+    Source: SpikeCV, TFP, without its rounding to 8 bits. The spread windows are as in S-VRT.
     """
     planes = len(stream)
     if num_bins is None:
@@ -82,9 +85,11 @@ def tfp(
 def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
     """Return the middle m of each window of `tfp` with num_bins.
 
-    m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. Other
-    middles fail test_tfp_spread_over_the_file_is_the_formula_of_s_vrt.
-    Raises ValueError if a window does not fit into the stream.
+    m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. The
+    limits are those of S-VRT, for networks that were trained with it. A window has 2 half_window +
+    1 planes, but at the upper limit only 2 half_window, because its last plane would be plane T.
+    test_tfp_spread_over_the_file_is_the_formula_of_s_vrt fails for other middles.
+    Raises ValueError if the stream has less than 2 half_window planes.
     """
     if planes < 2 * half_window:
         raise ValueError(f"{planes} planes cannot hold a window of {2 * half_window} planes")

@@ -141,7 +141,9 @@ class ImageFusion(Fusion):
 
 
 def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
-    """Return `spike` if it fits the frames, so that the type is known. Raises DataError otherwise.
+    """Return `spike` if it fits the frames. Raises DataError otherwise.
+
+    Callers go on with the returned tensor: a type checker knows of it that it is not None.
 
     rgb: the frames (B, T, 3, H, W). spike: must be (B, T, channels, H, W).
     """

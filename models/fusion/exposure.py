@@ -27,10 +27,10 @@ from utils.options.section import Positive
 
 # Weights of R, G and B in the luma (Rec. 601), about what a grey sensor sees of the colours.
 LUMA = (0.299, 0.587, 0.114)
-# Added to the variance of luma in a window, in squared display values. (Its root is 0.017, about 4
-# levels of 255.) In a flat window, luma varies less than this, by noise alone. Then a fitted colour
-# follows the mean colour of the window. A larger value would ignore weak edges, a smaller value
-# would fit lines to noise.
+# The number f in `colour_changes`: a variance of luma in a window, in squared display values. Its
+# root is 0.017, about 4 of 255 levels. In a flat window luma varies less than this, by noise alone,
+# so the slope is nearly the slope of a flat window, mean colour / mean luma. A larger f would
+# ignore weak edges. A smaller f would fit lines to noise.
 VARIANCE_OF_FLAT_WINDOW = 3e-4
 # Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
 # would amplify noise.
@@ -69,10 +69,12 @@ class ExposureFusion(ImageFusion):
     The method is of this project. Short and long rates are also in S-SDM, lines of colour in Omer
     and Werman (CVPR 2004), and their fit in the guided filter (He et al., ECCV 2010).
 
-    estimates: number of the ratios, from the first, that are around the sharp instant (null: all).
+    estimates: number of ratios of which estimates are made: the first ones, which must be around
+    the sharp instant (null: all). The other ratios are only inputs of the conv net.
     features: width of the conv net. layers: number of its residual convolutions.
     colour_radius: radius in pixels of the windows in which colours are fitted.
-    base: the frame to which the network adds its output: "blurry", as published, or "fused".
+    base: the frame to which the network adds its output: the "blurry" one, as in VRT, or the
+    "fused" one, which the operator has made.
     """
 
     representation = "relative"

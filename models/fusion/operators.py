@@ -41,7 +41,8 @@ class NoFusion(Fusion):
         return image_channels, image_channels
 
 
-# given: the network passes this argument to the constructor. It is no key of the option file.
+# given: arguments that the network passes to the constructor. They are no keys of the option file.
+# Also for "gated" below, and for "exposure" (exposure.py).
 @FUSIONS.register("concat", given=("spike_channels",))
 class ConcatFusion(Fusion):
     """Concatenates RGB and spike channels: in_chans = 3 + S."""
@@ -67,7 +68,8 @@ class GatedFusion(ImageFusion):
     features: width of the conv net. layers: number of its residual convolutions, applied per frame.
     gate_bias: -4 starts with an almost closed gate, for training from published RGB weights. For
     training from scratch 0 is better, because the spikes then contribute from the first step.
-    base: the frame to which the network adds its output: "blurry", as published, or "fused".
+    base: the frame to which the network adds its output: the "blurry" one, as in VRT, or the
+    "fused" one, which the operator has made.
     """
 
     def __init__(

@@ -45,13 +45,23 @@ class InChunks(torch.autograd.Function):
     Call `InChunks.apply(x, work, *weights)` without autocast. The weights have the order of
     work.names. Each weight is an argument, because autograd finds no tensors within other objects.
 
+    Forward and backward use these parts of `work`, a `Work` (work.py):
+
+        pieces(samples)    all chunks of all samples: (sample, chunk, factors of stochastic depth)
+        hidden(...)        computes a chunk up to its last layer: y is the residual, h the input of
+                           fc2. y is None if the layer has no residual, and h is None if stochastic
+                           depth has dropped the MLP.
+        has_own_attention, keeps_attention     whether there is a tape, and whether it records
+
     What must stay:
 
         Forward and backward go through the chunks in the order of work.pieces. The tape is read in
         the order in which it was written, and the last bits of the gradients depend on the order.
 
-        No tensor with a graph outlives its round of the loop in backward. Otherwise the graph of
-        its chunk stays in memory. test_fake_gpu.py measures the memory.
+        The graph of a chunk is freed in its round of the loop in backward: `torch.autograd.grad`
+        frees all that the graph has saved, unless it is told retain_graph=True. The names of the
+        round (tokens, y, h, ...) stay until the next round gives them new values, so the values of
+        one more chunk are in memory. test_fake_gpu.py measures the memory.
 
     One chunk in forward, and in backward (from right to left):
 
@@ -73,14 +83,13 @@ class InChunks(torch.autograd.Function):
         samples, tokens, _ = x.shape
         output_channels = len(w["fc2"])
         out = x.new_empty(samples, tokens, output_channels)
+        # A chunk names tokens three times (chunk.py): `rows` to read, padding included; `results`
+        # to write, without padding; in backward `kept`, the places of the results among the rows.
         for sample, chunk, factors in work.pieces(samples):
-            _, mlp_factor = factors
             # The taken tokens have no name here, so that they are freed before the last layer.
             y, h = work.hidden(take(x[sample], chunk.rows), chunk, factors, w, tape)
-            # h is None if stochastic depth has dropped the MLP. y is None if a layer has no
-            # residual.
             if h is not None:
-                branch = scale_branch(F.linear(h, w["fc2"], w["fc2_bias"]), mlp_factor)
+                branch = scale_branch(F.linear(h, w["fc2"], w["fc2_bias"]), factors.mlp)
                 # In place, because nobody else needs the branch.
                 y = branch if y is None else branch.add_(y)
             put(out[sample], chunk.results, y)
@@ -95,6 +104,15 @@ class InChunks(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """Return the gradients of x and of the weights.
 
+        A chunk ends with its last layer, y + factor * (h fc2^T + fc2_bias). With the gradient G of
+        this sum, the gradients by hand are
+
+            gradient of y           G
+            gradient of the branch  factor G
+            gradient of fc2         (factor G)^T h
+            gradient of fc2_bias    the sum of factor G over the tokens
+            gradient of h           (factor G) fc2
+
         grad: the gradient of the result, (samples, tokens, outputs of fc2).
         """
         # The saved tensors are x, then the weights, then what the tape has recorded.
@@ -105,8 +123,7 @@ class InChunks(torch.autograd.Function):
         weights = dict(zip(work.names, saved[1:end_of_weights], strict=True))
         tape = tape_of_backward(work.has_own_attention, recorded=saved[end_of_weights:])
         # The gradient of a weight is the sum over all chunks.
-        # The arguments of forward before the weights are x and work.
-        needs_gradient = ctx.needs_input_grad[2:]
+        needs_gradient = ctx.needs_input_grad[2:]  # of the weights, without x and work
         sums = _zeros_for_gradients(weights, needs_gradient)
 
         # The gradients of fc2 and its bias are computed in step 2 below, without a graph. All other
@@ -117,15 +134,24 @@ class InChunks(torch.autograd.Function):
 
         grad_x = torch.empty_like(x)
         for sample, chunk, factors in work.pieces(len(x)):
-            _, mlp_factor = factors
             # 1. Compute the chunk again, this time with a graph.
             tokens = take(x[sample], chunk.rows).detach().requires_grad_()
             with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
                 y, h = work.hidden(tokens, chunk, factors, w, tape)
 
-            # 2. Compute the gradients of fc2, of y and of h by hand. This adds to `sums`.
+            # 2. Compute the gradients of y, of h and of fc2 by hand.
+            outputs: list[Tensor] = []  # y and h, as far as there are any
+            gradients: list[Tensor] = []  # the gradient of each output
             grad_y = take(grad[sample], chunk.results)
-            outputs, gradients = _gradients_of_last_layer(y, h, grad_y, mlp_factor, w, sums)
+            if y is not None:
+                outputs.append(y)
+                gradients.append(grad_y)
+            if h is not None:
+                grad_branch = scale_branch(grad_y, factors.mlp)
+                _add_gradients_of_last_layer(sums, h, grad_branch)
+                outputs.append(h)
+                gradients.append(grad_branch @ w["fc2"])
+                del grad_branch  # frees it before step 3
 
             # 3. Run backward through the graph of this chunk, to its tokens and to the weights.
             inputs = [tokens] + [w[name] for name in with_graph]
@@ -172,43 +198,15 @@ def _as_leaves(weights: Weights, with_graph: Sequence[str], dtype: torch.dtype) 
     return leaves
 
 
-def _gradients_of_last_layer(
-    y: Tensor | None,
-    h: Tensor | None,
-    grad_y: Tensor,
-    factor: float | Tensor | None,
-    w: Weights,
-    sums: dict[str, Tensor],
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Run backward through the last layer of a chunk, y + factor * (h fc2^T + fc2_bias).
+def _add_gradients_of_last_layer(sums: dict[str, Tensor], h: Tensor, grad_branch: Tensor) -> None:
+    """Add the gradients of fc2 and its bias in one chunk to `sums`, if `sums` has these names.
 
-    With the gradient G of the result:
-
-        gradient of y          G
-        gradient of fc2        (factor G)^T h
-        gradient of fc2_bias   the sum of factor G over the tokens
-        gradient of h          (factor G) fc2
-
-    grad_y: G, (results, C). factor: factor of the MLP branch. w: the weights by name.
-    sums: gradients of the weights so far. The gradients of fc2 and fc2_bias are added in place, if
-        `sums` has these names.
-
-    Returns the list of y and h without None, and the list of their gradients.
+    h: input of the last layer, (results, hidden). grad_branch: factor G, (results, C).
     """
-    outputs: list[Tensor] = []
-    gradients: list[Tensor] = []
-    if y is not None:
-        outputs.append(y)
-        gradients.append(grad_y)
-    if h is not None:
-        grad_branch = scale_branch(grad_y, factor)
-        if "fc2" in sums:
-            sums["fc2"] += grad_branch.t() @ h.detach()
-        if "fc2_bias" in sums:
-            sums["fc2_bias"] += grad_branch.sum(0)
-        outputs.append(h)
-        gradients.append(grad_branch @ w["fc2"])
-    return outputs, gradients
+    if "fc2" in sums:
+        sums["fc2"] += grad_branch.t() @ h.detach()
+    if "fc2_bias" in sums:
+        sums["fc2_bias"] += grad_branch.sum(0)
 
 
 def _through_graph(

@@ -41,7 +41,8 @@ class DeformAlign(nn.Module):
     dim: channels of a frame. deformable_groups: number of offset groups, whose channels have the
         same offsets.
     sources: number of source frames that are aligned to a target. Each source has one weight group
-        and an equal number of the offset groups.
+        and an equal number of the offset groups. So an output channel sees `dim` channels of one
+        source, and `weight` is (dim, dim, 3, 3), although the input has sources x dim channels.
     max_residual: largest correction, in pixels.
 
     `weight`, `bias`, `conv_offset` and the positions of its layers are names in the released
@@ -91,9 +92,9 @@ class DeformAlign(nn.Module):
         # finds no tensors within lists.
         neighbours = (*sources, *flows)
         is_compiling = torch.compiler.is_compiling()
-        if not in_cpu_form(target) and not is_compiling:
-            # On a GPU recompute both steps in backward, because a GPU has time for the
-            # convolutions, but no memory for their inputs.
+        if not in_cpu_form(target) and not is_compiling:  # on a GPU of any kind (forms.py)
+            # Recompute both steps in backward, because a GPU has time for the convolutions, but no
+            # memory for their inputs.
             return recompute_in_backward(
                 self._both_steps, target, *neighbours, weights=self.parameters()
             )
@@ -115,7 +116,8 @@ class DeformAlign(nn.Module):
 
         neighbours: the sources, then their flows.
 
-        Returns (n, 27 g, h, w): 18 g corrections, then 9 g factors.
+        Returns (n, 27 g, h, w): 18 g corrections, then 9 g factors. g is the number of offset
+        groups. Each group has 9 taps, and each tap has two corrections and a factor.
         """
         sources, flows = self._sources_and_flows(neighbours)
         # The input of the conv net: warped sources, target, flows. The order is part of the

@@ -5,7 +5,8 @@ probability. A dropped branch has the factor 0. A kept branch has the factor 1 /
 so that the mean over many steps does not change. E.g. probability 0.2: factors 0 and 1.25.
 
     draw_drop      draws the factors of a step
-    Drop           the factors, per token for a GPU, or per sample for a CPU
+    Drop           the factors of a step, per token for a GPU, or per sample for a CPU
+    Factors        the two factors of a chunk, by name
     is_dropped     whether a branch is skipped
     scale_branch   multiplies a branch by its factor
 
@@ -14,14 +15,20 @@ a seed would give another training. tests/parts/models/test_block.py compares th
 which draw the same numbers. Free to change: how factors are kept.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-# Factors of the outputs of the two branches, (attention, MLP). A factor is a number for all tokens,
-# a column (tokens, 1), or None for 1.
-Factors = tuple[Any, Any]
+
+class Factors(NamedTuple):
+    """Factors of the outputs of the two branches.
+
+    A factor is a number for all tokens, a column (tokens, 1), or None for 1.
+    """
+
+    attention: Any = None
+    mlp: Any = None
 
 
 def draw_drop(x: Tensor, probability: float) -> "Drop":

@@ -91,12 +91,12 @@ class Work(NamedTuple):
                 yield Piece(sample, chunk, self._factors_of(sample, chunk))
 
     def _factors_of(self, sample: int, chunk: Chunk) -> Factors:
-        """Return the factors of one chunk of one sample, (attention, MLP)."""
+        """Return the factors of one chunk of one sample."""
         if self.factors is None:
-            return None, None
+            return Factors()  # both 1
         if isinstance(self.factors, Tensor):
             # The tokens in the order of the windows: (2, results, 1).
             columns = self.factors.index_select(1, chunk.results)
-            return columns[0], columns[1]
+            return Factors(attention=columns[0], mlp=columns[1])
         attention, mlp = self.factors[sample]
-        return attention, mlp
+        return Factors(attention, mlp)

@@ -81,8 +81,12 @@ class Numbers(Dataset):
 def main() -> None:
     """Train under the watchdog, as main_train_vrt.py does."""
     with utils_dist.ranks(log=False):
-        budgets = WatchdogOptions(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1)
-        utils_dist.begin(budgets, timeout_s=600)
+        # A trial is about STALL_S. A limit below STALL_S counts as STALL_S, so with the smallest
+        # value, 1, STALL_S holds in the phase "validate", too. The other two limits are never
+        # reached: 60 s are enough for the imports on a busy machine, and the watchdog ends the rank
+        # long before a connection times out after 600 s.
+        limits = WatchdogOptions(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1)
+        utils_dist.begin(limits, timeout_s=600)
         train()
 
 
@@ -105,7 +109,10 @@ def train() -> None:
     longest_s = 0.0
     step = 0
     while True:
-        is_over = time.monotonic() - begun_at >= 60 * MINUTES if MINUTES else step >= STEPS
+        if MINUTES:
+            is_over = time.monotonic() - begun_at >= 60 * MINUTES
+        else:
+            is_over = step >= STEPS
         if is_over:
             break
         watchdog.phase("data", step)
@@ -114,7 +121,8 @@ def train() -> None:
         for kind in ("forward", "gil", "stop", "kill", "exception"):
             strike(kind, step)
         loss = net(batch).sum()
-        watchdog.phase("backward", is_sync=True)
+        # is_sync: DDP exchanges gradients in backward, so backward waits for the other ranks.
+        watchdog.phase("backward", step, is_sync=True)
         loss.backward()
         watchdog.phase("print", step)
         strike("rank0", step)

@@ -192,10 +192,18 @@ class Block(nn.Module):
     """Attention in windows and a gated MLP, each added to its input.
 
     window: frames, height and width of a window. shift: by how many places the windows are shifted
-    along each axis.
+    along each axis. mutual: see `Attention`. mlp_ratio: hidden channels of the MLP / dim.
     """
 
-    def __init__(self, dim, heads, window, shift, mutual, mlp_ratio) -> None:
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        window: tuple[int, ...],
+        shift: tuple[int, ...],
+        mutual: bool,
+        mlp_ratio: float,
+    ) -> None:
         super().__init__()
         self.window = window
         self.shift = shift
@@ -238,9 +246,21 @@ class Block(nn.Module):
 
 
 class Group(nn.Module):
-    """Blocks on features (B, C, D, H, W); each second block is shifted by half a window."""
+    """Blocks on features (B, C, D, H, W); each second block is shifted by half a window.
 
-    def __init__(self, dim, depth, heads, window, mutual, mlp_ratio) -> None:
+    depth: number of blocks. window: places of a window along D, H and W. mutual: whether the blocks
+    also have mutual attention, between the two frames of a window.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        heads: int,
+        window: tuple[int, ...],
+        mutual: bool,
+        mlp_ratio: float,
+    ) -> None:
         super().__init__()
         half = tuple(w // 2 for w in window)
         self.blocks = nn.ModuleList()
@@ -275,6 +295,8 @@ class Deform(nn.Module):
         super().__init__()
         self.k = k
         self.magnitude = magnitude
+        # The convolution has k * dim input channels, but its weight has dim. So torchvision divides
+        # the channels into k groups, one for each source.
         self.weight = nn.Parameter(torch.empty(dim, dim, 3, 3).uniform_(-1, 1) / math.sqrt(9 * dim))
         self.bias = nn.Parameter(torch.zeros(dim))
         # Inputs: k warped frames, the frame itself, and k flows. Outputs for each group and each of
@@ -299,12 +321,14 @@ class Deform(nn.Module):
 
         warped = [flow_warp(source, flow) for source, flow in zip(sources, flows, strict=True)]
         out = self.conv_offset(torch.cat((*warped, target, *flows), 1))
-        # Two thirds of the channels are offsets, because an offset has two numbers.
-        first_offsets, second_offsets, weights = out.chunk(3, 1)
-        residue = self.magnitude * torch.tanh(torch.cat((first_offsets, second_offsets), 1))
+        # The first two thirds of the channels are offsets, because an offset has two numbers.
+        third = out.shape[1] // 3
+        residue, weights = out.split((2 * third, third), dim=1)
+        residue = self.magnitude * torch.tanh(residue)
 
-        # Each source has a part of the offsets, to which its flow is added. An offset is (y, x),
-        # and a flow is (x, y).
+        # Each source has a part of the offsets, to which its flow is added. The channels of a part
+        # are y, x, y, x, ..., one pair for each sample. A flow is (x, y): flipped and repeated, its
+        # channels are y, x, y, x, ..., too.
         offsets = []
         for part, flow in zip(residue.chunk(self.k, 1), flows, strict=True):
             pairs = part.shape[1] // 2
@@ -330,7 +354,7 @@ def fold(x: Tensor) -> Tensor:
     Return (B, 4 C, N, H/2, W/2).
     """
     b, c, n, h, w = x.shape
-    x = x.view(b, c, n, h // 2, 2, w // 2, 2)
+    x = x.view(b, c, n, h // 2, 2, w // 2, 2)  # (B, C, N, H/2, row, W/2, column)
     x = x.permute(0, 6, 4, 1, 2, 3, 5)  # (B, column, row, C, N, H/2, W/2)
     return x.reshape(b, 4 * c, n, h // 2, w // 2)
 
@@ -351,20 +375,20 @@ class Stage(nn.Module):
 
     def __init__(
         self,
-        kind,
-        inputs,
-        dim,
-        depth,
-        heads,
-        window,
-        mutual_depth,
-        mlp_ratio,
-        pa_frames,
-        groups,
-        scale,
+        kind: str,  # change of the resolution: "none", "down" or "up"
+        inputs: int,  # channels before the stage
+        dim: int,  # channels of the stage
+        depth: int,  # number of blocks
+        heads: int,
+        window: tuple[int, ...],
+        mutual_depth: int,  # number of the first blocks, which have mutual attention
+        mlp_ratio: float,
+        pa_frames: int,  # frames of the alignment; 0 for none
+        groups: int,  # offset groups of the alignment
+        scale: int,  # a pixel of this resolution is this many pixels of the input wide
     ) -> None:
         super().__init__()
-        self.kind = kind  # "none", "down" or "up"
+        self.kind = kind
         self.k = pa_frames // 2  # neighbouring frames on each side
         if kind == "none":
             layers = [nn.Identity(), nn.LayerNorm(dim)]
@@ -442,7 +466,9 @@ class Stage(nn.Module):
 class Refine(nn.Module):
     """A group of self-attention after the U, added to its input."""
 
-    def __init__(self, dim, depth, heads, window, mlp_ratio) -> None:
+    def __init__(
+        self, dim: int, depth: int, heads: int, window: tuple[int, ...], mlp_ratio: float
+    ) -> None:
         super().__init__()
         self.residual_group = Group(dim, depth, heads, window, mutual=False, mlp_ratio=mlp_ratio)
         self.linear = nn.Linear(dim, dim)
@@ -506,16 +532,16 @@ class NaiveVRT(nn.Module):
         for i, (kind, scale) in enumerate(plan):
             stage = Stage(
                 kind,
-                dims[i - 1],
-                dims[i],
-                depths[i],
-                num_heads[i],
-                window,
-                int(depths[i] * mul_attn_ratio),
-                mlp_ratio,
-                pa_frames,
-                deformable_groups,
-                scale,
+                inputs=dims[i - 1],  # stage 1, of kind "none", does not use it
+                dim=dims[i],
+                depth=depths[i],
+                heads=num_heads[i],
+                window=window,
+                mutual_depth=int(depths[i] * mul_attn_ratio),
+                mlp_ratio=mlp_ratio,
+                pa_frames=pa_frames,
+                groups=deformable_groups,
+                scale=scale,
             )
             self.add_module(f"stage{i + 1}", stage)
 

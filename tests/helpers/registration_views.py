@@ -48,7 +48,7 @@ def pan(
 ) -> list[View]:
     """Return the views of two aligned cameras that pan over a picture at one speed.
 
-    picture: light, (2 SIDE, 2 SIDE). speed: x and y in RGB pixels per plane. share: exposed share
+    picture: light, (2 SIDE, 2 SIDE). speed: x and y in RGB pixels per plane. share: exposure share
     of the planes.
     """
     x_speed, y_speed = speed

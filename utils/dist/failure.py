@@ -32,7 +32,7 @@ from utils.dist.identity import get_rank, get_world_size
 from utils.dist.launchers import process_count
 from utils.dist.leave import (
     REPORTED,
-    is_first_to_report_stranger,
+    is_first_to_report_foreign_value,
     leave,
     write_to_log_and_stderr,
 )
@@ -111,17 +111,23 @@ def _ending_with_store(error: BaseException) -> _Ending:
     """Return how this rank ends after an error. The ranks agree through the store who reports.
 
     The cause of the error is on this rank, or another rank has gone (`is_caused_by_peer`). Then
-    the connection to the other rank breaks, which raises the error on this rank. What this rank
-    does in each row of the table:
+    the connection to the other rank breaks, which raises the error on this rank. The table says
+    whether this rank reports, and with which exit code it ends:
 
         the store                          cause on this rank   cause on another rank
         1  has no failure yet              reports its error    reports "lost contact"
-        2  has a failure of another rank   is silent            is silent
+                                           code of the error    code of a stall
+        2  has a failure of another rank   silent               silent
+                                           code of the failure  code of the failure
         3  has a value that no rank wrote  reports its error    one rank of the host reports it
-        4  is gone                         is silent            is silent
+                                           code of the error    code of the ForeignValueError
+        4  is gone                         silent               silent
+                                           code of a stall      code of a stall
 
-    In row 4 the store is gone together with the rank that hosts the store, and a watchdog reports
-    this. Tests:
+    In row 4 the store is gone together with the rank that hosts the store. A watchdog reports this
+    as a stall. So the code of a stall ends this rank, too, whatever its own error is: a launcher
+    sees one code of all ranks. In row 4, and in row 2 if the failure is a stall, this rank waits
+    for the watchdog's report. Tests:
 
         rows 1, 2   test_an_error_ends_all_ranks_with_one_message_and_one_code
                     test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torch
@@ -138,7 +144,7 @@ def _ending_with_store(error: BaseException) -> _Ending:
 
     # The first rank that writes its failure into the store reports. `claim_failure` returns None to
     # the first rank, and the failure of the first rank to all other ranks.
-    own_failure = Failure(rank=get_rank(), code=code, by=get_rank())
+    own_failure = Failure(rank=get_rank(), code=code, by=get_rank())  # failed here, reported here
     try:
         first_failure = claim_failure(RUN.store, own_failure, get_world_size())
     except ForeignValueError as e:
@@ -148,7 +154,7 @@ def _ending_with_store(error: BaseException) -> _Ending:
             return _Ending(cause, code, is_reporter=True)
         # The connection is broken because the other ranks have left, and they have left because of
         # the foreign value. So the foreign value is the cause to report.
-        return _Ending(e, e.exit_code, is_reporter=is_first_to_report_stranger())
+        return _Ending(e, e.exit_code, is_reporter=is_first_to_report_foreign_value())
     except RuntimeError:
         # Row 4.
         time.sleep(WAIT_FOR_WATCHDOG_S)

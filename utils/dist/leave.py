@@ -44,8 +44,11 @@ SIGN_OFF_WAIT_S = 3.0
 EXIT_S = REPORT_WAIT_S + SIGN_OFF_WAIT_S
 
 
-def is_first_to_report_stranger() -> bool:
-    """Return whether this rank is the first of its host to report a stranger in the store."""
+def is_first_to_report_foreign_value() -> bool:
+    """Return whether this rank is the first of its host to report a foreign value in the store.
+
+    A foreign value is a value that no rank of this run wrote (`ForeignValueError`).
+    """
     return first_to_claim(f"foreign value {RUN.launch.master_port}")
 
 

@@ -19,12 +19,13 @@ from utils.dist.launch_variables import (
 )
 from utils.dist.launcher_cells import Env
 
-# The variables that describe a node: torchrun's name -> the name on other platforms. torchrun's
-# names stand for its flags, e.g. PET_NNODES for --nnodes. Kubeflow sets some of them. If an
-# environment has both names of a variable, torchrun's name counts.
+# The variables that describe a node: torchrun's name -> the name on PAI-DLC. torchrun's names stand
+# for its flags, e.g. PET_NNODES for --nnodes. Kubeflow sets some of them. If an environment has
+# both names of a variable, torchrun's name counts. So WORLD_SIZE, which counts ranks in Kubeflow,
+# is not read there: Kubeflow sets PET_NNODES.
 NODE_NAMES = {
     "PET_NPROC_PER_NODE": "NPROC_PER_NODE",  # number of ranks on this node
-    "PET_NNODES": "WORLD_SIZE",  # number of nodes
+    "PET_NNODES": "WORLD_SIZE",  # number of nodes, if there is no PET_NNODES
     "PET_NODE_RANK": "RANK",  # number of this node
     "PET_MASTER_ADDR": "MASTER_ADDR",  # host of node 0
     "PET_MASTER_PORT": "MASTER_PORT",  # free port of this host
@@ -75,7 +76,7 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     faults: list[str] = []
     ranks_text = values["PET_NPROC_PER_NODE"]
     ranks_per_node = checked_number(ranks_text, name_of["PET_NPROC_PER_NODE"], faults, low=1)
-    node_count = count_of_members(env, name_of["PET_NNODES"], faults)
+    node_count = count_of_members(env, name_of["PET_NNODES"], faults)  # the members are nodes here
     if node_count > 1:
         names = MemberNames(
             count=name_of["PET_NNODES"],
@@ -88,9 +89,11 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     else:
         values["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself
     refuse_faults(faults, env)
-    # With one rank on each node, nodes and ranks have the same numbers, e.g. NPROC_PER_NODE=1
-    # WORLD_SIZE=2 RANK=1 is node 1 and rank 1. Then this process is the rank itself, and needs no
-    # torchrun. (WORLD_SIZE must be the number of nodes; a missing one stands for 1.)
+    # With one rank on each node, the number of nodes is the number of ranks, and RANK is the number
+    # of the node and of its rank. Then this process is the rank itself, and needs no torchrun:
+    #     PAI-DLC   NPROC_PER_NODE=1 WORLD_SIZE=2 RANK=1                    node 1 is rank 1
+    #     Kubeflow  PET_NPROC_PER_NODE=1 PET_NNODES=2 WORLD_SIZE=2 RANK=1   node 1 is rank 1
+    # Without WORLD_SIZE, a single node is the only rank, and several nodes need torchrun.
     if ranks_per_node == 1 and env.get("WORLD_SIZE", "1") == str(node_count):
         return {}
     return values

@@ -37,7 +37,9 @@ POLL_S = 1.0
 def status_line(rank: int | None = None, state: State | None = None) -> str:
     """Return host, process, phase, weights and samples of a rank, in one line.
 
-    E.g. 'rank 0 of 2 on host7, cuda:0, pid 4711; step 120, 0.4 s in phase "forward"; ...'
+    E.g. 'rank 0 of 2 on host7, cuda:0, pid 4711; step 120, 0.4 s in phase "forward"; loss finite;
+    weights 5f0c6b7d1e2a at step 100; 37 samples an epoch, first 17, 4, 230'. The 12 digits are a
+    digest of all weights after a step, by which a user sees whether two ranks agree.
 
     rank: number of the rank, or None for this rank.
     state: the last beat of the rank: host, pid, step, phase, age and facts. None for this rank.

@@ -46,7 +46,7 @@ from utils.dist.leave import (
     EXIT_S,
     REPORT_WAIT_S,
     REPORTED,
-    is_first_to_report_stranger,
+    is_first_to_report_foreign_value,
     leave,
     log_file,
     write_to_log_and_stderr,
@@ -413,7 +413,7 @@ class Watchdog(threading.Thread):
 
         # This rank has claimed the failure, or no rank can claim it. In the second case every rank
         # comes here, so only the first rank of each host reports.
-        if is_first_to_report_stranger():
+        if is_first_to_report_foreign_value():
             write_to_log_and_stderr(str(error))
         self.failure = own_failure
         if self.store is not None:

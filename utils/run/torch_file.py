@@ -196,7 +196,7 @@ def _refuse_name(name: str) -> None:
 
     A bytearray can be made with any size, and two codecs of Python (they write the names of web
     sites) take very long for long texts. torch.load with weights_only=True allows all three. Test:
-    test_a_pickle_that_makes_much_of_a_number_is_not_read.
+    test_a_small_pickle_that_would_take_much_memory_or_time_is_refused.
     """
     # The name alone, and as pickletools writes a module and a name, in Python 3 and in Python 2.
     if name in ("bytearray", "builtins bytearray", "__builtin__ bytearray"):
@@ -213,7 +213,7 @@ def _refuse_repetition(content: Any, most: int) -> None:
 
     E.g. a = [1] * 10; b = [a] * 10; c = [b] * 10 needs little memory, because b holds the same list
     ten times. But a program that goes through c meets 1000 numbers, and ten times as many with each
-    further level. Test: test_tables_that_hold_one_another_many_times_are_refused.
+    further level. Test: test_nested_lists_with_too_many_leaves_are_refused.
 
     most: largest number of values, where a value counts as often as it is met.
     """

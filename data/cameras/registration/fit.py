@@ -58,7 +58,7 @@ import cv2
 import numpy as np
 
 from data.cameras.registration.estimate import Estimate
-from data.cameras.registration.matrix import mean_distance, nominal
+from data.cameras.registration.matrix import mean_distance, nominal_matrix
 from data.cameras.registration.result import FitResult
 from data.cameras.registration.rounds import best_estimate
 from data.cameras.registration.view import Pair, View
@@ -93,8 +93,8 @@ def fit(
     factor = int(np.ceil(np.sqrt(height * width / MOST_PIXELS)))
     pairs = [Pair(view, factor, light) for view in views]
     # A binned pixel covers factor x factor pixels, as a pixel of a spike camera covers pixels of
-    # the frame. So `nominal` gives this matrix, too. It holds for the plane and for the frame.
-    to_pixel = nominal(spike=(1, 1), rgb=(factor, factor))  # binned pixel -> pixel
+    # the frame. So `nominal_matrix` gives this matrix, too. The matrix holds for both images.
+    to_pixel = nominal_matrix(spike=(1, 1), rgb=(factor, factor))  # binned pixel -> pixel
     to_binned = np.linalg.inv(to_pixel)
     start_of_binned = to_binned @ start @ to_pixel
     estimate = best_estimate(pairs, start_of_binned, model, most_offset)

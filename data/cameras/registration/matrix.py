@@ -79,7 +79,7 @@ def changed_matrix(matrix: np.ndarray, amounts: np.ndarray, from_pixels: np.ndar
     return new_matrix / new_matrix[2, 2]
 
 
-def nominal(spike: Sequence[int], rgb: Sequence[int]) -> np.ndarray:
+def nominal_matrix(spike: Sequence[int], rgb: Sequence[int]) -> np.ndarray:
     """Return the matrix of two cameras with the same view: the matrix without calibration.
 
     spike, rgb: sizes (height, width).

@@ -1,6 +1,6 @@
 """Hold the result of a fit, and decide which of its values are sure, and which are applied.
 
-A fit finds a matrix, an offset of the exposure in time, and the exposed share of the planes, each
+A fit finds a matrix, an offset of the exposure in time, and the exposure share of the planes, each
 with a standard error. A value is sure if its error is small, and applied if it also differs enough
 from the value at the start. data/cameras/self_calibration.py applies values to a clip, and
 scripts/calibrate.py writes values to a file, and refuses large errors.
@@ -84,7 +84,7 @@ class FitResult:
 
     @property
     def share_to_read(self) -> float:
-        """The fraction of the planes to read: 1.12 times the exposed share, and at most 1.
+        """The fraction of the planes to read: 1.12 times the exposure share, and at most 1.
 
         The channels are better if they are made of a few more planes (data/cameras/calibration.py).
         """

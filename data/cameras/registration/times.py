@@ -1,6 +1,6 @@
 """Decide what a clip tells of the times of the exposure, and how exact they are.
 
-The middle of the exposure gives the offset, and its length the exposed share of the planes. A clip
+The middle of the exposure gives the offset, and its length the exposure share of the planes. A clip
 does not always tell them. In a pan (everything moves at one speed), a later middle looks like a
 moved camera, and a shorter exposure like a sharper lens. So it is measured on J, which has the
 derivatives of the residuals by all unknowns. With c for the column of the time, and the columns of

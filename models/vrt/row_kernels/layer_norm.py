@@ -67,7 +67,8 @@ def _norm_forward(
     Each program computes one tile. E.g. 96 channels: PAD is 128, and a tile has 4096 numbers, so
     ROWS is 4096 / 128 = 32 (`tile`), and program 1 computes the rows 32 ... 63.
     """
-    # The rows and channels of this program's tile, and where their numbers are in memory.
+    # The rows and channels of this program's tile, and where their numbers are in memory. The rows
+    # lie one after the other, so channel 5 of row 33 is number 33 * C + 5, 3173 for C = 96.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
     is_channel = channel < C
@@ -103,6 +104,9 @@ def _norm_backward(
         dx = (g - mean(g) - u mean(g u)) factor      the means are over the channels of a row
         dweight = sum of grad u over the rows
         dbias = sum of grad over the rows
+
+    The two means in dx: u does not change if a number is added to all channels, so dx has the mean
+    0; and u does not change if all channels are multiplied by a number, so dx has no part along u.
 
     Mean and variance of a row are computed a second time. This costs little, because the row is
     read for the gradients anyway.

@@ -21,7 +21,7 @@ from data.cameras.registration.derivatives import (
 from data.cameras.registration.details import details_of, variance_of_counts
 from data.cameras.registration.estimate import Estimate
 from data.cameras.registration.explanation import explain, huber_weights
-from data.cameras.registration.matrix import nominal
+from data.cameras.registration.matrix import nominal_matrix
 from data.cameras.registration.view import FEATURES, MOST_REACH, Pair, View
 from tests.helpers import registration_views
 from tests.helpers.checked import not_none
@@ -43,7 +43,7 @@ def residuals_after(
 
     change: what is added to fields of `Estimate`. step: amounts of the first four CHANGES.
     """
-    estimate = Estimate([pair], nominal(SPIKE, RGB), model="similarity", most_offset=20.0)
+    estimate = Estimate([pair], nominal_matrix(SPIKE, RGB), model="similarity", most_offset=20.0)
     for field, amount in change.items():
         setattr(estimate, field, getattr(estimate, field) + amount)
     estimate.change_matrix(np.array(step))
@@ -74,7 +74,7 @@ BLUR = 4.0  # of the frame, in RGB pixels
 )
 def test_each_column_is_the_derivative_of_the_residuals(moving_view, column, change, step, limit):
     pair = Pair(moving_view, factor=1, light="linear")
-    estimate = Estimate([pair], nominal(SPIKE, RGB), model="similarity", most_offset=20.0)
+    estimate = Estimate([pair], nominal_matrix(SPIKE, RGB), model="similarity", most_offset=20.0)
     details = not_none(details_of(estimate, pair, pair.features(BLUR), SIGMA))
     a = explain([details]).a
     predicted = details.features @ a.astype(np.float32)

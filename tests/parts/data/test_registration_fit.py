@@ -13,7 +13,7 @@ import pytest
 from data.cameras.registration import fit as fit_module
 from data.cameras.registration.estimate import Estimate
 from data.cameras.registration.fit import fit
-from data.cameras.registration.matrix import nominal
+from data.cameras.registration.matrix import nominal_matrix
 from data.cameras.registration.result import SURE_WITHIN_PLANES, Decisions
 from data.cameras.registration.rounds import TIME_SIGMA, after_all_rounds, explained_share
 from data.cameras.registration.view import Pair, View
@@ -34,7 +34,7 @@ def moving_view() -> View:
 def test_a_camera_is_found_from_a_start_that_is_off(moving_view, monkeypatch, most_pixels):
     # A spike plane has 64 x 64 = 4096 pixels. With at most 2,000, 2 x 2 pixels become one.
     monkeypatch.setattr(fit_module, "MOST_PIXELS", most_pixels)
-    truth = nominal(SPIKE, RGB)
+    truth = nominal_matrix(SPIKE, RGB)
     start = truth.copy()
     start[:2, 2] += (3.0, -2.0)  # RGB pixels
 
@@ -51,7 +51,7 @@ def test_a_camera_is_found_from_a_start_that_is_off(moving_view, monkeypatch, mo
 
 
 def test_a_fixed_matrix_stays(moving_view):
-    start = nominal(SPIKE, RGB)
+    start = nominal_matrix(SPIKE, RGB)
 
     found = fit([moving_view], start, model=None)
 
@@ -74,7 +74,7 @@ def test_a_fixed_matrix_stays(moving_view):
 def test_a_pan_leaves_aligned_cameras_as_they_are(seed, speed, frames):
     picture = texture(np.random.default_rng(seed), (2 * SIDE, 2 * SIDE))
 
-    found = fit(pan(picture, speed, frames), nominal(SPIKE, RGB))
+    found = fit(pan(picture, speed, frames), nominal_matrix(SPIKE, RGB))
 
     assert found.is_applied == NONE
     assert found.moved < 0.2  # RGB pixels
@@ -84,7 +84,7 @@ def test_an_offset_that_explains_hardly_more_than_none_is_not_used():
     # In a fast pan, new parts of the picture enter at the edges. So an offset does not look quite
     # like a moved camera, and the rounds find -1.0 planes with an error of 0.2 where 0 is true. It
     # is not used, because it explains hardly more spikes (DOUBTFUL_OWN_MIDDLE).
-    found = fit(pan(cat(), (0.5, -0.3), frames=3), nominal(SPIKE, RGB))
+    found = fit(pan(cat(), (0.5, -0.3), frames=3), nominal_matrix(SPIKE, RGB))
 
     assert found.is_applied == NONE
     assert found.moved < 0.2  # RGB pixels
@@ -92,13 +92,13 @@ def test_an_offset_that_explains_hardly_more_than_none_is_not_used():
 
 def test_a_moved_camera_is_found_in_a_pan():
     picture = texture(np.random.default_rng(2), (2 * SIDE, 2 * SIDE))
-    start = nominal(SPIKE, RGB)
+    start = nominal_matrix(SPIKE, RGB)
     start[:2, 2] += (1.5, -1.0)  # RGB pixels
 
     found = fit(pan(picture, (0.3, 0.1), frames=6), start)
 
     assert found.is_applied.matrix
-    assert found.matrix == pytest.approx(nominal(SPIKE, RGB), abs=0.1)
+    assert found.matrix == pytest.approx(nominal_matrix(SPIKE, RGB), abs=0.1)
 
 
 def test_the_offset_of_a_known_camera_is_found_in_a_pan_even_if_it_is_not_sure():
@@ -109,7 +109,7 @@ def test_the_offset_of_a_known_camera_is_found_in_a_pan_even_if_it_is_not_sure()
     true_offset = 5
     misdated = replace(view, before=view.before - true_offset)
 
-    found = fit([misdated], nominal(SPIKE, RGB), model=None)
+    found = fit([misdated], nominal_matrix(SPIKE, RGB), model=None)
 
     # Not sure, yet near the truth and clearly not 0.
     assert found.offset_error > SURE_WITHIN_PLANES
@@ -121,19 +121,19 @@ def test_the_offset_of_a_known_camera_is_found_in_a_pan_even_if_it_is_not_sure()
 # first rounds would make the exposure 200 planes longer, and it has 40.
 @pytest.mark.parametrize("speed", [(0.05, 0.02), (0.1, -0.06)])
 def test_a_moved_camera_is_found_although_the_length_steps_to_its_limit(speed):
-    start = nominal(SPIKE, RGB)
+    start = nominal_matrix(SPIKE, RGB)
     start[:2, 2] += (1.5, -1.0)  # RGB pixels
 
     found = fit(pan(cat(), speed, frames=6), start)
 
     assert found.is_applied.matrix
-    assert found.matrix == pytest.approx(nominal(SPIKE, RGB), abs=0.15)
+    assert found.matrix == pytest.approx(nominal_matrix(SPIKE, RGB), abs=0.15)
 
 
 # In a pan, the blur of a shorter exposure looks like a sharper lens.
 def test_a_share_that_looks_like_a_sharper_lens_is_not_used():
     picture = texture(np.random.default_rng(4), (2 * SIDE, 2 * SIDE))
-    start = nominal(SPIKE, RGB)
+    start = nominal_matrix(SPIKE, RGB)
     start[:2, 2] += (1.5, -1.0)  # RGB pixels
 
     found = fit(pan(picture, (0.22, 0.0), frames=6, share=0.75), start)
@@ -146,14 +146,14 @@ def test_a_share_that_looks_like_a_sharper_lens_is_not_used():
 def test_the_share_is_found_in_a_fast_pan():
     picture = texture(np.random.default_rng(4), (2 * SIDE, 2 * SIDE))
 
-    found = fit(pan(picture, (0.4, 0.1), frames=6, share=0.75), nominal(SPIKE, RGB))
+    found = fit(pan(picture, (0.4, 0.1), frames=6, share=0.75), nominal_matrix(SPIKE, RGB))
 
     assert found.is_applied.share
     assert found.share == pytest.approx(0.75, abs=0.03)
 
 
 def test_the_explained_part_belongs_to_the_last_estimate(moving_view):
-    start = nominal(SPIKE, RGB)
+    start = nominal_matrix(SPIKE, RGB)
     start[:2, 2] += (3.0, -2.0)  # RGB pixels
     pair = Pair(moving_view, factor=1, light="linear")
 
@@ -163,7 +163,7 @@ def test_the_explained_part_belongs_to_the_last_estimate(moving_view):
 
 
 def test_rounds_that_go_astray_are_undone():
-    found = fit(pan(cat(), (0.25, 0.1), frames=3), nominal(SPIKE, RGB))
+    found = fit(pan(cat(), (0.25, 0.1), frames=3), nominal_matrix(SPIKE, RGB))
 
     assert found.moved < 0.2  # RGB pixels
     assert found.explained > 0.99
@@ -176,7 +176,7 @@ def test_a_repeated_pattern_does_not_move_aligned_cameras_by_half_a_period():
     y, x = np.indices((2 * SIDE, 2 * SIDE)) - SIDE
     pattern = 0.5 + 0.3 * np.sin(2 * np.pi * x / 24) * np.sin(2 * np.pi * y / 30)
 
-    found = fit(pan(pattern.astype(np.float32), (0.1, 0.2), frames=2), nominal(SPIKE, RGB))
+    found = fit(pan(pattern.astype(np.float32), (0.1, 0.2), frames=2), nominal_matrix(SPIKE, RGB))
 
     assert found.is_applied == NONE
     assert found.moved < 0.2  # RGB pixels. Without the start it is 12, and applied

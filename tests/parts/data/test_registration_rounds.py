@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.cameras.registration.estimate import Estimate
-from data.cameras.registration.matrix import nominal
+from data.cameras.registration.matrix import nominal_matrix
 from data.cameras.registration.rounds import (
     has_sign_of_wrong_offset,
     is_nominal_offset_preferred,
@@ -29,7 +29,7 @@ def estimate(
     matrix_error: float = 0.1,
 ) -> Estimate:
     """Return an estimate with the results of rounds."""
-    made = Estimate([pair], nominal(SPIKE, RGB), "similarity", most_offset=5.0)
+    made = Estimate([pair], nominal_matrix(SPIKE, RGB), "similarity", most_offset=5.0)
     made.explained = explained
     made.is_middle_doubtful = doubtful
     made.time_errors = (offset_error, 0.01)

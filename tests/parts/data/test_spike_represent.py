@@ -191,9 +191,10 @@ def middles_of_s_vrt(planes: int) -> np.ndarray:
     """Return the middles of four windows in a file of `planes` planes.
 
     They are the middles of four equal parts of the file. A middle that is too near to an edge of
-    the file is moved, so that it has 20 planes on both sides.
+    the file is moved, so that it has 20 planes before it, and 19 or more after it.
 
     E.g. 56 planes: the middles of the parts are 7, 21, 35 and 49. They become 20, 21, 35 and 36.
+    Plane 36 has the 19 planes 37 ... 55 after it.
     """
     edges = np.linspace(0, planes, 5)
     middles = (edges[:-1] + edges[1:]) / 2

@@ -289,10 +289,15 @@ def bright_dark_bright():
 def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(bright_dark_bright):
     changed = change_threshold(bright_dark_bright, factor=0.5, rng=np.random.default_rng(1))
 
-    # The dark time lies within one interval of each pixel: from its last spike in the first bright
-    # time to its first spike in the second. The whole interval has the charge of one threshold,
-    # spread evenly over its planes. At half the threshold this is enough for two spikes. Where one
-    # of them comes in the bright planes at the ends of the interval, fewer are in the dark.
+    # For each pixel, the dark time lies within one interval, e.g. of the planes 19 to 39:
+    #
+    #     planes              0 ... 18         19        20 ... 38    39       40 ... 48
+    #     light               bright           bright    dark         bright   bright
+    #     recorded spikes     in most planes   none      none         a spike  in most planes
+    #
+    # The light of an interval is taken as constant: one threshold, spread evenly over its planes.
+    # Half the threshold gives two spikes for it, of which one may come in the bright planes at its
+    # ends. So in the dark there are at most two, and fewer in some pixels.
     in_the_dark = changed[20:39].sum(axis=0)
     assert (in_the_dark <= 2).all()
     assert in_the_dark.mean() < 2.0
@@ -304,8 +309,9 @@ def test_half_the_threshold_gives_nearly_a_spike_per_plane_in_bright_light(brigh
     # 0.9 / 0.5 is more than one spike a plane, so nearly each plane has a spike.
     first_bright_time = changed[:20]
     assert first_bright_time.mean() > 0.97
-    # The second bright time has the planes 39 to 48. Plane 39 is left out, because it has the light
-    # of the dark interval that its spike ends. In some pixels, plane 40 ends this interval.
+    # The second bright time has the planes 39 to 48. In most pixels the spike of plane 39 ends the
+    # dark interval, so plane 39 is left out. In some pixels the spike of plane 40 ends it. This
+    # plane then has the light of the interval, so the limit is 0.9 and not 0.97.
     assert changed[40:].mean() > 0.9
 
 
@@ -347,15 +353,17 @@ def changed_by_definition(
         # If the interval is longer by exactly one plane, both sides are equal. 0.999 keeps a
         # rounding error from deciding there.
         falls = light * (one + former) < np.float32(0.999) * former
-        np.fmod(charge, one, out=charge, where=falls)
+        charge[falls] %= one
         charge += light / np.float32(factor) + np.float32(dark)
         expected[plane] = charge >= one
         charge -= expected[plane]
-        # A pixel fires once a plane. Of the charge that is left, one whole spike and the part of a
-        # spike are kept: 2.4 becomes 1.4. Only a lower threshold or a dark current leaves 2 or
-        # more. Otherwise a plane adds at most 1 to a charge below 1.
+        # With a lower threshold or a dark current, a plane may add more than 1, but a pixel fires
+        # once a plane. Of the charge that is left, one whole spike and the part of a spike are
+        # kept: 2.4 becomes 1.4. In all other cases a plane adds at most 1 to a charge below 1, so
+        # less than 1 is left.
         if factor < 1 or dark:
-            np.add(np.fmod(charge, one), one, out=charge, where=charge >= 2)
+            is_too_much = charge >= 2
+            charge[is_too_much] = charge[is_too_much] % one + one
         former = light
     return expected
 

@@ -5,6 +5,7 @@ import pickle
 import struct
 import zipfile
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,12 +27,11 @@ def build(path):
 
 
 def load_checkpoint(path):
-    """Read a checkpoint, as a run that resumes it."""
-    from pathlib import Path
-
+    """Read a checkpoint, as a run that resumes it. path: a text, see `call_limited`."""
     return checkpoint.load(Path(path))
 
 
+# `assert_refused` gets the name of a function, because another process calls it.
 BUILD = f"{__name__}.build"
 LOAD = f"{__name__}.load_checkpoint"
 
@@ -58,22 +58,72 @@ def with_pickle(path, data):
     write_zip(path, {**members, name: data})
 
 
+# The first two pickles of a file of torch before 1.6: how torch knows its own files.
+MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+FORMAT = 1001
+
+
 def with_old_pickle(path, data):
     """A file as torch wrote it before 1.6: pickles one after the other, of which `data` is one."""
-    head = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}]
+    head = [MAGIC_NUMBER, FORMAT, {"little_endian": True}]
     path.write_bytes(b"".join(pickle.dumps(part, 2) for part in head) + data)
 
 
-# bytearray(2**33), and a text of 50,000 characters in a codec of quadratic time.
-BYTES = b"\x80\x02c__builtin__\nbytearray\n\x8a\x05" + (2**33).to_bytes(5, "little") + b"\x85R."
-TEXT = b"X" + struct.pack("<I", 100_000) + "é".encode() * 50_000
-CODEC = b"\x80\x02c_codecs\nencode\n" + TEXT + b"X\x08\0\0\0punycode\x86R."
+# Pickles of a few bytes that ask for much. The module pickle has a name for each kind of byte.
+#
+#     PROTO 2               the version of the pickle
+#     GLOBAL module, name   puts a function on the stack
+#     LONG1 5 bytes         puts a number on the stack
+#     BINUNICODE text       puts a text on the stack: its length as 4 bytes, then the text in UTF-8
+#     TUPLE1, TUPLE2        makes a tuple of the last one or two things on the stack
+#     REDUCE                calls the function with the tuple
+#     STOP                  ends the pickle
+PROTO_2 = pickle.PROTO + bytes([2])
+
+
+def binunicode(text):
+    """Return the bytes that put a text on the stack."""
+    encoded = text.encode()
+    return pickle.BINUNICODE + struct.pack("<I", len(encoded)) + encoded
+
+
+# bytearray(2**33), which takes 8 GB.
+HUGE = b"".join(
+    [
+        PROTO_2,
+        pickle.GLOBAL + b"__builtin__\nbytearray\n",
+        pickle.LONG1 + bytes([5]) + (2**33).to_bytes(5, "little"),
+        pickle.TUPLE1,
+        pickle.REDUCE,
+        pickle.STOP,
+    ]
+)
+# codecs.encode("éé...é", "punycode"), whose time grows with the square of the 50,000 characters.
+SLOW = b"".join(
+    [
+        PROTO_2,
+        pickle.GLOBAL + b"_codecs\nencode\n",
+        binunicode("é" * 50_000),
+        binunicode("punycode"),
+        pickle.TUPLE2,
+        pickle.REDUCE,
+        pickle.STOP,
+    ]
+)
 
 
 @pytest.mark.parametrize("reader", [READ, LOAD])
 @pytest.mark.parametrize("write", [with_pickle, with_old_pickle])
-@pytest.mark.parametrize(("data", "said"), [(BYTES, "makes a bytearray"), (CODEC, "punycode")])
-def test_a_pickle_that_makes_much_of_a_number_is_not_read(tmp_path, reader, write, data, said):
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        pytest.param(HUGE, "makes a bytearray", id="much memory"),
+        pytest.param(SLOW, "punycode", id="much time"),
+    ],
+)
+def test_a_small_pickle_that_would_take_much_memory_or_time_is_refused(
+    tmp_path, reader, write, data, said
+):
     write(tmp_path / "a.pth", data)
     assert (tmp_path / "a.pth").stat().st_size < 200_000
     assert_refused(reader, tmp_path / "a.pth", by="CheckpointError", saying=said)
@@ -93,19 +143,23 @@ def test_members_that_are_compressed_are_not_unpacked(compressed_file, reader):
     assert_refused(reader, compressed_file, by="CheckpointError", saying="is compressed")
 
 
-def test_tables_that_hold_one_another_many_times_are_refused(tmp_path):
-    table = ["x"]
+def test_nested_lists_with_too_many_leaves_are_refused(tmp_path):
+    # Each list holds the former list twice. So 41 lists, in a small file, have 2**40 leaves.
+    nested = ["x"]
     for _ in range(40):
-        table = [table, table]
-    torch.save({"params": {"a": torch.zeros(4)}, "options": table}, tmp_path / "a.pth")
+        nested = [nested, nested]
+    torch.save({"params": {"a": torch.zeros(4)}, "options": nested}, tmp_path / "a.pth")
     assert_refused(READ, tmp_path / "a.pth", by="CheckpointError", saying="hold one another")
 
 
 def test_tensors_that_repeat_one_number_are_refused(tmp_path):
     content = torch.load(SMALL, weights_only=True)
+    # One number of 4 bytes, which takes 10 GB if each place gets its own.
     content["params"]["conv_last.weight"] = torch.zeros(1).expand(50_000, 50_000)
     torch.save(content, tmp_path / "a.pth")
-    said = "567 tensors of 10006 MB in a file"
+    tensors = content["params"].values()
+    megabytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
+    said = f"{len(tensors)} tensors of {megabytes:.0f} MB in a file"
     assert_refused(BUILD, tmp_path / "a.pth", by="CheckpointError", saying=said)
 
 
