@@ -222,7 +222,8 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
         if not is_background:
             opacity = _outline(rng, n)
         colour = to_linear(texture(rng, n))
-        # Colour times opacity, as blending needs it: result = sheet + (1 - opacity) * what is behind.
+        # Colour times opacity, as blending needs it: the colours of the sheet are added to
+        # (1 - opacity) times what is behind.
         sheet = np.concatenate((colour * opacity, opacity), axis=2)  # (n, n, 4)
         # Parallax: a nearer layer shifts more. The background shifts as far as the camera shakes,
         # and the objects 1.35, 1.7 and 2.05 times as far.

@@ -60,10 +60,12 @@ def tfp(
     if num_bins is None:
         middles = [center + offset for offset in offsets]
     else:
-        if num_bins < 1 or tuple(offsets) != (0,):
+        if num_bins < 1:
+            raise ValueError(f"num_bins is {num_bins}, expected at least 1")
+        if tuple(offsets) != (0,):
             raise ValueError(
-                f"num_bins {num_bins} is at least 1, and offsets {list(offsets)} have no effect "
-                "with it"
+                f"offsets {list(offsets)} have no effect with num_bins {num_bins}: leave one of "
+                "the two out"
             )
         middles = _middles_of_bins(num_bins, planes, half_window)
 

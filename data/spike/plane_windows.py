@@ -22,7 +22,7 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
     values {0, 1}.
     """
     if window < 1 or window % 2 == 0:
-        raise ValueError(f"the raw window is an odd number of planes, not {window}")
+        raise ValueError(f"window is {window}, expected an odd number of planes")
     first = center - window // 2
     end = first + window
     if first < 0 or end > len(stream):
@@ -89,8 +89,10 @@ def encoding25(
     m = round(linspace(12, T - 13, num_windows)), rounded symmetrically about the middle of the
     file. "strict" raises ValueError.
     """
-    if num_windows < 1 or (spacing is not None and spacing < 1):
-        raise ValueError(f"num_windows {num_windows} and spacing {spacing} are at least 1")
+    if num_windows < 1:
+        raise ValueError(f"num_windows is {num_windows}, expected at least 1")
+    if spacing is not None and spacing < 1:
+        raise ValueError(f"spacing is {spacing}, expected at least 1")
     planes = len(stream)
     if num_windows == 1:
         middles = [center]

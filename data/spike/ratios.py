@@ -52,7 +52,8 @@ def exposure_rates(
         half_exposure = min(center - 1, planes - 1 - center)
     if not 0 <= half_window < half_exposure:
         raise ValueError(
-            f"0 <= half_window {half_window} < half_exposure {half_exposure} is needed"
+            f"half_window is {half_window}, expected 0 or more, and less than half_exposure, "
+            f"{half_exposure}"
         )
     # The planes start ... stop - 1 of both windows: the short one and the exposure.
     windows = []
@@ -139,8 +140,9 @@ def relative(
     fits_stream = half_exposure <= most_planes
     if not are_whole or not are_inside or not fits_stream or num_bins < 0:
         raise ValueError(
-            f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= "
-            f"{most_planes} planes are needed, whole or below 1, and num_bins {num_bins} >= 0"
+            f"half_windows are {list(half_windows)}, half_exposure is {half_exposure}, num_bins is "
+            f"{num_bins}, expected half_windows of 0 or more (whole or below 1) and less than "
+            f"half_exposure, half_exposure of at most {most_planes}, num_bins of 0 or more"
         )
     # E.g. center 28, half_exposure 27 and half_windows (2, 6, 12): the exposure is the planes
     # 1 ... 55, and the windows are 26 ... 30, 22 ... 34 and 16 ... 40.

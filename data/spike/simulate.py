@@ -62,7 +62,7 @@ class IntegrateAndFire:
         threshold_mismatch: float = 0.0,
     ) -> None:
         if rate <= 0 or threshold <= 0:
-            raise ValueError(f"rate and threshold are positive, not {rate} and {threshold}")
+            raise ValueError(f"rate is {rate}, threshold is {threshold}, expected numbers above 0")
         self.rng = rng
         # Charges of one plane: of the noise, without light, and at full light.
         self.shot_noise = shot_noise * threshold

@@ -43,10 +43,11 @@ def tfstp(
     motion.
     Source: Zheng et al., CVPR 2021; Zheng et al., IEEE TPAMI 45(7), 2023.
     """
-    if tau_d <= 0 or tau_f <= 0 or not 0 < utilisation < 1:
-        raise ValueError(
-            f"tau_d {tau_d} and tau_f {tau_f} are positive, utilisation {utilisation} is in (0, 1)"
-        )
+    for name, tau in (("tau_d", tau_d), ("tau_f", tau_f)):
+        if tau <= 0:
+            raise ValueError(f"{name} is {tau}, expected a number above 0")
+    if not 0 < utilisation < 1:
+        raise ValueError(f"utilisation is {utilisation}, expected a number between 0 and 1")
     centers = [center + offset for offset in offsets]
     for time in centers:
         if not 0 <= time < len(stream):

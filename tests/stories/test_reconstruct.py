@@ -424,10 +424,12 @@ REFUSALS = [
         ["tfp", *OPTIONS, "method.offsets=[0, 3]"],
     ),
     Refusal(
-        "tau_d 0.0 and tau_f 10.0 are positive", WRONG_USE, ["tfstp", *OPTIONS, "method.tau_d=0"]
+        "tau_d is 0.0, expected a number above 0",
+        WRONG_USE,
+        ["tfstp", *OPTIONS, "method.tau_d=0"],
     ),
     Refusal(
-        "0 <= half_window 12 < half_exposure 11",
+        "half_window is 12, expected 0 or more, and less than half_exposure, 11",
         WRONG_DATA,
         ["exposure", *OPTIONS, "method.half_window=12"],
     ),

@@ -58,7 +58,7 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
         rank = RUN.launch.rank
     facts: dict[str, Any] = state["facts"]
     # The next samples of the epoch, e.g. "17, 4, 230". At the end of an epoch none is left.
-    first = ", ".join(str(index) for index in facts["first"]) or "none left of this one"
+    first = ", ".join(str(index) for index in facts["first"]) or "none left of this epoch"
     parts = [
         f"rank {rank} of {RUN.launch.world_size} on {state['host']}, {facts['device']}, "
         f"pid {state['pid']}",

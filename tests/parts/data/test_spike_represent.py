@@ -83,10 +83,16 @@ REFUSED = [
         "tfp",
         12,
         {"half_window": 2, "num_bins": 4, "offsets": [0, 3]},
-        "have no effect with it",
+        "offsets \\[0, 3\\] have no effect with num_bins 4",
         id="tfp: bins and offsets",
     ),
-    pytest.param("tfp", 12, {"half_window": 2, "num_bins": 0}, "at least 1", id="tfp: no bins"),
+    pytest.param(
+        "tfp",
+        12,
+        {"half_window": 2, "num_bins": 0},
+        "num_bins is 0, expected at least 1",
+        id="tfp: no bins",
+    ),
     pytest.param(
         "voxel",
         2,
@@ -98,7 +104,7 @@ REFUSED = [
         "exposure",
         12,
         {"half_window": 11},
-        "half_window 11 < half_exposure 11",
+        "half_window is 11, expected 0 or more, and less than half_exposure, 11",
         id="exposure: window as long as the exposure",
     ),
     pytest.param("relative", 12, {"half_windows": []}, "half_windows", id="relative: no window"),
@@ -123,7 +129,37 @@ REFUSED = [
     ),
     pytest.param("raw", 1, {"window": 5}, "outside", id="raw: window before the stream"),
     pytest.param("raw", 22, {"window": 5}, "outside", id="raw: window after the stream"),
-    pytest.param("raw", 12, {"window": 4}, "odd", id="raw: an even window"),
+    pytest.param(
+        "raw",
+        12,
+        {"window": 4},
+        "window is 4, expected an odd number of planes",
+        id="raw: an even window",
+    ),
+    pytest.param(
+        "encoding25",
+        12,
+        {"num_windows": 0},
+        "num_windows is 0, expected at least 1",
+        id="encoding25: no window",
+    ),
+    pytest.param(
+        "encoding25",
+        12,
+        {"num_windows": 2, "spacing": 0},
+        "spacing is 0, expected at least 1",
+        id="encoding25: windows at one place",
+    ),
+    pytest.param(
+        "tfstp", 12, {"tau_f": -1.0}, "tau_f is -1.0, expected a number above 0", id="tfstp: tau_f"
+    ),
+    pytest.param(
+        "tfstp",
+        12,
+        {"utilisation": 1.0},
+        "utilisation is 1.0, expected a number between 0 and 1",
+        id="tfstp: all is used",
+    ),
     pytest.param("encoding25", 12, {}, "outside", id="encoding25: stream shorter than 25 planes"),
 ]
 

@@ -317,6 +317,12 @@ def test_the_status_line_of_a_rank_ends_with_its_gpu():
     assert with_gpu == f"{without_gpu}; GPU 50% busy, 41.5 of 80.0 GB used"
 
 
+def test_the_status_line_says_that_no_sample_of_the_epoch_is_left():
+    line = status_line(0, STATE | {"facts": FACTS | {"first": []}})
+
+    assert line.endswith("first none left of this epoch")
+
+
 def test_a_cpu_has_no_use_of_a_gpu():
     assert usage(torch.device("cpu")) is None
 
