@@ -10,7 +10,8 @@ which the main programs call with the resolved options of the dataset (`section`
     check            the check of the data before a run
 
 A root is a set of folders, one for each kind of file, that belong together. With several roots, the
-clips of one root come after those of the other, and have a prefix before their names: "1/clip_07".
+clips of the second root come after the clips of the first root, and so on. The names of the clips
+get the number of their root as a prefix, e.g. "1/clip_07".
 
 What must stay: the methods, their arguments and results, because docs/extending.md promises them to
 users; the prefixes, because a resumed run compares the names of samples.

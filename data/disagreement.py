@@ -61,7 +61,7 @@ FLIPS = {
 def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel: int) -> str:
     """Return in words which flip of the spikes gives a correlation; "" for none.
 
-    The arguments are those of `what_differs`.
+    The arguments are as in `what_differs`.
     """
     # slices: rows and columns of a picture, backwards where it is flipped.
     for flip, slices in FLIPS.items():

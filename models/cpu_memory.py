@@ -142,7 +142,7 @@ def check_memory(
 def need_of_step(net: VRT, lq: Tensor, is_half: bool, has_average: bool, ranks: int) -> Need:
     """Estimate the memory of a step. ranks: number of processes on this host.
 
-    The other arguments are those of `check_memory`.
+    The other arguments are as in `check_memory`.
     """
     parameter_count = sum(parameter.numel() for parameter in net.parameters())
     bytes_per_parameter = BYTES_PER_PARAMETER

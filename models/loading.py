@@ -55,7 +55,7 @@ def compare_weights(
 ) -> tuple[LoadReport, dict[str, Tensor]]:
     """Return what `load_weights` would report, and the tensors that it would load.
 
-    net: the network, which may be on the device "meta". The other arguments are those of
+    net: the network, which may be on the device "meta". The other arguments are as in
         `load_weights`.
 
     Raises CheckpointError if the weights do not fit.

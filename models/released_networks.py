@@ -1,6 +1,6 @@
 """The nine published VRT networks: the arguments of each, and the tiles of its authors.
 
-The arguments are those of VRT, which explains them (models/network_vrt.py). recognise.py builds the
+models/network_vrt.py explains the arguments, in the docstring of VRT. recognise.py builds the
 networks from them, to recognise a published file by the names and shapes of its tensors.
 network_method.py restores a user's clips with the tiles.
 

@@ -110,7 +110,7 @@ def refuse_larger(
             )
 
 
-# A number above this one in the options of a file counts as this one (`_numbers_in`). The check
+# A larger number in the options of a file counts as this number (`_numbers_in`). The check
 # squares some of them, and the square, 1e60, is still a finite float.
 LARGEST_NUMBER = 1e30
 

@@ -4,7 +4,7 @@
     errors.py            errors that a user sees, and exit codes
     arguments.py         numbers of a command line
     user_path.py         paths as users write them
-    files.py             reads and writes files; json_file.py those of data
+    files.py             reads and writes files; json_file.py reads JSON
     output_folder.py     writes a folder of results
     results.py           tables, and JSON with infinite numbers
     name_order.py        "2" before "10"

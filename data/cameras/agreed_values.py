@@ -79,7 +79,7 @@ def agreed_geometry(
 ) -> SpikeGeometry:
     """Return the form of a plane. Raises OptionError for wrong sizes.
 
-    from_file: the calibration of a file, or None. The other arguments are those of `DatSpikes`.
+    from_file: the calibration of a file, or None. The other arguments are as in `DatSpikes`.
     """
     # A calibration file has the size of its spike planes. This size is taken only if neither the
     # section nor dataset.json has a size. If they have another size, `DatSpikes._calibrate` refuses

@@ -75,7 +75,7 @@ def read_channels(
 def rate_of(spikes: DatSpikes, stream: np.ndarray, image: np.ndarray, window: Window) -> float:
     """Return the spikes per plane at full light: the known rate, or the measured one ("match").
 
-    The arguments are those of `measured_rate`.
+    The arguments are as in `measured_rate`.
     """
     if spikes.rate != "match":
         return spikes.rate

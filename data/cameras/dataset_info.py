@@ -176,7 +176,8 @@ class ClipKeys(BaseModel, strict=True, extra="allow"):
 
 # ---- Reading the file ---------------------------------------------------------------------------
 
-# The name of the file, and the version of its format.
+# The name of the file, and the version of its format. Files of another version are refused, so a
+# new key that old files may lack needs no new version.
 FILE_NAME = "dataset.json"
 FORMAT = 1
 

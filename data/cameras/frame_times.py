@@ -53,7 +53,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class FrameTimes:
-    """The times of the frames of a clip. The unit is a second for a film, else that of the names.
+    """The times of the frames of a clip. In seconds for a film, else in the unit of the names.
 
     E.g. frames with the names 1, 2 and 4 have starts 1, 2, 4; ends 2, 3, 5; begin 1; end 5; step 1;
     and frame 3 is missing.

@@ -7,7 +7,7 @@ A simulated spike camera differs from the RGB camera in two ways:
             layer of the scene
     time    a plane shows an earlier or later moment than the frame (`delayed_views`)
 
-Coordinates are those of a calibration file (data/cameras/calibration.py): (0, 0) is the centre of
+Coordinates are as in a calibration file (data/cameras/calibration.py): (0, 0) is the centre of
 the upper left pixel, x grows to the right, y down.
 
 What must stay: all numbers, bit for bit, because a data set is made again from its seed. So the

@@ -225,7 +225,7 @@ class Timing:
     ) -> "_PlanesOfFrame":
         """Return the planes that belong to a frame, before the share and the limits of the file.
 
-        The arguments are those of `span`. Raises DataError for a frame that `spike.exposure` lacks.
+        The arguments are as in `span`. Raises DataError for a frame that `spike.exposure` lacks.
         """
         if self.exposures is not None:
             # One file for the clip. The user lists the exposures.

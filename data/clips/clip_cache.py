@@ -183,8 +183,8 @@ class CacheReader:
         # (planes of all files of the clip, bytes of a plane)
         stored = self._map_array(clip, "spike")
         # The array has the planes of all files, so it is read like one packed file with all of
-        # these planes. cache_builder.py wrote them row by row ("raster"), also those of other
-        # layouts.
+        # these planes. cache_builder.py wrote them row by row ("raster"), whatever the layout of
+        # the files is.
         geometry = clip.spikes.geometry.as_raster()
         all_planes = SpikeFile(piece.file, geometry, planes=len(stored), packed=stored)
         # Skip the planes of the files before this file. For example, plane 5 of the second file is

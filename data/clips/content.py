@@ -74,7 +74,7 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
 
 
 def _hash_frames(sha256: Any, reader: Any) -> None:
-    """Hash three frames of a reader that has no files. sha256: a hash object of hashlib."""
+    """Add three frames of a reader that has no files to `sha256`, a hash object of hashlib."""
     last = len(reader.stems) - 1
     # A set, because a short clip has fewer than three different frames.
     for index in sorted({0, last // 2, last}):

@@ -1,6 +1,6 @@
 """List the files of every clip in an LMDB, one database file for a whole data root.
 
-The layout is that of BasicSR and KAIR, because many users already have data of these two projects:
+The layout is as in BasicSR and KAIR, because many users already have data of these two projects:
 
     train.lmdb/data.mdb        a value with the content of a PNG under each key "<clip>/<frame>"
     train.lmdb/meta_info.txt   a line for each key: "<clip>/<frame>.png (720,1280,3) 1"

@@ -11,7 +11,7 @@ more than `MOST_PIXELS` pixels is solved band by band, and the solutions are joi
                |    band 0    |
                |              +--------------+   OVERLAP rows belong to both bands. In the FADE
                |              |              |   rows in their middle, the frame changes from
-               +--------------+              |   the solution of band 0 to that of band 1.
+               +--------------+              |   solution of band 0 to solution of band 1.
                               |    band 1    |
     row H                     +--------------+
 

@@ -1,6 +1,6 @@
 """Choose what finds the motion within an exposure: DIS, a network, or both.
 
-The weights of the fusion "motion" say which one (`finder_of`):
+The weights of the fusion "motion" say which of the three (`finder_of`):
 
     dis      DIS, an optical flow (flow.py), also used by `--method joint`
     network  the network alone (learned.py)

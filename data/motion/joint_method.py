@@ -97,8 +97,7 @@ def blended_solution(z_0: Tensor, inputs: AreaInputs) -> Tensor:
     """
     equations = inputs.equations
     z = equations.solve(z_0)
-    # Beside the frame, `guard_solution` returns the weight of z in each pixel, which tests look at.
-    frame, _ = guard_solution(
+    blend = guard_solution(
         z,
         z_0,
         recording=inputs.recording,
@@ -106,4 +105,4 @@ def blended_solution(z_0: Tensor, inputs: AreaInputs) -> Tensor:
         gain=inputs.gain,
         guard=equations.solver.guard,
     )
-    return frame
+    return blend.frame

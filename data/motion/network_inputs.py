@@ -41,6 +41,7 @@ from data.motion.view import View
 from data.spike.pictures import LUMA, to_display, to_linear
 from utils.contract import MotionNetwork
 
+# As in the training of the weights. Another number would make other windows than they have learned.
 ELEVENTHS = 11  # number of elevenths in an exposure
 USUAL_PLANES = 8  # number of usual planes in an eleventh
 
@@ -143,7 +144,8 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
 
 # ---- The pictures and the scene ----------------------------------------------------------------
 
-# Limits of both pictures, so that a pixel that always fires does not make them large.
+# Limits of both pictures, so that a pixel that always fires does not make them large. All numbers
+# of this section are as in the training of the weights.
 MOST_LIGHT = 9.0  # of light, in multiples of the mean light
 MOST_DEVIATIONS = 4.0  # of the change of a count, in standard deviations
 

@@ -5,7 +5,7 @@ would give noise. `refuse_other_format` looks at the first 64 bytes of a file an
 SpikeFileError if they are the beginning of another format, or text.
 
 Spikes are random bits, too. So a rule must be so strict that spikes of any scene practically never
-fulfil it. Free to add: a mark with as many fixed bits as those of MARKS.
+fulfil it. Free to add: a mark with as many fixed bits as the marks in MARKS.
 
 Tests: test_spike_formats.py, test_any_bytes.py
 """

@@ -56,6 +56,6 @@ def tfi(
 
 
 def _existing(stream: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Return those of the planes first ... last that the stream has, perhaps none."""
+    """Return the planes first ... last, as far as the stream has them, perhaps none."""
     # A negative number in a slice would count from the end of the stream.
     return stream[max(first, 0) : max(last + 1, 0)]

@@ -1,4 +1,4 @@
-"""Change recorded spikes into those of a sensor with another threshold. Training varies cameras so.
+"""Change recorded spikes as if the sensor had another threshold. Training varies cameras so.
 
 The light L of each plane (light.py) is integrated again. A is the charge of a pixel in new
 thresholds, at first a random number between 0 and 1:

@@ -1,4 +1,4 @@
-"""Read run.json of an earlier test in an output folder, and compare the test with this one.
+"""Read run.json of an earlier test in an output folder, and compare it with this test.
 
 In: an output folder, from output_folder.py. Out: which files the earlier test wrote, or an error if
 its settings or input files differ. run.json holds

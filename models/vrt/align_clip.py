@@ -64,7 +64,7 @@ def _neighbours(
     E.g. 4 frames, later neighbours: the targets are 0 1 2. The sources at distance 1 are 1 2 3, at
     distance 2 they are 2 3 and zeros.
 
-    The arguments are those of `_align_side`. Returns tensors (N - 1, B, C, H, W), and flows
+    The arguments are as in `_align_side`. Returns tensors (N - 1, B, C, H, W), and flows
     (N - 1, B, 2, H, W).
     """
     n = len(frames)

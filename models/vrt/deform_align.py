@@ -65,7 +65,7 @@ class DeformAlign(nn.Module):
         # each group and tap it returns a correction (2 numbers) and a factor: 3 numbers.
         inputs = (1 + sources) * dim + 2 * sources
         outputs = 3 * TAPS * deformable_groups
-        # The layers and the slope 0.1 for negative values are those of the published network.
+        # The layers, and the slope 0.1 for negative values, are as in the published network.
         self.conv_offset = nn.Sequential(
             nn.Conv2d(inputs, dim, kernel_size=3, padding=1),
             nn.LeakyReLU(0.1, inplace=True),

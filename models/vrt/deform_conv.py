@@ -73,7 +73,7 @@ def _deform_conv_by_sampling(
 ) -> Tensor:
     """Compute `deform_conv` by one grid_sample and one matrix product.
 
-    The arguments are those of `deform_conv`. On a CPU this is 3 times as fast as torchvision, which
+    The arguments are as in `deform_conv`. On a CPU this is 3 times as fast as torchvision, which
     computes pixel by pixel there, and 7 times as fast with gradients. On a GPU of Apple,
     torchvision has no gradients of this convolution.
     """

@@ -12,7 +12,7 @@ import torch
 
 from data.motion.flow import motion_of
 from data.motion.joint.equations import Equations, Solver
-from data.motion.joint.guard import guard_solution
+from data.motion.joint.guard import Blend, guard_solution
 from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.recording import RecordedClip
 from data.motion.shifts import Motion
@@ -72,8 +72,6 @@ class Case:
         error = (frame - self.sharp)[INSIDE]
         return float(-10 * (error**2).mean().log10())
 
-    def guarded(
-        self, z: torch.Tensor, start: torch.Tensor, guard: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the frame between a solution z and its start z_0, and the weights of z (H, W)."""
+    def guarded(self, z: torch.Tensor, start: torch.Tensor, guard: float) -> Blend:
+        """Return the blend of a solution z and its start z_0."""
         return guard_solution(z, start, self.recording, self.pixels, self.gain, guard=guard)

@@ -37,7 +37,8 @@ def count_of_members(env: Env, name: str, faults: list[str], is_required: bool =
     """Return the variable `name`, which is the number of ranks or nodes.
 
     A missing variable means 1. But RANK together with MASTER_ADDR shows that other ranks exist. A
-    missing variable is then a fault, if is_required is True.
+    missing variable is then a fault, if is_required is True. A fault is appended to `faults`, and
+    1 is returned.
     """
     has_others = env.get("RANK") and env.get("MASTER_ADDR")
     default = None if is_required and has_others else 1
@@ -45,9 +46,10 @@ def count_of_members(env: Env, name: str, faults: list[str], is_required: bool =
 
 
 def member_of(env: Env, names: MemberNames, faults: list[str]) -> Member:
-    """Return the number of a rank or node, and where all meet.
+    """Return the number of a rank or node, and where all meet. Appends wrong variables to `faults`.
 
-    The caller has read the count of ranks or nodes, so that variable is a valid number here.
+    The caller has read the count of ranks or nodes, so the variable of the count is a valid number
+    here.
     """
     last = int(env[names.count]) - 1
     number = number_in(env, names.number, faults, low=0, high=last, high_is_from=names.count)

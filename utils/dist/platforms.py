@@ -156,7 +156,8 @@ def _member_of_step(env: Env, task_count: int, faults: list[str]) -> Member:
     """Return the number of a task of SLURM, and where all tasks of its step meet.
 
     Each task computes address and port by itself, and all tasks of one srun must get the same
-    values. MASTER_ADDR and MASTER_PORT count if the user has set them.
+    values. MASTER_ADDR and MASTER_PORT count if the user has set them. Wrong variables are appended
+    to `faults`.
     """
     last = task_count - 1
     rank = number_in(env, "SLURM_PROCID", faults, low=0, high=last, high_is_from="SLURM_NTASKS")

@@ -269,7 +269,7 @@ class Registry:
         name: name of the part
         """
         part = self._parts[name]
-        # The annotations of a class are those of its __init__.
+        # A class has the annotations of its __init__.
         function = part.constructor
         if inspect.isclass(function):
             function = function.__init__

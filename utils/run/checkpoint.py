@@ -5,7 +5,7 @@ The files in the folder `checkpoints` of a run:
     checkpoint_latest.pth            the newest state
     checkpoint_latest.pth.sha256     its sidecar: 64 hexadecimal digits, the SHA-256 of the file
     checkpoint_latest_previous.pth   the state before, with its own sidecar
-    checkpoint_latest_previous2.pth  the state before that one, if train.keep_checkpoints is above 1
+    checkpoint_latest_previous2.pth  the state two saves ago, if train.keep_checkpoints is above 1
     checkpoint_best.pth              the state with the best PSNR, with the same companions
 
 `save` writes a file under a temporary name, e.g. `.checkpoint_latest.pth.<random>.tmp`, and then
@@ -134,7 +134,7 @@ def _put_in_place(new_file: Path, new_sidecar: Path, path: Path) -> None:
         after `replace` of the sidecar   the new file and its sidecar
 
     A file without a sidecar is read without a check. In another order, a reader could compare a
-    good file with the digest of the other one, and refuse it.
+    good file with the digest of the other file, and refuse it.
 
     test_a_kill_while_saving_leaves_a_readable_file kills eight saves at random moments, so it may
     miss a wrong order. `make faults` kills 200.

@@ -3,7 +3,7 @@
 Between two starts a user may change options, data or the number of ranks. `restore_progress` keeps
 what still holds, and forgets or refuses the rest:
 
-    options         those of this start are used; differences are logged
+    options         the options of this start are used; differences are logged
     best PSNR       forgotten if a new PSNR cannot be compared with it
     position        kept, moved to the next epoch, or refused: the table of `_fit_position_to_data`
 

@@ -60,7 +60,8 @@ class Solver:
     steps: number of steps of conjugate gradients after each linearisation.
     noise: least sigma_b, error of a blurry pixel in display values. A noisy frame has more.
     guard: ratio of the squared errors of z and z_0 at which both count alike when they are blended.
-    E.g. with 2.5, z counts more as long as its squared error is less than 2.5 times that of z_0.
+    E.g. with 2.5, z counts more as long as its squared error is less than 2.5 times the squared
+    error of z_0.
     With 0, z is not blended.
     """
 

@@ -18,6 +18,8 @@ tests do not tell whether another constant is better. How to measure this:
 docs/benchmarks/quality_details.md, "Its constants".
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -34,6 +36,13 @@ GUARD_PLANES = 9
 TINY_ERROR = 1e-6
 
 
+class Blend(NamedTuple):
+    """A blend of the solution z and the first estimate z_0."""
+
+    frame: Tensor  # (3, H, W)
+    weight_of_z: Tensor  # (H, W), in [0, 1]
+
+
 def guard_solution(
     z: Tensor,
     z_0: Tensor,
@@ -41,16 +50,15 @@ def guard_solution(
     pixels: SpikePixels,
     gain: np.ndarray,
     guard: float,
-) -> tuple[Tensor, Tensor]:
+) -> Blend:
     """Blend z with z_0 by how well each fits the spikes around the sharp instant.
 
     z, z_0: the solution and the first estimate, (3, H, W).
     gain: (h, w), spikes per plane of each spike pixel at full light.
     guard: a / a_0 at which both count alike; with 0, z is returned.
-    Returns the frame (3, H, W), and the weight of z (H, W) in [0, 1].
     """
     if guard == 0:  # the formula would divide by 0
-        return z, torch.ones_like(z[0])
+        return Blend(z, weight_of_z=torch.ones_like(z[0]))
     window = recording.window(recording.sharp, GUARD_PLANES)
     [rate] = recording.spike_rates([window])  # spikes per plane, (h, w)
     y = torch.from_numpy(rate / gain).to(z.device)  # what the spikes measure, (h, w)
@@ -65,7 +73,7 @@ def guard_solution(
 
     weight_of_spike_pixels = 1 / (1 + (a / (guard * a_0)) ** 2)  # (h, w)
     [weight] = pixels.to_frame(weight_of_spike_pixels[None])  # (H, W)
-    return weight * z + (1 - weight) * z_0, weight
+    return Blend(frame=weight * z + (1 - weight) * z_0, weight_of_z=weight)
 
 
 # The guard assumes that this share of the pixels fits perfectly, up to noise. So their errors show

@@ -12,7 +12,7 @@ The normal equations of the change d need three things of them, with W = w^2:
     A^T W r      by `gradient`; r are the residuals at z
     R            by `row_sums`: the sum of each row of A^T W A over the pixels of one colour
 
-The weights w = (w_b, w_s) are those of `System.robust_weights` at z. cameras.py has B, S and their
+`System.robust_weights` gives the weights w = (w_b, w_s) at z. cameras.py has B and S, with their
 adjoints.
 
 What must stay: `adjoint` is the adjoint of `weighted_change`. In

@@ -48,7 +48,7 @@ LEAST_NOISE = 3e-4
 class NetworkChannels:
     """What a network sees of the equations of an exposure.
 
-    The channels are those of utils.contract.JointEquations.
+    utils.contract.JointEquations lists the channels.
 
     system: the equations. pixels: what the spike pixels see of a frame.
     recording: what was recorded of the frame. groups: the motion within the exposure.

@@ -12,8 +12,8 @@ Beyond the picture its edge is repeated. E.g. a position 3 pixels to the left of
 value at its left edge. `grid_sample` with padding_mode "border" and align_corners samples in this
 way.
 
-What must stay: the weights are those of `grid_sample`, because chunk.py samples with `grid_sample`
-and maps back with these weights. In tests/parts/data/joint/test_sampling.py,
+What must stay: the weights are as in `grid_sample`, because chunk.py samples with `grid_sample` and
+maps back with these weights. In tests/parts/data/joint/test_sampling.py,
 test_the_four_weighted_pixels_are_the_sample notices other weights.
 """
 

@@ -48,7 +48,8 @@ REACH_POWER = 0.7
 # Fewer spikes than this count as this number. Stars on black have a median near 0, although their
 # motion is seen well. Without this least number, they would have to move by 20 pixels.
 FEWEST_COUNTED = 0.6
-# The share is 0 below STILL_BELOW times the reach of 1/2, and 1 above MOVING_ABOVE times it.
+# The share is 0 below STILL_BELOW times the reach of 1/2, and 1 above MOVING_ABOVE times the same
+# reach. With closer limits, pixels with nearly the same shift would get different frames.
 STILL_BELOW = 0.6
 MOVING_ABOVE = 1.3
 

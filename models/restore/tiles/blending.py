@@ -10,7 +10,7 @@ In: where the tiles along one axis start, and which of them is meant. Out: its w
 axis. space.py multiplies the weights of the two axes of a frame, and stream.py takes the weights
 along the time.
 
-What must stay: the blend "kair", which is that of the published code (of the project KAIR):
+What must stay: the blend "kair", which is the blend of the published code (the project KAIR):
 test_published_tiling_is_reproduced compares them. Free to change: the blend "smooth", if no weight
 is 0.
 

@@ -142,7 +142,7 @@ def _load_rows(
 ):
     """Load ROWS successive rows of a head, (ROWS, PAD). Channels beyond HD are 0.
 
-    The arguments are those of `_row_pointers`.
+    The arguments are as in `_row_pointers`.
     """
     pointers = _row_pointers(tensor, first_row, stride, head, ROWS, HD, PAD)
     if HD == PAD:
@@ -157,7 +157,7 @@ def _store_rows(
 ):  # fmt: skip
     """Store values (ROWS, PAD) to ROWS successive rows of a head, without the channels beyond HD.
 
-    The values are converted to the dtype of the tensor. The other arguments are those of
+    The values are converted to the dtype of the tensor. The other arguments are as in
     `_row_pointers`.
     """
     pointers = _row_pointers(tensor, first_row, stride, head, ROWS, HD, PAD)

@@ -27,7 +27,7 @@ def wrong_solution(moving_clip):
 def test_the_guard_saves_a_good_start_from_a_wrong_motion(wrong_solution):
     case, start, z = wrong_solution
 
-    frame, _ = case.guarded(z, start, guard=3.0)
+    frame = case.guarded(z, start, guard=3.0).frame
 
     loss_of_solution = case.psnr(start) - case.psnr(z)
     loss_of_guarded = case.psnr(start) - case.psnr(frame)
@@ -38,7 +38,7 @@ def test_the_guard_saves_a_good_start_from_a_wrong_motion(wrong_solution):
 def test_the_guard_weighs_each_pixel_between_start_and_solution(wrong_solution):
     case, start, z = wrong_solution
 
-    _, weight = case.guarded(z, start, guard=3.0)
+    weight = case.guarded(z, start, guard=3.0).weight_of_z
 
     assert float(weight.min()) >= 0
     assert float(weight.max()) <= 1
@@ -47,6 +47,6 @@ def test_the_guard_weighs_each_pixel_between_start_and_solution(wrong_solution):
 def test_a_guard_of_0_gives_the_solution_as_it_is(wrong_solution):
     case, start, z = wrong_solution
 
-    frame, _ = case.guarded(z, start, guard=0.0)
+    frame = case.guarded(z, start, guard=0.0).frame
 
     assert torch.equal(frame, z)
