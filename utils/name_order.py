@@ -60,10 +60,16 @@ _VALUE = re.compile(
 def are_values(names: Collection[str]) -> bool:
     """Return whether all names are numbers that must be compared by value.
 
-    This is so if their digits alone do not tell the order: seconds of different lengths, such as
-    432.1 and 432.033333; numbers with exponents; numbers with and without a minus.
-    It is not so for a counter behind a point (1.9, 1.10, 1.11), and not if a "-" stands before each
-    name, because this may be a hyphen.
+    True if the digits alone do not tell the order:
+
+        432.1, 432.033333     seconds of different lengths
+        1e-3, 2e-4            numbers with exponents
+        -1, 0, 1              numbers with and without a minus
+
+    False otherwise, e.g.
+
+        1.9, 1.10, 1.11       a counter behind a point
+        -1, -2, -3            a "-" before each name, which may be a hyphen
     """
     values = []
     for name in names:

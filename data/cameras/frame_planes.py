@@ -1,7 +1,7 @@
 """Find the planes of each frame of a clip, and check that they can be used.
 
-This is done when the clips are listed, before a sample is read. `DatSpikes` (spike_source.py) has
-the options. The steps have modules of their own:
+`exposures_of` does so when the clips are listed, before a sample is read. `DatSpikes`
+(spike_source.py) has the options. The steps have modules of their own:
 
     timing.py            the planes of a frame, without context: a `Span`
     sharp_plane.py       the plane of the sharp frame: the center

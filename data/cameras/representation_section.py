@@ -3,8 +3,8 @@
     "representation": {"type": "voxel", "num_bins": 4}
 
 The keys beside "type" are the parameters of the function of this name (data/spike/represent.py).
-They are checked here, and `channels_of` tells how many channels they give. To add a representation,
-write its function; nothing changes here.
+This module checks the keys, and `channels_of` tells how many channels the representation then has.
+To add a representation, write its function; nothing changes here.
 
 Tests: tests/parts/data/test_spike_source.py, tests/parts/utils/test_option_files.py
 """

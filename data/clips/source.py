@@ -73,7 +73,7 @@ class Source:
     """
 
     # Keys of the dataset section (docs/options.md). `dataroot_...` is the root of a kind of file.
-    # It is None if the data set has no files of this kind.
+    # A root is None if the data set has no files of this kind.
     dataroot_lq: str
     dataroot_gt: str | None = None
     dataroot_gt_instants: str | None = None

@@ -16,11 +16,11 @@ Free to change: new settings, as `Recipe.record` says.
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
 
-import re
 from typing import Any, Literal
 
 from pydantic import Field
 
+from data.cameras.dataset_info import GOPRO_NAME
 from data.cameras.rig import Rig
 from utils.options.section import Section
 from utils.random_streams import random_stream
@@ -146,11 +146,11 @@ class Recipe(Section):
         """Return the number of raw frames that are averaged to a blurry frame of a clip.
 
         The setting `average` counts first. Without this setting, the number in a name of GoPro is
-        used, e.g. 7 for GOPR0372_07_00. Clips with other names have 7.
+        used, e.g. 7 for GOPR0372_07_00. Clips with other names have 7, the least number in GoPro.
         """
         if self.average:
             return self.average
-        name_of_gopro = re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)
+        name_of_gopro = GOPRO_NAME.fullmatch(clip)
         if name_of_gopro:
             return int(name_of_gopro.group(1))
         return 7

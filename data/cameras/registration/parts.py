@@ -102,7 +102,7 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
 
         error^2 = (variance of both shifts) + mean(x^2 + y^2) (variance of all other changes)
 
-    This is the mean over the plane: a shift moves all places alike, and any other change moves a
+    error^2 is the mean over the plane: a shift moves all places alike, and any other change moves a
     place in proportion to its distance from the middle.
     """
     x = estimate.coordinates.x

@@ -85,8 +85,12 @@ def has_sign_of_wrong_offset(found: Estimate, at_start: Estimate) -> bool:
 def is_nominal_offset_preferred(found: Estimate, at_nominal_offset: Estimate) -> bool:
     """Return whether the estimate with the nominal offset is the one to keep.
 
-    It is if it explains clearly more, or if the clip does not show the matrix of `found`. If the
-    offset of `found` is doubtful, it must also be needed: `found` must explain clearly more.
+    There are three reasons for it:
+
+        * it explains clearly more than `found`
+        * the clip does not show the matrix of `found`
+        * the offset of `found` is doubtful, and is not needed: `found` does not explain clearly
+          more
     """
     is_nominal_better = _fits_clearly_better(at_nominal_offset, than=found)
     shows_no_matrix = not math.isfinite(found.matrix_error)

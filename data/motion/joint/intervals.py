@@ -74,8 +74,9 @@ class NearestSpikes(NamedTuple):
 def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     """Return the nearest spikes to each edge. Of two equally near spikes, the earlier one counts.
 
-    It is the last spike up to the edge, or the next spike after it. E.g. the edge 8 and spikes at
-    3, 9 and 16: the last spike is 3, the next spike is 9, and 9 is nearer.
+    Two spikes are compared for an edge: the last spike up to the edge, and the next spike after it.
+    E.g. the edge 8 and spikes at 3, 9 and 16: the last spike is 3, the next spike is 9, and 9 is
+    nearer.
 
     stream, edges: see `spike_intervals`.
     """

@@ -315,7 +315,11 @@ def test_ratios_are_no_warning_if_nothing_says_how_the_frames_were_averaged(root
 def test_ratios_to_frames_that_are_means_of_display_values_are_a_warning(root):
     copy_blur_as_blur_gamma(root)
 
-    assert MEAN_OF_DISPLAY_VALUES in warnings_on(root, spike=relative(2, 6))
+    said = warnings_on(root, spike=relative(2, 6))
+
+    assert MEAN_OF_DISPLAY_VALUES in said
+    # No number of dB: the pictures decide it, even its sign.
+    assert "frame x ratio is not the sharp frame: set lq_folder to blur_gamma" in said
 
 
 def test_ratios_to_frames_that_are_means_of_linear_values_are_no_warning(root):
