@@ -139,6 +139,7 @@ class Registry:
         fields: dict[str, Any] = {self.type_key: (literal_of(name), ...)}
         sections = []  # e.g. WindowOptions: the model inherits the keys of these sections
         for key, parameter in self._parameters(name).items():
+            self._refuse_reserved(name, key)
             annotation = parameter.annotation
             # A parameter such as `window: WindowOptions`.
             if isinstance(annotation, type) and issubclass(annotation, Section):
@@ -159,6 +160,21 @@ class Registry:
         model = create_model(name, __base__=(*sections, self.base), **fields)
         model.constructor = self.constructor(name)
         return model
+
+    def _refuse_reserved(self, name: str, key: str) -> None:
+        """Raise OptionError if a parameter has a name that a section needs for itself.
+
+        name: name of the part. key: name of the parameter.
+        """
+        is_private = key.startswith("_")
+        is_of_pydantic = key.startswith("model_") and hasattr(Section, key)
+        if is_private or is_of_pydantic or key in vars(Section):
+            raise OptionError(
+                what=f'the {self.kind} "{name}" has a parameter {key}, which can be no option',
+                where=inspect.getfile(self.constructor(name)),
+                expected="a name that does not begin with _, and is no name of a section itself",
+                do="rename the parameter",
+            )
 
     def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Any:
         """Return a section checked and completed with the constructor's defaults.

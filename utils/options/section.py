@@ -16,10 +16,18 @@ Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py
 
 import difflib
 import json
+import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 
 from utils.errors import OptionError
@@ -45,9 +53,44 @@ class Section(BaseModel):
     # The class or function of the part that the section names. None if it names no part.
     constructor: ClassVar[Any] = None
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _lists_as_tuples(cls, value: Any, info: ValidationInfo) -> Any:
+        """Make tuples of the lists of a file, where the type of the field has tuples."""
+        assert info.field_name is not None
+        return with_tuples(value, cls.model_fields[info.field_name].annotation)
+
     def plain(self) -> dict[str, Any]:
         """Return the section as an option file holds it: plain types, sections as objects."""
         return self.model_dump(mode="json", serialize_as_any=True)
+
+
+def with_tuples(value: Any, annotation: Any) -> Any:
+    """Return `value` with tuples in place of lists, where `annotation` has tuples.
+
+    JSON has no tuples, so a file gives a list, e.g. [3, 4] for tuple[int, int]. In a strict model
+    pydantic takes no list for a tuple. Items of a wrong type or number stay: pydantic refuses them.
+    """
+    if not isinstance(value, list):
+        return value
+    kind = get_origin(annotation) or annotation
+    inner_types = get_args(annotation)
+    if kind is Annotated:
+        return with_tuples(value, inner_types[0])
+    if kind in (Union, types.UnionType):  # e.g. list[tuple[int, int]] | None
+        for alternative in inner_types:
+            converted = with_tuples(value, alternative)
+            if converted != value:
+                return converted
+        return value
+    if kind is list and inner_types:
+        return [with_tuples(item, inner_types[0]) for item in value]
+    if kind is tuple:
+        is_long = Ellipsis in inner_types  # tuple[int, ...]: any number of items
+        item_types = inner_types[:1] * len(value) if is_long else inner_types
+        known = [with_tuples(item, of) for item, of in zip(value, item_types, strict=False)]
+        return (*known, *value[len(known) :])
+    return value
 
 
 # The class of a section: `read_section` gets a class and returns an object of the same class, which

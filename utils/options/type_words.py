@@ -41,6 +41,8 @@ def describe(annotation: Any, limits: Sequence[Any] = ()) -> str:
         return _describe_union(get_args(annotation), limits)
     if kind is Literal:
         return _describe_literal(get_args(annotation))
+    if kind is tuple and Ellipsis not in get_args(annotation):
+        return _describe_tuple(get_args(annotation))
     if kind in (list, tuple):
         return _describe_list(get_args(annotation)[0], limits)
     # A Section, or dict[str, ...], is an object in JSON.
@@ -109,6 +111,14 @@ def _describe_list(item_type: Any, limits: Sequence[Any]) -> str:
             length = f"{limit.max_length} "
             break
     return f"list of {length}{describe(item_type)}"
+
+
+def _describe_tuple(item_types: Sequence[Any]) -> str:
+    """Return a tuple, which is a list in JSON, as "list of 2 int" or "list of int, float"."""
+    texts = [describe(item_type) for item_type in item_types]
+    if len(set(texts)) == 1:
+        return f"list of {len(texts)} {texts[0]}"
+    return f"list of {', '.join(texts)}"
 
 
 def _bounds(limits: Sequence[Any]) -> str:

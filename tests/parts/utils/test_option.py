@@ -867,6 +867,54 @@ def test_the_name_of_a_part_must_be_a_text():
         BOXES.resolve({"kind": ["box"], "width": 1}, "x")
 
 
+@BOXES.register("pair")
+class Pair:
+    """A part whose parameters are tuples."""
+
+    def __init__(
+        self,
+        window: tuple[int, int] = (2, 2),
+        steps: list[tuple[int, float]] | None = None,
+        sides: tuple[int, ...] = (),
+    ):
+        self.window, self.steps, self.sides = window, steps, sides
+
+
+def test_a_list_of_a_file_is_the_tuple_that_a_part_takes():
+    values = {"kind": "pair", "window": [3, 4], "steps": [[1, 0.5]], "sides": [1, 2, 3]}
+
+    pair = BOXES.build(values, "x")
+
+    assert (pair.window, pair.steps, pair.sides) == ((3, 4), [(1, 0.5)], (1, 2, 3))
+    assert BOXES.resolve(values, "x").plain() == values
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        pytest.param([3], "list of 2 int", id="too few"),
+        pytest.param([3, "4"], "list of 2 int", id="a text"),
+        pytest.param(3, "list of 2 int", id="no list"),
+    ],
+)
+def test_a_list_that_is_not_the_tuple_of_a_part_is_refused(value, expected):
+    with pytest.raises(OptionError) as error:
+        BOXES.resolve({"kind": "pair", "window": value}, "x")
+
+    assert error.value.expected == expected
+
+
+@pytest.mark.parametrize("name", ["plain", "constructor", "model_fields", "_width"])
+def test_a_parameter_that_cannot_be_an_option_is_refused_in_words(name):
+    namespace: dict[str, Any] = {}
+    exec(f"def part({name}: int = 1): ...", namespace)
+    boxes = Registry("part", "kind")
+    boxes.register("odd")(namespace["part"])
+
+    with pytest.raises(OptionError, match=f'the part "odd" has a parameter {name}'):
+        boxes.resolve("odd", "x")
+
+
 def test_a_name_can_be_registered_only_once():
     with pytest.raises(ValueError, match="twice"):
         BOXES.register("box")(Box)
