@@ -104,7 +104,7 @@ def _samples_of_training(dataset: Any) -> list[_Sample]:
 
 
 def _samples_of_user(readers: Sequence[Any]) -> list[_Sample]:
-    """Return some frames of a user's clips, only of clips with spikes."""
+    """Return some frames of a user's clips, only of clips with spikes. readers: the clips."""
     frames = []  # (reader, number of the frame in its clip)
     for reader in readers:
         if reader.clip.spikes:

@@ -43,6 +43,7 @@ def pairs_of_sample(
 ) -> tuple[list[Pair], MiddleFrame]:
     """Read about `count` frames of a sample, evenly spaced, and the middle frame to show.
 
+    dataset: reads a `Draw` by its method `read`. draw: clip, frames and crop of the sample.
     kind: "gt" or "lq", the frames to read.
     """
     # E.g. for a sample of 6 frames and count 2, the positions 0, 3 (the middle) and 5.

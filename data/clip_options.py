@@ -174,7 +174,10 @@ def split_by_root(section: Any) -> list[Any]:
 
 
 def _refuse_unequal_lists(section: Any, lists: dict[str, list[Any]]) -> None:
-    """Refuse lists of different lengths. lists: {key: its list}, for all keys that are lists."""
+    """Refuse lists of different lengths.
+
+    section: the resolved options of a dataset. lists: {key: its list}, for all keys with a list.
+    """
     # Each root needs its own folder of each kind. So if one key of folders is a list, a single
     # folder in another key is refused.
     single_folders = []

@@ -39,14 +39,17 @@ def section_of_test_set(opt: Options) -> LoaderOptions:
 
 
 def refuse_output_among_data(folder: Path, dataset: Any) -> None:
-    """Raise OptionError if the output folder is, contains or lies in a folder of the test set."""
+    """Raise OptionError if the output folder is, contains or lies in a folder of the test set.
+
+    dataset: the test set, also of a user's own class.
+    """
     # A dataset class of a user's own may lack `sources`. Then nothing is checked.
     for source in getattr(dataset, "sources", ()):
         refuse_overlap(folder, source.roots())
 
 
 def count_of_expected_clips(dataset: Any, clips: Sequence[ClipReader]) -> int:
-    """Return the number of clips in the data folder, of which `clips` may be a part.
+    """Return the number of clips in the folder of a test set, of which `clips` may be a part.
 
     datasets.test.meta_info_file may list only some clips of the folder. All are counted, so that
     the report says that its averages leave clips out

@@ -164,7 +164,10 @@ class ModelState:
             load_pretrained(self.netE, path, self.train_opt.G_param_strict, "netE")
 
     def _load_training(self, state: dict[str, Any]) -> None:
-        """Load moments, loss scale, averaged weights and the count of skipped steps."""
+        """Load moments, loss scale, averaged weights and the count of skipped steps.
+
+        state: the content of a checkpoint.
+        """
         net = unwrap_ddp(self.netG)
         section = state["options"]["train"]
         load_moments(self.optimizer, state["optimizer"], net, section, self.train_opt)

@@ -258,7 +258,7 @@ def _fields_in(table: Any) -> dict[str, Any]:
 
 
 def _with_values_of_recipe(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the contents of a file, with the two values that its recipe gives.
+    """Return a copy of `table`, the contents of a file, with the two values that its recipe gives.
 
     The recipe holds the settings with which scripts/prepare_gopro_spike.py made the clips. It gives
     `interpolate`, and in older files also `light`. Raises ValueError.
@@ -278,6 +278,8 @@ def _refuse_misspelt_keys(values_of_clip: dict[str, Any]) -> None:
     """Raise ValueError for a key of a clip that is probably misspelt, such as "gt_plan".
 
     A key that resembles no known key is a note of the user, and is allowed.
+
+    values_of_clip: {key: value}, what "clips" in dataset.json says of one clip.
     """
     valid_keys = list(ClipKeys.model_fields)
     for key in values_of_clip:

@@ -98,6 +98,8 @@ class CacheReader:
         """Refuse a cache if files of its source have changed since it was built.
 
         A kind of files is not compared if its root is not on this machine. The log says so.
+
+        index: the content of index.json, whose "source" has a digest for each kind.
         """
         kinds = source.kinds()  # {name of the kind, e.g. "lq": its root and form}
         kinds_here = [name for name, kind in kinds.items() if os.path.exists(kind.root)]

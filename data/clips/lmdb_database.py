@@ -120,6 +120,8 @@ def _refuse_short_lmdb(root: str, environment: Any) -> None:
 
     LMDB maps the file into memory. A read behind the end of the file would kill the process
     (SIGBUS). Opening an LMDB reads only its first two pages, so it does not notice a short file.
+
+    environment: the opened LMDB, an object of the package lmdb.
     """
     size = os.path.getsize(os.path.join(root, "data.mdb"))
     number_of_last_page = environment.info()["last_pgno"]  # the last page in use

@@ -103,6 +103,8 @@ def _channels_in_reverse(
     The function gets the reversed stream. But a function that rounds the centres of its windows
     would put them elsewhere in the reversed stream. Of such a function, the channels are put in
     reverse order instead.
+
+    options: arguments of the function besides stream and center.
     """
     if chosen.reverses_channels(**options):
         channels = chosen.function(stream, center, **options)

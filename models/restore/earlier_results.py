@@ -87,7 +87,11 @@ def files_of_earlier_tests(
 def refuse_another_test(
     earlier_run: dict[str, Any], settings: dict[str, Any], inputs: dict[str, str], folder: Path
 ) -> None:
-    """Raise OptionError if this test has other settings or input files than the earlier test."""
+    """Raise OptionError if this test has other settings or input files than the earlier test.
+
+    earlier_run: the content of its run.json. settings: what decides the scores of this test.
+    inputs: {clip: digest of its files} of this test. folder: the output folder, for the error.
+    """
     # Older versions of SpikeVRT did not record these settings, and always had these values. A new
     # setting needs a line here. Otherwise no test of an older version could be continued.
     defaults = {"metric.values": "uint8", "metric.more": []}
@@ -108,6 +112,7 @@ def refuse_another_test(
 def _differences(old: Any, new: Any, key: str = "") -> list[str]:
     """Return "key was OLD, is NEW" for every value that differs, with dotted keys.
 
+    old, new: plain values, or dicts of them. key: dotted key of both, "" at the top.
     E.g. {"spike": {"rate": 1}} and {"spike": {"rate": 2}} -> ["spike.rate was 1, is 2"].
     """
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):

@@ -155,6 +155,7 @@ def comparison_of(
 ) -> dict[str, np.ndarray]:
     """Return the restored frame with its input, its spikes and its sharp frame, as panels.
 
+    item: frame `index` of the clip, {kind: tensor}; "spike" and "gt" may be missing.
     The result is {title: (H, W, 3) uint8}, see `utils.image.comparison`.
     """
     spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None

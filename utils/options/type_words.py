@@ -104,6 +104,8 @@ def _describe_list(item_type: Any, limits: Sequence[Any]) -> str:
     """Return a list in words, e.g. "list of float", or "list of 2 float" with a largest length 2.
 
     The text leaves out a smallest length: nearly all lists of this project have one fixed length.
+
+    item_type: the type of an element. limits: what pydantic keeps of `Field(max_length=...)`.
     """
     length = ""  # "2 ", or "" without a largest length
     for limit in limits:

@@ -92,7 +92,7 @@ def restore_progress(
 
 
 def _progress_in(state: dict[str, Any]) -> Progress:
-    """Return the position in a checkpoint.
+    """Return the position in a checkpoint. state: its content.
 
     A field that an earlier version did not save gets its default.
     """
@@ -114,7 +114,7 @@ def _forget_files_of_other_run(progress: Progress) -> None:
 
 
 def _order_in(state: dict[str, Any]) -> DataOrder | None:
-    """Return the order of the data that a checkpoint was written with.
+    """Return the order of the data that a checkpoint was written with. state: its content.
 
     Returns None if the checkpoint comes from an earlier version, which did not save the order. A
     checkpoint of a later version may hold further fields, which are ignored.
@@ -247,7 +247,10 @@ def _changes_of_order(order_then: DataOrder, order: DataOrder) -> list[str]:
 
 
 def _samples_per_step(ranks: int, options: dict[str, Any]) -> int:
-    """Return the number of samples of one optimizer step, over all ranks."""
+    """Return the number of samples of one optimizer step, over all ranks.
+
+    options: all options of a start, as a dict.
+    """
     batch_size = options["datasets"]["train"]["dataloader_batch_size"]
     return ranks * batch_size * options["train"]["accumulation_steps"]
 

@@ -165,7 +165,8 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
     Logs a warning for HDR and for interlaced films, which look different in a player. Raises
     OSError or FFmpegError if no frame can be decoded, and DataError for frames of different sizes.
 
-    go_on: called after each decoded frame
+    container: the opened file, an object of PyAV. path: of the file, for messages.
+    go_on: called after each decoded frame.
     """
     stream = _film_in(container)
     stamps: list[Fraction | None] = []
@@ -273,7 +274,10 @@ HDR = {16: "PQ", 18: "HLG"}  # AVCOL_TRC_SMPTE2084, AVCOL_TRC_ARIB_STD_B67
 
 
 def _warn_of_hdr_or_interlaced(path: str | Path, stream: Any, is_interlaced: bool) -> None:
-    """Warn of films that look different here than in a player."""
+    """Warn of films that look different here than in a player.
+
+    stream: the film, an object of PyAV. path: of its file, for messages.
+    """
     transfer = HDR.get(stream.codec_context.color_trc)
     if transfer:
         logger.warning(

@@ -85,7 +85,10 @@ SQUARE = Fraction(1)
 
 
 def upright_aspect(stream: Any, frame: Any) -> Fraction:
-    """Return width over height of a pixel of the stream as it is shown; 1 if it is not known."""
+    """Return width over height of a pixel of the stream as it is shown; 1 if it is not known.
+
+    stream, frame: the film and a frame of it, objects of PyAV.
+    """
     aspect = stream.sample_aspect_ratio or SQUARE
     if aspect <= 0:
         return SQUARE

@@ -73,7 +73,10 @@ class MeasuredBranches:
 
 
 def _kind(owner: Any, x: Tensor) -> tuple[Any, ...]:
-    """Return everything that the bytes of a module's branches depend on."""
+    """Return everything that the bytes of a module's branches depend on.
+
+    owner: the module, a block or a fusion. x: its input.
+    """
     kind: tuple[Any, ...] = (type(owner), tuple(x.shape), x.dtype)
     if isinstance(owner, Block):
         # Only a block with a shift has masks.
