@@ -132,7 +132,11 @@ def kind_differences(training: dict[str, Any], other: dict[str, Any]) -> Iterato
 def _check_spikes(
     netG: Section, train: LoaderOptions | None, test: LoaderOptions | None, spec: InputSpec
 ) -> None:
-    """Raise OptionError if a dataset gives spike channels that the network cannot use."""
+    """Raise OptionError if a dataset gives spike channels that the network cannot use.
+
+    netG, train, test: sections of the options, None without such a dataset. spec: what the network
+    takes. The checks below have these arguments, too.
+    """
     takes_spikes = spec.spike_channels > 0
     if takes_spikes and train and test:
         _check_equal_channels(train, test)
@@ -240,6 +244,9 @@ def _check_task(
     with a known noise level. Keys of a dataset tell its task. A dataset with temporal_scale 2
     leaves every second frame out, for interpolation. A dataset with sigma_max (training) or sigma
     (testing) adds noise.
+
+    netG, train, test, val: sections of the options, None without such a dataset. spec: what the
+    network takes.
     """
     for name, section in (("train", train), ("test", test)):
         if section is not None:
@@ -303,7 +310,10 @@ def _check_interpolation(
     val: ValOptions,
     spec: InputSpec,
 ) -> None:
-    """Raise OptionError if the options do not fit a network that interpolates."""
+    """Raise OptionError if the options do not fit a network that interpolates.
+
+    The arguments are as in `_check_task`.
+    """
     # A training clip has the given frames and one frame in each gap between them. E.g. 4 given
     # frames and 3 gaps: 7 frames.
     given_frames = spec.least_frames

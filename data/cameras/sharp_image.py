@@ -91,6 +91,8 @@ def _weights_of_planes(
 
     The weights are found by a trial: in a stream of one row of T pixels, pixel t fires only in
     plane t. Then channel s of pixel t is the weight of plane t in channel s.
+
+    name, options: the representation. reverse: whether the channels are of reversed time.
     """
     planes = exposure.own.count  # T
     impulses = np.eye(planes, dtype=np.uint8)[:, None]  # (T, 1, T)

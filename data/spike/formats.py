@@ -98,7 +98,10 @@ def read_spikes(
     crop: Crop | None = None,
     remainder: str = "error",
 ) -> np.ndarray:
-    """Call `open_spikes` and `SpikeFile.read`. Returns spikes (T, h, w) uint8 in {0, 1}."""
+    """Call `open_spikes` and `SpikeFile.read`. Returns spikes (T, h, w) uint8 in {0, 1}.
+
+    `open_spikes` takes path, geometry and remainder, and `read` takes first, count and crop.
+    """
     return open_spikes(path, geometry, remainder).read(first, count, crop)
 
 

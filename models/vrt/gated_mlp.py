@@ -120,5 +120,8 @@ class GatedMlp(nn.Module):
 def _hidden_of_mlp(
     tokens: Tensor, chunk: Chunk, factors: Factors, w: Weights, tape: Tape | None
 ) -> tuple[None, Tensor]:
-    """Compute the MLP without its last linear layer: `hidden` of Work. It has no residual sum."""
+    """Compute the MLP without its last linear layer: `hidden` of Work. It has no residual sum.
+
+    A `Work` passes chunk, factors and tape to each `hidden`. This layer needs none of them.
+    """
     return None, geglu(tokens, w, is_plain=False)

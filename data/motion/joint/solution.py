@@ -75,7 +75,10 @@ M_1 = 0.1
 def _solve_linearised(
     system: System, prior_weight: Tensor, z: Tensor, z_0: Tensor, steps: int
 ) -> Tensor:
-    """Return z (3, H, W) after the equations are linearised at z and solved."""
+    """Return z (3, H, W) after the equations are linearised at z and solved.
+
+    The arguments are as in `solve`.
+    """
     linearised = Linearised(system, z)
     d = conjugate_gradients(
         linearised.weighted_change,

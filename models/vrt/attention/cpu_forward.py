@@ -65,7 +65,7 @@ def _weighted_sums(
     thin result. A row of ones below v^T gives the sums of the rows of P in the same product.
 
     subtracts: whether the largest logit of each row is subtracted before exp2, so that no sum
-        overflows.
+        overflows. The other arguments are as in `cpu_attention`.
     """
     n, heads, t, hd = q.shape
     windows = windows_at_once(q)
