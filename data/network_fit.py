@@ -3,13 +3,15 @@
 The main programs call `check_clips` when data and network are known, before the first step. Without
 it, a wrong scale would end in an error of torch, or in a loss of unlike pictures.
 
-What must stay: the two refusals. Free to change: their texts, together with the tests.
+What must stay: the refusals. Free to change: their texts, together with the tests.
 
 Tests: tests/parts/data/test_readers.py, tests/stories/test_bad_input.py
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from data.clips.clip_lists import one_of_each_form
@@ -30,6 +32,7 @@ def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> N
     if clips is None and hasattr(dataset, "readers"):
         clips = dataset.readers()
         _refuse_other_readers(clips, split)
+        _refuse_names(clips, split)
     if clips is None:
         # A user's training set may have neither clips nor readers. Then nothing can be checked.
         return
@@ -73,4 +76,41 @@ def _refuse_other_readers(clips: Sequence[Any], split: str) -> None:
                 where=f"datasets.{split}.dataset_type",
                 expected="readers whose class is derived from Reader of data/clips/readers.py",
                 do="derive the class of the clips from Reader (docs/extending.md, test set)",
+            )
+
+
+def _refuse_names(clips: Sequence[Any], split: str) -> None:
+    """Refuse a user's test set without clips, and clips whose results would be the same files.
+
+    A result is the file <name of the clip>/<name of the frame>.png.
+    """
+    where = f"datasets.{split}.dataset_type"
+    if not clips:
+        raise DataError(
+            what=f"datasets.{split} has no clip",
+            where=where,
+            expected="at least one reader",
+            do="correct `readers` of the data set (docs/extending.md, test set)",
+        )
+    # What is named -> its names.
+    names = {f"clips of datasets.{split}": [clip.name for clip in clips]}
+    for clip in clips:
+        names[f"frames of clip {clip.name}"] = [str(stem) for stem in clip.stems]
+    for kind, of_kind in names.items():
+        twice = [name for name, count in Counter(of_kind).items() if count > 1]
+        if twice:
+            raise DataError(
+                what=f"{len(twice)} names of {kind} occur twice, {twice[0]!r} among them",
+                where=where,
+                expected="a name of its own for each clip, and for each frame of a clip",
+                do="correct `name` and `stems` of the readers (docs/extending.md, test set)",
+            )
+    for clip in clips:
+        path = Path(clip.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise DataError(
+                what=f"the name of clip {clip.name!r} leads out of the folder of the results",
+                where=where,
+                expected='a name without ".." that does not begin with "/"',
+                do="correct `name` of the readers (docs/extending.md, test set)",
             )

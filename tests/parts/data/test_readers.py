@@ -79,6 +79,31 @@ def test_a_test_set_that_does_not_fit_the_network_is_refused(scale, instants, wo
         check_clips(Own(ComputedFrames("d")), "test", scale, instants)
 
 
+def test_a_test_set_without_clips_is_refused():
+    with pytest.raises(DataError, match="has no clip"):
+        check_clips(Own(), "test", scale=2, instants=5)
+
+
+def test_two_clips_of_one_name_are_refused():
+    # The frames of the second clip would replace those of the first one.
+    with pytest.raises(DataError, match="occur twice, 'c'"):
+        check_clips(Own(ComputedFrames(), ComputedFrames()), "test", scale=2, instants=5)
+
+
+def test_two_frames_of_one_name_are_refused():
+    clip = ComputedFrames()
+    clip.stems = ["0", "1", "1"]
+
+    with pytest.raises(DataError, match="frames of clip c occur twice, '1'"):
+        check_clips(Own(clip), "test", scale=2, instants=5)
+
+
+@pytest.mark.parametrize("name", ["../c", "a/../../c", "/c"])
+def test_a_clip_whose_results_would_lie_outside_is_refused(name):
+    with pytest.raises(DataError, match="leads out of the folder of the results"):
+        check_clips(Own(ComputedFrames(name)), "test", scale=2, instants=5)
+
+
 def test_clips_without_sharp_frames_fit_every_scale():
     check_clips(Own(ComputedFrames(kinds=("lq",))), "test", scale=4, instants=None)
 
