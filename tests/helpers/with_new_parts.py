@@ -4,8 +4,8 @@
 
 FOLDER holds the new files at their places, e.g. FOLDER/models/loss_power.py, and options.json,
 which names the new parts. FOLDER/vrt.json holds another network, and FOLDER/tiny.json the option
-file of docs/extending.md. A misspelt argument is an option
-as on the command line, e.g. "netG.widht=3".
+file of docs/extending.md. A misspelt argument is an option as on the command line, e.g.
+"netG.widht=3".
 
 The program writes FOLDER/report.json:
 
@@ -41,7 +41,8 @@ SQUARES: dict[str, Any] = NOISE | {"test": {"dataset_type": "Squares", "clips": 
 def add_folder(folder: Path) -> None:
     """Let Python find the files of `folder` as if a user had put them into the project."""
     # The project looks for new files while it is imported. This process is a fork of one that has
-    # imported it, so import it anew.
+    # imported it, so import it anew. For the same reason, the functions below import the programs
+    # themselves: an import at the top would come before the new files are there.
     forget_project()
     for name in ("data", "data.spike", "models", "models.fusion", "utils"):
         package = importlib.import_module(name)

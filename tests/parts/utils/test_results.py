@@ -255,7 +255,7 @@ def shows(element, x, level):
     The pixel is taken from a screenshot, so it is what a person sees. x: the place of the pixel,
     as a share of the width from the left.
     """
-    import cv2
+    import cv2  # here, because only the tests with a browser need it
 
     content = np.frombuffer(element.screenshot_as_png, np.uint8)
     screenshot = not_none(cv2.imdecode(content, cv2.IMREAD_COLOR))  # (H, W, 3)
