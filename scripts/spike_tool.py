@@ -170,12 +170,27 @@ def convert(command: argparse.Namespace) -> None:
     )
     # A candidate is a file read with one geometry. It can say what speaks against the geometry.
     candidate = Candidate(command.file, stored)
-    planes = candidate.file.planes
     count = command.count
     if count is None:
-        count = planes - command.first
+        count = candidate.file.planes - command.first
+    print_how_read(command, candidate)
 
-    # Print how the file is read, so that the user notices a wrong size before the file is used.
+    # Each block holds some planes, (t, h, w). `tracked` yields the blocks and shows how many planes
+    # were yielded: a block has `len(block)` planes.
+    blocks = candidate.file.parts(command.first, count)
+    blocks = tracked(blocks, count, "converting", "planes", size=len)
+    formats.write_spikes(command.out, blocks, written)
+
+    if formats.is_array(command.out):
+        form = f"{written.height} x {written.width}, an array of uint8"
+    else:
+        form = in_words(written)
+    print(f"{command.out}: {count} planes of {form}")
+
+
+def print_how_read(command: argparse.Namespace, candidate: Candidate) -> None:
+    """Print geometry and doubts, so that the user notices a wrong size before the file is used."""
+    stored = candidate.file.geometry
     if formats.is_array(command.file):
         form = f"{stored.height} x {stored.width}, an array"
     elif command.size:
@@ -183,21 +198,10 @@ def convert(command: argparse.Namespace) -> None:
     else:
         form = in_words(stored)
         form += " (no --size: from dataset.json, or the only known size that fits)"
-    print(f"{command.file}: {planes} planes of {form}")
+    print(f"{command.file}: {candidate.file.planes} planes of {form}")
     # There is no other candidate, so this one is the best.
     for doubt in candidate.doubts(best=candidate):
         print(f"  warning: {doubt}")
-
-    # Each block holds some planes, (t, h, w). `tracked` yields the blocks and shows how many planes
-    # were yielded: a block has `len(block)` planes.
-    blocks = candidate.file.parts(command.first, count)
-    blocks = tracked(blocks, count, "converting", "planes", size=len)
-    formats.write_spikes(command.out, blocks, written)
-    if formats.is_array(command.out):
-        form = f"{written.height} x {written.width}, an array of uint8"
-    else:
-        form = in_words(written)
-    print(f"{command.out}: {count} planes of {form}")
 
 
 def simulate(command: argparse.Namespace) -> None:

@@ -75,7 +75,10 @@ class _Exposure(NamedTuple):
 
 
 def _expose(frames: FrameSource, numbers: range, gamma: float, written: set[int]) -> _Exposure:
-    """Average the raw frames of one exposure.
+    """Average the raw frames of one exposure. Of the display values v of a pixel, 0 ... 255:
+
+        blur       = mean(v)
+        blur_gamma = 255 * mean((v / 255) ** gamma) ** (1 / gamma)
 
     numbers: numbers of the raw frames. gamma: exponent from display values to light.
     written: which raw frames of the exposure are kept, e.g. {3}: the fourth one. The other raw
@@ -137,6 +140,10 @@ def _instant_indexes(average: int, instants: int) -> list[int]:
 def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) -> None:
     """Write the spikes of a clip, one .dat for each exposure.
 
+    Plane p of exposure e shows the light of the time t, in raw frames:
+
+        t = e * average + p / interpolate
+
     clip: name of the clip. frames: its raw frames. folder: folder of the .dat files.
     After the last raw frame the light is unknown, so the last file may have fewer planes. If a
     change makes any other spike, raise VERSION.
@@ -163,13 +170,12 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
         threshold_mismatch=recipe.threshold_mismatch,
     )
 
-    def planes_in(exposure: int) -> Iterator[np.ndarray]:
-        """Yield the planes (1, h, w) of an exposure, as far as the light is known."""
-        for plane in range(planes):
-            # In raw frames: `interpolate` planes lie between two raw frames.
-            time = exposure * average + plane / recipe.interpolate
-            if time <= len(frames) - 1:
-                yield sensor.step(path.at(time))[None]  # (1, h, w)
+    def planes_in(e: int) -> Iterator[np.ndarray]:
+        """Yield the planes (1, h, w) of exposure e, as far as the light is known."""
+        for p in range(planes):
+            t = e * average + p / recipe.interpolate
+            if t <= len(frames) - 1:  # the last raw frame
+                yield sensor.step(path.at(t))[None]  # (1, h, w)
 
     # The exposures must be made in the order of time, because the sensor is changed by each plane:
     # the charge of a pixel goes on from one exposure to the next.

@@ -81,31 +81,12 @@ def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
     # The names become names of folders, so a name that no folder can have is refused.
     for source in sources:
         checked_name(source.name, str(path))
-    if not sources:
-        raise DataError(
-            what="no raw clip found",
-            where=str(path),
-            expected="folders of images or video files, with or without train/ and test/",
-            do="correct --source",
-        )
+    _refuse_no_source(sources, path)
     _refuse_equal_names(sources, path)
     return sources
 
 
-def _refuse_equal_names(sources: list[ClipSource], path: Path) -> None:
-    """Refuse two sources of one name, because their clips would have one folder.
-
-    path: --source, for the message.
-    """
-    counts = Counter(source.name for source in sources)
-    repeated_names = [name for name, count in counts.items() if count > 1]
-    if repeated_names:
-        raise DataError(
-            what=f"two raw clips of the same name: {', '.join(repeated_names[:5])}",
-            where=str(path),
-            expected="a different name for each clip",
-            do="rename one of the clips",
-        )
+# ---- Parts of a source -------------------------------------------------------------------------
 
 
 def cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut] | DataError:
@@ -129,14 +110,7 @@ def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
     # cores, so more threads would compete for them.
     cv2.setNumThreads(1)
     frames = FrameSource(source.path)
-    if min(frames.size) < recipe.crop:
-        height, width = frames.size
-        raise DataError(
-            what=f"frames of {height} x {width}",
-            where=str(source.path),
-            expected=f"both sides at least --crop {recipe.crop}",
-            do="lower --crop",
-        )
+    _refuse_small_frames(frames, source, recipe)
     if source.is_photo:
         # A photograph has no parts. Each clip is another motion over the same photograph, and
         # `first` is only the number of the clip.
@@ -150,6 +124,57 @@ def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
         frames_per_interval=recipe.average,
         rng=random_stream(f"cuts of {source.name}", recipe.seed),
     )
+    _refuse_no_cut(cuts, source, recipe)
+    # Spread the clips evenly over the video: 3 clips of 9 parts are the parts 0, 4 and 8.
+    number_of_clips = min(recipe.clips, len(cuts))
+    chosen = np.linspace(0, len(cuts) - 1, number_of_clips).round().astype(int)
+    return [cuts[number] for number in chosen]
+
+
+# ---- What is refused ---------------------------------------------------------------------------
+
+
+def _refuse_no_source(sources: list[ClipSource], path: Path) -> None:
+    """Raise DataError if nothing was found. path: --source, for the message."""
+    if not sources:
+        raise DataError(
+            what="no raw clip found",
+            where=str(path),
+            expected="folders of images or video files, with or without train/ and test/",
+            do="correct --source",
+        )
+
+
+def _refuse_equal_names(sources: list[ClipSource], path: Path) -> None:
+    """Raise DataError for two sources of one name, because their clips would have one folder.
+
+    path: --source, for the message.
+    """
+    counts = Counter(source.name for source in sources)
+    repeated_names = [name for name, count in counts.items() if count > 1]
+    if repeated_names:
+        raise DataError(
+            what=f"two raw clips of the same name: {', '.join(repeated_names[:5])}",
+            where=str(path),
+            expected="a different name for each clip",
+            do="rename one of the clips",
+        )
+
+
+def _refuse_small_frames(frames: FrameSource, source: ClipSource, recipe: Recipe) -> None:
+    """Raise DataError if a crop does not fit into the frames of a source."""
+    height, width = frames.size
+    if min(height, width) < recipe.crop:
+        raise DataError(
+            what=f"frames of {height} x {width}",
+            where=str(source.path),
+            expected=f"both sides at least --crop {recipe.crop}",
+            do="lower --crop",
+        )
+
+
+def _refuse_no_cut(cuts: list[Cut], source: ClipSource, recipe: Recipe) -> None:
+    """Raise DataError if a video has no part that can be recorded."""
     if not cuts:
         raise DataError(
             what="no part without a cut and with small motion",
@@ -157,7 +182,3 @@ def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
             expected=f"{recipe.frames} exposures whose frames can be interpolated",
             do="lower --frames, --average or --crop",
         )
-    # Spread the clips evenly over the video: 3 clips of 9 parts are the parts 0, 4 and 8.
-    number_of_clips = min(recipe.clips, len(cuts))
-    chosen = np.linspace(0, len(cuts) - 1, number_of_clips).round().astype(int)
-    return [cuts[number] for number in chosen]

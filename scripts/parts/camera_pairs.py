@@ -43,8 +43,7 @@ def read_view(
     search_planes: largest time offset that is searched, which needs `planes`. None: the time is
         known.
     """
-    if search_planes:
-        assert planes is not None  # `parse` of calibrate.py makes sure
+    if planes and search_planes:
         first, count = planes
         stream, before = _stream_around(path, geometry, first, count, search_planes)
     else:
