@@ -48,7 +48,7 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
     return sorted(paths, key=sort_key)
 
 
-def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
+def clips_in(root: Path, inner: str = "", also_read: Sequence[str] = ()) -> list[tuple[str, Path]]:
     """Return (name, path) of the clips in a folder, in natural order.
 
     A clip is a film, or a folder of images, which may also lie in a folder `inner`. E.g. with inner
@@ -57,6 +57,9 @@ def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
         ("a", <root>/a.mp4), ("b", <root>/b), ("c", <root>/c/blur)
 
     Warns of files and folders that may be clips but cannot be read.
+
+    also_read: endings of files that the caller reads besides the clips, so that no warning names
+        them
     """
     clips = []
     left_out = []
@@ -69,6 +72,8 @@ def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
             clips.append((path.stem, path))
         elif place.is_dir() and files_in(place):
             clips.append((path.name, place))
+        elif path.is_file() and path.suffix.lower() in also_read:
+            continue
         elif may_be_frames(place):
             left_out.append(path.name)
     warn_left_out(root, left_out)

@@ -68,8 +68,9 @@ def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
     # Folders of images and videos come first, then photographs. Clips are made and shown in this
     # order.
     sources = []
+    photo_endings = IMAGE_SUFFIXES if photos else ()
     for root, split in roots:
-        for name, file_or_folder in clips_in(root):
+        for name, file_or_folder in clips_in(root, also_read=photo_endings):
             sources.append(ClipSource(name, file_or_folder, split))
     if photos:
         for root, split in roots:

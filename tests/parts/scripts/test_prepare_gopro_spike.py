@@ -34,7 +34,7 @@ from data.cameras.rig import Rig
 from data.clip_reading import ClipDataset
 from data.making.light_path import LightPath
 from data.making.photo_scene import PhotoScene
-from data.making.sources import ClipSource
+from data.making.sources import ClipSource, find_sources
 from data.select_dataset import build_dataset
 from data.spike.formats import read_spikes
 from data.spike.geometry import SpikeGeometry
@@ -762,6 +762,24 @@ def test_videos_become_clips_as_photographs_do(clips_of_rigs):
         "photo_00": "test",
         "photo_01": "test",
     }
+
+
+@pytest.mark.parametrize(
+    ("photos", "named"),
+    [
+        pytest.param(True, "b.heic", id="photographs become clips"),
+        pytest.param(False, "a.png, b.heic", id="photographs are left out"),
+    ],
+)
+def test_a_photograph_that_becomes_a_clip_is_not_named_as_left_out(tmp_path, caplog, photos, named):
+    write_folder(tmp_path / "frames", moving_frames(2))
+    (tmp_path / "a.png").touch()
+    (tmp_path / "b.heic").touch()
+
+    find_sources(tmp_path, photos)
+
+    said = f"{tmp_path}: left out, as no film or picture that is read: {named}"
+    assert caplog.messages == [said]
 
 
 def test_each_clip_has_a_brightness_of_its_own(clips_of_rigs):
