@@ -17,6 +17,7 @@ from utils.dist.rendezvous import MET, meet
 from utils.dist.round import Round
 from utils.dist.state import LaunchInfo
 from utils.dist.store_values import Failure
+from utils.dist.verdict import Judge
 
 LONG = 1e6  # seconds
 PER_HOST = 8  # ranks
@@ -61,6 +62,7 @@ class SimulatedRank:
         # It answers as a Store does, but its class is another one.
         self.store: Any = CountingStore(store)
         self.beats = Beats(rank, world_size, self.store, machine_name=f"host{rank // PER_HOST}")
+        self.judge = Judge(self.beats)
         self.fault = ""
         self.syncs = 0
         self.since = HEALTHY
@@ -92,7 +94,7 @@ class SimulatedRank:
         if self.beats.read():
             self.known_at = time.time()
             return None
-        verdict = self.beats.verdict(stall_s)
+        verdict = self.judge.verdict(stall_s)
         if verdict is None:
             return None
         failure = Failure(verdict.rank, code=EXIT_CODE, by=self.rank)

@@ -32,7 +32,8 @@ Find a rank that hangs.
 
     watchdog.py          notes what this rank does
     watchdog_thread.py   beats, listens, ends the run
-    beats.py             beats, and which rank is to blame
+    beats.py             what ranks write and read twice a second
+    verdict.py           which rank is to blame
     awake_clock.py       counts seconds without suspension
     guard.py             a process that ends a hung rank
     stacks.py            reads stacks of other ranks; process.py ends processes

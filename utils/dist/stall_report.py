@@ -6,8 +6,9 @@ Free to change: the texts, together with docs/ddp.md, which explains the table, 
 tests/faults/test_stalls.py, which reads it.
 """
 
-from utils.dist.beats import Beats, Verdict, where
+from utils.dist.beats import Beats, where
 from utils.dist.store_values import State
+from utils.dist.verdict import Verdict
 from utils.errors import StallError
 
 

@@ -39,7 +39,7 @@ from torch.distributed import Store
 from utils import system
 from utils.dist import process, watchdog
 from utils.dist.awake_clock import AwakeClock
-from utils.dist.beats import BEAT_S, Beats, Verdict, claim_failure, is_gone, read_states
+from utils.dist.beats import BEAT_S, Beats, claim_failure, is_gone, read_states
 from utils.dist.claims import first_to_claim
 from utils.dist.guard import start_guard
 from utils.dist.leave import (
@@ -56,6 +56,7 @@ from utils.dist.stacks import dump_stacks, kill_rank, stack_file_name, stacks_of
 from utils.dist.stall_report import text_of_stall
 from utils.dist.state import RUN
 from utils.dist.store_values import Failure, ForeignValueError, State, printable_text, seal, unseal
+from utils.dist.verdict import Judge, Verdict
 from utils.dist.waiting import wait_for
 from utils.errors import StallError
 from utils.options.watchdog_options import WatchdogOptions
@@ -106,6 +107,7 @@ class Watchdog(threading.Thread):
             self.store = RUN.store.clone()  # each thread needs a connection of its own
             self.store.set_timeout(NEVER)
         self.beats = Beats(self.rank, RUN.launch.world_size, self.store)
+        self.judge = Judge(self.beats)
 
         # What this thread does.
         self.budgets: WatchdogOptions | None = None  # limits of the phases; None until `watch`
@@ -203,10 +205,10 @@ class Watchdog(threading.Thread):
         failure = self.beats.read()
         verdict = None
         if self.ending:
-            self.beats.stop_looking()
+            self.judge.stop_looking()
         elif failure is None:
             stall_s = self.budgets.stall_s if self.budgets else None  # None before `watch`
-            verdict = self.beats.verdict(stall_s)
+            verdict = self.judge.verdict(stall_s)
 
         # Several ranks may see the same stall. The first rank that claims the stall in the store
         # also reports the stall. `claim_failure` returns None to this first rank, and the failure
