@@ -23,7 +23,7 @@ Log and warn.
     measured.py            numbers of each rank, for the log
     timing.py              measures time; speed.py judges it
     health.py              warns of slow or useless runs
-    overview.py            the head of the log
+    start_lines.py         the first lines of the log; overview.py has its head
     progress.py            how far an action is: a bar (progress_bar.py), or lines
     run_progress.py        how far the run is, and how long it will take
     debug_lines.py         tensors of a step, to find faults

@@ -1,0 +1,88 @@
+"""What a run logs before its first step: a line for each rank, the head of the log, its position.
+
+The head is the table of `utils.run.overview`. `Run.opened` calls `log_start` on every rank.
+
+What must stay: `log_start` is collective, because rank 0 gathers the lines of all ranks; and the
+facts that it tells (`utils.dist.state.tell`), which the status file shows. Free to change: the
+texts.
+
+Tests: tests/stories/test_main_train.py
+"""
+
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from utils import utils_dist
+from utils.contract import ClipReader
+from utils.dist import state, status
+from utils.options.models import Options
+from utils.options.train_options import TrainOptions
+from utils.run.overview import overview
+from utils.run.position import Progress, planned_steps
+from utils.run.trained_model import TrainedModel
+
+logger = logging.getLogger(__name__)
+
+
+def log_start(
+    opt: Options,
+    model: TrainedModel,
+    loader: Any,
+    clips: Sequence[ClipReader] | None,
+    total_iter: int,
+    progress: Progress,
+    origin: str,
+) -> None:
+    """Log a line for every rank, the head of the log, and the position of the start. Collective.
+
+    total_iter: number of steps of the whole run. The other arguments are those of `Run`.
+    """
+    # Option files of KAIR, another toolbox, can be read too. Their batch sizes and numbers of
+    # workers are totals over all GPUs, while ours are numbers per GPU. The note says so.
+    note = opt.note_on_totals(utils_dist.get_world_size())
+    if note and utils_dist.is_main_process():
+        logger.warning("%s", note)
+    _log_if_epochs_are_cut(opt.train, loader.steps_per_epoch, total_iter, progress)
+
+    # The line of each rank names its first samples, so that a user can see that the ranks have
+    # different samples. The sampler yields (epoch, index of the sample).
+    sampler = loader.sampler
+    sampler.seek(progress.epoch, progress.batch)
+    first_three = [index for _, index in itertools.islice(sampler, 3)]
+    state.tell(
+        device=str(model.device),
+        samples=loader.steps_per_epoch * sampler.samples_per_step,
+        first=first_three,
+        loss_is_finite=True,
+        weights=model.weights_hash(),
+        weights_step=progress.step,
+    )
+    ranks = utils_dist.gather_objects(status.status_line())
+    logger.info("%s", "\n".join(ranks))
+    test_clips = len(clips) if clips is not None else None
+    lines = overview(opt, model, loader, test_clips, total_iter)
+    for name, text in lines.items():
+        logger.info("%-9s %s", f"{name}:", text)
+    logger.info(
+        "%s: starting at iter %d of %d, epoch %d, batch %d",
+        origin, progress.step, total_iter, progress.epoch + 1, progress.batch,
+    )  # fmt: skip
+
+
+def _log_if_epochs_are_cut(
+    train: TrainOptions, steps_per_epoch: int, total_iter: int, progress: Progress
+) -> None:
+    """Log if train.total_iter ends the run before all of train.epochs are done."""
+    if train.epochs is None:
+        return
+    # The steps that train.epochs alone would plan.
+    by_epochs = train.model_copy(update={"total_iter": None})
+    steps = planned_steps(by_epochs, steps_per_epoch, progress)
+    if total_iter < steps:
+        logger.info(
+            "train.total_iter = %d ends the run before train.epochs = %d; --epochs on the "
+            "command line, or total_iter null, lets the epochs decide",
+            total_iter, train.epochs,
+        )  # fmt: skip
