@@ -48,7 +48,8 @@ from data.motion.network_inputs import USUAL_PLANES, pictures_of
 from data.motion.spike_windows import spike_windows
 from data.spike.pictures import DISPLAY_GAMMA
 from lab.quality import PHOTOS, VIDEOS, video_files
-from models.fusion.motion_net import EDGES, INSIDE, WINDOWS, Curves, MotionNet, displacements
+from models.fusion.motion_net import Curves, MotionNet
+from models.fusion.motion_windows import EDGES, INSIDE, WINDOWS, displacements
 
 # ---- Time ------------------------------------------------------------------------------------
 #

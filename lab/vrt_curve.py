@@ -77,16 +77,8 @@ from models.fusion.fusion_motion import (
     Turn,
     motion_of,
 )
-from models.fusion.motion_net import (
-    INSIDE,
-    LEVELS,
-    PICTURE_CHANNELS,
-    SCENE_CHANNELS,
-    WINDOWS,
-    MotionNet,
-    conv_net,
-    displacements,
-)
+from models.fusion.motion_net import LEVELS, SCENE_CHANNELS, MotionNet, conv_net
+from models.fusion.motion_windows import INSIDE, PICTURE_CHANNELS, WINDOWS, displacements
 from models.portable import read_saved
 from models.select_network import NETWORKS
 from models.vrt.stages import BlockGroup, Stage

@@ -14,11 +14,12 @@ and tau = 1 is half a plane after its end. At the time tau the displacement is
 
 The network finds the six coefficients of each pixel, and the logarithm of the expected error of q.
 
-It works from coarse to fine (`LEVELS`). The spikes come in 15 windows of time, and each window has
-a picture. At each level the network shifts the pictures of all windows back to the sharp instant,
-along the curve found so far. Where the curve is right, all pictures then look alike. A small conv
-net sees the differences that are left, and corrects the curve. SPyNet (Ranjan and Black, CVPR 2017)
-finds the flow between two frames in this way.
+It works from coarse to fine (`LEVELS`). The spikes come in 15 windows of time (motion_windows.py),
+and each window has a picture. At each level the network shifts the pictures of all windows back to
+the sharp instant, along the curve found so far. Where the curve is right, all pictures then look
+alike. A small conv net sees the differences that are left, and which motion would explain them
+(least_squares.py). It corrects the curve. SPyNet (Ranjan and Black, CVPR 2017) finds the flow
+between two frames in this way.
 
 Shapes: B exposures, h x w pixels (of the spike plane, or of a coarser level). A spike plane is one
 binary picture of the spike camera.
@@ -40,32 +41,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# ---- The windows of time ----
-
-# Edges of the windows of time, in elevenths of an exposure after its middle. Eleven windows divide
-# the exposure. Two longer windows lie before the exposure, and two after the exposure.
-EDGES = (-10.5, -7.5, -5.5, -4.5, -3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 7.5, 10.5)
-WINDOWS = len(EDGES) - 1
-INSIDE = slice(2, 13)  # the eleven windows that divide the exposure
-HALF_EXPOSURE = 5.5  # in elevenths of an exposure
-# The sharp instant, in halves of an exposure after its middle. In training, an exposure had 88
-# spike planes, 0 to 87, so its middle lay between the planes 43 and 44. The sharp instant is the
-# middle of plane 44: half a plane later. Half an exposure has 44 planes.
-SHARP_INSTANT = 0.5 / 44
+from models.fusion.least_squares import LEAST_SQUARES, least_squares
+from models.fusion.motion_windows import (
+    COEFFICIENTS,
+    EDGES,
+    HALF_EXPOSURE,
+    INSIDE,
+    PICTURE_CHANNELS,
+    SHARP_INSTANT,
+    WINDOWS,
+    displacements,
+    move_back,
+)
 
 # ---- Channels ----
 
-# Channels of the picture of a window: 0 light, 1 number of spikes.
-PICTURE_CHANNELS = 2
 # Channels of the scene, which is the same for all windows: 0 brightness around each pixel, as a
 # logarithm; 1 mean brightness, as a logarithm; 2 the blurry frame.
 SCENE_CHANNELS = 3
-DEGREE = 3  # of the curve
-COEFFICIENTS = 2 * DEGREE  # x and y of c_1, then of c_2, then of c_3
 # Output channels of a conv net: changes of the coefficients and of the logarithm of the error.
 CHANGES = COEFFICIENTS + 1
-# Channels of the motion by least squares: x and y, each in four versions (see `_least_squares`).
-LEAST_SQUARES = 8
 
 # ---- Sizes and limits ----
 
@@ -77,16 +72,6 @@ DILATIONS = (2, 1, 3, 1)
 # A conv net sees coefficients divided by this usual size, so that the inputs are about 1. Its
 # output is not multiplied by this value: a change is in pixels of the level, see `forward`.
 USUAL_SHIFT = 4.0
-# Least squares: a flat place has squared gradients near 0, and its motion would be noise divided by
-# almost 0. With this number added, its motion is near 0. A larger number would also make the motion
-# of weak texture too small.
-ADDED_TO_SQUARED_GRADIENT = 2e-3
-# Least squares: the largest motion that is believed, in pixels of the level. A gradient describes a
-# picture only within a pixel or two.
-LARGEST_MOTION = 2.0
-# Side of the squares of pixels over which least squares are taken. It is odd, so a square has a
-# middle pixel. Larger squares average over more noise, and mix the motions of more objects.
-SQUARE_SIDE = 5
 # Factor of the initial weights of the last convolution. It is small, so that the curves begin near
 # no motion.
 SMALL_WEIGHTS = 0.2
@@ -125,7 +110,7 @@ class MotionNet(nn.Module):
     # The middle of each window, (15,), in halves of an exposure after the sharp instant.
     tau: Tensor
     # (2, 11): values in the 11 windows of the exposure -> their slope and curvature in time.
-    parabola_fit: Tensor  # `_changes_in_time` multiplies by it
+    parabola_fit: Tensor  # `least_squares` multiplies by it
 
     # What data/motion/network_inputs.py must know of the windows.
     edges: Sequence[float] = EDGES
@@ -220,90 +205,9 @@ class MotionNet(nn.Module):
         log_error = log_error.detach()
         shifts = displacements(curve, self.tau) / size  # (B, 15, 2, h, w), in pixels of the level
         moved_pictures = move_back(pictures, shifts)  # (B, 30, h, w)
-        motion_left = self._least_squares(moved_pictures, scene)  # (B, 8, h, w)
+        motion_left = least_squares(moved_pictures, scene, self.parabola_fit)  # (B, 8, h, w)
         scaled_curve = curve / USUAL_SHIFT
         return torch.cat((moved_pictures, motion_left, scene, scaled_curve, log_error), dim=1)
-
-    @torch.no_grad()
-    def _least_squares(self, moved_pictures: Tensor, scene: Tensor) -> Tensor:
-        """Return the motion that is left between the windows, by Lucas and Kanade (IJCAI 1981).
-
-        Where a picture with the gradient (g_x, g_y) moves by (x, y), its value changes by
-
-            change = -(g_x x + g_y y)
-
-        Each square of pixels gives one such equation per pixel, and x and y are their least-squares
-        solution.
-
-        moved_pictures: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant.
-        scene: (B, 3, h, w).
-        Returns (B, 8, h, w) in pixels of the level: x in channels 0 to 3 and y in channels 4 to 7,
-        each as
-
-            0  slope by tau, from the light of the windows
-            1  curvature by tau^2, from the light of the windows
-            2  slope by tau, from the number of spikes in the windows
-            3  curvature by tau^2, from the number of spikes in the windows
-        """
-        pictures = moved_pictures.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
-        of_exposure = pictures[:, INSIDE]  # (B, 11, 2, h, w)
-        light = of_exposure[:, :, 0]  # (B, 11, h, w)
-        count = of_exposure[:, :, 1]  # (B, 11, h, w)
-        change = self._changes_in_time(light, count, scene)  # (B, 4, h, w)
-        g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
-
-        # The normal equations are made of sums of products over squares of pixels. Means do as well
-        # as sums, because x and y are quotients of them. The first three products have 1 channel
-        # each. The last two have 4 channels each, one for each change.
-        products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
-        means = F.avg_pool2d(
-            torch.cat(products, dim=1),
-            kernel_size=SQUARE_SIDE,
-            stride=1,
-            padding=SQUARE_SIDE // 2,
-            count_include_pad=False,
-        )
-        # xx is the mean of g_x g_x, xy of g_x g_y, yy of g_y g_y, x_change of g_x change, and
-        # y_change of g_y change.
-        xx, xy, yy, x_change, y_change = means.split((1, 1, 1, 4, 4), dim=1)
-        xx = xx + ADDED_TO_SQUARED_GRADIENT
-        yy = yy + ADDED_TO_SQUARED_GRADIENT
-
-        # The normal equations and their solution by Cramer's rule:
-        # [xx xy; xy yy] [x; y] = -[x_change; y_change]
-        determinant = xx * yy - xy * xy
-        x = -(yy * x_change - xy * y_change) / determinant  # (B, 4, h, w)
-        y = -(xx * y_change - xy * x_change) / determinant  # (B, 4, h, w)
-        return torch.cat((x, y), dim=1).clamp(-LARGEST_MOTION, LARGEST_MOTION)
-
-    def _changes_in_time(self, light: Tensor, count: Tensor, scene: Tensor) -> Tensor:
-        """Return slope and curvature of `light`, then of `count`, (B, 4, h, w).
-
-        light, count: pictures of the windows of the exposure, (B, 11, h, w). scene: (B, 3, h, w).
-        """
-        # `parabola_fit` (2, 11) turns the values of the windows (axis k) into slope and curvature
-        # (axis d). At each pixel: change[b, d] = sum over k of parabola_fit[d, k] light[b, k].
-        change_of_light = torch.einsum("dk,bkhw->bdhw", self.parabola_fit, light)  # (B, 2, h, w)
-        # Both changes must have the same unit. N is the number of spikes, and N' its change.
-        # `light` is the square root of relative light, so it changes by N' / (2 N). `count` changes
-        # by N' / sqrt(N). So `count` is divided by 2 sqrt(N). Channel 1 of the scene is log(N).
-        two_roots = 2 * torch.exp(scene[:, 1:2] / 2)
-        change_of_count = torch.einsum("dk,bkhw->bdhw", self.parabola_fit, count) / two_roots
-        return torch.cat((change_of_light, change_of_count), dim=1)
-
-
-def _gradient(picture: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient in x and in y of a picture (B, 1, h, w), each of the same shape.
-
-    It is half the difference of the two neighbours. At the edge, the missing neighbour has the
-    value of the pixel itself.
-    """
-    padded = F.pad(picture, (1, 1, 1, 1), mode="replicate")  # (B, 1, h + 2, w + 2)
-    left = padded[..., 1:-1, :-2]
-    right = padded[..., 1:-1, 2:]
-    above = padded[..., :-2, 1:-1]
-    below = padded[..., 2:, 1:-1]
-    return (right - left) / 2, (below - above) / 2
 
 
 def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequential:
@@ -344,41 +248,3 @@ def add_shared_motion(changes: Tensor) -> Tensor:
     weight = torch.softmax(log_weight.flatten(1), dim=1).view_as(log_weight)
     shared_motion = (weight * estimates).sum((2, 3), keepdim=True)  # (B, 6, 1, 1)
     return torch.cat((of_pixel + shared_motion, log_error), dim=1)
-
-
-def displacements(curve: Tensor, tau: Tensor) -> Tensor:
-    """Return the displacements q (B, N, 2, h, w) at the times tau (N,).
-
-    curve: coefficients (B, 6, h, w), see `COEFFICIENTS`.
-    """
-    coefficients = curve.unflatten(1, (DEGREE, 2))  # (B, 3, 2, h, w)
-    times = tau.view(1, -1, 1, 1, 1)
-    # q = c_1 tau + c_2 tau^2 + c_3 tau^3
-    q = 0
-    for index in range(DEGREE):
-        power = index + 1  # c_1 is at index 0
-        c = coefficients[:, index, None]  # (B, 1, 2, h, w)
-        q = q + c * times**power
-    return q
-
-
-def move_back(pictures: Tensor, shifts: Tensor) -> Tensor:
-    """Return the pictures of all windows as they look at the sharp instant, (B, 30, h, w).
-
-    pictures: (B 15, 2, h, w). shifts: (B, 15, 2, h, w), from the sharp instant to each window, in
-    pixels, x first.
-    """
-    batch, _, _, height, width = shifts.shape
-    # The pixels of the sharp instant: y (h,) and x (w,).
-    y = torch.arange(height, dtype=shifts.dtype, device=shifts.device)
-    x = torch.arange(width, dtype=shifts.dtype, device=shifts.device)
-    # Where each pixel of the sharp instant lies in each window, (B, 15, h, w).
-    columns = x + shifts[:, :, 0]
-    rows = y[:, None] + shifts[:, :, 1]
-    # grid_sample counts from -1 (first pixel) to 1 (last pixel). Divide by at least 1, because
-    # width - 1 is 0 for a picture of one pixel.
-    grid_x = columns * 2 / max(width - 1, 1) - 1
-    grid_y = rows * 2 / max(height - 1, 1) - 1
-    positions = torch.stack((grid_x, grid_y), dim=-1).flatten(0, 1)  # (B 15, h, w, 2)
-    moved_pictures = F.grid_sample(pictures, positions, padding_mode="border", align_corners=True)
-    return moved_pictures.reshape(batch, WINDOWS * PICTURE_CHANNELS, height, width)

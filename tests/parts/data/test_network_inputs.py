@@ -12,7 +12,7 @@ import pytest
 from data.motion.network_inputs import NetworkInputs, network_inputs, pictures_of
 from data.motion.recording import RecordedClip
 from data.motion.spike_windows import Windows, spike_windows
-from models.fusion.motion_net import EDGES, INSIDE
+from models.fusion.motion_windows import EDGES, INSIDE
 from tests.helpers.motion_network import constant_network
 from tests.helpers.moving_scene import Scene, reader_of
 

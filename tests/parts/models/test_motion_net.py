@@ -9,16 +9,9 @@ Shapes: B exposures, WINDOWS = 15 windows of time, h x w pixels.
 import pytest
 import torch
 
-from models.fusion.motion_net import (
-    LEVELS,
-    PICTURE_CHANNELS,
-    SCENE_CHANNELS,
-    WINDOWS,
-    MotionNet,
-    add_shared_motion,
-    displacements,
-    move_back,
-)
+from models.fusion.least_squares import least_squares
+from models.fusion.motion_net import LEVELS, SCENE_CHANNELS, MotionNet, add_shared_motion
+from models.fusion.motion_windows import PICTURE_CHANNELS, WINDOWS, displacements, move_back
 from tests.helpers.checked import not_none
 
 # The window around the sharp instant: seven windows lie before it, and seven after it.
@@ -131,7 +124,7 @@ def test_least_squares_find_a_small_motion_between_windows(net):
     moved = pattern.repeat_interleave(PICTURE_CHANNELS, dim=0)[None]  # (1, 30, 24, 24)
     no_scene = torch.zeros(1, SCENE_CHANNELS, 24, 24)
 
-    found = net._least_squares(moved, no_scene)  # (1, 8, 24, 24)
+    found = least_squares(moved, no_scene, net.parabola_fit)  # (1, 8, 24, 24)
 
     inside = found[0, :, 6:-6, 6:-6].mean((1, 2))  # without edges, where squares are cut off
     x_by_light = inside[0]

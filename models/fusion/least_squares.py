@@ -1,0 +1,116 @@
+"""The motion that is left between the windows of an exposure, by least squares.
+
+`MotionNet` shifts the pictures of all windows back to the sharp instant, along the curve found so
+far. Where the curve is wrong, the pictures differ. `least_squares` says which motion would explain
+the differences (Lucas and Kanade, IJCAI 1981). The conv nets of `MotionNet` take it as an input.
+
+Shapes: B exposures, h x w pixels.
+
+What must stay: the order of the channels of the result, and the constants, because the trained
+weights depend on both (tests/stories/test_motion_weights.py restores with the shipped weights).
+
+Tests: tests/parts/models/test_motion_net.py
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.fusion.motion_windows import INSIDE, PICTURE_CHANNELS, WINDOWS
+
+# Channels of the motion by least squares: x and y, each in four versions (see `least_squares`).
+LEAST_SQUARES = 8
+# Least squares: a flat place has squared gradients near 0, and its motion would be noise divided by
+# almost 0. With this number added, its motion is near 0. A larger number would also make the motion
+# of weak texture too small.
+ADDED_TO_SQUARED_GRADIENT = 2e-3
+# Least squares: the largest motion that is believed, in pixels of the level. A gradient describes a
+# picture only within a pixel or two.
+LARGEST_MOTION = 2.0
+# Side of the squares of pixels over which least squares are taken. It is odd, so a square has a
+# middle pixel. Larger squares average over more noise, and mix the motions of more objects.
+SQUARE_SIDE = 5
+
+
+@torch.no_grad()
+def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -> Tensor:
+    """Return the motion that is left between the windows, by Lucas and Kanade (IJCAI 1981).
+
+    Where a picture with the gradient (g_x, g_y) moves by (x, y), its value changes by
+
+        change = -(g_x x + g_y y)
+
+    Each square of pixels gives one such equation per pixel, and x and y are their least-squares
+    solution.
+
+    moved_pictures: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant.
+    scene: (B, 3, h, w), see `SCENE_CHANNELS` in motion_net.py.
+    parabola_fit: (2, 11), values in the windows of the exposure -> their slope and curvature.
+    Returns (B, 8, h, w) in pixels of the level: x in channels 0 to 3 and y in channels 4 to 7,
+    each as
+
+        0  slope by tau, from the light of the windows
+        1  curvature by tau^2, from the light of the windows
+        2  slope by tau, from the number of spikes in the windows
+        3  curvature by tau^2, from the number of spikes in the windows
+    """
+    pictures = moved_pictures.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
+    of_exposure = pictures[:, INSIDE]  # (B, 11, 2, h, w)
+    light = of_exposure[:, :, 0]  # (B, 11, h, w)
+    count = of_exposure[:, :, 1]  # (B, 11, h, w)
+    change = _changes_in_time(light, count, scene, parabola_fit)  # (B, 4, h, w)
+    g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
+
+    # The normal equations are made of sums of products over squares of pixels. Means do as well
+    # as sums, because x and y are quotients of them. The first three products have 1 channel
+    # each. The last two have 4 channels each, one for each change.
+    products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
+    means = F.avg_pool2d(
+        torch.cat(products, dim=1),
+        kernel_size=SQUARE_SIDE,
+        stride=1,
+        padding=SQUARE_SIDE // 2,
+        count_include_pad=False,
+    )
+    # xx is the mean of g_x g_x, xy of g_x g_y, yy of g_y g_y, x_change of g_x change, and
+    # y_change of g_y change.
+    xx, xy, yy, x_change, y_change = means.split((1, 1, 1, 4, 4), dim=1)
+    xx = xx + ADDED_TO_SQUARED_GRADIENT
+    yy = yy + ADDED_TO_SQUARED_GRADIENT
+
+    # The normal equations and their solution by Cramer's rule:
+    # [xx xy; xy yy] [x; y] = -[x_change; y_change]
+    determinant = xx * yy - xy * xy
+    x = -(yy * x_change - xy * y_change) / determinant  # (B, 4, h, w)
+    y = -(xx * y_change - xy * x_change) / determinant  # (B, 4, h, w)
+    return torch.cat((x, y), dim=1).clamp(-LARGEST_MOTION, LARGEST_MOTION)
+
+
+def _changes_in_time(light: Tensor, count: Tensor, scene: Tensor, parabola_fit: Tensor) -> Tensor:
+    """Return slope and curvature of `light`, then of `count`, (B, 4, h, w).
+
+    light, count: pictures of the windows of the exposure, (B, 11, h, w). scene: (B, 3, h, w).
+    """
+    # `parabola_fit` (2, 11) turns the values of the windows (axis k) into slope and curvature
+    # (axis d). At each pixel: change[b, d] = sum over k of parabola_fit[d, k] light[b, k].
+    change_of_light = torch.einsum("dk,bkhw->bdhw", parabola_fit, light)  # (B, 2, h, w)
+    # Both changes must have the same unit. N is the number of spikes, and N' its change.
+    # `light` is the square root of relative light, so it changes by N' / (2 N). `count` changes
+    # by N' / sqrt(N). So `count` is divided by 2 sqrt(N). Channel 1 of the scene is log(N).
+    two_roots = 2 * torch.exp(scene[:, 1:2] / 2)
+    change_of_count = torch.einsum("dk,bkhw->bdhw", parabola_fit, count) / two_roots
+    return torch.cat((change_of_light, change_of_count), dim=1)
+
+
+def _gradient(picture: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient in x and in y of a picture (B, 1, h, w), each of the same shape.
+
+    It is half the difference of the two neighbours. At the edge, the missing neighbour has the
+    value of the pixel itself.
+    """
+    padded = F.pad(picture, (1, 1, 1, 1), mode="replicate")  # (B, 1, h + 2, w + 2)
+    left = padded[..., 1:-1, :-2]
+    right = padded[..., 1:-1, 2:]
+    above = padded[..., :-2, 1:-1]
+    below = padded[..., 2:, 1:-1]
+    return (right - left) / 2, (below - above) / 2

@@ -1,0 +1,74 @@
+"""The windows of time in which `MotionNet` sees the spikes of an exposure, and curves over time.
+
+The spikes come in 15 windows: eleven divide the exposure, two longer windows lie before it, and two
+after it. Each window has a picture. A pixel moves along a curve, which has six coefficients:
+
+    q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3        x and y, in spike pixels
+
+`displacements` gives q at some times, and `move_back` shifts the pictures of all windows along it.
+
+Shapes: B exposures, h x w pixels.
+
+What must stay: the constants, because the trained weights depend on them. Change them only together
+with a new training.
+
+Tests: tests/parts/models/test_motion_net.py, tests/parts/data/test_network_inputs.py
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Edges of the windows of time, in elevenths of an exposure after its middle. Eleven windows divide
+# the exposure. Two longer windows lie before the exposure, and two after the exposure.
+EDGES = (-10.5, -7.5, -5.5, -4.5, -3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 7.5, 10.5)
+WINDOWS = len(EDGES) - 1
+INSIDE = slice(2, 13)  # the eleven windows that divide the exposure
+HALF_EXPOSURE = 5.5  # in elevenths of an exposure
+# The sharp instant, in halves of an exposure after its middle. In training, an exposure had 88
+# spike planes, 0 to 87, so its middle lay between the planes 43 and 44. The sharp instant is the
+# middle of plane 44: half a plane later. Half an exposure has 44 planes.
+SHARP_INSTANT = 0.5 / 44
+
+# Channels of the picture of a window: 0 light, 1 number of spikes.
+PICTURE_CHANNELS = 2
+DEGREE = 3  # of the curve
+COEFFICIENTS = 2 * DEGREE  # x and y of c_1, then of c_2, then of c_3
+
+
+def displacements(curve: Tensor, tau: Tensor) -> Tensor:
+    """Return the displacements q (B, N, 2, h, w) at the times tau (N,).
+
+    curve: coefficients (B, 6, h, w), see `COEFFICIENTS`.
+    """
+    coefficients = curve.unflatten(1, (DEGREE, 2))  # (B, 3, 2, h, w)
+    times = tau.view(1, -1, 1, 1, 1)
+    # q = c_1 tau + c_2 tau^2 + c_3 tau^3
+    q = 0
+    for index in range(DEGREE):
+        power = index + 1  # c_1 is at index 0
+        c = coefficients[:, index, None]  # (B, 1, 2, h, w)
+        q = q + c * times**power
+    return q
+
+
+def move_back(pictures: Tensor, shifts: Tensor) -> Tensor:
+    """Return the pictures of all windows as they look at the sharp instant, (B, 30, h, w).
+
+    pictures: (B 15, 2, h, w). shifts: (B, 15, 2, h, w), from the sharp instant to each window, in
+    pixels, x first.
+    """
+    batch, _, _, height, width = shifts.shape
+    # The pixels of the sharp instant: y (h,) and x (w,).
+    y = torch.arange(height, dtype=shifts.dtype, device=shifts.device)
+    x = torch.arange(width, dtype=shifts.dtype, device=shifts.device)
+    # Where each pixel of the sharp instant lies in each window, (B, 15, h, w).
+    columns = x + shifts[:, :, 0]
+    rows = y[:, None] + shifts[:, :, 1]
+    # grid_sample counts from -1 (first pixel) to 1 (last pixel). Divide by at least 1, because
+    # width - 1 is 0 for a picture of one pixel.
+    grid_x = columns * 2 / max(width - 1, 1) - 1
+    grid_y = rows * 2 / max(height - 1, 1) - 1
+    positions = torch.stack((grid_x, grid_y), dim=-1).flatten(0, 1)  # (B 15, h, w, 2)
+    moved_pictures = F.grid_sample(pictures, positions, padding_mode="border", align_corners=True)
+    return moved_pictures.reshape(batch, WINDOWS * PICTURE_CHANNELS, height, width)
