@@ -29,10 +29,11 @@ def load_weights(
     strict: whether all names and shapes must match. Otherwise 90 % of the network's tensors must
         match (`LEAST_MATCHED`).
 
-    Raises CheckpointError if the weights do not fit. Then the network is unchanged: callers rely on
-    this.
+    Raises CheckpointError if the weights do not fit, and SpoiltWeightsError if they hold NaN. Then
+    the network is unchanged: callers rely on this.
     """
     report, fitting = compare_weights(net, weights, where, strict)
+    _refuse_nan(net, fitting, where)
     of_network = net.state_dict()
     for name in fitting:
         # These tables follow from the window, and networks share them. So the attention skips a
@@ -41,6 +42,30 @@ def load_weights(
             refuse_other_index(fitting[name], of_network[name], name, where)
     net.load_state_dict(fitting, strict=False)  # compare_weights has checked the names
     return report
+
+
+class SpoiltWeightsError(CheckpointError):
+    """Weights that fit the network, but hold NaN."""
+
+
+def _refuse_nan(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Raise SpoiltWeightsError if a parameter is NaN, e.g. in weights of a training that diverged.
+
+    A network with such weights restores NaN, and a training skips each step and blames the samples.
+    Buffers are not looked at, because NaN may be a mark in them.
+    """
+    spoilt = []
+    for name, _ in net.named_parameters():
+        if name in weights and weights[name].isnan().any():
+            spoilt.append(name)
+    if spoilt:
+        raise SpoiltWeightsError(
+            what=f"the weights hold NaN in {len(spoilt)} tensors, {spoilt[0]} among them",
+            where=where,
+            expected="numbers",
+            do="take weights that were saved before the training diverged, e.g. "
+            "checkpoint_latest_previous.pth or checkpoint_best.pth of its run",
+        )
 
 
 # Smallest share of the tensors that must match without `strict`. If a smaller share matches, the

@@ -28,7 +28,7 @@ from torch import nn
 
 from models.compiled_code import keep_compiled_code_at_home
 from models.ddp import unwrap_ddp
-from models.loading import load_weights
+from models.loading import SpoiltWeightsError, load_weights
 from models.losses import LOSSES, names_of_targets
 from models.optim import build_optimizer, load_moments
 from models.precision import amp_dtype
@@ -135,6 +135,8 @@ class ModelState:
         weights = state["model_state_dict"]
         try:
             load_weights(net, weights, "model_state_dict of the checkpoint", strict=True)
+        except SpoiltWeightsError:
+            raise  # its network is the right one
         except CheckpointError as e:
             # The options of the run that wrote the checkpoint.
             netG_then = state["options"]["netG"]
@@ -171,11 +173,14 @@ class ModelState:
         net = unwrap_ddp(self.netG)
         section = state["options"]["train"]
         load_moments(self.optimizer, state["optimizer"], net, section, self.train_opt)
-        if state["scaler"]:  # empty if the checkpoint was trained without float16
-            self.scaler.load_state_dict(state["scaler"])
-        if self.netE is not None and state["ema_state_dict"] is not None:
-            self._load_averages(self.netE, state["ema_state_dict"])
-        self.nonfinite.in_a_row = state["nonfinite_in_a_row"]
+        # A checkpoint of an earlier version may lack these keys (utils/run/saved_state.py).
+        scaler = state.get("scaler")
+        if scaler:  # empty if the checkpoint was trained without float16
+            self.scaler.load_state_dict(scaler)
+        averages = state.get("ema_state_dict")
+        if self.netE is not None and averages is not None:
+            self._load_averages(self.netE, averages)
+        self.nonfinite.in_a_row = state.get("nonfinite_in_a_row", 0)
         # The checkpoint may be saved again before the next step sets the learning rate. So set the
         # rate of the last step now
         # (test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint). A state
@@ -191,6 +196,8 @@ class ModelState:
         """
         try:
             load_weights(netE, averages, "ema_state_dict of the checkpoint", strict=True)
+        except SpoiltWeightsError:
+            raise
         except CheckpointError as e:
             e.expected = "the averages of the tensors in model_state_dict"
             e.do = TAKE_ANOTHER

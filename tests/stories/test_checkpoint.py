@@ -521,6 +521,15 @@ def resumed_position(tmp_path, changed_options=None, **position):
     return restore_progress(Resumed(path, state), tmp_path, options, train, ORDER)
 
 
+def test_a_checkpoint_that_does_not_say_its_ranks_is_of_one_rank(tmp_path):
+    state = {"order": vars(ORDER), "options": ONE_SAMPLE, "step": 3, "epoch": 0, "batch": 3}
+    found = Resumed(tmp_path / "checkpoints" / "checkpoint_latest.pth", state)
+
+    progress = restore_progress(found, tmp_path, ONE_SAMPLE, TrainOptions(total_iter=100), ORDER)
+
+    assert (progress.epoch, progress.batch) == (0, 3)
+
+
 def test_a_run_that_was_saved_at_the_end_of_an_epoch_begins_the_next_one(tmp_path):
     progress = resumed_position(tmp_path, step=20, epoch=1, batch=10)
 
@@ -676,6 +685,25 @@ def batch():
 def state_of(made):
     """Return the checkpoint of a model."""
     return made.training_state() | {"options": made.opt.plain()}
+
+
+@pytest.mark.parametrize("key", ["scaler", "ema_state_dict", "nonfinite_in_a_row"])
+def test_a_checkpoint_of_a_version_without_a_key_is_restored(tmp_path, key):
+    state = state_of(model(tmp_path))
+    del state[key]
+
+    restored = model(tmp_path, state=state)
+
+    assert restored.nonfinite.in_a_row == 0
+
+
+@pytest.mark.parametrize("table", ["model_state_dict", "ema_state_dict"])
+def test_a_checkpoint_whose_weights_hold_nan_is_refused_with_the_former_one(tmp_path, table):
+    state = state_of(model(tmp_path))
+    state[table]["conv.bias"][0] = torch.nan
+
+    with pytest.raises(CheckpointError, match=r"NaN in 1 tensors(.|\n)*_previous\.pth"):
+        model(tmp_path, state=state)
 
 
 def test_rank_0_alone_copies_the_state_for_a_checkpoint(tmp_path, monkeypatch):

@@ -183,7 +183,7 @@ def _fit_position_to_data(
     epoch, and the change is only logged. tests/dist/test_changed_resume.py tries each case.
     """
     ranks = utils_dist.get_world_size()
-    ranks_then = resumed.state["world_size"]
+    ranks_then = resumed.state.get("world_size", 1)  # missing in early versions
     per_step = _samples_per_step(ranks, options)
     per_step_then = _samples_per_step(ranks_then, resumed.state["options"])
 

@@ -199,6 +199,18 @@ def without_norm(tmp_path, rgb_net):
     return tmp_path / "w.pth"
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_weights_with_nan_are_refused_and_change_nothing(rgb_net, strict):
+    before = {name: value.clone() for name, value in rgb_net.state_dict().items()}
+    weights = with_one_added(before)
+    weights["conv_last.bias"][0] = torch.nan
+
+    with pytest.raises(CheckpointError, match=r"NaN in 1 tensors, conv_last\.bias among them"):
+        load_weights(rgb_net, weights, "file.pth", strict)
+
+    check_holds(rgb_net, before)
+
+
 def test_strict_refuses_a_single_missing_tensor(without_norm):
     with pytest.raises(CheckpointError, match=r"missing \(1\): norm\.weight"):
         load_pretrained(VRT(**SMALL), without_norm, strict=True)
