@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from main_train_vrt import PARTS
-from scripts.convert_options import flattened, read_yaml
+from scripts.parts.dotted_keys import flattened
+from scripts.parts.option_yaml import read_yaml
 from tests.dist.launching import ROOT
 from tests.helpers.damage import CHARACTERS, damaged_copies, examples
 from utils.errors import OptionError
