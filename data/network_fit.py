@@ -1,7 +1,7 @@
 """Refuse clips that do not fit the network: its scale, and its number of sharp instants.
 
 The main programs call `check_clips` when data and network are known, before the first step. Without
-it, a wrong scale would end in an error of torch, or in a loss of unlike pictures.
+it, a wrong scale would end in an error of torch, or in a loss between pictures of different sizes.
 
 What must stay: the refusals. Free to change: their texts, together with the tests.
 
@@ -22,8 +22,9 @@ from utils.errors import DataError, OptionError
 def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> None:
     """Refuse clips if their scale or number of sharp instants does not fit the network.
 
-    dataset: a dataset of clips. A test set of another kind has no `clips`, but has readers with the
-        properties of a clip. Then the readers are checked.
+    dataset: a dataset. If it has `clips` (`ClipDataset`), they are checked. A test set that a user
+        adds (docs/extending.md, test set) has no `clips`. It has a method `readers`, which returns
+        an object for each clip, with the members of `Reader`. Then these objects are checked.
     split: "train" or "test", for the message. scale: scale of the network.
     instants: number of sharp instants of the network, or None to accept any number.
     Raises DataError.
@@ -36,6 +37,7 @@ def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> N
     if clips is None:
         # A user's training set may have neither clips nor readers. Then nothing can be checked.
         return
+    # One clip for each combination of sizes, number of instants and spike settings.
     for clip in one_of_each_form(clips):
         if clip.has_gt and clip.scale != scale:
             gt_height, gt_width = clip.gt_size
@@ -64,6 +66,8 @@ def _refuse_other_readers(clips: Sequence[Any], split: str) -> None:
 
     clips: what `readers` of the test set returned. split: for the message.
     """
+    # vars(Reader) has all that the class gives a value: methods, properties and defaults. `stems`
+    # and `name` have only a type there, because each subclass sets them.
     needed = [name for name in (*vars(Reader), "stems", "name") if not name.startswith("_")]
     for clip in clips:
         # `getattr_static` computes no property, because a property may read a frame.

@@ -24,12 +24,16 @@ from collections.abc import Sequence
 # Written in place of a size if there is no value under the key. Callers test for a negative size.
 NONE = -1
 # Exit code of the process if the library of LMDB finds the damage itself. It differs from the exit
-# codes 1 and 2 of Python.
+# codes 1 and 2 of Python, so that a person who runs this file can tell them apart. `sizes` treats
+# every exit code above 0 alike.
 REFUSED = 3
 
 
 class DamagedLmdbError(Exception):
-    """An LMDB cannot be read. The text of the error can follow "the LMDB is damaged: "."""
+    """An LMDB cannot be read. Its text says why, e.g. "its numbers point out of the file (SIGBUS)".
+
+    `damaged_lmdb` (data/clips/lmdb_database.py) writes "the LMDB is damaged: " before the text.
+    """
 
 
 def sizes(root: str, keys: Sequence[str]) -> list[int]:

@@ -37,10 +37,11 @@ class Clips(Sequence[Clip]):
         if isinstance(number, slice):
             start, stop, step = number.indices(len(self))
             return [self[each] for each in range(start, stop, step)]
-        # Python's int, because the type of a NumPy integer may be too small for the sum below.
         index = int(number)
         if index < 0:
-            index += len(self)  # -1 is the last clip
+            # -1 is the last clip. `index` is Python's int, because the type of a NumPy integer may
+            # be too small for this sum: an int8 cannot hold -1 + 300.
+            index += len(self)
         if index < 0 or index >= len(self):
             raise IndexError(number)
         return self._clip(index)
@@ -61,8 +62,10 @@ class _SpikesOfClip(NamedTuple):
 class ClipTable(Clips):
     """The clips of one data root.
 
-    A new field of `Clip` needs either a column, or a value that follows from `source`. Otherwise a
-    clip that was added to `TableBuilder` would not come out as an equal clip.
+    A new field of `Clip` needs a value in `_clip` below. If the value does not follow from
+    `source`, it needs a column, which is named in data/clips/columns.py and filled by
+    `TableBuilder.add` (data/clips/table_builder.py). A forgotten field has its default in every
+    clip of a table, which test_a_record_gives_the_same_clips_as_the_files notices.
     """
 
     def __init__(
@@ -72,13 +75,14 @@ class ClipTable(Clips):
 
         source: where the clips are, and how their spikes are read.
         columns: the arrays (data/clips/columns.py). They are not copied and must not change.
-        name_prefix: text before the name of each clip. A run gets the table with
-        `source.name_prefix`, e.g. "0/". The check of a data root makes its tables without a prefix.
+        name_prefix: text before the name of each clip. A run with several data roots gets the
+        tables with "0/", "1/", ... (`source.name_prefix`). The check of a data root makes its table
+        without a prefix, because one check serves all runs, and the prefix differs between them.
         """
         self.source = source
         self.name_prefix = name_prefix
-        self.kinds = kinds_of(source)
-        self.roots = roots_of(source)
+        self.kinds = kinds_of(source)  # {name: where its files are}; the names e.g. lq, gt, spike
+        self.roots = roots_of(source)  # {name: root of its files}
 
         # Columns with an entry for each clip or frame.
         self.clip_names = Texts(columns["clips"])
@@ -89,7 +93,9 @@ class ClipTable(Clips):
         self.stems = Texts(columns["stems"])  # name of each frame of all clips
 
         # The files, as {kind: column}.
-        self.folders: dict[str, Texts] = {}  # path of each clip's files below the root
+        # Path of each clip's folder below the root, e.g. "/clip_a/blur/". A stored record calls
+        # this column "places".
+        self.folders: dict[str, Texts] = {}
         self.file_counts: dict[str, np.ndarray] = {}  # number of files of each clip
         # For each kind of files: index of the first file of each clip, and then the end.
         self.first_files: dict[str, np.ndarray] = {}
@@ -116,11 +122,13 @@ class ClipTable(Clips):
         paths = {kind: self.paths(kind, number) for kind in self.kinds}
         height, width, gt_height, gt_width = self.sizes[number].tolist()
 
-        spikes = _SpikesOfClip((), (), ())
+        read_spikes = _SpikesOfClip((), (), ())
         times = None
         if "spike" in self.kinds:
-            spikes = self._spikes(number, paths["spike"], range(first, end))
-            # If one file holds the planes of all frames, the times divide the file among them.
+            read_spikes = self._spikes(number, paths["spike"], range(first, end))
+            # If one file holds the planes of all frames, the times of the frames say which planes
+            # belong to which frame. The names tell the times: without a frame "0003" between "0002"
+            # and "0004", the planes of the missing frame belong to none.
             if self.source.has_one_spike_file:
                 times = times_of_names(stems)
         return Clip(
@@ -128,14 +136,14 @@ class ClipTable(Clips):
             stems=stems,
             lq=paths["lq"],
             gt=paths.get("gt", ()),
-            spike=spikes.files,
-            planes=spikes.planes,
+            spike=read_spikes.files,
+            planes=read_spikes.planes,
             size=(height, width),
             gt_size=(gt_height, gt_width),
             gt_instants=paths.get("gt_instants", ()),
-            exposures=spikes.exposures,
-            # `own_spikes` has an entry for each clip for which dataset.json has other values than
-            # for most clips.
+            exposures=read_spikes.exposures,
+            # How the spikes are read, from the options. `own_spikes` has an entry for each clip for
+            # which dataset.json has other values than for most clips.
             spikes=self.source.own_spikes.get(name, self.source.spikes),
             times=times,
         )

@@ -44,15 +44,24 @@ from data.motion.view import View
 # equations of 2^20 pixels take 3 GB. A frame of 1280 x 720 and a frame of 1000 x 1000 stay whole. A
 # larger value takes more memory. With a smaller value, more rows are computed twice.
 MOST_PIXELS = 2**20
-# Number of rows that two neighbouring bands share. With a larger value, more rows are computed
-# twice. With a smaller value, a fast motion leaves a trace, see FADE.
+# Number of rows that two neighbouring bands share. The rows of an overlap take their values from
+#
+#     the first 32 rows     the upper band alone, because the lower band begins here
+#     the 64 rows FADE      both bands
+#     the last 32 rows      the lower band alone, because the upper band ends here
+#
+# So the 32 rows next to the border of a band are not used
+# (test_rows_beside_the_border_of_a_band_are_not_used). The blurry frame is seen half an exposure
+# before and after the sharp instant. If something moves by more than 32 rows in this time, light
+# from beyond the border reaches the used rows, and may leave a trace there. Other values were not
+# compared. With a larger OVERLAP, more rows are computed twice. With a smaller OVERLAP or a larger
+# FADE, a slower motion may leave a trace. With a smaller FADE, a difference between the two
+# solutions is easier to see.
 OVERLAP = 128
-# Number of rows in the middle of an overlap where both solutions count. So (128 - 64) / 2 = 32 rows
-# near a border are not used. A motion by more than 32 rows in half an exposure brings light from
-# beyond the border to the used rows, and may leave a trace there.
 FADE = 64
-# In a very wide frame, MOST_PIXELS would allow a band fewer rows than its two overlaps have. So a
-# band is always allowed three times an overlap. Then the bands of a frame with more than
+# Number of rows that a band may have, however wide it is. A band of 2^20 pixels and 4096 columns
+# has 256 rows, and an inner band shares 2 * 128 = 256 rows with its neighbours: no row would be its
+# own. So the limit is three overlaps, 384 rows. Then the bands of a frame with more than
 # 2^20 / 384 = 2730 columns may have more than MOST_PIXELS pixels.
 LEAST_ROWS = 3 * OVERLAP
 
@@ -66,8 +75,9 @@ class Band:
     # Rows and columns of the spike plane, e.g. slice(160, 320) and slice(0, 480). Both are empty if
     # no spike pixel sees the band.
     plane_window: tuple[slice, slice]
-    # Where these spike pixels lie on these rows. Rows and spike pixels are counted from the first
-    # row and the first spike pixel of the band.
+    # Where these spike pixels lie on these rows: sizes, the matrix from spike pixels to RGB pixels,
+    # and the rolling shutter (data/motion/view.py). Rows and spike pixels are counted from the
+    # first row and the first spike pixel of the band.
     view: View
 
     @property
@@ -99,9 +109,9 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
     """Divide the frames of a view. A frame of at most `most_pixels` pixels is one band."""
     height, width = view.size
     if height * width <= most_pixels:
-        all_rows = slice(0, height)
+        whole_frame = slice(0, height)
         whole_plane = (slice(0, view.plane[0]), slice(0, view.plane[1]))
-        return [Band(all_rows, whole_plane, view)]
+        return [Band(whole_frame, whole_plane, view)]
 
     # Bands of nearly equal height. A band begins OVERLAP rows before the band above ends. So each
     # band adds at most `most_rows` - OVERLAP rows to the bands above it. E.g. 1080 rows of 1920
@@ -110,19 +120,21 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
     #     most_rows    2^20 // 1920 = 546
     #     count        ceil((1080 - 128) / (546 - 128)) = ceil(2.3) = 3
     #     begins       0, 317, 635 and, for a fourth band, 952
+    #     ends         317 + 128 = 445, 635 + 128 = 763, and 952 + 128 = 1080
     #     bands        rows 0 to 444, 317 to 762, and 635 to 1079
     most_rows = max(most_pixels // width, LEAST_ROWS)
     count = math.ceil((height - OVERLAP) / (most_rows - OVERLAP))
     count = max(count, 1)  # a very wide frame may have fewer rows than an overlap
-    # The first row of each band, and at the end the row at which one more band would begin.
+    # The first row of each band, and at the end the row at which one more band would begin. If the
+    # frame has fewer rows than an overlap, this last number is negative, and its only band still
+    # ends at (height - OVERLAP) + OVERLAP = height.
     begins = np.linspace(0, height - OVERLAP, count + 1).round().astype(int).tolist()
 
     # A spike pixel belongs to each band whose rows its points touch. It may belong to two bands.
     first_y, last_y = _rows_of_spike_pixels(view)  # (h, w) each
     bands = []
     for begin, next_begin in itertools.pairwise(begins):
-        # At most `height`, for the only band of a frame that has fewer rows than an overlap.
-        end = min(next_begin + OVERLAP, height)
+        end = next_begin + OVERLAP
         # Row r reaches from r - 0.5 to r + 0.5.
         sees_band = (last_y > begin - 0.5) & (first_y < end - 0.5)
         bands.append(_make_band(view, begin, end, sees_band))
@@ -161,15 +173,16 @@ def _make_band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
     band_to_plane[1, 2] = rows.start  # added to y
     frame_to_band = np.eye(3)
     frame_to_band[1, 2] = -begin  # added to y
-    # The view may belong to a band itself. Then `all_rows` still means the rows of the whole frame.
-    all_rows = view.size[0] if view.all_rows is None else view.all_rows
+    # `View.all_rows` is the number of rows of the whole frame. It is None if the view is of the
+    # whole frame. A band may be divided again: then the view already has the number.
+    rows_of_frame = view.size[0] if view.all_rows is None else view.all_rows
     view_of_band = replace(
         view,
         size=(end - begin, view.size[1]),
         plane=(rows.stop - rows.start, columns.stop - columns.start),
         to_rgb=frame_to_band @ view.to_rgb @ band_to_plane,
         first_row=view.first_row + begin,
-        all_rows=all_rows,
+        all_rows=rows_of_frame,
     )
     return Band(slice(begin, end), (rows, columns), view_of_band)
 

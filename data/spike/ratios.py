@@ -12,7 +12,8 @@ The light of each plane comes from the intervals between spikes: 1 / interval in
 two spikes (light.py). So a window may be shorter than an interval.
 
 What must stay: every number, because trained networks expect these channels.
-test_spike_represent.py notices.
+test_spike_represent.py notices. A variant with other numbers is a new function with a name of its
+own (docs/extending.md, representation).
 """
 
 import math
@@ -26,13 +27,16 @@ from .registry import representation
 
 
 def _lag_of_light(**_: Any) -> int:
-    """Return -1, in half planes: the light of plane m was collected between the planes m - 1 and m.
+    """Return -1 half plane: around plane m, the channels show the time m - 1/2.
 
-    `represent` needs the lag to reverse time exactly.
+    The light of plane m was collected between the planes m - 1 and m, so its middle is m - 1/2.
+    `represent` needs the lag when it reverses time (`_center_in_reversed`).
     """
     return -1
 
 
+# data/spike/registry.py explains the arguments. proportional: the channels are firing rates, so
+# `spike.rate`, `light` and `gamma` apply to them.
 @representation("exposure", proportional=True, lag_in_half_planes=_lag_of_light)
 def exposure_rates(
     stream: np.ndarray, center: int, half_window: int = 6, half_exposure: int | None = None
@@ -48,6 +52,8 @@ def exposure_rates(
     `exposure_estimate` returns the blurry frame.
     """
     planes = len(stream)
+    # Planes 1 ... planes - 1 count. Plane 0 does not, because a part of its light was collected
+    # before the stream began.
     if half_exposure is None:
         half_exposure = min(center - 1, planes - 1 - center)
     if not 0 <= half_window < half_exposure:
@@ -96,11 +102,15 @@ def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return np.divide(light, reference, out=ratio, where=reference > 0)
 
 
-# Number of spikes in the exposure that gives `relative` the confidence 1/2: n / (n + 4). With 4
-# spikes, the light of an exposure is known to about a quarter.
+# Number of spikes in the exposure that gives `relative` the confidence 1/2: n / (n + 4). With n
+# spikes, the light of an exposure is known to about one spike of n, which is a quarter for n = 4.
+# That a quarter is half sure is a choice, and other values were not compared. Networks that were
+# trained with `relative` expect this value.
 SPIKES_OF_HALF_CONFIDENCE = 4.0
 
 
+# is_ratio: `spike.light` and `gamma` apply, and `rate` has no effect. takes_context: the function
+# gets planes outside of the exposure, too, and half_exposure says where the exposure ends.
 @representation(
     "relative",
     proportional=False,
@@ -117,11 +127,15 @@ def relative(
 ) -> np.ndarray:
     """The mean light of each window divided by the mean light of the exposure, and a confidence.
 
-    half_windows: one window around the sharp frame for each number. A number is how many planes the
-    window has on each side of center; below 1 it is a share of half_exposure. half_exposure: planes
-    of the exposure on each side of center; null: as many as there are, without plane 0. num_bins:
-    number of further windows, which are equal parts of the exposure. Each window is a channel,
-    which is 1 where there are too few spikes.
+    half_windows: one window around the sharp frame for each number. A number of 1 or more is how
+    many planes the window has on each side of center. A number below 1 is a share of half_exposure.
+
+    half_exposure: planes of the exposure on each side of center; null: as many as there are,
+    without plane 0.
+
+    num_bins: number of further windows, which are equal parts of the exposure. Each window is a
+    channel. It is 1 for a pixel without spikes, and for a pixel with one interval around window and
+    exposure.
 
     The last channel is the confidence n / (n + 4), where n is the number of spikes in the exposure.
     The light is 1 / interval in all planes between two spikes (data/spike/light.py), so a window

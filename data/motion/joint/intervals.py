@@ -34,7 +34,7 @@ class SpikeIntervals(NamedTuple):
 
     begins: np.ndarray  # time of the spike that begins the interval, in planes
     ends: np.ndarray  # time of the spike that ends the interval
-    # n: number of spikes after `begins` and up to `ends`. Each spike stands for one threshold of
+    # Number of spikes after `begins` and up to `ends`. Each spike stands for one threshold of
     # light. 0: the pixel has no interval here, and `begins` and `ends` mean nothing.
     thresholds: np.ndarray
 
@@ -87,7 +87,10 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     last_spikes = np.maximum.accumulate(pieces.last_spikes)
     counts = np.cumsum(pieces.counts, axis=0, dtype=np.int32)  # of the spikes up to each edge
     # The next spike after an edge is the earliest one of all pieces after the edge: the minimum is
-    # taken from the last piece back. After the last edge, no spike counts.
+    # taken from the last piece back to the second piece ([:0:-1]), and then turned round again
+    # ([::-1]). E.g. the edges 2, 8 and 14 with the first spikes none, 3 and 9 of their pieces: the
+    # minima from the back are 9 and 3, so the next spikes after the edges 2 and 8 are 3 and 9.
+    # After the last edge, no spike counts.
     next_spikes = np.full_like(pieces.first_spikes, after_stream)
     next_spikes[:-1] = np.minimum.accumulate(pieces.first_spikes[:0:-1])[::-1]
 
@@ -115,13 +118,13 @@ def _spikes_before_edges(stream: np.ndarray, edges: list[int], no_first: int) ->
 
     A piece ends at its edge. E.g. a pixel with spikes at the times 3, 9 and 16:
 
-        edge    planes of the piece    first spike, last spike, count
-        2       1                      no_first, NO_SPIKE, 0
-        8       2 to 7                 3, 3, 1
-        14      8 to 13                9, 9, 1
+        edge    planes of the piece    times of their spikes    first spike, last spike, count
+        2       1                      2                        no_first, NO_SPIKE, 0
+        8       2 to 7                 3 to 8                   3, 3, 1
+        14      8 to 13                9 to 14                  9, 9, 1
 
-    The first piece has one plane, whose spikes have the time edges[0]. They are the earliest spikes
-    that count.
+    Planes are counted from 0, and a spike of plane p has the time p + 1. The first piece has one
+    plane, whose spikes have the time edges[0]. They are the earliest spikes that count.
 
     no_first: the first spike where a pixel has none. stream: see `spike_intervals`.
     """

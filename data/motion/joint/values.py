@@ -7,8 +7,9 @@ arrives at a camera is
 
 The slope turns an error of z into an error of x: error of x = slope * error of z.
 
-A spike camera sees no colours. It sees the luma 0.299 R + 0.587 G + 0.114 B of the light, or of the
-display values if it integrates these (`View.is_display`).
+A spike camera sees no colours. It sees the luma 0.299 R + 0.587 G + 0.114 B of the light. Some
+simulated recordings integrate display values instead, as the option spike.light "display" says
+(`View.is_display`). Then it sees the luma of the display values.
 
 Nearly all modules of this folder convert with these functions. The shipped weights of the fusion
 "motion" were trained with these curves, so another curve or another `DARK` gives worse frames.
@@ -22,8 +23,9 @@ from torch import Tensor
 from data.spike.pictures import DISPLAY_GAMMA, LUMA
 
 # Slopes dx / dz are computed at display values of at least this value, about 10 of 255. At z = 0
-# the slope 2.2 z^1.2 is 0, so the weight 1 / (error of z * slope) would be infinite. No test
-# notices another small value.
+# the slope 2.2 z^1.2 is 0. An equation of light has the weight 1 / (error of its light), and the
+# error of its light is error of z * slope, so the weight would be infinite. No test notices another
+# small value.
 DARK = 0.04
 
 
