@@ -188,6 +188,19 @@ def test_the_checkpoints_of_a_run_may_be_a_link_to_another_disk(tmp_path):
     assert foreign.read_text() == "somebody's own"
 
 
+def test_a_link_to_a_disk_that_is_missing_is_refused_before_the_first_step(tmp_path):
+    options = write_odd_options(tmp_path)
+    folder_of_run(options).mkdir(parents=True)
+    (folder_of_run(options) / ".spikevrt").touch()
+    (folder_of_run(options) / "checkpoints").symlink_to(tmp_path / "not mounted")
+
+    result = run_odd(options, NO_TEST, total(1))
+
+    assert result.exit_codes == [3], result.text
+    assert "the folder checkpoints of the run is no folder: it is a link to" in result.text
+    assert "Iter: 1" not in result.text
+
+
 def test_the_lock_is_for_its_owner_alone(finished_options):
     mode = (folder_of_run(finished_options) / ".lock").stat().st_mode
 

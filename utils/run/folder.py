@@ -28,7 +28,7 @@ from typing import BinaryIO
 
 from utils import system, utils_dist
 from utils.dist.process import process_state
-from utils.errors import OptionError
+from utils.errors import DataError, OptionError
 from utils.files import MARK, OTHER_ROOT, claim_run_folder, open_kept, refuse_link, writing
 from utils.logger import LOG_NAME, WARNINGS_NAME
 
@@ -150,6 +150,27 @@ def only_run_in(
     finally:
         if locked_folder is not None:
             locked_folder.lock.close()
+
+
+def refuse_lost_folders(folder: Path) -> None:
+    """Raise DataError if no checkpoint or weights could be saved in the folder of a run.
+
+    E.g. `checkpoints` is a link to a disk that is not mounted, or that is mounted read-only.
+    """
+    for path in (folder / "checkpoints", folder / "models"):
+        if not os.path.lexists(path):
+            continue  # the first save makes it
+        if path.is_dir() and os.access(path, os.W_OK):
+            continue
+        what = "cannot be written to" if path.is_dir() else "is no folder"
+        if path.is_symlink():
+            what += f": it is a link to {os.readlink(path)}"
+        raise DataError(
+            what=f"the folder {path.name} of the run {what}",
+            where=str(path),
+            expected="a folder in which the run can write, or a link to one",
+            do="make or mount what the link names, or move it away",
+        )
 
 
 def log_links(folder: Path) -> None:
