@@ -13,7 +13,8 @@ import jsonschema
 import pytest
 
 import main_train_vrt
-from lab.make_options_doc import MADE_WITH, make_page
+from lab.make_options_doc import make_page
+from lab.options_doc.parts import MADE_WITH
 from tests.dist.launching import run_ranks
 from tests.helpers.checked import options_of_part
 from tests.helpers.kair_files import options_of, write_file

@@ -1,0 +1,163 @@
+"""The page docs/options.md, in English or translated.
+
+The pages are filled from the template options.md.jinja beside this file. docs/zh/options.json has
+the translations: English text -> Chinese text, for each paragraph of a docstring and each
+description of a key.
+
+What must stay: the headings, to which other pages link. Free to change: the form of the page.
+test_a_key_without_translation_is_named reads the message about missing translations.
+"""
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+
+import jinja2
+from pydantic.fields import FieldInfo
+
+from lab.options_doc.docstrings import to_read
+from lab.options_doc.parts import MARK, PARTS
+from lab.tools import ROOT
+from utils.options.loader_options import LoaderOptions
+from utils.options.models import Options
+from utils.options.registry import Registry
+from utils.options.section import Section
+from utils.options.type_words import describe
+
+CHINESE = json.loads((ROOT / "docs/zh/options.json").read_text(encoding="utf-8"))
+
+
+def make_page(translations: dict[str, str] | None = None) -> str:
+    """Return docs/options.md, in English or translated.
+
+    Ends the program if a translation is missing, or is not used any more.
+
+    translations: English paragraph in one line -> its translation. None makes the English page.
+    """
+    texts: dict[str, str] = {}  # each paragraph that the page has -> where it is, for the message
+
+    def translate(text: str, where: str) -> str:
+        """Return a text translated, paragraph by paragraph. On the English page it stays.
+
+        The template calls this as the filter `say` for each text of the page.
+        """
+        result = []
+        for paragraph in text.strip("\n").split("\n\n"):
+            in_one_line = " ".join(paragraph.split())
+            texts[in_one_line] = where
+            if translations is None:
+                result.append(paragraph)
+            else:
+                # A missing translation is reported below.
+                result.append(translations.get(in_one_line, paragraph))
+        return "\n\n".join(result)
+
+    page = _filled_template(translate, is_english=translations is None)
+    if translations is not None:
+        _refuse_other_texts(translations, texts)
+    return page
+
+
+def _filled_template(translate: Callable[[str, str], str], *, is_english: bool) -> str:
+    """Return the text of the template with everything that it asks for.
+
+    translate: takes a text and where it stands, and returns the text for the page.
+    """
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ROOT / "lab/options_doc"),
+        undefined=jinja2.StrictUndefined,  # an unknown name in the template is an error
+        extensions=["jinja2.ext.do"],  # the template calls functions without using their result
+        trim_blocks=True,  # a line with only a command of the template leaves no empty line
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    pages.filters["say"] = translate
+    if is_english:
+        link_to_other_language = "[简体中文](zh/options.md)"
+    else:
+        link_to_other_language = "[English](../options.md)"
+    # The names that the template uses: first values, then functions that it calls.
+    return pages.get_template("options.md.jinja").render(
+        other=link_to_other_language,
+        mark=MARK,
+        options=Options,
+        loader=LoaderOptions,
+        parts=PARTS,
+        describe=describe,  # field -> its type in words
+        dumps=json.dumps,  # default value -> JSON
+        string=str,  # default value without a form in JSON -> text
+        key_rows=key_rows,
+        own_keys=own_keys,
+        to_read=to_read,
+        is_model=_is_model,
+    )
+
+
+def _refuse_other_texts(translations: dict[str, str], texts: dict[str, str]) -> None:
+    """End the program if a text of the page has no translation, or a translation has no text.
+
+    test_a_key_without_translation_is_named and the test after it read the message.
+
+    texts: each paragraph of the page -> where it is.
+    """
+    faults = []
+    for text, where in texts.items():
+        if text not in translations:
+            faults.append(f"no translation for {where}: {text}")
+    for text in translations:
+        if text not in texts:
+            faults.append(f"nothing has this text any more: {text}")
+    if faults:
+        sys.exit("\n".join(["correct docs/zh/options.json:", *faults]))
+
+
+def _is_model(kind: object) -> bool:
+    """Whether an annotation is a section of options that has keys."""
+    return inspect.isclass(kind) and issubclass(kind, Section) and bool(kind.model_fields)
+
+
+def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
+    """Return the keys of all parts that have a description: (key, field).
+
+    A key that means the same in several parts is returned once. A description is left out if
+    another description of the same key begins with it. E.g. "Width." is left out if another part
+    has "Width in pixels."
+    """
+    rows: dict[tuple[str, str], FieldInfo] = {}  # (key, description) -> field
+    for name in registry.names():
+        fields = registry.model(name).model_fields
+        for key in registry.keys(name):
+            text = fields[key].description
+            if text:
+                rows.setdefault((key, text), fields[key])
+
+    chosen = []
+    for (key, text), field in rows.items():
+        texts_of_key = [other_text for other_key, other_text in rows if other_key == key]
+        if not any(_continues(other_text, text) for other_text in texts_of_key):
+            chosen.append((key, field))
+    return chosen
+
+
+def _continues(longer: str, text: str) -> bool:
+    """Say whether `longer` begins with `text` (without its last "."), and goes on."""
+    return longer != text and longer.startswith(text.rstrip("."))
+
+
+def own_keys(registry: Registry, name: str) -> list[str]:
+    """Return the keys that the page lists with a part, because they are special to the part.
+
+    These are the keys without a description, and the keys that fewer than half of the parts of this
+    kind have.
+    """
+    keys_of_all = []
+    for other in registry.names():
+        keys_of_all += registry.keys(other)
+    described = {key for key, _ in key_rows(registry)}
+    special_keys = []
+    for key in registry.keys(name):
+        is_rare = 2 * keys_of_all.count(key) < len(registry.names())
+        if key not in described or is_rare:
+            special_keys.append(key)
+    return special_keys

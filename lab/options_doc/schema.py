@@ -1,0 +1,251 @@
+"""The JSON Schema of option files, with which editors complete and check keys.
+
+Most functions below take `shared`, the definitions of the schema: name -> schema. A schema that
+occurs more than once is written there once, and each place refers to it. `shared_reference` adds to
+`shared`, and each other function passes it on.
+
+What must stay: the schema accepts every option file of this project.
+tests/parts/utils/test_option_files.py reads the written file, e.g.
+test_the_schema_finds_a_wrong_key_or_type.
+"""
+
+import inspect
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from data.select_dataset import DATASETS
+from lab.options_doc.docstrings import notes_on_keys
+from lab.options_doc.parts import MADE_WITH, MARK, PARTS
+from utils.options.kair_keys import KAIR_ONLY
+from utils.options.models import Options
+from utils.options.registry import Registry
+from utils.options.section import Section
+
+# The schema of a key that only KAIR has. VS Code understands both words.
+SCHEMA_OF_KAIR_KEY = {
+    "deprecationMessage": "A key of KAIR; no effect here.",
+    "doNotSuggest": True,
+}
+Schema = dict[str, Any]  # a JSON Schema of something
+
+
+def _split_of(dataset: str) -> str:
+    """Return the split that a data set is for, "train" or "test"."""
+    constructor: Any = DATASETS.model(dataset).constructor
+    return "train" if constructor.is_training else "test"
+
+
+def make_schema() -> str:
+    """Return the JSON Schema of option files, draft 7, one line for each key and definition.
+
+    Another version of pydantic may word it differently. No key is required, because a file may
+    inherit any key from its base. The programs say what is missing.
+    """
+    shared: Schema = {}  # gets the definitions from `keys_of` and `part_of`
+    keys = keys_of(Options, shared)
+
+    # pydantic does not know which keys a registered part has. So replace its schemas of the
+    # sections that name such a part: a data set, a network (netG), a loss (train).
+    for split in ("train", "test"):
+        names = [name for name in DATASETS.names() if _split_of(name) == split]
+        section = part_of(DATASETS, names, shared, f"datasets.{split}")
+        # null: the run has no such data set.
+        keys["datasets"]["properties"][split] = section | {"type": ["object", "null"]}
+    for name in ("netG", "train"):
+        keys[name] = part_of(PARTS[name], PARTS[name].names(), shared, name)
+
+    # Keys that no option model has: keys of KAIR, the schema itself, and the file to inherit from.
+    for key in sorted(KAIR_ONLY["path"]):
+        keys["path"]["properties"][key] = SCHEMA_OF_KAIR_KEY
+    keys["$schema"] = {"type": "string", "description": "This schema, for editors; no effect."}
+    keys["base"] = {
+        "type": "string",
+        "description": "An option file beside this one, whose keys are inherited.",
+    }
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$comment": f"{MARK} {MADE_WITH}",
+        "$defs": shared,
+        "type": "object",
+        "properties": keys,
+        "additionalProperties": False,  # an unknown key is an error
+    }
+    return in_lines(schema)
+
+
+def in_lines(schema: Schema) -> str:
+    """Return a schema as JSON with one line for each key and each definition.
+
+    So a difference in git shows which key has changed. An entry that is an object, as "$defs" and
+    "properties" are, gets a line for each of its own entries. E.g.:
+
+        "type": "object",
+        "properties": {
+         "task": {"type": "string", ...},
+         "datasets": {...}
+        }
+    """
+    lines = []
+    for name, value in schema.items():
+        text = json.dumps(value)
+        if isinstance(value, dict):
+            entries = []
+            for key, schema_of_key in value.items():
+                entries.append(f" {json.dumps(key)}: {json.dumps(schema_of_key)}")
+            text = "{\n" + ",\n".join(entries) + "\n}"
+        lines.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str = "") -> Schema:
+    """Return the schema of a section that names a registered part.
+
+    The type in the section decides which keys it may have. Without a type, it may have the keys of
+    any part, because the file may inherit the type. E.g. for two parts A and B:
+
+        {"properties": {"type": {"enum": ["A", "B"]}}, "allOf": [
+            {"if": the type is A, "then": the keys of A},
+            {"if": the type is B, "then": the keys of B},
+            {"if": there is no type, "then": the keys of A and B}]}
+
+    names: the parts that may be named.
+    where: dotted key of the section, e.g. "datasets.train". Keys of KAIR are looked up by it.
+    """
+    type_key = registry.type_key  # the key that names the part, e.g. "net_type"
+    keys_of_parts: dict[str, Schema] = {}  # name of a part -> its keys -> their schemas
+    descriptions = []  # of each part: the first paragraph of its docstring, in one line
+    for name in names:
+        model = registry.model(name)
+        docstring = inspect.getdoc(model.constructor) or ""
+        first_paragraph = docstring.split("\n\n")[0]
+        descriptions.append(" ".join(first_paragraph.split()))
+        keys_of_parts[name] = {}
+        for key, schema in keys_of(model, shared, docstring, where).items():
+            if key == type_key:
+                keys_of_parts[name][key] = {}  # `type_schema` below checks the type itself
+            else:
+                keys_of_parts[name][key] = shared_reference(key, schema, shared)
+
+    # A branch for each type, and a branch for a section without a type.
+    branches = []
+    for name, keys in keys_of_parts.items():
+        has_this_type = {"properties": {type_key: {"const": name}}, "required": [type_key]}
+        keys_of_part = {"properties": keys, "additionalProperties": False}
+        branches.append({"if": has_this_type, "then": keys_of_part})
+    has_no_type = {"not": {"required": [type_key]}}
+    keys_of_any_part = {
+        "type": "object",
+        "properties": _keys_of_any(list(keys_of_parts.values())),
+        "additionalProperties": False,
+    }
+    branches.append({"if": has_no_type, "then": keys_of_any_part})
+
+    type_schema = {
+        "enum": list(names),
+        "enumDescriptions": descriptions,
+        "description": f"The {registry.kind}.",
+    }
+    return {"type": "object", "properties": {type_key: type_schema}, "allOf": branches}
+
+
+def _keys_of_any(keys_of_parts: Sequence[Schema]) -> Schema:
+    """Return the keys of several parts together: key -> schema.
+
+    If parts differ in the meaning of a key, any of the meanings will do. E.g. {"width": A} and
+    {"width": B, "depth": C} give {"width": {"anyOf": [A, B]}, "depth": C}.
+    """
+    schemas_of_keys: dict[str, list[Schema]] = {}  # key -> its different schemas
+    for keys in keys_of_parts:
+        for key, schema in keys.items():
+            schemas = schemas_of_keys.setdefault(key, [])
+            if schema not in schemas:
+                schemas.append(schema)
+    together: Schema = {}
+    for key, schemas in schemas_of_keys.items():
+        together[key] = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return together
+
+
+def shared_reference(name: str, schema: Schema, shared: Schema) -> Schema:
+    """Put a schema into the definitions, and return a reference to it.
+
+    Changes `shared`. If another schema has this name already, a number is added to the name, e.g.
+    "depths" and "depths_2".
+    """
+    own_name = name
+    number = 1
+    # `setdefault` puts the schema under the name if the name is free, and returns what is there.
+    while shared.setdefault(own_name, schema) != schema:
+        number += 1
+        own_name = f"{name}_{number}"
+    return {"$ref": f"#/$defs/{own_name}"}
+
+
+def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "") -> Schema:
+    """Return the schema of each key of a model, and of KAIR's keys without effect in its section.
+
+    text: a docstring, which explains keys that have no description.
+    where: dotted key of the section, e.g. "datasets.train".
+    """
+    notes = notes_on_keys(text, model)
+    # The schemas that pydantic makes of the keys, without references to definitions of its own.
+    schema_of_model = model.model_json_schema()
+    definitions = schema_of_model.get("$defs", {})
+    schemas = without_references(schema_of_model, definitions)["properties"]  # key -> schema
+    keys: Schema = {}
+    for key, field in model.model_fields.items():
+        if field.exclude:  # a field that the program sets itself, so no option
+            continue
+        schema = schemas[key]
+        # A key that names a registered part, e.g. netG.fusion, has its registry in the metadata.
+        registries = [entry for entry in field.metadata if isinstance(entry, Registry)]
+        if registries:
+            schema |= schema_of_nested_part(registries[0], field, shared)
+        if key in notes:
+            schema.setdefault("description", notes[key])
+        keys[key] = schema
+    for key in sorted(KAIR_ONLY.get(where, {})):
+        if key not in keys:
+            keys[key] = SCHEMA_OF_KAIR_KEY
+    return keys
+
+
+def schema_of_nested_part(registry: Registry, field: FieldInfo, shared: Schema) -> Schema:
+    """Return the schema of a key that names a part, e.g. `fusion`.
+
+    The value is an object, or the name of a part alone. It may be null if this is the default.
+    """
+    name = registry.kind.replace(" ", "_")
+    section = shared_reference(name, part_of(registry, registry.names(), shared), shared)
+    names: list[str | None] = list(registry.names())
+    if field.default is None:
+        names.append(None)
+    return {"if": {"type": "object"}, "then": section, "else": {"enum": names}}
+
+
+def without_references(schema: Any, definitions: Schema) -> Any:
+    """Return a schema of pydantic with each reference replaced by its definition.
+
+    Three keys are left out: titles, because they repeat the keys; patterns, because regular
+    expressions differ in JavaScript; and lists of required keys, because a file may inherit any key
+    from its base.
+    """
+    if isinstance(schema, list):
+        return [without_references(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]  # "#/$defs/Window" -> "Window"
+        others = {key: value for key, value in schema.items() if key != "$ref"}
+        # Keys beside a reference, e.g. a description, count more than keys of the definition.
+        schema = definitions[name] | others
+    plain = {}
+    for key, value in schema.items():
+        # An option may have such a name, too. Its value is then a schema, an object.
+        is_dropped = key in ("title", "pattern", "required") and not isinstance(value, dict)
+        if not is_dropped:
+            plain[key] = without_references(value, definitions)
+    return plain
