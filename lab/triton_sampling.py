@@ -14,27 +14,8 @@ Expected on an H200 (network 006, 8 clips of 6 x 192 x 192): 0.2 s of a step in 
 `lab/gpu_next.py` measures it. This form belongs into models/vrt if it saves at least 3 % of a step.
 Otherwise it should be removed.
 
-Words:
-
-    image       the input has n images of h x w pixels
-    group       a part of the c channels: G groups of C channels. All channels of a group are
-                sampled at the same positions
-    tap         one of the 3 x 3 places of the kernel, row by row: 0 ... 8. An output pixel has 9
-                taps in each group
-    sample      the value of a channel at the position of a tap
-    mask        the factor of a sample, one for each group and tap of an output pixel
-    column      what one output pixel reads: G x 9 x C samples, each times its mask. E.g. c = 64,
-                G = 8, C = 8: 576 numbers. A place in an image is never called so: `row` and
-                `across` say it
-    corner      one of the four pixels of the input around a sample
-
-The convolution is a matrix product of columns and weights. Two kernels work on the columns:
-`_sample` in the forward pass, and `_sample_backward`. Both interpolate a sample s between its
-corners. fx and fy, in [0, 1], say where the sample lies between the corners:
-
-    upper = v_00 + fx (v_01 - v_00)       v_00 v_01   the corners above
-    lower = v_10 + fx (v_11 - v_10)       v_10 v_11   the corners below
-    s     = upper + fy (lower - upper)
+A column is what one output pixel reads. The convolution is a matrix product of columns and weights.
+The kernels make the columns: lab/triton_kernels.py has them, and the words for all sizes.
 
 To change something: no training uses this file, so every line may change as long as the test
 passes. tests/parts/house/test_triton_sampling.py compares all results with float64. It needs no
@@ -45,16 +26,12 @@ import math
 from typing import Any
 
 import torch
-import triton
-import triton.language
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# The bodies of kernels are in Triton's own language, which only looks like Python. So the type
-# checker must not check them: Any.
-tl: Any = triton.language
-jit: Any = triton.jit
-TAPS = 9  # places of a 3 x 3 kernel. The kernels below have this number as 9 and 3, too
+from lab.triton_kernels import sample, sample_backward
+
+TAPS = 9  # places of a 3 x 3 kernel. lab/triton_kernels.py has this number as 9 and 3, too
 # Output pixels of a program: the argument ROWS of the kernels. 128 is a usual size of a block and
 # was not measured. With another number, only the last bits of the gradient of x change. They change
 # from run to run anyway, because the backward kernel adds atomically, in any order. The test has
@@ -62,312 +39,6 @@ TAPS = 9  # places of a 3 x 3 kernel. The kernels below have this number as 9 an
 PIXELS = 128
 
 
-# ---- Kernels ----
-#
-# A program (one instance of a kernel) computes ROWS = PIXELS output pixels of one group, in
-# parallel. Names of the values in a kernel:
-#
-#     pixels          a number      how many output pixels all images have: n h w
-#     pixel           (ROWS,)       number of the output pixel, counted through all images
-#     is_pixel        (ROWS,)       false beyond the last output pixel, where nothing is read or
-#                                   written
-#     image           (ROWS,)       number of the pixel's image, 0 ... n - 1
-#     pixel_of_image  (ROWS,)       number of the pixel within its image, row by row
-#     channel         (PAD,)        number of the channel within the group. PAD is C rounded up to a
-#                                   power of two, because Triton requires such sizes.
-#     is_used         (ROWS, PAD)   false beyond the last output pixel, and for the padding
-#     first_index     (ROWS, PAD)   where the values of pixel 0 are in x (n, G, h, w, C):
-#                                   (image G + group) h w C + channel
-#     H, W, HW        numbers       height and width of an image, and its number of pixels
-#     mask            a pointer     the factors of the taps. The argument `mask=` of tl.load is
-#                                   something else: it says which elements are read.
-#
-# A flat index counts the last axis fastest. E.g. for columns (n h w, G, 9, C) the entry (pixel,
-# group, tap, channel) has the index ((pixel G + group) 9 + tap) C + channel. With G = 8 and C = 8
-# the entry (2, 1, 4, 3) has the index ((2 * 8 + 1) * 9 + 4) * 8 + 3 = 1259.
-#
-# A value of each pixel and a value of each channel are joined by `[:, None]` and `[None, :]`. The
-# result is (ROWS, PAD).
-
-
-@jit
-def _pixels_of_program(pixels, HW, W, ROWS: tl.constexpr):
-    """Return which output pixels this program computes, and where they are. All are (ROWS,).
-
-    pixel, is_pixel, image, pixel_of_image: as in the list above.
-    row, across: where the output pixel is in its image, from the top and from the left.
-    """
-    # 64 bits, because the addresses made from this number may need more than 32.
-    pixel = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    is_pixel = pixel < pixels
-    image = pixel // HW
-    pixel_of_image = pixel % HW
-    row = pixel_of_image // W
-    across = pixel_of_image % W
-    return pixel, is_pixel, image, pixel_of_image, row, across
-
-
-@jit
-def _position(offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP: tl.constexpr):
-    """Return where a tap samples: top, left, fy and fx, all (ROWS,).
-
-    top, left: y and x of the upper left corner, int32.
-    fy, fx: the distances of the sample from this corner, in [0, 1].
-
-    offset: (n, G, 9, 2, h, w), the shifts dy and dx of each tap. So it consists of planes (h, w)
-    with HW numbers each: first dy of tap 0, then dx of tap 0, then dy of tap 1, and so on.
-    dy_plane: number of the plane of dy, 2 ((image G + group) 9 + tap). The next plane is dx.
-
-    E.g. tap 1, the place above the output pixel, of the pixel at y = 5 and x = 7, with dy = 0.25
-    and dx = -0.5: the sample is at y = 5 - 1 + 0.25 = 4.25 and x = 7 + 0 - 0.5 = 6.5. So top = 4,
-    left = 6, fy = 0.25 and fx = 0.5.
-    """
-    dy = tl.load(offset + dy_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)
-    dx = tl.load(offset + (dy_plane + 1) * HW + pixel_of_image, mask=is_pixel, other=0.0)
-    # Tap 0 is one row above and one column left of the output pixel, and tap 4 is the pixel itself.
-    tap_y = TAP // 3 - 1  # -1, 0 or 1: the row above, the same row, or the row below
-    tap_x = TAP % 3 - 1
-    y = row + tap_y + dy
-    x = across + tap_x + dx
-    top = tl.floor(y)
-    left = tl.floor(x)
-    fy = y - top
-    fx = x - left
-    return top.to(tl.int32), left.to(tl.int32), fy, fx
-
-
-@jit
-def _corner_index(first_index, y, x, W, C: tl.constexpr):
-    """Return where the channels of a corner are in the input (n, G, h, w, C), (ROWS, PAD).
-
-    first_index: where the channels of pixel 0 of the image are, (ROWS, PAD).
-    y, x: place of the corner, (ROWS,). It is pixel y W + x, and each pixel has C channels.
-    """
-    pixel = (y * W + x).to(tl.int64)
-    return first_index + (pixel * C)[:, None]
-
-
-@jit
-def _is_corner(is_used, y, x, H, W):
-    """Return where a corner is read or written, (ROWS, PAD).
-
-    It is where the corner is in the image, and where `is_used` is true. Elsewhere the address may
-    belong to another image, or to nothing.
-    """
-    is_in_image = (y >= 0) & (y < H) & (x >= 0) & (x < W)  # (ROWS,)
-    return is_in_image[:, None] & is_used
-
-
-@jit
-def _corner(values, first_index, is_used, H, W, C: tl.constexpr, y, x):
-    """Return the channels of a corner, (ROWS, PAD) float32. They are 0 outside of the image.
-
-    values: the input of the convolution, (n, G, h, w, C). y, x: place of the corner, (ROWS,).
-    """
-    index = _corner_index(first_index, y, x, W, C)
-    is_read = _is_corner(is_used, y, x, H, W)
-    return tl.load(values + index, mask=is_read, other=0.0).to(tl.float32)
-
-
-@jit
-def _corners(values, first_index, is_used, top, left, H, W, C: tl.constexpr):
-    """Return the corners of each sample: upper left, upper right, lower left, lower right."""
-    bottom = top + 1
-    right = left + 1
-    v_00 = _corner(values, first_index, is_used, H, W, C, y=top, x=left)
-    v_01 = _corner(values, first_index, is_used, H, W, C, y=top, x=right)
-    v_10 = _corner(values, first_index, is_used, H, W, C, y=bottom, x=left)
-    v_11 = _corner(values, first_index, is_used, H, W, C, y=bottom, x=right)
-    return v_00, v_01, v_10, v_11
-
-
-@jit
-def _interpolated(v_00, v_01, v_10, v_11, fy, fx):
-    """Interpolate between the corners of each sample. Returns upper, lower and s, all (ROWS, PAD).
-
-    The top of this file has the equations. fy, fx: (ROWS,). The backward kernel needs upper and
-    lower, too.
-    """
-    upper = v_00 + fx[:, None] * (v_01 - v_00)
-    lower = v_10 + fx[:, None] * (v_11 - v_10)
-    s = upper + fy[:, None] * (lower - upper)
-    return upper, lower, s
-
-
-@jit
-def _entry_index(pixel, group, channel, G: tl.constexpr, C: tl.constexpr, TAP: tl.constexpr):
-    """Return the index in columns (n h w, G, 9, C) of the entries of a tap, (ROWS, PAD).
-
-    pixel: (ROWS,). group: a number. channel: (PAD,).
-
-    The index is ((pixel G + group) 9 + tap) C + channel. The list above has an example.
-    """
-    first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
-    return first_entry + channel[None, :]
-
-
-@jit
-def _add_to_corner(grad_x, first_index, is_used, gradient, H, W, C: tl.constexpr, y, x):
-    """Add a gradient (ROWS, PAD) to a corner of each sample in grad_x, if it is in the image.
-
-    y, x: place of the corner, (ROWS,).
-
-    The addition is atomic, because several samples may have the same corner. With a plain load, sum
-    and store, two programs could overwrite each other's sums.
-    """
-    index = _corner_index(first_index, y, x, W, C)
-    is_added = _is_corner(is_used, y, x, H, W)
-    tl.atomic_add(grad_x + index, gradient, mask=is_added)
-
-
-@jit
-def _add_to_corners(
-    grad_x, first_index, is_used, gradient, top, left, fy, fx, H, W, C: tl.constexpr
-):
-    """Add the gradient of each sample (ROWS, PAD) to its four corners in grad_x.
-
-    A corner gets the gradient times the weight of the corner in the interpolation. The weights are
-
-        (1 - fy) (1 - fx)    (1 - fy) fx        the corners above
-        fy (1 - fx)          fy fx              the corners below
-
-    E.g. with fy = 0.25 and fx = 0.5: 0.375 and 0.375 above, 0.125 and 0.125 below.
-    """
-    gradient_above = gradient * (1 - fy)[:, None]
-    gradient_below = gradient * fy[:, None]
-    g_00 = gradient_above * (1 - fx)[:, None]
-    g_01 = gradient_above * fx[:, None]
-    g_10 = gradient_below * (1 - fx)[:, None]
-    g_11 = gradient_below * fx[:, None]
-    bottom = top + 1
-    right = left + 1
-    _add_to_corner(grad_x, first_index, is_used, g_00, H, W, C, y=top, x=left)
-    _add_to_corner(grad_x, first_index, is_used, g_01, H, W, C, y=top, x=right)
-    _add_to_corner(grad_x, first_index, is_used, g_10, H, W, C, y=bottom, x=left)
-    _add_to_corner(grad_x, first_index, is_used, g_11, H, W, C, y=bottom, x=right)
-
-
-# `do_not_specialize`: without it, Triton compiles a kernel once more if the number of pixels is 1,
-# or is divisible by 16. This number changes with the size of the clip.
-
-
-@jit(do_not_specialize=["pixels"])
-def _sample(
-    x,  # input: the values that are sampled, (n, G, h, w, C)
-    offset,  # input: dy and dx of each tap, (n, G, 9, 2, h, w)
-    mask,  # input: factor of each tap, (n, G, 9, h, w)
-    columns,  # result: (n h w, G, 9, C)
-    pixels,  # n h w
-    H, W,  # h, w
-    G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr,  # groups, channels of a group, C padded
-    ROWS: tl.constexpr,  # output pixels of a program
-):  # fmt: skip
-    """Write the columns of ROWS output pixels of one group."""
-    # What this program computes: ROWS output pixels, where they are (all (ROWS,)), and the group.
-    HW = H * W
-    pixel, is_pixel, image, pixel_of_image, row, across = _pixels_of_program(pixels, HW, W, ROWS)
-    group = tl.program_id(1)
-    channel = tl.arange(0, PAD)
-    is_used = is_pixel[:, None] & (channel < C)[None, :]
-    # In x (n, G, h, w, C): pixel 0 of the image and group, each channel, (ROWS, PAD).
-    first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
-    # Triton writes the code of each of the 9 rounds out (static_range), so TAP is a constant.
-    for TAP in tl.static_range(9):
-        # The position of the sample of this tap. An image has one plane (h, w) of mask for each
-        # group and tap, and two planes of offset: first dy, then dx. `_position` reads both.
-        mask_plane = (image * G + group) * 9 + TAP
-        dy_plane = 2 * mask_plane
-        top, left, fy, fx = _position(
-            offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP
-        )
-
-        # The samples s, (ROWS, PAD).
-        v_00, v_01, v_10, v_11 = _corners(x, first_index, is_used, top, left, H, W, C)
-        _, _, s = _interpolated(v_00, v_01, v_10, v_11, fy, fx)
-
-        # The sample times its factor m is an entry of the column. m is read from the array `mask`
-        # at the pixel of the plane, for pixels that exist (mask=is_pixel).
-        m = tl.load(mask + mask_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)  # (ROWS,)
-        entry = s * m.to(tl.float32)[:, None]
-        entry_index = _entry_index(pixel, group, channel, G, C, TAP)
-        tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_used)
-
-
-@jit(do_not_specialize=["pixels"])
-def _sample_backward(
-    x, offset, mask,  # inputs, in the shapes that `_sample` has
-    # Input and result, (n h w, G, 9, C). At the start it holds the gradients g of the columns. The
-    # kernel overwrites each gradient with the entry of the column, m s (see the docstring).
-    columns,
-    grad_x,  # result: (n, G, h, w, C), float32. 0 at the start, because the kernel adds to it
-    grad_offset, grad_mask,  # results, in the shapes of offset and mask
-    pixels,  # n h w
-    H, W,  # h, w
-    G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr,  # groups, channels of a group, C padded
-    ROWS: tl.constexpr,  # output pixels of a program
-):  # fmt: skip
-    """Read the gradients of the columns, and write the columns themselves in their place.
-
-    An entry of a column is m s: the sample s times its mask m. With the gradient g of the entry,
-    the sums running over the channels of the group, the gradients are
-
-        of the mask        sum(g s)
-        of dy              m sum(g ds/dy)        ds/dy = lower - upper
-        of dx              m sum(g ds/dx)        ds/dx = (1 - fy) (v_01 - v_00) + fy (v_11 - v_10)
-        of a corner        m g times the weight of the corner, e.g. (1 - fy) (1 - fx) of v_00
-
-    Each program writes its own entries of columns, grad_offset and grad_mask. Several programs add
-    to the same entries of grad_x, so these additions are atomic. A wrong gradient of any of them
-    fails test_sampling_and_its_gradients_are_near_float64.
-    """
-    # What this program computes: ROWS output pixels, where they are (all (ROWS,)), and the group.
-    HW = H * W
-    pixel, is_pixel, image, pixel_of_image, row, across = _pixels_of_program(pixels, HW, W, ROWS)
-    group = tl.program_id(1)
-    channel = tl.arange(0, PAD)
-    is_used = is_pixel[:, None] & (channel < C)[None, :]
-    # In x (n, G, h, w, C): pixel 0 of the image and group, each channel, (ROWS, PAD).
-    first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
-    for TAP in tl.static_range(9):
-        # The samples s once more, because the forward pass does not keep them. An image has one
-        # plane (h, w) of mask for each group and tap, and two planes of offset: dy and dx.
-        mask_plane = (image * G + group) * 9 + TAP
-        dy_plane = 2 * mask_plane
-        dx_plane = 2 * mask_plane + 1
-        top, left, fy, fx = _position(
-            offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP
-        )
-        v_00, v_01, v_10, v_11 = _corners(x, first_index, is_used, top, left, H, W, C)
-        upper, lower, s = _interpolated(v_00, v_01, v_10, v_11, fy, fx)
-
-        # The derivatives of s, (ROWS, PAD). ds_dx is (1 - fy) (v_01 - v_00) + fy (v_11 - v_10),
-        # written with one product less.
-        ds_dy = lower - upper
-        ds_dx = (v_01 - v_00) + fy[:, None] * ((v_11 - v_10) - (v_01 - v_00))
-
-        # Read the gradient g of an entry, then write the entry over it.
-        m = tl.load(mask + mask_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)  # (ROWS,)
-        m = m.to(tl.float32)
-        entry_index = _entry_index(pixel, group, channel, G, C, TAP)
-        g = tl.load(columns + entry_index, mask=is_used, other=0.0).to(tl.float32)
-        entry = s * m[:, None]
-        tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_used)
-
-        # The gradients of mask and offset: sums over the channels (axis 1).
-        grad_m = tl.sum(g * s, 1)  # (ROWS,), as grad_dy and grad_dx
-        grad_dy = m * tl.sum(g * ds_dy, 1)
-        grad_dx = m * tl.sum(g * ds_dx, 1)
-        tl.store(grad_mask + mask_plane * HW + pixel_of_image, grad_m, mask=is_pixel)
-        tl.store(grad_offset + dy_plane * HW + pixel_of_image, grad_dy, mask=is_pixel)
-        tl.store(grad_offset + dx_plane * HW + pixel_of_image, grad_dx, mask=is_pixel)
-
-        # The gradients of the corners. m g is the gradient of the sample.
-        g *= m[:, None]
-        _add_to_corners(grad_x, first_index, is_used, g, top, left, fy, fx, H, W, C)
-
-
-# ---- The convolution ----
-#
 # The channels are divided twice, for sampling and for the product with the weights:
 #
 #     c, c'   input channels, output channels                                  c = 64, c' = 64
@@ -410,7 +81,7 @@ class _DeformConv(torch.autograd.Function):
         groups = mask.shape[1] // TAPS
         grouped = _channels_innermost(x, groups)  # (n, G, h, w, C)
         columns = _columns_like(grouped)  # (n h w, G, 9, C), still without values
-        _launch(_sample, grouped, offset, mask, columns)  # fills `columns`
+        _launch(sample, grouped, offset, mask, columns)  # fills `columns`
 
         weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
         k = len(weights)
@@ -454,7 +125,7 @@ class _DeformConv(torch.autograd.Function):
         grad_x = torch.zeros_like(grouped, dtype=torch.float32)  # 0, because the kernel adds to it
         grad_offset = torch.empty_like(offset)
         grad_mask = torch.empty_like(mask, dtype=torch.float32)
-        _launch(_sample_backward, grouped, offset, mask, columns, grad_x, grad_offset, grad_mask)
+        _launch(sample_backward, grouped, offset, mask, columns, grad_x, grad_offset, grad_mask)
 
         # Now `columns` holds the columns, and so does `by_pixel`.
         grad_weights = torch.bmm(by_group.transpose(1, 2), by_pixel.transpose(0, 1))  # (k, c'/k, K)
