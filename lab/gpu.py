@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch.profiler import ProfilerActivity
 
-from lab.benchmark import Clip, networks
+from lab.speed.network import Clip, networks
 from lab.tools import NAMED, compared, environment, matmul_rate, seconds
 from models.vrt.layers import tf32
 from models.vrt.memory.fit_memory import MARGIN, fit_memory
@@ -198,12 +198,9 @@ def prepare(
         batch = 1
         dtype = "float32"  # torchvision has no deformable convolution in bfloat16 on a CPU
 
-    # `networks` and `Clip` take the arguments of the command line of lab/benchmark.py.
-    args = argparse.Namespace(
-        device=device, batch=batch, dtype=dtype, checkpoint=checkpoint, against=net == "naive"
-    )
-    network = networks(args, options)[net].train()
-    clip = Clip(args, options, size)
+    nets = networks(options, device, is_checkpointed=checkpoint, with_naive=net == "naive")
+    network = nets[net].train()
+    clip = Clip(options, size, batch=batch, device=device, dtype=dtype)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-4, fused=device == "cuda")
     return Setup(network, clip, optimizer)
 

@@ -1,0 +1,268 @@
+"""The commands net and train: time and memory of a restoration or of a training step.
+
+What must stay: the keys of the numbers, because the files in docs/benchmarks have them, and
+`networks` and `Clip`, which lab/gpu.py uses. test_the_benchmark_compares_with_the_naive_network
+runs both commands. Free to change: the form of the table.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from lab.tools import CHECKPOINTED, NAMED, compared, matmul_rate
+from models.network_vrt import VRT
+from tests.helpers.naive_vrt import NaiveVRT
+from utils.results import markdown_table as table
+
+# Values of --dtype. float32 means no autocast.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def run_network(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure restorations (command net) or training steps (command train). Prints a table.
+
+    Returns the numbers for --json: the setting, `runs` with the figures of each network
+    (lab.tools.compared), and with --against naive also their difference and their ratio.
+    """
+    warmup = 1  # runs before the timed runs, in which caches are filled
+    if args.quick:
+        args.config = "small"
+        args.frames = 2
+        args.crop = [32]
+        args.repeats = 1
+        warmup = 0
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    is_training = args.command == "train"
+
+    # The networks, "ours" and perhaps "naive", and the clip that all of them get.
+    options = network_options(args.config)
+    nets = networks(
+        options, args.device, is_checkpointed=args.checkpoint, with_naive=bool(args.against)
+    )
+    for net in nets.values():
+        net.train(is_training)
+    height, width = args.crop[0], args.crop[-1]  # --crop has one number or two
+    size = (args.frames, height, width)
+    clip = Clip(options, size, batch=args.batch, device=args.device, dtype=args.dtype)
+
+    # These are the keys of the file --json. docs/benchmarks cites them, so they must stay.
+    numbers: dict[str, Any] = {
+        "config": args.config,
+        "dtype": args.dtype,
+        "training": is_training,
+        "size": clip.size,
+    }
+    if args.against:
+        # Compare the outputs before a training step changes the weights.
+        numbers["largest_difference"] = relative_difference(
+            clip.restore(nets["ours"]), clip.restore(nets["naive"])
+        )
+    jobs = {name: _job(net, clip, is_training) for name, net in nets.items()}
+    numbers["runs"] = compared(jobs, clip.device, args.repeats, warmup)
+
+    model_flops = flops(options, clip.size)
+    if is_training:
+        # For each matrix product of the forward pass, the backward pass has two: one gives the
+        # gradient of the input, and one gives the gradient of the weights.
+        model_flops *= 3
+    _add_share_of_speed(numbers, model_flops, matmul_rate(clip.device, clip.amp))
+
+    _print_network_figures(args, numbers)
+    if args.against:
+        ours = numbers["runs"]["ours"]
+        naive = numbers["runs"]["naive"]
+        ratio = {}
+        for key in ("median_s", "min_s", "process_mb"):
+            ratio[key] = ours[key] / naive[key]
+        numbers["ratio"] = ratio
+        print("ours / naive:", ratio, "largest difference", numbers["largest_difference"])
+    return numbers
+
+
+def _job(net: nn.Module, clip: "Clip", is_training: bool) -> Callable[[], Any]:
+    """Return the function that is timed: a training step, or a restoration."""
+    if not is_training:
+        return partial(clip.restore, net)
+    is_on_gpu = clip.device.type == "cuda"
+    # fused: one kernel changes all weights, as in a training (models/optim.py).
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=is_on_gpu)
+    return partial(clip.train_step, net, optimizer)
+
+
+def _add_share_of_speed(
+    numbers: dict[str, Any], model_flops: int, matmul_flops_per_s: float
+) -> None:
+    """Add to `numbers` which share of the device's speed each run uses. Changes `numbers`.
+
+    model_flops: floating-point operations of a run. Each product counts once. With --checkpoint a
+    product is computed twice, but the second time is no useful work.
+    matmul_flops_per_s: speed of the device in a large matrix product.
+    """
+    numbers["model_flops"] = model_flops
+    numbers["matmul_flops_per_s"] = matmul_flops_per_s
+    for figures in numbers["runs"].values():
+        figures["flops_per_s"] = model_flops / figures["median_s"]
+        figures["share_of_matmul_rate"] = figures["flops_per_s"] / matmul_flops_per_s
+
+
+def _print_network_figures(args: argparse.Namespace, numbers: dict[str, Any]) -> None:
+    """Print a table with a row for each network and a column for each figure."""
+    print(
+        f"{args.config}, {args.command}, {args.dtype}, "
+        f"batch x frames x height x width = {numbers['size']}"
+    )
+    keys = list(numbers["runs"]["ours"])
+    rows = []
+    for name, figures in numbers["runs"].items():
+        rows.append([name, *(figures[key] for key in keys)])
+    print(table(rows, ["", *keys]))
+
+
+def network_options(config: str) -> dict[str, Any]:
+    """Return the arguments of VRT. config: a name in lab.tools.NAMED, or an option file."""
+    if config in NAMED:
+        return dict(NAMED[config])
+    from main_train_vrt import read_options  # takes a second
+
+    opt = read_options(["--opt", config])
+    # `plain` returns the section as a dict.
+    options = {**opt.netG.plain(), "spike_channels": opt.spike_channels}
+    net_type = options.pop("net_type")  # removed, because VRT has no argument of this name
+    assert net_type == "vrt", "only vrt is measured"
+    return options
+
+
+def networks(
+    options: dict[str, Any], device: str, *, is_checkpointed: bool, with_naive: bool
+) -> dict[str, nn.Module]:
+    """Return our network as "ours" and, if asked, the naive one as "naive", with the same weights.
+
+    options: arguments of VRT.
+    device: where the networks are, e.g. "cpu".
+    is_checkpointed: whether our network computes the activations of each block again in the
+        backward pass, so that they need not be kept in memory (activation checkpointing).
+    with_naive: whether the naive network is made, too.
+    """
+    torch.manual_seed(0)
+    # In training, stochastic depth drops branches at random. On a CPU a dropped branch is not
+    # computed, so the time would depend on chance. With the rate 0 all branches are computed.
+    ours_options: dict[str, Any] = {**options, "drop_path_rate": 0.0}
+    if is_checkpointed:
+        ours_options |= CHECKPOINTED
+    ours = VRT(**ours_options)
+    # The last layer begins with zero weights, which would hide every difference of the networks. No
+    # test notices if they stay zero.
+    nn.init.normal_(ours.conv_last.weight, std=0.01)
+
+    nets: dict[str, nn.Module] = {"ours": ours}
+    if with_naive:
+        # The naive network has neither stochastic depth nor activation checkpointing. It takes
+        # `drop_path_rate` and the keys of CHECKPOINTED as arguments and ignores them. So it gets
+        # the options as they are.
+        naive = NaiveVRT(**options)
+        naive.load_state_dict(ours.state_dict())
+        nets["naive"] = naive
+    for net in nets.values():
+        net.to(device)
+    return nets
+
+
+class Clip:
+    """A random clip as a network gets it, and what a network does with it."""
+
+    def __init__(
+        self,
+        options: dict[str, Any],
+        size: tuple[int, int, int],
+        *,
+        batch: int,
+        device: str,
+        dtype: str,
+    ) -> None:
+        """Draw the clip.
+
+        options: arguments of VRT, which say how many channels the network expects.
+        size: frames, height, width.
+        batch: number of clips of this size, which are restored together.
+        device: where the clip is, e.g. "cpu".
+        dtype: a key of DTYPES, the dtype of autocast.
+        """
+        frames, height, width = size
+        self.size = (batch, frames, height, width)
+        self.device = torch.device(device)
+        self.amp = DTYPES[dtype]  # dtype of autocast
+
+        # With a fusion the frames are RGB, and `in_chans` is the number of channels after the
+        # fusion. Without one, `in_chans` is the number of channels of a frame.
+        has_fusion = options.get("fusion", "none") != "none"
+        frame_channels = 3
+        if not has_fusion:
+            frame_channels = options.get("in_chans") or 3
+        if options.get("nonblind_denoising", False):
+            frame_channels += 1  # the map of the noise level
+        spike_channels = options.get("spike_channels", 0)
+
+        # Inputs of the network: frames (B, T, C, H, W), and spikes (B, T, S, H, W) if it has them.
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = []
+        for channels in (frame_channels, spike_channels):
+            if channels:
+                shape = (batch, frames, channels, height, width)
+                self.inputs.append(torch.rand(shape, generator=generator).to(self.device))
+
+    def __call__(self, net: nn.Module) -> Tensor:
+        """Return the output of a network, computed under autocast if --dtype has 16 bits."""
+        has_autocast = self.amp is not torch.float32
+        with torch.autocast(self.device.type, self.amp, enabled=has_autocast):
+            return net(*self.inputs)
+
+    @torch.no_grad()
+    def restore(self, net: nn.Module) -> Tensor:
+        """Return the output of a network without gradients."""
+        return self(net)
+
+    def train_step(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Train for one step with the Charbonnier loss, towards a grey picture of 0.5."""
+        optimizer.zero_grad(set_to_none=True)
+        error = self(net).float() - 0.5
+        loss = error.square().add(1e-9).sqrt().mean()
+        loss.backward()
+        optimizer.step()
+
+
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference of two outputs, divided by the largest value of b."""
+    a = a.double()
+    b = b.double()
+    return float((a - b).abs().max() / b.abs().max())
+
+
+def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
+    """Count the FLOPs of a forward pass: two for each multiplication with its addition.
+
+    The operations of the naive network are counted, because it computes each product of the
+    definition exactly once. Our network leaves some products out or computes them in other forms to
+    be faster, so its own count would not be comparable. Fusion and deformable sampling are not
+    counted.
+
+    options: arguments of VRT. size: batch, frames, height, width.
+    """
+    batch, frames, height, width = size
+    without_fusion: dict[str, Any] = {
+        "in_chans": 3,
+        "nonblind_denoising": False,
+        "fusion": "none",
+        "spike_channels": 0,
+    }
+    # On the device "meta" tensors have a shape and no values. So counting takes little time.
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        naive = NaiveVRT(**{**options, **without_fusion})
+        naive = naive.to("meta")  # moves tables too, which the constructor makes on the CPU
+        naive(torch.rand(batch, frames, 3, height, width))
+    return counter.get_total_flops()

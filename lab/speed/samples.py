@@ -1,0 +1,173 @@
+"""The command data: how long a training sample takes, for each way to read it.
+
+What must stay: the names of the ways, which are keys of the numbers in docs/benchmarks. No test
+runs this command: try it after a change. Free to change: the form of the table.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+
+from data.clip_dataset import TrainClips
+from data.clips.cache_builder import build_cache
+from data.select_dataset import DATASETS, build_dataset
+from data.spike.formats import write_spikes
+from data.spike.geometry import SpikeGeometry
+from data.spike.pictures import to_grey, to_linear
+from data.spike.simulate import IntegrateAndFire
+from lab.tools import compared
+from scripts.make_sample_data import texture
+from utils.results import markdown_table as table
+
+# Sizes as in GoPro with spikes.
+HEIGHT = 720
+WIDTH = 1280
+RATIO = 2  # RGB pixels along a side of a spike pixel
+PLANES = 88  # spike planes of a frame
+
+
+def run_data(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure how long a training sample takes, for each way to read it. Prints a table.
+
+    The ways are PNG files without and with spike files, and the clip cache without and with
+    spikes. The time to decode the PNGs of a sample is measured too, because it is most of the work.
+
+    Returns {"samples": way -> milliseconds of a sample}.
+    """
+    # One thread, as in a worker process of the loader. 0 means that OpenCV starts no threads.
+    cv2.setNumThreads(0)
+    torch.set_num_threads(1)
+
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for clip_index in range(args.clips):
+            # Twice the frames of a sample, so that a sample may begin at different frames. The name
+            # is like one of GoPro: "_11_" says that 11 raw frames are averaged.
+            name = f"GOPR{clip_index:04d}_11_00"
+            make_clip(root, name, frames=2 * args.frames, seed=clip_index)
+        datasets = make_datasets(root, args)
+
+        clip = datasets["png"].clips[0]
+        pngs = [*clip.lq[: args.frames], *clip.gt[: args.frames]]
+        runs: dict[str, Callable[[], Any]] = {
+            "OpenCV decodes the PNGs": lambda: [cv2.imread(path) for path in pngs]
+        }
+        # The counter is shared by all ways, so that no sample is read twice in succession. The
+        # second time its files would be in the cache of the system.
+        counter = count()
+        for name, dataset in datasets.items():
+            runs[name] = partial(_read_next_sample, dataset, counter)
+        figures_of_ways = compared(runs, torch.device("cpu"), args.repeats, warmup=2)
+
+    ms = {name: 1e3 * figures["median_s"] for name, figures in figures_of_ways.items()}
+    _print_ways(args, ms)
+    return {"samples": ms}
+
+
+def _print_ways(args: argparse.Namespace, ms: dict[str, float]) -> None:
+    """Print a table with a row for each way. ms: way -> milliseconds of a sample."""
+    decoding_ms = ms["OpenCV decodes the PNGs"]
+    print(
+        f"\n{args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, "
+        f"{PLANES} planes of 640 x 360 each"
+    )
+    rows = []
+    for name, way_ms in ms.items():
+        samples_per_s = 1e3 / way_ms
+        of_decoding = way_ms / decoding_ms
+        rows.append([name, f"{way_ms:.1f}", f"{samples_per_s:.1f}", f"{of_decoding:.3f}"])
+    print(table(rows, ["", "ms", "samples/s", "of decoding"]))
+    added_share = ms["png + .dat"] / ms["png"] - 1
+    print(f"spikes add {100 * added_share:.1f} % to the PNG path")
+
+
+def _read_next_sample(dataset: TrainClips, counter: Iterator[int]) -> Any:
+    """Read a sample of a data set. counter: counts the samples that have been read."""
+    index = next(counter) % len(dataset)
+    return dataset[(0, index)]  # (epoch, index)
+
+
+def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]:
+    """Return a training set for each way to read the clips in `root`. Writes the clip cache.
+
+    args: its `frames` and `crop` are the size of a sample.
+    """
+    # Keys of an option file's section datasets.train.
+    of_all: dict[str, Any] = {
+        "dataroot_gt": str(root / "GOPRO_Large/train"),
+        "dataroot_lq": str(root / "GOPRO_Large/train"),
+        "num_frame": args.frames,
+        "gt_size": args.crop,
+        "use_hflip": True,
+        "use_rot": True,
+        "random_reverse": True,
+    }
+    rgb = {"dataset_type": "VideoRecurrentTrainDataset"}
+    spikes = {
+        "dataset_type": "TrainDatasetRGBSpike",
+        "dataroot_spike": str(root / "GOPRO_Large_spike_seq/train"),
+        "spike": {
+            "type": "dat",
+            "h": HEIGHT // RATIO,
+            "w": WIDTH // RATIO,
+            "representation": "voxel",
+        },
+    }
+    cached = {"io_backend": {"type": "cache", "path": str(root / "cache")}}
+
+    section = DATASETS.resolve(of_all | spikes, "datasets.train")
+    # The set has one root, so one source: its folders, and how its spikes are read.
+    [source] = section.constructor.sources_of(section)
+    build_cache(source, str(root / "cache"))
+
+    # Way -> the keys that differ between the ways.
+    ways = {
+        "png": rgb,
+        "png + .dat": spikes,
+        "cache, RGB": rgb | cached,
+        "cache, RGB + spikes": spikes | cached,
+    }
+    datasets = {}
+    for name, keys_of_way in ways.items():
+        dataset = build_dataset(of_all | keys_of_way, "train", 0)
+        assert isinstance(dataset, TrainClips)
+        datasets[name] = dataset
+    return datasets
+
+
+def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
+    """Write a clip of GoPro size: blurry and sharp PNGs and spike files.
+
+    The scene is a texture that moves to the right. Noise is added, so that the PNGs are about as
+    large as the PNGs of GoPro: the time of decoding depends on the size of a file.
+    """
+    rng = np.random.default_rng(seed)
+    picture = (255 * texture(rng, WIDTH)[:HEIGHT]).astype(np.uint8)
+
+    # The spike camera sees the texture in grey, at half the resolution.
+    grey = to_grey(to_linear(picture / np.float32(255)))
+    light = cv2.resize(grey, (WIDTH // RATIO, HEIGHT // RATIO))
+    sensor = IntegrateAndFire(*light.shape, rate=0.5, rng=rng)
+
+    rgb = root / "GOPRO_Large/train" / name
+    spikes = root / "GOPRO_Large_spike_seq/train" / name / "spike"
+    for folder in (rgb / "blur", rgb / "sharp", spikes):
+        folder.mkdir(parents=True)
+
+    for frame in range(frames):
+        noise = rng.normal(0, 2.0, picture.shape).astype(np.float32)
+        moved = np.roll(picture, 4 * frame, axis=1)
+        noisy = np.clip(moved + noise, 0, 255).astype(np.uint8)
+        # Blur does not matter here. Both files have the same picture.
+        for kind in ("blur", "sharp"):
+            cv2.imwrite(str(rgb / kind / f"{frame:06d}.png"), noisy)
+        planes = sensor.run([light] * PLANES)
+        write_spikes(spikes / f"{frame:06d}.dat", planes, SpikeGeometry(*light.shape))

@@ -1,0 +1,47 @@
+"""The command start: how long a training on many clips takes until its first step.
+
+lab/large_set.py makes the set and starts the training.
+
+What must stay: the keys of the numbers, because docs/benchmarks has them. No test runs this
+command: try it after a change. Free to change: the form of the table.
+"""
+
+import argparse
+from typing import Any
+
+from lab import large_set
+from utils.results import markdown_table as table
+
+
+def run_start(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure a first start of a training on many clips, and a second one. Prints a table.
+
+    If strace is installed, the table also says how often a start asks the file system, for each
+    file of the set, and how many seconds longer it takes on a slow file system.
+    """
+    # A start on two clips costs little more than the imports. Two of its figures are subtracted
+    # below: its calls, and its seconds on a slow file system. What is left belongs to the files of
+    # the set.
+    costs_of_two_clips = large_set.costs(2, args.folder)
+    costs_of_starts = large_set.costs(args.clips, args.folder)
+    files = args.clips * large_set.FILES_OF_CLIP
+
+    rows = []
+    for name, costs in costs_of_starts.items():  # "first", "again"
+        row = [name, f"{costs['seconds']:.1f}", f"{costs['cpu_seconds']:.1f}", f"{costs['gb']:.2f}"]
+        for kind in large_set.CALLS:
+            if kind in costs:
+                costs[kind] -= costs_of_two_clips[name][kind]
+                row.append(f"{costs[kind] / files:.3f}")
+        if "slow_seconds" in costs:
+            costs["slow_seconds"] -= costs_of_two_clips[name]["slow_seconds"]
+            row.append(f"{costs['slow_seconds']:.1f}")
+        rows.append(row)
+
+    print(f"\n{args.clips} clips, {files} files")
+    heads = ["start", "s", "CPU s", "GB"]
+    heads += [f"{kind} a file" for kind in large_set.CALLS]
+    heads += ["s more at 0.5 ms a call"]
+    columns = len(rows[0])  # without strace only the first four
+    print(table(rows, heads[:columns]))
+    return {"clips": args.clips, "files": files, "starts": costs_of_starts}
