@@ -43,20 +43,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lab.quality import (
-    CLIPS,
-    CONDITIONS,
-    FRAMES,
-    VIDEOS,
-    call,
-    difference,
-    link_files,
-    make_clips,
-    moving_psnr,
-    photographs,
-    table_cell,
-    video_files,
-)
+from lab.quality_suite.moving import moving_psnr
+from lab.quality_suite.outcomes import difference
+from lab.quality_suite.programs import call
+from lab.quality_suite.sets import CLIPS, CONDITIONS, FRAMES, make_clips
+from lab.quality_suite.sources import VIDEOS, link_files, photographs, video_files
+from lab.quality_suite.tables import table_cell
 from lab.tools import ROOT, environment
 from scripts.make_sample_data import RGB, SPIKES
 from utils.results import markdown_table, read_json

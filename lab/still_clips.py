@@ -41,7 +41,8 @@ from data.spike.formats import write_spikes
 from data.spike.geometry import SpikeGeometry
 from data.spike.pictures import bin_pixels, to_display, to_grey, to_linear, to_uint8
 from data.spike.simulate import IntegrateAndFire
-from lab.quality import call, package_file
+from lab.quality_suite.programs import call
+from lab.quality_suite.sources import package_file
 from lab.tools import ROOT, environment
 from utils.image import imread_rgb, imwrite_rgb
 from utils.results import markdown_table, read_json

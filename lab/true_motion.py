@@ -51,20 +51,12 @@ from data.motion.joint.equations import Solver
 from data.motion.shifts import Motion, motion_times
 from data.motion.view import View
 from lab.joint_gain import PARTS, linked_sources, made_clips
-from lab.motion_seeds import (
-    CPU,
-    OPERATOR_METHOD,
-    OPERATOR_WEIGHTS,
-    SHIPPED_METHOD,
-    SHIPPED_WEIGHTS,
-    AllMethods,
-    clip_scores,
-    gains_of,
-    mean_gain,
-    network_of,
-    readers_of_set,
-)
-from lab.quality import photographs
+from lab.motion_runs.restoring import OPERATOR_METHOD, SHIPPED_METHOD, AllMethods, clip_scores
+from lab.motion_runs.table import gains_of, mean_gain
+from lab.motion_steps.made_samples import readers_of_set
+from lab.motion_steps.network import OPERATOR_WEIGHTS, SHIPPED_WEIGHTS, network_of
+from lab.motion_steps.sample import CPU
+from lab.quality_suite.sources import photographs
 from lab.tools import ROOT, environment
 from models.portable import read_saved
 from models.saved_network import SavedNetwork

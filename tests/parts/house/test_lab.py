@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from lab import benchmark, gpu
 from lab.gpu_next import FiniteOutputs, watched_losses
-from lab.quality import Outcome, difference, moving_psnr, tables
+from lab.quality_suite.moving import moving_psnr
+from lab.quality_suite.outcomes import Outcome, difference
+from lab.quality_suite.tables import tables
 from lab.tools import NAMED
 from main_train_vrt import read_options
 from utils.image import imwrite_rgb

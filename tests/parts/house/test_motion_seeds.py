@@ -15,20 +15,11 @@ from data.clips.clip_reader import user_clips
 from data.clips.readers import DatasetClip
 from data.motion.finder import finder_of
 from data.motion.joint.equations import Solver
-from lab.motion_seeds import (
-    EQUATIONS,
-    OPERATOR_METHOD,
-    PLAIN,
-    SHIPPED_METHOD,
-    SHIPPED_WEIGHTS,
-    AllMethods,
-    Run,
-    TrainedRun,
-    clip_scores,
-    network_of,
-    table_of,
-)
-from lab.train_motion import KEYS_OF_OPERATOR_DATA, OPERATOR_WEIGHTS, motion_network
+from lab.motion_runs.restoring import OPERATOR_METHOD, SHIPPED_METHOD, AllMethods, clip_scores
+from lab.motion_runs.runs import EQUATIONS, PLAIN, Run, TrainedRun
+from lab.motion_runs.table import table_of
+from lab.motion_steps.made_samples import KEYS_OF_OPERATOR_DATA
+from lab.motion_steps.network import OPERATOR_WEIGHTS, SHIPPED_WEIGHTS, motion_network, network_of
 from models.portable import read_saved
 from models.saved_network import SavedNetwork
 from tests.helpers.checked import not_none

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lab import quality
 from lab.quality import main
+from lab.quality_suite import programs
 from lab.tools import ROOT
 from scripts.make_sample_data import SAMPLE, make_sample
 from tests.dist.launching import run_ranks
@@ -78,10 +78,10 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]
     concat = write_option_file(folder / "concat.json")
     none = write_option_file(folder / "none.json")
     settings = ["--steps", "2", "--seeds", "0", "--out", str(folder / "out")]
-    start_program = quality.call
+    start_program = programs.call
 
     def fork_program(program: str, *options: str, out: Path, name: str) -> None:
-        """Run a program as `quality.call` does, without the seconds in which torch is imported.
+        """Run a program as `programs.call` does, without the seconds in which torch is imported.
 
         The making of the data and one method, "tfp", still start a process of their own.
         """
@@ -91,7 +91,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]
         assert result.exit_codes == [0], result.text
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quality, "call", fork_program)
+        patch.setattr(programs, "call", fork_program)
         assert main(["--opt", concat, none, *settings]) == 0
 
     report = (folder / "out/table_report.md").read_text()

@@ -15,21 +15,20 @@ import torch
 from data.motion.flow import motion_of
 from data.motion.joint.equations import Solver
 from data.motion.recording import RecordedClip
-from lab.train_motion import (
-    LEAST_SAMPLES,
+from lab.motion_steps.loss import loss_of
+from lab.motion_steps.made_samples import LEAST_SAMPLES, samples_of_part
+from lab.motion_steps.network import (
     OPERATOR_WEIGHTS,
-    SETS,
     STEP_COUNT,
-    Sample,
     begin_at,
-    loss_of,
     motion_network,
-    samples_of_part,
     steps_of,
-    train,
     write_weights,
-    wrong_motion,
 )
+from lab.motion_steps.sample import Sample
+from lab.motion_steps.sets import SETS
+from lab.motion_steps.training import train
+from lab.motion_steps.wrong_motion import wrong_motion
 from models.fusion.fusion_motion import MotionSteps
 from models.fusion.fusion_motion import motion_of as motion_fusion_of
 from models.fusion.motion_net import MotionNet

@@ -17,23 +17,15 @@ import torch
 from data.motion.flow import motion_of
 from data.motion.joint.equations import Solver
 from data.motion.recording import RecordedClip
-from lab.quality import VIDEOS
-from lab.train_motion import Sample
-from lab.vrt_curve import (
-    ARMS,
-    ATTENTION,
-    CONTROL,
-    LIGHTS,
-    BehindForm,
-    MotionForm,
-    PriorForm,
-    Training,
-    main,
-    measure,
-    split_frames,
-    stack_frames,
-    steps_of_clip,
-)
+from lab.motion_steps.sample import Sample
+from lab.quality_suite.sources import VIDEOS
+from lab.vrt_curve import main, measure
+from lab.vrt_forms.behind import BehindForm
+from lab.vrt_forms.clip_equations import split_frames, stack_frames
+from lab.vrt_forms.form import ARMS, ATTENTION, CONTROL, LIGHTS
+from lab.vrt_forms.motion import MotionForm
+from lab.vrt_forms.prior import PriorForm, steps_of_clip
+from lab.vrt_forms.training import Training
 from tests.helpers.moving_scene import Scene, reader_of
 
 # Slow: 15 seconds of a core, for a program that is not part of the product.

@@ -1,0 +1,33 @@
+"""The times at which a scene is drawn, and its size.
+
+A plane is one binary picture of the spike camera. tau counts halves of an exposure after the sharp
+instant: tau = -1 is about the begin of the exposure, tau = 1 its end.
+
+What must stay: the 88 planes of an exposure, which are the eleven windows of `MotionNet` with
+USUAL_PLANES planes each. With another value of any number below, the same seed gives other scenes.
+"""
+
+import numpy as np
+
+from data.motion.network_inputs import USUAL_PLANES
+from models.fusion.motion_windows import EDGES
+
+PLANES = 88  # planes of an exposure
+HALF = 44  # planes of half an exposure
+SHARP = 44.5  # the sharp instant, in planes from the begin of the exposure: the middle of plane 44
+BEFORE = 40  # planes of a scene before the exposure, and as many after it
+STEP = 2  # two planes in a row see the same light, which halves the time for drawing a scene
+# The instants at which a scene is drawn, (84,): the middles of pairs of planes, in planes after the
+# sharp instant. E.g. the first pair, planes -40 and -39, has its middle at -39, and -39 - 44.5 is
+# -83.5.
+INSTANTS = np.arange(-BEFORE, PLANES + BEFORE, STEP) + STEP / 2 - SHARP
+# The middles of the 15 windows of `MotionNet`, (15,), in planes after the sharp instant. EDGES are
+# in elevenths of an exposure from its middle, and USUAL_PLANES is the planes of an eleventh. E.g.
+# the middle window has its middle at 0 elevenths, which is 44 planes after the begin of the
+# exposure and so at 44 - 44.5 = -0.5.
+_MIDDLES_OF_EDGES = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2
+MIDDLES = (_MIDDLES_OF_EDGES * USUAL_PLANES + HALF) - SHARP
+SIDE = 64  # height and width of a scene, in spike pixels
+# A layer is larger than the scene by this number of pixels on each side, so that its picture goes
+# on where the layer moves into the scene.
+MARGIN = 32

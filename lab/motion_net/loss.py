@@ -1,0 +1,55 @@
+"""The loss of the network that finds the motion.
+
+The shipped network was trained with these values. No measurement of other values is recorded. Free
+to change, for the next training: all of it. No test looks at its values: after a change, train for
+two minutes, as the head of lab/train_motion_net.py says.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.fusion.motion_net import Curves
+from models.fusion.motion_windows import displacements
+
+LEVEL_WEIGHTS = (0.4, 0.4, 0.6, 1.0)  # of the levels in the loss, the coarsest first
+# An error of this size, in spike pixels, counts as 1 in the first term of the loss. A larger value
+# gives more weight to the second term, the expected error.
+USUAL_ERROR = 1.5
+# Limits of s, the logarithm of the expected error, in the loss: errors of 0.007 to 55 pixels.
+# Without limits, exp(-s) could become very large at first.
+LOG_ERRORS = (-5, 4)
+
+
+def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tensor, float]:
+    """Return the loss, and the mean error of the finest level in spike pixels.
+
+    The loss of a pixel at one level has two terms. e is the error of its shifts, in the mean over
+    the exposure, and s is the logarithm of the error that the network expects:
+
+        loss = 1/2 e / USUAL_ERROR + 1/2 (e exp(-s) + s)
+
+    The second term is smallest if exp(s) = e. So the network learns how wrong its shifts are. The
+    loss of all levels is the mean over pixels, times LEVEL_WEIGHTS, added up.
+
+    found: the curves of each level, the coarsest first. It may lack the finest levels.
+    shifts: the true shifts (B, 11, 2, h, w) at the times tau (11,).
+    """
+    total = torch.zeros(())
+    e = total  # replaced by the errors of each level
+    for curves, weight in zip(found, LEVEL_WEIGHTS, strict=False):
+        # A pixel of this level has the mean of the true shifts of its spike pixels.
+        batch, times, axes = shifts.shape[:3]
+        size = shifts.shape[-1] // curves.size  # pixels of the level on a side
+        truth = F.avg_pool2d(shifts.flatten(1, 2), curves.size)  # (B, 11 x 2, size, size)
+        truth = truth.view(batch, times, axes, size, size)
+        difference = displacements(curves.coefficients, tau) - truth
+        # 0.01^2 keeps the gradient of the root finite if the error is 0.
+        length = (difference.square().sum(2) + 0.01**2).sqrt()  # (B, 11, size, size)
+        e = length.mean(1, keepdim=True)  # (B, 1, size, size)
+        s = curves.log_error.clamp(*LOG_ERRORS)
+        expected = e * torch.exp(-s) + s
+        total = total + weight * (0.5 * e / USUAL_ERROR + 0.5 * expected).mean()
+    return total, float(e.detach().mean())

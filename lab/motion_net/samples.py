@@ -1,0 +1,138 @@
+"""Samples: what the network sees of a scene, through random cameras in random light.
+
+What must stay: the order of the draws, because with another order the same seed gives other
+samples. The pictures come from `data.motion.network_inputs.pictures_of`, which makes them for the
+clips of users as well. Free to change, for the next training: the ranges.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from data.motion.network_inputs import USUAL_PLANES, pictures_of
+from data.motion.spike_windows import spike_windows
+from lab.motion_net.instants import BEFORE, HALF, INSTANTS, SHARP, SIDE
+from lab.motion_net.scenes import Scene, log_uniform, random_scene
+from lab.motion_net.sensor import WARM_UP, Sensor, spikes_of
+from models.fusion.motion_windows import EDGES, INSIDE
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the network sees of a scene, and what it should find.
+
+    All arrays are float16, because up to 1600 samples are kept in memory.
+    """
+
+    pictures: np.ndarray  # (15, 2, SIDE, SIDE): light and number of spikes of each window
+    # (3, SIDE, SIDE): brightness around each pixel, mean brightness, and the blurry frame.
+    scene: np.ndarray
+    # (15, SIDE, SIDE, 2): the true shifts from the sharp instant to the middle of each window.
+    shifts: np.ndarray
+
+
+def samples_of(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> list[Sample]:
+    """Draw a scene, and record it twice, by different cameras in different light.
+
+    Returns two samples. Drawing a scene takes time, so each scene is used twice.
+    """
+    scene = random_scene(rng, textures)
+    return [recorded(rng, scene) for _ in range(2)]
+
+
+def recorded(rng: np.random.Generator, scene: Scene, rate: float | None = None) -> Sample:
+    """Record a scene by a spike camera and an RGB camera, with their usual flaws.
+
+    Everything that a user does not know is drawn: light, lens, noise, exposure, the shift between
+    the cameras, and the curve from light to display values.
+
+    rate: `Sensor.rate` of the spike camera. None: it is drawn. lab/vrt_curve.py gives it, to
+    compare networks in one light.
+    """
+    light, stream = recorded_stream(rng, scene, rate)
+    blurry = blurry_frame(rng, light)
+
+    # The windows of the network. EDGES counts from the middle of the exposure, in elevenths of the
+    # exposure, and an eleventh has USUAL_PLANES = 8 planes. E.g. the first edge of the exposure is
+    # -5.5, so plane 108 - 5.5 * 8 = 64 of the stream. The stream has 216 planes.
+    middle_plane = WARM_UP + BEFORE + HALF  # of the exposure: 108
+    edges = np.array([round(middle_plane + edge * USUAL_PLANES) for edge in EDGES])
+    windows = spike_windows(stream, edges)
+    # The first frame of a clip has no planes before it, and the last frame has no planes after it.
+    # So a fifth of the samples lose the windows before the exposure, and a fifth of the others lose
+    # the windows after it. INSIDE are the windows of the exposure itself.
+    if rng.random() < 0.2:
+        windows.are_recorded[: INSIDE.start] = False
+    elif rng.random() < 0.2:
+        windows.are_recorded[INSIDE.stop :] = False
+
+    # Display values of the frame. The network does not get gamma, because users do not know it.
+    gamma = rng.uniform(2, 2.4)
+    shown = np.power(np.clip(blurry, 0, 1), 1 / gamma)
+    pictures, about_scene = pictures_of(windows, shown, INSIDE, USUAL_PLANES)
+    return Sample(
+        pictures=pictures.astype(np.float16),
+        scene=about_scene.astype(np.float16),
+        shifts=scene.shifts.astype(np.float16),
+    )
+
+
+def recorded_stream(
+    rng: np.random.Generator, scene: Scene, rate: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Record a scene by a random spike camera in random light.
+
+    Returns the light (N, SIDE, SIDE), which the RGB camera sees as well, and the spikes
+    (T, SIDE, SIDE).
+
+    rate: `Sensor.rate` of the camera. None: it is drawn.
+    """
+    # From near darkness, with about 2 spikes in the 88 planes of an exposure at full light, up to
+    # nearly a spike in every plane. It is drawn in any case, because all later draws depend on it.
+    drawn_rate = log_uniform(rng, 0.02, 0.95)
+    if rate is None:
+        rate = drawn_rate
+    # A quarter of the cameras integrate display values instead of light.
+    is_display = rng.random() < 0.25
+    # The light of both cameras. A factor of 0.6 makes dark frames. With 1.6, bright places are cut
+    # off at full light.
+    light = np.clip(scene.light * rng.uniform(0.6, 1.6), 0, 1)
+    blur = rng.uniform(0, 0.6)  # of the lens: sigma in spike pixels
+    # The flaws of the camera; the fields of `Sensor` say what they are.
+    jitter = rng.uniform(0, 0.05)
+    pattern = rng.uniform(0, 0.05)
+    # A camera of display values gets up to ten times the dark charge. Its charges in dim light are
+    # larger as well: 0.002 of full light has a display value of about 0.06.
+    dark = rng.uniform(0, 0.02 if is_display else 0.002)
+    sensor = Sensor(rate=rate, is_display=is_display, jitter=jitter, pattern=pattern, dark=dark)
+    on_sensor = light
+    if blur > 0.25:  # a smaller sigma changes almost nothing
+        on_sensor = np.stack([cv2.GaussianBlur(picture, (0, 0), blur) for picture in light])
+    return light, spikes_of(rng, on_sensor, sensor)
+
+
+def blurry_frame(rng: np.random.Generator, light: np.ndarray) -> np.ndarray:
+    """Record light (N, SIDE, SIDE) by a random RGB camera. Returns linear light (SIDE, SIDE).
+
+    The frame is the mean light over the exposed part of the planes, plus noise.
+    """
+    # A third of the frames are exposed for all planes, a third for 80 %, and a third for 50 to
+    # 100 %.
+    random_share = rng.uniform(0.5, 1)
+    share = rng.choice([1.0, 0.8, random_share])
+    # INSTANTS are in planes after the sharp instant, which is plane SHARP of the exposure. The
+    # middle of the exposure is plane HALF. So these are planes after the middle:
+    from_middle = INSTANTS + SHARP - HALF
+    is_exposed = np.abs(from_middle) < HALF * share
+    noise = 0.004 * rng.standard_normal((SIDE, SIDE))
+    blurry = light[is_exposed].mean(0) + noise
+    # After an imperfect calibration, the frame is shifted against the spikes by some tenths of a
+    # pixel.
+    shift_x = rng.normal(0, 0.2)
+    shift_y = rng.normal(0, 0.2)
+    shift = np.array([[1, 0, shift_x], [0, 1, shift_y]])
+    return cv2.warpAffine(
+        blurry.astype(np.float32), shift, (SIDE, SIDE), borderMode=cv2.BORDER_REFLECT_101
+    )

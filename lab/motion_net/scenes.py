@@ -1,0 +1,248 @@
+"""Random scenes whose motion is known exactly.
+
+What must stay: the order of the draws. With another order, the same seed gives other scenes. The
+ranges of the draws were judged: they shall contain what users film. No measurement of other ranges
+is recorded. Free to change, for the next training: the ranges.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import cv2
+import numpy as np
+
+from data.spike.pictures import DISPLAY_GAMMA
+from lab.motion_net.instants import HALF, INSTANTS, MARGIN, MIDDLES, PLANES, SIDE
+from lab.motion_net.layers import Layer
+from models.fusion.motion_windows import WINDOWS
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A scene whose motion is known exactly."""
+
+    light: np.ndarray  # (N, SIDE, SIDE) at INSTANTS, linear light in [0, 1]
+    # (15, SIDE, SIDE, 2): x and y of the shift of each pixel, in spike pixels, from the sharp
+    # instant to the middle of each window.
+    shifts: np.ndarray
+
+
+@dataclass(frozen=True)
+class CameraMotion:
+    """How the camera moves, and with it all layers of a scene.
+
+    The background moves by these values, and each thing adds its own motion to them.
+    """
+
+    trajectory: np.ndarray  # (N, 2) x and y of the shift at INSTANTS, in pixels
+    turn: np.ndarray  # (2,) angle in radians: turn[0] tau + turn[1] tau^2
+    zoom: np.ndarray  # (2,) logarithm of the size: zoom[0] tau + zoom[1] tau^2
+
+
+def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Scene:
+    """Draw a scene: a background and up to five things in front of it.
+
+    textures: grey pictures (h, w) uint8 from which surfaces are cut.
+    """
+    # The motion of the camera. In a quarter of the scenes it stands still.
+    stands_still = rng.random() < 0.25
+    length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)  # pixels
+    trajectory = random_trajectory(rng, length)
+    # Turn and zoom are drawn in any case, because all later draws depend on these draws.
+    turn = rng.normal(0, 0.03, size=2)  # radians
+    zoom = rng.normal(0, 0.03, size=2)  # logarithm of a factor: about 3 %
+    if stands_still:
+        turn = 0 * turn
+        zoom = 0 * zoom
+    camera = CameraMotion(trajectory, turn, zoom)
+
+    # A still camera sees at least one thing, because otherwise nothing would move.
+    least_things = 1 if stands_still else 0
+    number_of_things = int(rng.integers(least_things, 6))
+    # Parallax: by the camera, a thing at depth d moves 1 + parallax d times as far as the
+    # background. E.g. with 0.5, the thing in front of all, at depth 5, moves 3.5 times as far.
+    parallax = rng.uniform(0, 0.5)
+
+    # From the back to the front: each layer covers what is behind it, in the light and in the
+    # shifts. The background has depth 0.
+    light = np.zeros((len(INSTANTS), SIDE, SIDE), np.float32)
+    shifts = np.zeros((WINDOWS, SIDE, SIDE, 2), np.float32)
+    for depth in range(number_of_things + 1):
+        if depth == 0:
+            layer = random_background(rng, textures, camera)
+        else:
+            trajectory_at_depth = camera.trajectory * (1 + parallax * depth)
+            layer = random_thing(rng, textures, replace(camera, trajectory=trajectory_at_depth))
+        draw_over(light, layer)
+        set_shifts(shifts, layer)
+    return Scene(light, shifts)
+
+
+def draw_over(light: np.ndarray, layer: Layer) -> None:
+    """Draw a layer over the light (N, SIDE, SIDE) of the layers behind it. Changes `light`."""
+    for instant_index in range(len(INSTANTS)):
+        covered_light, cover = layer.picture_at(instant_index)
+        behind = light[instant_index]
+        light[instant_index] = behind * (1 - cover) + covered_light
+
+
+def set_shifts(shifts: np.ndarray, layer: Layer) -> None:
+    """Set the shifts (15, SIDE, SIDE, 2) of the pixels that show a layer. Changes `shifts`.
+
+    A pixel shows the layer if the layer covers more than half of it at the sharp instant.
+    """
+    inner = slice(MARGIN, MARGIN + SIDE)  # the scene within the larger picture of the layer
+    is_seen = layer.cover[inner, inner] > 0.5
+    for window, middle in enumerate(MIDDLES):
+        shifts[window][is_seen] = layer.shifts(middle)[is_seen]
+
+
+def random_background(
+    rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion
+) -> Layer:
+    """Draw the background. It moves as the camera does."""
+    # The background has no shear. Its shear is drawn and then set to 0, because without this draw
+    # all later draws would give other numbers than in the shipped training.
+    drawn_shear = rng.normal(0, 0.03, size=2)
+    light = random_surface(rng, textures)
+    return Layer(
+        light=light,
+        cover=np.ones_like(light),
+        center=np.array([SIDE / 2, SIDE / 2]),
+        trajectory=camera.trajectory,
+        turn=camera.turn,
+        zoom=camera.zoom,
+        shear=0 * drawn_shear,
+    )
+
+
+def random_thing(
+    rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion
+) -> Layer:
+    """Draw a thing in front of the background, with its own motion, surface and outline.
+
+    camera: the motion of the camera. Its trajectory is the one that is seen at the depth of the
+    thing: near things move farther.
+    """
+    # The motion of the camera, plus the motion of the thing itself. Eight in ten things shift by
+    # themselves, by 0.3 to 10 pixels within the exposure.
+    center = rng.uniform(0, SIDE, size=2)
+    trajectory = camera.trajectory
+    if rng.random() >= 0.2:
+        trajectory = trajectory + random_trajectory(rng, log_uniform(rng, 0.3, 10))
+    # Each thing turns and grows by itself. The numbers are standard deviations of the two
+    # coefficients of tau and tau^2 (see `Layer`), at tau = 1, the end of the exposure.
+    turn = camera.turn + rng.normal(0, 0.06, size=2)  # radians: 0.06 is 3.4 degrees
+    zoom = camera.zoom + rng.normal(0, 0.05, size=2)  # logarithm of a factor: about 5 %
+    shear = rng.normal(0, 0.03, size=2)  # pixels of shift per pixel of distance
+    light = random_surface(rng, textures)
+    cover = random_polygon(rng, center)
+
+    # Three in ten things have nearly the same light everywhere, so that only their edges show the
+    # motion: their contrast is reduced to 15 %.
+    if rng.random() < 0.3:
+        light = light * 0.15 + rng.uniform(0.01, 0.7)
+    return Layer(
+        light=light,
+        cover=cover,
+        center=center,
+        trajectory=trajectory,
+        turn=turn,
+        zoom=zoom,
+        shear=shear,
+    )
+
+
+# ---- How a layer moves ----------------------------------------------------------------------
+
+
+def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
+    """Draw a smooth trajectory (N, 2), x and y at INSTANTS. It is 0 at the sharp instant.
+
+    length: largest distance in pixels from the sharp instant within the exposure.
+    """
+    # The sum of three waves with periods of 1.5 to 9 exposures, so that the speed changes within an
+    # exposure, but not often. x and y have different waves: each draw is (2,).
+    trajectory = np.zeros((len(INSTANTS), 2))
+    shortest = np.log(1.5 * PLANES)
+    longest = np.log(9 * PLANES)
+    for weight in (0.5, 0.3, 0.2):
+        period = np.exp(rng.uniform(shortest, longest, size=2))
+        phase = rng.uniform(0, 1, size=2)
+        wave = np.sin(2 * np.pi * (INSTANTS[:, None] / period + phase))  # (N, 2)
+        amplitude = np.exp(rng.normal(0, 0.7, size=2))
+        trajectory += weight * wave * amplitude
+    # A constant speed in addition.
+    trajectory += rng.normal(0, 0.4, size=2) * INSTANTS[:, None] / HALF
+
+    # Move the trajectory to 0 at the sharp instant, and scale it to `length`.
+    x_of_sharp = np.interp(0, INSTANTS, trajectory[:, 0])
+    y_of_sharp = np.interp(0, INSTANTS, trajectory[:, 1])
+    trajectory -= np.stack([x_of_sharp, y_of_sharp])
+    exposed = trajectory[np.abs(INSTANTS) <= HALF]
+    farthest = np.hypot(exposed[:, 0], exposed[:, 1]).max()
+    return trajectory / max(farthest, 1e-6) * length  # 1e-6 avoids 0 / 0 if all waves are 0
+
+
+def log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
+    """Draw a number between two limits. Its logarithm is evenly distributed.
+
+    E.g. between the limits 0.1 and 10, a number below 1 is as likely as a number above 1.
+    """
+    return np.exp(rng.uniform(np.log(least), np.log(most)))
+
+
+# ---- What a layer looks like -----------------------------------------------------------------
+
+
+def random_polygon(rng: np.random.Generator, center: np.ndarray) -> np.ndarray:
+    """Draw a polygon of 4 to 8 random corners: (n, n), 1 within it and 0 elsewhere.
+
+    n = SIDE + 2 MARGIN. Seven in ten polygons are made convex.
+
+    center: x and y of its middle, in pixels of the scene.
+    """
+    radius = log_uniform(rng, 3, 18)  # pixels
+    number_of_corners = int(rng.integers(4, 9))
+    from_center = radius * rng.uniform(-1, 1, (number_of_corners, 2))
+    corners = center + MARGIN + from_center  # (corners, 2) in the picture of the layer
+    is_convex = rng.random() < 0.7
+    if is_convex:
+        outline = cv2.convexHull(corners.astype(np.float32))
+    else:
+        outline = corners[:, None]  # (corners, 1, 2), as convexHull returns it
+    n = SIDE + 2 * MARGIN
+    cover = np.zeros((n, n), np.float32)
+    cv2.fillPoly(cover, [outline.astype(np.int32)], 1.0, cv2.LINE_AA)
+    return cv2.GaussianBlur(cover, (0, 0), 0.5)  # soft edges, as behind a lens
+
+
+def random_surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndarray:
+    """Cut a piece out of a texture. Returns its linear light (n, n) in [0, 1].
+
+    n = SIDE + 2 MARGIN. Size, place, mirroring, contrast and sharpness are random.
+    """
+    # A square of the texture, scaled to n x n. Its side is 0.5 to 1.6 n, so the texture is enlarged
+    # or reduced.
+    n = SIDE + 2 * MARGIN
+    texture = textures[int(rng.integers(len(textures)))]
+    height, width = texture.shape
+    side = int(min(height, width, rng.uniform(0.5, 1.6) * n))
+    y = rng.integers(0, height - side + 1)
+    x = rng.integers(0, width - side + 1)
+    square = texture[y : y + side, x : x + side]
+    interpolation = cv2.INTER_AREA if side > n else cv2.INTER_CUBIC
+    value = cv2.resize(square, (n, n), interpolation=interpolation).astype(np.float32) / 255
+
+    # Half of the surfaces are mirrored, three in ten are negatives.
+    if rng.random() < 0.5:
+        value = value[:, ::-1]
+    if rng.random() < 0.3:
+        value = 1 - value
+    # Contrast and brightness. At least 0.01, because nothing real is perfectly black.
+    contrast = rng.uniform(0.5, 1.4)
+    brightness = rng.uniform(0.3, 0.6)
+    value = np.clip((value - 0.5) * contrast + brightness, 0.01, 1)
+    # A slight blur, so that no edge is sharper than a lens draws it.
+    value = cv2.GaussianBlur(np.ascontiguousarray(value), (0, 0), rng.uniform(0.35, 0.7))
+    return np.power(value, DISPLAY_GAMMA)  # display values -> linear light

@@ -1,0 +1,117 @@
+"""The simulated spike camera: light becomes spikes.
+
+data/spike/simulate.py has a similar sensor, for the clips of users. This one is faster, because its
+noise is evenly distributed instead of normal.
+
+What must stay: the order of the draws and of the multiplications. Otherwise the same seed gives
+other spikes than in the shipped training.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.spike.pictures import DISPLAY_GAMMA
+from lab.motion_net.instants import STEP
+
+# The sensor first sees a still scene for this number of planes, so that the charge of a pixel no
+# longer depends on its initial value. It sees the last instant as long after the scene, because
+# `spike_windows` looks for the first spike after the last window.
+WARM_UP = 24
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """A spike camera. Charges are counted in thresholds: a pixel fires at a charge of about 1."""
+
+    rate: float  # charge that a white pixel collects in a plane
+    is_display: bool  # whether it integrates display values instead of light
+    jitter: float  # the noise of a charge c has the standard deviation jitter * sqrt(c)
+    pattern: float  # relative standard deviation of the thresholds between pixels
+    dark: float  # mean charge in a plane without any light
+
+
+def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np.ndarray:
+    """Record light (N, h, w) by a spike camera. Returns its planes (T, h, w) bool.
+
+    A pixel collects charge in each plane. If the charge reaches the threshold, the pixel fires in
+    this plane, and the threshold is taken off the charge. Before and after the instants of `light`
+    the scene stands still for WARM_UP planes.
+    """
+    size = light.shape[1:]
+    # What does not change in time: the charge that each pixel collects in a plane of each instant
+    # (N, h, w), its noise (N, h, w), and the thresholds and the first charge (h, w).
+    charge_of_plane = collected_charge(rng, light, sensor)
+    # A threshold is at least 0.1, because a pixel with a threshold near 0 would fire in every
+    # plane.
+    threshold = np.maximum(1 + sensor.pattern * rng.standard_normal(size), 0.1).astype(np.float32)
+    charge = (rng.random(size) * threshold).astype(np.float32)
+    noise = noise_of_plane(light, charge_of_plane, sensor)
+
+    planes = []
+    for plane in range(-WARM_UP, len(light) * STEP + WARM_UP):
+        # STEP = 2 planes see one instant: the planes 0 and 1 see the instant 0. The planes -24 to
+        # -1 see the instant 0 as well, and the last 24 planes see the last instant.
+        instant_index = min(max(plane // STEP, 0), len(light) - 1)
+        charge += charge_of_plane[instant_index]
+        # Noise that is evenly distributed is drawn faster than normal noise. Between -0.5 and 0.5
+        # its variance is 1 / 12, so the factor sqrt(12) gives it the variance 1.
+        even = rng.random(size, dtype=np.float32) - np.float32(0.5)
+        charge += noise[instant_index] * even * np.float32(12**0.5)
+        has_fired = charge >= threshold
+        # Take the threshold off, or a multiple of it. Changes `charge` where a pixel has fired.
+        np.fmod(charge, threshold, out=charge, where=has_fired)
+        planes.append(has_fired)
+
+    stream = np.array(planes)
+    # Half of the cameras have broken pixels.
+    if rng.random() < 0.5:
+        break_pixels(rng, stream)
+    return stream
+
+
+def collected_charge(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np.ndarray:
+    """Return the charge (N, h, w) that each pixel collects in a plane, without noise.
+
+    It is rate * light + dark charge. For a camera that integrates display values, the light is
+    replaced by its display value.
+    """
+    integrated = light
+    if sensor.is_display:
+        integrated = np.power(light, np.float32(1 / DISPLAY_GAMMA))
+    # The dark charge differs between pixels by 30 % (standard deviation), and is never negative.
+    differences = rng.standard_normal(light.shape[1:])  # (h, w)
+    dark_charge = sensor.dark * np.maximum(1 + 0.3 * differences, 0)
+    return (sensor.rate * integrated + dark_charge).astype(np.float32)
+
+
+def noise_of_plane(light: np.ndarray, charge_of_plane: np.ndarray, sensor: Sensor) -> np.ndarray:
+    """Return the standard deviation (N, h, w) of the noise of a charge c: jitter * sqrt(c).
+
+    c is the charge of a plane. If the camera integrates light, c leaves out the dark charge, so
+    that a black pixel has no noise. The shipped network was trained so, and no measurement of the
+    difference is recorded.
+
+    charge_of_plane: (N, h, w), with the dark charge.
+    """
+    # c is computed as rate times `relative` (1 at full light), because another order of the
+    # multiplications would round to other numbers than in the shipped training.
+    if sensor.is_display:
+        relative = charge_of_plane / sensor.rate
+    else:
+        relative = light
+    # `maximum` only excludes the root of a negative number: neither light nor charge is negative.
+    c = np.float32(sensor.rate) * np.maximum(relative, 0)
+    return np.float32(sensor.jitter) * np.sqrt(c)
+
+
+def break_pixels(rng: np.random.Generator, stream: np.ndarray) -> None:
+    """Let 0.07 % of the pixels never fire, and 0.07 % always. Changes `stream`, (T, h, w) bool.
+
+    A scene of 64 x 64 pixels has about three of each kind.
+    """
+    size = stream.shape[1:]
+    is_dead = rng.random(size) < 0.0007
+    stream[:, is_dead] = False
+    is_hot = rng.random(size) < 0.0007
+    stream[:, is_hot] = True

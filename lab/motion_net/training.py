@@ -1,0 +1,156 @@
+"""The training of the network that finds the motion, by time.
+
+The shipped network was trained with the values below. No measurement of other values is recorded.
+
+What must stay: the order of the draws of `Pool`. Free to change, for the next training: the values.
+No test runs `train`: after a change, train for two minutes, as the head of lab/train_motion_net.py
+says.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lab.motion_net.batches import Batch, batch_of, turned
+from lab.motion_net.loss import LEVEL_WEIGHTS, loss_of
+from lab.motion_net.samples import Sample, samples_of
+from models.fusion.motion_net import MotionNet
+from models.fusion.motion_windows import INSIDE
+
+BATCH = 8  # samples of a step
+# Drawing scenes takes time. So a new scene (two samples) comes only every third step, and the rest
+# of each batch is drawn from the newest 1600 samples.
+NEW_EVERY = 3  # steps
+POOL = 1600  # samples that are kept in memory
+FIRST_POOL = 40  # samples that are drawn before the first step
+RATE = 1.2e-3  # largest learning rate
+LAST_RATE = 1e-5  # added to the learning rate, so that it does not end at 0
+WARM_STEPS = 100  # steps in which the learning rate rises
+# The finest level takes half of the time of a step. It is left out in the first 45 % of the
+# training. This loses little, because it only corrects what the coarser levels have found.
+SHARE_WITHOUT_FINEST = 0.45
+LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
+# Share of the old weights in the moving average of the weights. 0.995 averages over about the last
+# 200 steps.
+MOST_OLD = 0.995
+PRINT_EVERY = 30  # seconds; the weights are written as often
+
+
+class Pool:
+    """The newest samples, from which each step draws its batch.
+
+    The order of the draws is part of the training: first FIRST_POOL samples, then in each step the
+    new samples, the old samples, and how the batch is turned.
+    """
+
+    def __init__(self, rng: np.random.Generator, textures: Sequence[np.ndarray]) -> None:
+        self.rng = rng
+        self.textures = textures
+        self.samples: list[Sample] = []
+        while len(self.samples) < FIRST_POOL:
+            self.samples += samples_of(rng, textures)
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step: its new samples, if it has any, and samples of the pool.
+
+        Every third step (NEW_EVERY) has the two samples of a new scene. Drawing scenes takes time,
+        so all other samples are drawn from the pool.
+        """
+        is_step_with_new = step % NEW_EVERY == 0
+        new = samples_of(self.rng, self.textures) if is_step_with_new else []
+        self.samples = (self.samples + new)[-POOL:]
+        old_indices = self.rng.integers(0, len(self.samples), BATCH - len(new))
+        old = [self.samples[index] for index in old_indices]
+        return turned(batch_of(new + old), self.rng)
+
+
+def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) -> None:
+    """Train for some time, and write the averaged weights.
+
+    Learning rate and finest level follow the time and not the number of steps. So two trainings
+    with the same seed differ on machines of different speed.
+
+    out: the file. seconds: time of the training.
+    """
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)  # of the initial weights
+    net = MotionNet()
+    parameter_count = sum(parameter.numel() for parameter in net.parameters())
+    print(f"{parameter_count:,} parameters", flush=True)
+    optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=1e-4, betas=(0.9, 0.98))
+    averaged = {name: value.clone() for name, value in net.state_dict().items()}
+
+    begin = time.time()
+    last_print = begin
+    pool = Pool(rng, textures)
+
+    step = 0
+    errors_and_lengths = []  # mean error and mean length of the shifts, of each step
+    while True:
+        elapsed_share = (time.time() - begin) / seconds
+        if elapsed_share >= 1:
+            break
+
+        batch = pool.batch(step)
+        levels = len(LEVEL_WEIGHTS)
+        if elapsed_share < SHARE_WITHOUT_FINEST:
+            levels -= 1  # without the last level, the finest one
+        optimizer.param_groups[0]["lr"] = learning_rate(step, elapsed_share)
+        error = train_step(net, optimizer, batch, levels)
+        step += 1
+        update_average(averaged, net, step)
+
+        # Print the mean error beside the mean length of the shifts. If the error is as large as the
+        # length, the network finds nothing.
+        length = float(batch.shifts.norm(dim=2).mean())  # dimension 2 is x and y
+        errors_and_lengths.append((error, length))
+        if time.time() - last_print > PRINT_EVERY:
+            last_print = time.time()
+            mean_error, mean_length = np.mean(errors_and_lengths, axis=0)
+            errors_and_lengths = []
+            passed = f"{last_print - begin:.0f} s, step {step}"
+            print(f"{passed}: error {mean_error:.3f} of {mean_length:.3f} pixels", flush=True)
+            torch.save(averaged, out)
+    torch.save(averaged, out)
+
+
+def train_step(
+    net: MotionNet, optimizer: torch.optim.Optimizer, batch: Batch, levels: int
+) -> float:
+    """Change the weights once. Returns the mean error of the shifts, in spike pixels.
+
+    levels: number of levels that the network computes, from the coarsest one on.
+    """
+    found = net(batch.pictures, batch.scenes, levels)
+    loss, error = loss_of(found, batch.shifts, net.tau[INSIDE])
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
+    optimizer.step()
+    return error
+
+
+def learning_rate(step: int, elapsed_share: float) -> float:
+    """Return the learning rate: a rise over the first steps, and a cosine over the time.
+
+    step: number of steps so far. elapsed_share: share of the time of the training, 0 to 1.
+    """
+    warm_up = min(1, (step + 1) / WARM_STEPS)
+    cosine = 0.5 + 0.5 * np.cos(np.pi * elapsed_share)  # from 1 to 0
+    return RATE * warm_up * cosine + LAST_RATE
+
+
+def update_average(averaged: dict[str, Tensor], net: nn.Module, step: int) -> None:
+    """Move the averaged weights towards the weights of the network. Changes `averaged`.
+
+    step: number of steps so far, the newest included.
+    """
+    # The average follows the weights fast at first. After step 1 it takes 20/21 of the new weights,
+    # after step 20 a half, and from step 3980 on 1 - MOST_OLD.
+    share_of_old = min(MOST_OLD, step / (step + 20))
+    for name, newest in net.state_dict().items():
+        averaged[name].lerp_(newest, 1 - share_of_old)

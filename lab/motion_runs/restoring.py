@@ -1,0 +1,175 @@
+"""Restoring clips by all methods at once, and scoring them.
+
+A method is the operator, the shipped weights, or the steps of a run.
+
+What must stay: a frame is restored as main_test_vrt.py restores it
+(test_a_method_scores_as_the_test_program_with_its_weights), and the control does not see the motion
+(test_the_control_does_not_see_the_motion).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from data.clips.readers import DatasetClip
+from data.motion.finder import Finder, finder_of
+from data.motion.joint.equations import Solver
+from data.motion.learned_method import FEW_SPIKES, LEAST_AREA
+from data.motion.restorer import AreaInputs, MotionRestorer
+from lab.motion_runs.runs import PLAIN, TrainedRun
+from lab.motion_steps.hidden_equations import HiddenEquations
+from lab.motion_steps.made_samples import readers_of_set
+from lab.motion_steps.network import OPERATOR_WEIGHTS, SHIPPED_WEIGHTS, network_of
+from lab.motion_steps.sample import CPU
+from models.fusion.fusion_motion import MotionFusion
+from models.metrics import psnr
+from models.portable import read_saved
+from models.saved_network import SavedNetwork
+from utils.contract import Tick
+from utils.image import tensor_to_uint8
+
+# Name of a method -> clip -> PSNR in dB. A method is the operator (OPERATOR_METHOD), the shipped
+# weights (SHIPPED_METHOD), or the steps of a run, by the name of the run. E.g.
+# {"operator": {"park_00": 23.0}, "plain_seed0_800": {"park_00": 23.3}}.
+Scores = dict[str, dict[str, float]]
+# The names of the two methods that are no run.
+OPERATOR_METHOD = "operator"
+SHIPPED_METHOD = "shipped"
+
+
+class FirstEstimates:
+    """Restores the frames of a clip with the operator, for `MotionRestorer`."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+    def frames(self, reader: DatasetClip, wanted: range, tick: Tick) -> Iterator[Tensor]:
+        """Yield the frames (3, H, W). `MotionRestorer.frames` explains the arguments."""
+        for index in wanted:
+            frame = reader.frame(index)
+            # A batch of one clip of one frame: (C, H, W) -> (1, 1, C, H, W), and back.
+            yield self.net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
+            tick(1.0)
+
+
+class AllMethods:
+    """Restores a frame by all methods at once, as function `improve` of `MotionRestorer`.
+
+    A method is the operator, the shipped weights, or the steps of a run. `names` has their order.
+    """
+
+    def __init__(self, shipped: MotionFusion, trained_runs: Sequence[TrainedRun]) -> None:
+        # Part -> the shipped steps of this part. Weights without steps for few spikes use the same
+        # steps in all light.
+        self.shipped = {"good": shipped.steps, "few": shipped.few_steps or shipped.steps}
+        self.trained_runs = trained_runs
+        self.names = [
+            OPERATOR_METHOD,
+            SHIPPED_METHOD,
+            *(trained_run.run.name for trained_run in trained_runs),
+        ]
+        # Number of frames so far whose light needs a part that was not trained. E.g. a dark frame
+        # needs "few", and --parts is "good". `scores_of` leaves out the clip of such a frame.
+        self.frames_without_steps = 0
+
+    def __call__(self, z_0: Tensor, inputs: AreaInputs) -> Tensor:
+        """Return the frame as each method restores it, (methods, 3, H, W).
+
+        `MotionRestorer` keeps the pixels of z_0 that stand still in each of them.
+
+        z_0: the frame of the operator, (3, H, W). inputs: its spikes and its equations.
+        """
+        # The light of the frame decides which part of the steps restores it.
+        part = "few" if inputs.median_spikes < FEW_SPIKES else "good"
+        equations = inputs.equations
+        proposal = equations.proposal(z_0)
+        # What the steps of the control get instead. Its equations have no motion, so their proposal
+        # is z_0.
+        hidden = HiddenEquations(equations)
+        hidden_proposal = hidden.proposal(z_0)
+
+        # `all_steps` returns the frame after each learned step. The last one is the restored frame.
+        frames_of_shipped = self.shipped[part].all_steps(z_0, proposal, equations)
+        frames = [z_0, frames_of_shipped[-1]]
+        if any(part not in trained_run.steps for trained_run in self.trained_runs):
+            self.frames_without_steps += 1
+        for trained_run in self.trained_runs:
+            steps = trained_run.steps.get(part)
+            if steps is None:
+                # z_0 only fills the place of this run in the result: `scores_of` leaves the clip
+                # out.
+                frames.append(z_0)
+                continue
+            if trained_run.run.kind == PLAIN:
+                frames_of_run = steps.all_steps(z_0, hidden_proposal, hidden)
+            else:
+                frames_of_run = steps.all_steps(z_0, proposal, equations)
+            frames.append(frames_of_run[-1])
+        return torch.stack(frames).clamp(0, 1)
+
+
+def scores_of(folder: Path, trained_runs: Sequence[TrainedRun]) -> Scores:
+    """Restore the clips of a folder by all methods. Returns method -> clip -> PSNR in dB.
+
+    A clip is left out if it has a frame for which a run has no trained steps, e.g. a frame with few
+    spikes if only the part "good" was trained.
+    """
+    operator = read_saved(OPERATOR_WEIGHTS)
+    shipped = network_of(SHIPPED_WEIGHTS)
+    # The solver and the finder of the motion are those of the shipped weights, for all runs.
+    solver = Solver(
+        groups=shipped.groups,
+        linearisations=shipped.linearisations,
+        steps=shipped.proposal_steps,
+    )
+    find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
+    methods = AllMethods(shipped, trained_runs)
+    scores: Scores = {name: {} for name in methods.names}
+    for reader in readers_of_set(folder, "auto", operator):
+        methods.frames_without_steps = 0
+        scores_of_clip = clip_scores(reader, operator, methods, find_motion, solver)
+        if methods.frames_without_steps:
+            print(f"{reader.name} is left out: other steps serve for its light", flush=True)
+            continue
+        for name, psnr_of_clip in scores_of_clip.items():
+            scores[name][reader.name] = psnr_of_clip
+    return scores
+
+
+def clip_scores(
+    reader: DatasetClip,
+    operator: SavedNetwork,
+    methods: AllMethods,
+    find_motion: Finder,
+    solver: Solver,
+) -> dict[str, float]:
+    """Restore a clip by all methods. Returns method -> PSNR in dB, the mean over the frames.
+
+    The frames are compared as main_test_vrt.py writes them, with values of 8 bits.
+
+    find_motion: finds the motion within an exposure. solver: settings of the equations.
+    """
+    restorer = MotionRestorer(
+        FirstEstimates(operator.build().eval()),
+        find=find_motion,
+        solver=solver,
+        improve=methods,
+        context=None,  # planes before and after an exposure: half as many as it has
+        device=CPU,
+        least_area=LEAST_AREA,
+    )
+    frame_count = len(reader.stems)
+    psnr_of_frames: dict[str, list[float]] = {name: [] for name in methods.names}
+    # The restorer reports its progress to the last argument. Nobody reads it here.
+    restored = restorer.frames(reader, range(frame_count), lambda done: None)
+    for index, frames in enumerate(restored):
+        # `frames` is (methods, 3, H, W). But a frame that keeps its first estimate comes alone,
+        # (3, H, W), because it is the same by all methods.
+        all_frames = frames.expand(len(methods.names), *frames.shape[-3:])
+        sharp = tensor_to_uint8(reader.frame(index)["gt"])
+        for name, frame in zip(methods.names, all_frames, strict=True):
+            psnr_of_frames[name].append(psnr(tensor_to_uint8(frame), sharp))
+    return {name: float(np.mean(values)) for name, values in psnr_of_frames.items()}

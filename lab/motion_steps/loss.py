@@ -1,0 +1,75 @@
+"""The loss of the learned steps, and their gain over the first estimate.
+
+The shipped weights/motion.pth was trained with the values below. Free to change, for the next
+training: all of it. lab/joint_gain.py measures what a change gains, because no test does.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Weight in the loss (`loss_of`) of the frame after each learned step. Only the final frame is used,
+# so it counts most.
+STEP_WEIGHTS = (0.15, 0.35, 1.0)
+# Side in pixels of the squares in which the frame is compared with the first estimate. In smaller
+# squares noise decides which frame is worse. Larger squares hide a small fault.
+SQUARE_SIDE = 12
+# Weight of squares that became worse than in the first estimate, default of --worse-weight. A
+# larger weight makes the network careful: it changes the frame less. In dim light a weight of 2
+# lost less on smooth photographs, and gained as much elsewhere.
+WORSE_WEIGHT = 0.5
+# Added to mean squared errors in the loss, so that the logarithm of a perfect frame is finite. The
+# value is about one grey level of 8 bits, squared: (1 / 255)^2 = 1.5e-5. So the loss does not
+# reward errors that no picture of 8 bits shows.
+LOSS_FLOOR = 2e-5
+# Added to mean squared errors in the printed gain. The value is far below each real error, so the
+# gain in dB is practically exact.
+GAIN_FLOOR = 1e-7
+
+
+def loss_of(
+    frames: Sequence[Tensor], z_0: Tensor, sharp: Tensor, worse_weight: float = WORSE_WEIGHT
+) -> tuple[Tensor, float]:
+    """Return the loss, and the gain of the last frame over the first estimate in dB.
+
+    The gain is the PSNR of the last frame minus the PSNR of the first estimate. With e_0 the
+    squared errors of the first estimate z_0, and e_k the squared errors of the frame after learned
+    step k,
+
+        loss = sum over k of STEP_WEIGHTS[k] (relative_k + worse_weight worse_k)
+        relative_k = log(mean(e_k) / mean(e_0))
+        worse_k    = mean over squares of max(0, e_k - e_0) / mean(e_0)
+
+    The logarithm makes bright and dim samples count alike. `worse_k` punishes a square of the frame
+    that became worse, even if the frame became better in the mean
+    (test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_better). LOSS_FLOOR is
+    added to the means.
+
+    frames: the frame (3, H, W) after each learned step. z_0, sharp: first estimate and true frame,
+    (3, H, W).
+    """
+    e_0 = (z_0 - sharp) ** 2
+    mean_0 = e_0.mean() + LOSS_FLOOR
+    loss = torch.zeros(())
+    for weight, frame in zip(STEP_WEIGHTS, frames, strict=True):
+        e_k = (frame - sharp) ** 2
+        mean_k = e_k.mean() + LOSS_FLOOR
+        relative = (mean_k / mean_0).log()
+        worse = F.relu(means_of_squares(e_k) - means_of_squares(e_0)).mean() / mean_0
+        loss = loss + weight * (relative + worse_weight * worse)
+
+    # After the loop, e_k are the errors of the last frame.
+    ratio = (e_k.detach().mean() + GAIN_FLOOR) / (e_0.mean() + GAIN_FLOOR)
+    gain_db = float(-10 * ratio.log10())
+    return loss, gain_db
+
+
+def means_of_squares(errors: Tensor) -> Tensor:
+    """Return the mean of errors (3, H, W) over the colours and over each square of the frame.
+
+    The result is (1, 1, H / 12, W / 12): a square has SQUARE_SIDE pixels on each side.
+    """
+    grey = errors.mean(0)[None, None]  # (1, 1, H, W)
+    return F.avg_pool2d(grey, SQUARE_SIDE)

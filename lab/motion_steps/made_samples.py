@@ -1,0 +1,207 @@
+"""Making the clips of a set, and a sample of each of their frames.
+
+What must stay: clips and samples that are in <out> are used as they are. So delete <out>/samples
+after a change of SOLVER, because the samples hold its proposals. Free to change, for the next
+training: the values below.
+
+No test makes the clips of SETS or their samples, because they need the videos.
+test_each_part_is_trained_on_the_light_in_which_it_is_used tests `samples_of_part`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from data.clips.clip_reader import user_clips
+from data.clips.readers import DatasetClip
+from data.motion.finder import Finder, finder_of
+from data.motion.joint.equations import Equations, Solver
+from data.motion.joint.spike_pixels import SpikePixels
+from data.motion.light import median_spikes
+from data.motion.recording import RecordedClip
+from lab.motion_steps.sample import CPU, Sample
+from lab.motion_steps.sets import SETS, ClipSet, made_sources
+from lab.quality_suite.sets import make_clips
+from models.fusion.fusion_motion import MotionFusion
+from models.saved_network import SavedNetwork
+from scripts.make_sample_data import RGB, SPIKES
+
+# The solver that makes the proposals in training:
+#
+#     groups          groups of planes of an exposure
+#     linearisations  rounds that set up the equations anew
+#     steps           rounds of the conjugate gradients in each of them
+#
+# It is cheaper than the solver of a test, so its proposals are less exact. The learned steps work
+# with the better proposals of a test as well. Training with better proposals was tried twice, from
+# the shipped weights: it lost 0.1 to 0.25 dB on the clips coffee and walker.
+SOLVER = Solver(groups=12, linearisations=2, steps=8)
+# Value of --part -> the samples on which this part is trained: from the first limit to below the
+# second one, in spikes of the median pixel in an exposure. The part "few" is used below 10 spikes
+# (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that both parts know the light
+# around 10 spikes.
+SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
+# A set of clips is left out if fewer of its samples are in the range of --part. Sets are
+# drawn by their weights, not by their sizes, so each of these few samples would be drawn often.
+LEAST_SAMPLES = 6
+# Keys of the operator's section `spike` that describe the data of its training: spikes per plane,
+# planes of an exposure, and the like. `readers_of_set` removes them, because each clip of
+# the sets has values of its own in its dataset.json.
+KEYS_OF_OPERATOR_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
+
+
+def training_samples(
+    out: Path,
+    videos: Path,
+    operator: SavedNetwork,
+    net: MotionFusion,
+    names: Sequence[str] = tuple(SETS),
+) -> dict[str, list[Sample]]:
+    """Make the clips of sets, and a sample of each frame. Returns name of a set -> its samples.
+
+    Clips and samples that are already in `out` are used as they are.
+
+    videos: folder of the videos. operator: makes the first estimates. net: its network finds the
+    motion. names: the sets, in the order of SETS.
+    """
+    sources = made_sources(out, videos)
+    find_motion = finder_of(net.motion_by, net.motion_net, CPU)
+    samples = {}
+    for name in names:
+        clip_set = SETS[name]
+        source = sources[clip_set.source]
+        samples[name] = samples_of(out, name, clip_set, source, operator, find_motion)
+    return samples
+
+
+def samples_of(
+    out: Path,
+    name: str,
+    clip_set: ClipSet,
+    source: Path,
+    operator: SavedNetwork,
+    find_motion: Finder,
+) -> list[Sample]:
+    """Make the clips of a set, and return a sample of each frame, clip after clip.
+
+    E.g. "seven_dim" has 2 clips of 4 frames from each of the 7 training videos, so 56 samples.
+
+    The clips are written to <out>/data, and the samples to <out>/samples. If the file of samples is
+    there, the samples are read from it. Delete the file after a change of what a sample is made of:
+    its first estimate, its motion or its proposal. lab/vrt_curve.py calls this function as well.
+
+    name: the name of the set, e.g. "seven_dim", a key of SETS.
+    clip_set: how the clips are made.
+    source: folder of the videos or photographs.
+    operator: the network that makes the first estimates.
+    find_motion: finds the motion within an exposure. It takes the recording of the exposure, its
+    view, and the gain of the spike pixels.
+    """
+    file = out / "samples" / f"{name}.pt"
+    if file.exists():
+        # weights_only=False, because a sample holds objects of our own classes, e.g. a Recording.
+        # The file is safe to read, because this function wrote it.
+        saved = torch.load(file, weights_only=False)
+        return [Sample(**fields) for fields in saved]
+
+    folder = make_clips(
+        out,
+        name,
+        source=source,
+        rig=clip_set.rig,
+        clips=clip_set.clips,
+        frames=clip_set.frames,
+        average=clip_set.average,
+        crop=clip_set.crop,
+    )
+    samples = []
+    net = operator.build()
+    for reader in readers_of_set(folder, clip_set.calibration, operator):
+        samples += samples_of_clip(reader, net, find_motion)
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save([vars(sample) for sample in samples], file)
+    print(f"{name}: {len(samples)} samples", flush=True)
+    return samples
+
+
+def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) -> list[Sample]:
+    """Return a sample of each frame of a clip.
+
+    net: the operator, which makes the first estimates. find_motion: as in `samples_of`.
+    """
+    # None: the planes of half an exposure are read before it, and as many after it.
+    clip = RecordedClip(reader, context=None)
+    gain, is_good = clip.gain()  # of each spike pixel, (h, w) both
+    samples = []
+    for frame_index in range(clip.frames):
+        frame = reader.frame(frame_index)
+        recording = clip.read(frame_index)
+        with torch.no_grad():
+            # A batch of one clip of one frame: (C, H, W) -> (1, 1, C, H, W), and back.
+            estimate = net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
+        z_0 = estimate.clamp(0, 1)
+        motion = find_motion(recording, clip.view, gain)
+        pixels = SpikePixels(clip.view, CPU)
+        equations = Equations(recording, pixels, motion, gain, is_good, SOLVER, CPU)
+        sample = Sample(
+            recording=recording,
+            view=clip.view,
+            motion=motion,
+            gain=gain,
+            is_good=is_good,
+            z_0=z_0,
+            proposal=equations.proposal(z_0),  # their solution, beginning with z_0
+            sharp=frame["gt"].clone(),
+        )
+        samples.append(sample)
+    return samples
+
+
+def readers_of_set(
+    folder: Path, calibration: str | None, operator: SavedNetwork
+) -> list[DatasetClip]:
+    """Open the clips of a set. Their spikes are read in the form on which the operator was trained.
+
+    calibration: value of the option spike.calibration.
+    """
+    assert operator.spike is not None  # the operator takes spikes
+    spike = dict(operator.spike)
+    # Rate, planes of an exposure, and the like: the dataset.json of the set says them.
+    for key in KEYS_OF_OPERATOR_DATA:
+        spike.pop(key, None)
+    spike["calibration"] = calibration
+    # Input and true frames lie below one folder: <frames>/<clip>/blur and <frames>/<clip>/sharp.
+    frames = str(folder / RGB / "train")
+    return user_clips(
+        path=frames,
+        spike=str(folder / SPIKES / "train"),
+        gt=frames,
+        spike_options=spike,
+        scale=1,
+        trained=operator.spike_data,
+    )
+
+
+def samples_of_part(samples: Mapping[str, list[Sample]], part: str) -> dict[str, list[Sample]]:
+    """Return the samples on which a part of the steps is trained: name of a set -> its samples.
+
+    SPIKES_OF_PART says how many spikes a sample of the part has. A set is left out if fewer than
+    LEAST_SAMPLES of its samples are in this range
+    (test_each_part_is_trained_on_the_light_in_which_it_is_used).
+
+    part: "few" or "good".
+    """
+    least, below = SPIKES_OF_PART[part]
+    samples_in_range = {}
+    for name, samples_of_set in samples.items():
+        in_range = []
+        for sample in samples_of_set:
+            spikes = median_spikes(sample.recording)
+            if spikes >= least and spikes < below:
+                in_range.append(sample)
+        if len(in_range) >= LEAST_SAMPLES:
+            samples_in_range[name] = in_range
+    return samples_in_range

@@ -1,0 +1,77 @@
+"""A sample: one frame of a clip, with everything that its equations are made of.
+
+What must stay: the names of the fields, because they are keys of the files in <out>/samples. Old
+files cannot be read after a field is renamed or removed. Free to add: a field with a default.
+test_the_control_sees_neither_the_motion_nor_its_equations looks at a sample with `is_plain`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.motion.exposure import Recording
+from data.motion.joint.equations import Equations, Solver
+from data.motion.joint.spike_pixels import SpikePixels
+from data.motion.shifts import Motion
+from data.motion.view import View
+from lab.motion_steps.hidden_equations import HiddenEquations
+from utils.contract import JointEquations
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Sample:
+    """One frame with everything that its equations are made of."""
+
+    recording: Recording  # the blurry frame and its spikes
+    view: View  # where the spike pixels lie on the frame
+    motion: Motion  # the measured motion
+    gain: np.ndarray  # (h, w) spikes per plane of each spike pixel at full light
+    is_good: np.ndarray  # (h, w) whether the gain can be trusted
+    z_0: Tensor  # (3, H, W) in [0, 1], the frame of the operator
+    proposal: Tensor  # (3, H, W), the solution of the equations
+    sharp: Tensor  # (3, H, W) in [0, 1], the true frame
+    equations: JointEquations | None = None  # along `motion`; None until they are first needed
+    is_plain: bool = False  # whether the motion and its equations are hidden, by --plain
+
+    def equations_along(self, motion: Motion, solver: Solver) -> JointEquations:
+        """Return the equations of the exposure along any motion, measured or wrong."""
+        pixels = SpikePixels(self.view, CPU)
+        equations = Equations(
+            self.recording,
+            pixels,
+            motion,
+            gain=self.gain,
+            is_good=self.is_good,
+            solver=solver,
+            device=CPU,
+        )
+        return HiddenEquations(equations) if self.is_plain else equations
+
+    def measured_equations(self, solver: Solver) -> JointEquations:
+        """Return the equations along the measured motion.
+
+        They are made at the first call and kept, because making them takes time.
+        """
+        if self.equations is None:
+            self.equations = self.equations_along(self.motion, solver)
+        return self.equations
+
+
+def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
+    """Hide the motion and the equations of all samples. Changes the samples.
+
+    `train` uses two things of a sample:
+
+        equations   `train` makes them later by `Sample.equations_along`. If `is_plain` is set, this
+                    method returns `HiddenEquations`.
+        proposal    It was computed before, so the first estimate replaces it here.
+    """
+    for samples_of_set in samples.values():
+        for sample in samples_of_set:
+            sample.is_plain = True
+            sample.proposal = sample.z_0

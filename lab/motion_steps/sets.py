@@ -1,0 +1,86 @@
+"""The sets of clips on which the learned steps are trained, and what they are made from.
+
+What must stay: the order of SETS, because `lab.motion_steps.training.draw` draws from the sets in
+this order. No set may come from the videos "choose" and "report" of lab/quality.py, or from the
+photographs on which lab/joint_gain.py tests: `photo_files` refuses such photographs. Free to
+change, for the next training: the sets. lab/joint_gain.py measures what a change gains, because no
+test does.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.clips.user_frames import FrameSource
+from lab.motion_net.textures import photo_files
+from lab.quality_suite.sources import VIDEOS, link_files, video_files
+from utils.image import imwrite_rgb
+
+# Four frames of each video become stills. The numbers are their places: 1/2 is half of the length.
+STILL_PLACES = (1 / 6, 1 / 3, 1 / 2, 5 / 6)
+# Photographs of the package scikit-image, by name. lab/train_motion_net.py uses them, too. Its
+# other photographs are too small for a clip.
+PHOTOS = ("brick", "camera", "cell", "coins", "grass", "ihc", "moon", "motorcycle_left")
+
+
+@dataclass(frozen=True)
+class ClipSet:
+    """A set of clips of one source, made with one pair of cameras, and how often it is drawn.
+
+    The fields rig, clips, frames, average and crop are flags of scripts/prepare_gopro_spike.py.
+    """
+
+    source: str  # what the clips are made from: "videos", "stills" or "photos"
+    rig: str  # the two cameras, e.g. "dim"; data/cameras/rig_values.py has the names
+    clips: int  # number of clips of each video, still or photograph
+    frames: int  # number of frames of a clip
+    weight: int  # a set of weight 4 is drawn twice as often as a set of weight 2
+    average: int | None = None  # real frames in an exposure; None: as the program chooses
+    crop: int = 144  # side of the frames in pixels
+    # Value of spike.calibration when the spikes are read. None: the program assumes that the spike
+    # camera is not shifted, which is wrong for the random rig. stills_random has None, so that the
+    # steps see what a user gets without a calibration. seven_random shows the same rig with one.
+    calibration: str | None = "auto"
+
+
+# Name -> set. A name is a folder below --out. "seven": seven real frames in an exposure. "usual":
+# as many as the program chooses. "means", with sum_gamma: blurry frames that are means of display
+# values, which no camera makes.
+# `train` draws from the sets in this order. With another order, a new set or a new weight, the same
+# seed draws other samples.
+SETS = {
+    "seven_ideal": ClipSet("videos", "ideal", clips=2, frames=4, weight=3, average=7, crop=192),
+    "seven_rig": ClipSet("videos", "rig", clips=2, frames=4, weight=3, average=7, crop=192),
+    "seven_dim": ClipSet("videos", "dim", clips=2, frames=4, weight=4, average=7, crop=192),
+    "seven_random": ClipSet("videos", "random", clips=1, frames=3, weight=2, average=7),
+    "seven_means": ClipSet("videos", "ideal,sum_gamma=2.2", clips=1, frames=2, weight=2, average=7),
+    "usual_other": ClipSet("videos", "other", clips=1, frames=3, weight=2),
+    "stills_ideal": ClipSet("stills", "ideal", clips=1, frames=3, weight=2),
+    "stills_other": ClipSet("stills", "other", clips=1, frames=3, weight=2),
+    "stills_dim": ClipSet("stills", "dim", clips=1, frames=3, weight=3),
+    "stills_random": ClipSet("stills", "random", clips=1, frames=3, weight=2, calibration=None),
+    "photos_ideal": ClipSet("photos", "ideal", clips=4, frames=3, weight=2),
+    "photos_rig": ClipSet("photos", "rig", clips=4, frames=3, weight=2),
+    "photos_dim": ClipSet("photos", "dim", clips=4, frames=3, weight=3),
+}
+
+
+def made_sources(out: Path, videos: Path) -> dict[str, Path]:
+    """Collect what the clips are made from. Returns kind of source -> its folder.
+
+    "videos" has links to the videos, "stills" has frames of them as files, and "photos" has links
+    to photographs of scikit-image. E.g. with STILL_PLACES, a video of 90 frames gives the stills of
+    its frames 15, 30, 45 and 75.
+    """
+    folders = {kind: out / "sources" / kind for kind in ("videos", "stills", "photos")}
+    video_paths = video_files(videos, VIDEOS["train"])
+    link_files(video_paths, folders["videos"])
+    link_files(photo_files(f"{name}.png" for name in PHOTOS), folders["photos"])
+
+    folders["stills"].mkdir(parents=True, exist_ok=True)
+    for video in video_paths:
+        frames = FrameSource(video)
+        for still_index, place in enumerate(STILL_PLACES):
+            still = folders["stills"] / f"{video.stem}_{still_index}.png"
+            if not still.exists():
+                imwrite_rgb(still, frames.read(int(place * len(frames))))
+    return folders

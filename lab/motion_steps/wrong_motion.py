@@ -1,0 +1,120 @@
+"""Wrong motion, from which the learned steps learn when not to trust the motion.
+
+The ranges below are a choice, and no other ranges were measured. The usual error of `finder_of` is
+0.65 pixels in bright light and up to 2.5 pixels in dim light (docs/benchmarks/quality_details.md).
+The ranges go from small errors to several times this error. Much smaller errors would hardly change
+the equations, so the steps could not learn to see them.
+
+What must stay: the expected error of each shift (test_a_wrong_motion_keeps_its_expected_error), and
+the order of the draws, because with another order the same seed gives other weights. No test
+notices another order. Free to change, for the next training: the ranges.
+"""
+
+from dataclasses import replace
+
+import cv2
+import numpy as np
+
+from data.motion.shifts import Motion
+
+# Factor of the whole motion: 0 is no motion, and 1.8 is 80 % too much.
+MOTION_FACTORS = (0, 1.8)
+# Smooth errors grow with the distance from the sharp instant, in both directions of time.
+SMOOTH_ERROR_PX = (0.5, 8)  # their standard deviation at the begin and end of the exposure
+SMOOTH_SIGMA_PX = (6, 24)  # sigma of the Gaussian that smooths them
+# A region that moves differently.
+REGION_SIGMA_PX = 16  # sigma of the Gaussian that smooths the noise of which the region is made
+SHARE_OUTSIDE_REGION = (0.3, 0.9)  # share of the frame outside of the region
+REGION_EDGE_PX = 2  # sigma of the soft edge of the region
+REGION_SHIFT_PX = (-10, 10)  # x or y of its added shift at the end of the exposure, in pixels
+
+
+def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Motion:
+    """Return a motion that is wrong in one of five ways, drawn at random.
+
+        0    all shifts times a factor: too slow or too fast
+        1    the motion of another frame. If its frame has another size, as in 2
+        2    a smooth error is added
+        3    a region stands still
+        4    a region has another motion in addition
+
+    The expected error of each shift (`Motion.errors`) stays as in `motion`
+    (test_a_wrong_motion_keeps_its_expected_error). So the learned steps cannot see from it that the
+    motion is wrong. They must see it from the spikes of the sharp instant.
+
+    motion: the measured motion. other: the motion of another frame.
+    """
+    shifts = motion.shifts  # (K, H, W, 2)
+    kind = int(rng.integers(5))  # as in the list above
+    if kind == 1 and other.shifts.shape != shifts.shape:
+        kind = 2  # the other frame has another size, so its shifts do not fit
+    if kind == 0:
+        wrong = shifts * np.float32(rng.uniform(*MOTION_FACTORS))
+    elif kind == 1:
+        wrong = other.shifts
+    elif kind == 2:
+        wrong = with_smooth_error(motion, rng)
+    elif kind == 3:
+        wrong = with_another_region_motion(motion, rng, stands_still=True)
+    else:
+        wrong = with_another_region_motion(motion, rng, stands_still=False)
+    return replace(motion, shifts=np.ascontiguousarray(wrong, np.float32))
+
+
+def with_smooth_error(motion: Motion, rng: np.random.Generator) -> np.ndarray:
+    """Return the shifts (K, H, W, 2) plus a smooth random error that grows with the time."""
+    size = motion.shifts.shape[1:3]
+    # The logarithm is drawn, so that small errors are as frequent as large ones.
+    lowest, highest = np.log(SMOOTH_ERROR_PX)
+    error_px = np.exp(rng.uniform(lowest, highest))
+    error_x = clouds(size, rng.uniform(*SMOOTH_SIGMA_PX), rng)
+    error_y = clouds(size, rng.uniform(*SMOOTH_SIGMA_PX), rng)
+    error = np.stack([error_x, error_y], axis=-1)  # (H, W, 2)
+    error = (error_px * error).astype(np.float32)
+    return motion.shifts + time_from_minus_1_to_1(motion) * error
+
+
+def with_another_region_motion(
+    motion: Motion, rng: np.random.Generator, *, stands_still: bool
+) -> np.ndarray:
+    """Return the shifts (K, H, W, 2), in which one region of the frame has another motion.
+
+    stands_still: True: the region does not move. False: a random motion is added to its motion.
+    """
+    # The region is where a smooth noise is above one of its quantiles. E.g. above the quantile 0.7
+    # lie 30 % of the pixels.
+    noise = clouds(motion.shifts.shape[1:3], REGION_SIGMA_PX, rng)
+    limit = np.quantile(noise, rng.uniform(*SHARE_OUTSIDE_REGION))
+    region = (noise > limit).astype(np.float32)
+    region = cv2.GaussianBlur(region, (0, 0), REGION_EDGE_PX)  # (H, W), 1 inside and 0 outside
+    region = region[None, :, :, None]  # (1, H, W, 1)
+
+    # The shift is drawn even if it is not used, because all later draws depend on this draw.
+    added_shift = rng.uniform(*REGION_SHIFT_PX, size=2).astype(np.float32)  # x and y
+    if stands_still:
+        return motion.shifts * (1 - region)
+    return motion.shifts + region * time_from_minus_1_to_1(motion) * added_shift
+
+
+def time_from_minus_1_to_1(motion: Motion) -> np.ndarray:
+    """Return the times of a motion in [-1, 1], as (K, 1, 1, 1). The sharp instant is 0.
+
+    So a shift times these numbers is a motion with constant speed.
+    """
+    farthest = np.abs(motion.times).max()
+    times = (motion.times / farthest).astype(np.float32)
+    return times[:, None, None, None]
+
+
+def clouds(size: tuple[int, int], sigma: float, rng: np.random.Generator) -> np.ndarray:
+    """Return smooth noise (H, W) of mean 0 and standard deviation 1.
+
+    size: (H, W). sigma: of the Gaussian that smooths the noise, in pixels.
+    """
+    height, width = size
+    # The noise is drawn and smoothed at a quarter of the size and then enlarged, which is faster. A
+    # sigma of 6 pixels or more loses nothing by this.
+    noise = rng.standard_normal((height // 4, width // 4)).astype(np.float32)
+    smooth = cv2.GaussianBlur(noise, (0, 0), sigma / 4)
+    smooth = cv2.resize(smooth, (width, height))
+    return (smooth - smooth.mean()) / smooth.std()

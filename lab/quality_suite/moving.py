@@ -1,0 +1,57 @@
+"""The score of moving pixels: how well a method restores the part of a frame that is blurred.
+
+What must stay: the three numbers below, because the scores of finished runs were computed with
+them. test_the_score_of_moving_pixels_leaves_still_ones_out
+"""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from data.clips.pictures import read_bgr
+
+# A pixel counts as moving if the blurry and the sharp frame differ by more than this, in levels of
+# 8 bits. A lower limit would count noise as motion.
+MOVING_LEVELS = 12
+# Pixels at this distance from a moving pixel, or nearer, count as moving, too: a restored edge may
+# lie beside the true edge.
+MOVING_AROUND = 7
+# A frame without at least this share of moving pixels has no score of moving pixels, because a few
+# pixels would decide it.
+LEAST_MOVING = 0.01
+
+
+def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
+    """Return the PSNR in dB of the moving pixels: {"restored": dB, "input": dB of the blurry}.
+
+    It is the mean over the frames in which more than LEAST_MOVING of the pixels move.
+    lab/joint_gain.py uses it as well. Test: test_the_score_of_moving_pixels_leaves_still_ones_out
+
+    restored: folder of the restored frames. clip: folder with the folders sharp and blur.
+    """
+    scores: dict[str, list[float]] = {"restored": [], "input": []}
+    for file in sorted((clip / "sharp").iterdir()):
+        sharp = read_bgr(str(file)).astype(np.float32)
+        blurry = read_bgr(str(clip / "blur" / file.name)).astype(np.float32)
+        frame = read_bgr(str(restored / file.name)).astype(np.float32)
+
+        is_moving = _moving_pixels(blurry, sharp)
+        if is_moving.mean() > LEAST_MOVING:
+            scores["restored"].append(_psnr((frame - sharp)[is_moving]))
+            scores["input"].append(_psnr((blurry - sharp)[is_moving]))
+    return {kind: float(np.mean(values)) for kind, values in scores.items()}
+
+
+def _moving_pixels(blurry: np.ndarray, sharp: np.ndarray) -> np.ndarray:
+    """Return (H, W) bool: where a frame moves. blurry, sharp: (H, W, 3) in levels of 8 bits."""
+    largest_difference = np.abs(blurry - sharp).max(axis=2)  # of the three colours, (H, W)
+    differs = (largest_difference > MOVING_LEVELS).astype(np.uint8)
+    # Dilation sets each pixel with a moving pixel in the square around it.
+    side = 2 * MOVING_AROUND + 1
+    return cv2.dilate(differs, np.ones((side, side))).astype(bool)
+
+
+def _psnr(errors: np.ndarray) -> float:
+    """Return the PSNR in dB of errors in levels of 8 bits."""
+    return 10 * np.log10(255**2 / (errors**2).mean())

@@ -1,0 +1,124 @@
+"""A run: a method is trained with a seed, and tested on all test clips.
+
+    run_one     main_train_vrt.py, then `test`  -> results/<run>_<part>.json
+    test        main_test_vrt.py                -> scores of the clips
+    finished    reads such a result again
+
+What must stay: the names and keys of the results, because some are part of the project (COMMITTED),
+and `finished` must find them. tests/parts/house/test_quality_command.py, a slow test, runs the
+whole program on the suite `sample`.
+"""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from lab.quality_suite import programs
+from lab.quality_suite.methods import Method
+from lab.quality_suite.moving import moving_psnr
+from lab.quality_suite.sets import Data, dataroots_of
+from lab.tools import ROOT
+from utils.results import read_json
+from utils.run.history import read_history
+
+COMMITTED = ROOT / "docs/benchmarks/quality"  # results that are part of the project
+
+
+def finished(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any] | None:
+    """Return the result of a run, if it was tested under all conditions. Else return None.
+
+    A result of this machine comes before one in COMMITTED.
+    """
+    name = f"{method.run_name(seed)}_{data.part}.json"
+    for folder in (out / "results", COMMITTED):
+        file = folder / name
+        if file.exists():
+            result = read_json(file)
+            # Names of clips are "<condition>/<clip>".
+            tested = {clip.partition("/")[0] for clip in result["clips"]}
+            has_all = tested >= data.tests.keys()  # it may have been tested under more conditions
+            return result if has_all else None
+    return None
+
+
+def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
+    """Train and test a method with a seed, or go on where an earlier call stopped.
+
+    Writes the result: the name of the method, the seed, the seconds of a step, and the scores of
+    the clips.
+    """
+    name = method.run_name(seed)
+    programs.call(
+        "main_train_vrt.py",
+        "--opt",
+        str(method.file),
+        *method.overrides,
+        f"task={name}",
+        f"path.root={out / 'runs'}",
+        f"train.manual_seed={seed}",
+        out=out,
+        name=name,
+    )
+    run = out / "runs" / name
+    # Steps per second, of each line of the log. If this call has only tested a run that was
+    # finished before, the history of the run still has them.
+    speeds = [value for _, value in read_history(run).get("train/it_per_s", [])]
+    s_per_step = None
+    if speeds:
+        s_per_step = statistics.median(1 / speed for speed in speeds)
+    # These are the averaged weights if the option file asks for them (E_decay).
+    weights = str(run / "checkpoints/checkpoint_latest.pth")
+    clips = test(out, data, name, method.file, "--weights", weights)
+    result = {"method": method.name, "seed": seed, "s_per_step": s_per_step, "clips": clips}
+    save(out, data, name, result)
+
+
+def save(out: Path, data: Data, name: str, result: dict[str, Any]) -> None:
+    """Write a result to results/<name>_<part>.json, where `finished` finds it."""
+    file = out / "results" / f"{name}_{data.part}.json"
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{name}: done", flush=True)
+
+
+def test(out: Path, data: Data, name: str, option_file: Path, *method: str) -> dict[str, Any]:
+    """Restore all test clips with main_test_vrt.py, and return their scores.
+
+    Returns "<condition>/<clip>" -> {"restored": scores, "input": scores of the blurry frames}. The
+    scores come from metrics.json. Frames in colour also have "moving", the PSNR of the moving
+    pixels.
+
+    name: name of the run, for the folder of the results and for the log.
+    option_file: option file that says how the clips are read.
+    method: flags that say what restores, e.g. "--weights", FILE.
+    """
+    scores = {}
+    for condition, folder in data.tests.items():
+        results = out / "tests" / name / condition
+        roots_of_test = dataroots_of(folder, data.split)
+        options = [f"datasets.test.{key}={value}" for key, value in roots_of_test.items()]
+        options.append("datasets.test.spike.calibration=recorded")
+        programs.call(
+            "main_test_vrt.py",
+            "--opt",
+            str(option_file),
+            *method,
+            "--output",
+            str(results),
+            "--overwrite",
+            "--save",
+            "frames",
+            *options,
+            out=out,
+            name=name,
+        )
+        sharp_root = Path(roots_of_test["dataroot_gt"])
+        for clip, about in read_json(results / "metrics.json")["clips"].items():
+            scores_of_clip = {"restored": about["restored"], "input": about["input"]}
+            # Grey frames, as tfp makes them, have only the score psnr_y.
+            if "psnr" in about["restored"]:
+                moving = moving_psnr(results / clip, sharp_root / clip)
+                for kind in ("restored", "input"):
+                    scores_of_clip[kind] = scores_of_clip[kind] | {"moving": moving[kind]}
+            scores[f"{condition}/{clip}"] = scores_of_clip
+    return scores

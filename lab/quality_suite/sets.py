@@ -1,0 +1,175 @@
+"""The sets of clips on which methods are trained and tested.
+
+What must stay: CLIPS, SAMPLE_WEIGHTS and FRAMES. They are part of the digest of the data, so
+another value makes all results of finished runs invalid. TRAINING_SETS is no part of the digest, so
+whoever changes a training set must give it another name, which changes SAMPLE_WEIGHTS. CONDITIONS
+is no part, because it changes no training: each condition is tested on its own. Free to add: a
+condition.
+
+tests/parts/house/test_quality_command.py makes the suite `sample`. No test makes the clips of the
+suite `real`, because they need the videos.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lab.quality_suite import programs
+from lab.quality_suite.sources import PHOTOS, VIDEOS, link_sources
+from scripts.make_sample_data import RGB, SPIKES
+
+# Set of clips -> number of clips of each video or photograph.
+CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}
+FRAMES = 8  # frames of a clip
+# Training set -> weight with which a sample is drawn from it: of 12 samples, 4 are of "random".
+# "made" is the set of `make sample`. The order of the sets decides which random number draws from
+# which set, so it must stay.
+SAMPLE_WEIGHTS = {"random": 4, "photos": 2, "ideal": 3, "made": 3}
+
+
+class TrainingSet(NamedTuple):
+    """What the clips of a training set of the suite `real` are made from."""
+
+    source: str  # "train": the training videos; "photos": the photographs
+    rig: str  # the pair of simulated cameras, e.g. "ideal" (data/cameras/rig_values.py)
+
+
+TRAINING_SETS = {
+    "random": TrainingSet(source="train", rig="random"),
+    "ideal": TrainingSet(source="train", rig="ideal"),
+    "photos": TrainingSet(source="photos", rig="random"),
+}
+# The pairs of simulated cameras (rigs) of the tests. data/cameras/rig_values.py has their values.
+CONDITIONS = ("ideal", "other", "rig", "dim")
+
+
+@dataclass(frozen=True)
+class Data:
+    """The sets of clips of a suite."""
+
+    sample_weights: Mapping[Path, int]  # folder of a training set -> weight of its samples
+    tests: Mapping[str, Path]  # condition -> folder of its test clips, e.g. data/report_rig
+    split: str  # "train" or "test": the folder within a set that has the test clips
+    # A digest of what the sets are made from. It contains no folder, so that results hold on other
+    # machines.
+    digest: str
+
+    @property
+    def part(self) -> str:
+        """Return what the tests are of: "made", "choose" or "report".
+
+        It is the first word of the folder of a test set, e.g. of data/report_rig. The files of
+        results end with it, so it must stay.
+        """
+        first_folder = next(iter(self.tests.values()))
+        return first_folder.name.partition("_")[0]
+
+
+def make_made(out: Path) -> Data:
+    """Make the sample set, as `make sample` does. It is for training and testing."""
+    folder = out / "data/made"
+    programs.call("scripts/make_sample_data.py", "--root", str(folder), out=out, name="made")
+    return Data(
+        sample_weights={folder: 1},
+        tests={"recorded": folder},
+        split="test",
+        digest="sample",
+    )
+
+
+def make_real(out: Path, videos: Path | None, part: str, conditions: Sequence[str]) -> Data:
+    """Make all sets of the suite `real`. Sets that are there are kept.
+
+    videos: folder of the eleven videos. Without it, the program ends with a message.
+    part: which videos the methods are tested on, "choose" or "report".
+    conditions: the conditions under which they are tested, of CONDITIONS.
+    """
+    sources = link_sources(out, videos)
+    # The training sets, each in the folder data/<name>: "made", and those of TRAINING_SETS.
+    # SAMPLE_WEIGHTS has the weights of all of them.
+    make_made(out)
+    for name, training_set in TRAINING_SETS.items():
+        make_clips(
+            out,
+            name,
+            source=sources[training_set.source],
+            rig=training_set.rig,
+            clips=CLIPS[name],
+            frames=FRAMES,
+        )
+    sample_weights = {out / "data" / name: weight for name, weight in SAMPLE_WEIGHTS.items()}
+
+    # The test clips of all conditions. `conditions` says which of them are tested.
+    folder_of_condition = {}
+    for condition in CONDITIONS:
+        folder_of_condition[condition] = make_clips(
+            out,
+            name=f"{part}_{condition}",
+            source=sources[part],
+            rig=condition,
+            clips=CLIPS[part],
+            frames=FRAMES,
+        )
+    tests = {condition: folder_of_condition[condition] for condition in conditions}
+    digest = digest_of([VIDEOS, CLIPS, SAMPLE_WEIGHTS, FRAMES, PHOTOS])
+    # split: `make_clips` puts all clips of a set into its folder "train", also the test clips.
+    return Data(sample_weights, tests, split="train", digest=digest)
+
+
+def make_clips(out: Path, name: str, source: Path, rig: str, clips: int, **settings: Any) -> Path:
+    """Make a set of clips in the folder <out>/data/<name>, and return the folder.
+
+    Clips that are there are kept.
+
+    source: folder of videos or photographs.
+    rig: the pair of simulated cameras, e.g. "dim".
+    clips: number of clips of each video or photograph.
+    settings: other flags of scripts/prepare_gopro_spike.py, e.g. average=7. The program uses its
+        default for a setting that is None.
+    """
+    folder = out / "data" / name
+    flags = {
+        "test_share": 0,  # all clips are in the folder "train" of the set
+        "workers": 1,
+        "source": source,
+        "rig": rig,
+        "clips": clips,
+        "out": folder,
+        **settings,
+    }
+    words = []
+    for flag, value in flags.items():
+        if value is not None:
+            words += [f"--{flag.replace('_', '-')}", str(value)]
+    # The name of the set is also the name of its log file.
+    programs.call("scripts/prepare_gopro_spike.py", *words, out=out, name=name)
+    return folder
+
+
+def dataroots_of(folder: Path, split: str) -> dict[str, str]:
+    """Return the folders of a set as keys of an option file, e.g. "dataroot_spike" -> folder.
+
+    dataroot_lq and dataroot_gt are the same folder: <clip>/blur and <clip>/sharp lie below it.
+
+    folder: of the set. split: "train" or "test".
+    """
+    # RGB and SPIKES: the folders of the two cameras, as scripts/prepare_gopro_spike.py names them.
+    frames = str(folder / RGB / split)
+    return {
+        "dataroot_lq": frames,
+        "dataroot_gt": frames,
+        "dataroot_spike": str(folder / SPIKES / split),
+    }
+
+
+def digest_of(value: Any) -> str:
+    """Return 8 hex digits that change with the value.
+
+    Names of committed results contain such digits, so the form of the JSON must stay. The order of
+    the keys of a dict does not count.
+    """
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,0 +1,101 @@
+"""The network of the form "motion" with attention over pictures of spikes.
+
+The frames of this attention are the 15 pictures of spikes that `MotionNet` sees. Eleven pictures
+show windows of time within the exposure. Two pictures show windows before it, and two after it.
+`MotionNet` finds the motion from coarse to fine, at four levels. A pixel of a level has a side of
+8, 4, 2 or 1 spike pixels. Each level has a conv net of its own, which corrects the motion.
+
+What must stay: the network has about as many parameters as `MotionNet`, within 5 %
+(test_the_motion_is_found_by_both_networks). Free to change: the sizes below, if it stays so.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from models.fusion.motion_net import LEVELS, SCENE_CHANNELS, MotionNet, conv_net
+from models.fusion.motion_windows import PICTURE_CHANNELS, WINDOWS
+from models.vrt.stages import BlockGroup
+
+# The levels with attention: the side of their pixels in spike pixels. They are the coarsest levels.
+# There dim light is averaged most, and attention takes least time.
+ATTENTION_LEVELS = (8, 4)
+# With more channels or heads, a step of the attention takes longer, so it makes fewer steps in the
+# same time. No measurement of other values is recorded.
+TOKEN_CHANNELS = 16
+HEADS = 2
+# A window of the attention: all pictures, and 2 x 2 pixels of the level. Windows of 4 x 4 pixels
+# took twice the time of a step.
+ATTENTION_WINDOW = (WINDOWS, 2, 2)
+JOINED_CHANNELS = 24  # channels that the attention adds to the inputs of the conv net
+# Width of the conv nets with attention, in place of 48, so that both networks have about the same
+# number of parameters.
+NARROW_FEATURES = 42
+
+
+class AttentionMotionNet(MotionNet):
+    """`MotionNet` whose coarse levels also see features by attention over the pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.ModuleDict({str(size): PictureAttention() for size in ATTENTION_LEVELS})
+        for index, level in enumerate(LEVELS):
+            if level.size in ATTENTION_LEVELS:
+                # Replace the conv net of the level by a net with more inputs, and narrower.
+                convs = [each for each in self.nets[index].modules() if isinstance(each, nn.Conv2d)]
+                first_conv = convs[0]
+                last_conv = convs[-1]
+                self.nets[index] = conv_net(
+                    inputs=first_conv.in_channels + JOINED_CHANNELS,
+                    features=NARROW_FEATURES,
+                    layers=level.layers,
+                    outputs=last_conv.out_channels,
+                )
+
+    def _inputs(
+        self, pictures: Tensor, scene: Tensor, curve: Tensor, log_error: Tensor, size: int
+    ) -> Tensor:
+        """Return the inputs of the conv net of a level, with the channels of the attention.
+
+        `MotionNet.forward` calls this for each level. The arguments are the arguments of
+        `MotionNet._inputs`, whose result (B, 48, h, w) begins with the 30 channels of the pictures.
+        """
+        inputs = super()._inputs(pictures, scene, curve, log_error, size)
+        if size not in ATTENTION_LEVELS:
+            return inputs
+        moved = inputs[:, : WINDOWS * PICTURE_CHANNELS]  # the 30 channels of the pictures
+        joined = self.attention[str(size)](moved, scene)  # (B, 24, h, w)
+        return torch.cat((inputs, joined), dim=1)
+
+
+class PictureAttention(nn.Module):
+    """Attention over the pictures of all windows of time, at one level of `MotionNet`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inputs = PICTURE_CHANNELS + SCENE_CHANNELS  # 2 + 3
+        self.embed = nn.Conv2d(inputs, TOKEN_CHANNELS, kernel_size=3, padding=1)
+        self.blocks = BlockGroup(
+            TOKEN_CHANNELS,
+            depth=1,
+            heads=HEADS,
+            window=ATTENTION_WINDOW,
+            mutual=False,
+            drop_path=[0.0],
+        )
+        self.join = nn.Conv2d(WINDOWS * TOKEN_CHANNELS, JOINED_CHANNELS, kernel_size=1)
+
+    def forward(self, moved: Tensor, scene: Tensor) -> Tensor:
+        """Return channels for the conv net of the level, (B, 24, h, w).
+
+        moved: two channels of each of the 15 pictures, (B, 30, h, w), shifted back to the sharp
+        instant. scene: (B, 3, h, w). The C below is TOKEN_CHANNELS.
+        """
+        pictures = moved.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
+        batch = len(pictures)
+        scenes = scene[:, None].expand(-1, WINDOWS, -1, -1, -1)  # (B, 15, 3, h, w)
+        inputs = torch.cat((pictures, scenes), dim=2)  # (B, 15, 5, h, w)
+        features = self.embed(inputs.flatten(0, 1))  # (B 15, C, h, w)
+        tokens = features.unflatten(0, (batch, WINDOWS)).permute(0, 1, 3, 4, 2)  # (B, 15, h, w, C)
+        tokens = self.blocks(tokens)
+        features = tokens.permute(0, 1, 4, 2, 3).flatten(1, 2)  # (B, 15 C, h, w)
+        return self.join(features)

@@ -1,0 +1,53 @@
+"""The equations of all frames of a clip, as if the clip were one tall frame.
+
+What must stay: `ClipEquations` has the members of `utils.contract.JointEquations`, and
+`split_frames` undoes `stack_frames` (test_frames_below_one_another_come_apart).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from utils.contract import JointEquations
+
+
+class ClipEquations:
+    """The equations of all frames of a clip, as if the clip were one tall frame.
+
+    The frames lie below one another: N frames of (3, H, W) are (3, N H, W). So
+    `MotionSteps.all_steps` restores a clip as it restores a frame. No equation connects two frames.
+
+    It has the members of `utils.contract.JointEquations`.
+    """
+
+    def __init__(self, of_frames: Sequence[JointEquations]) -> None:
+        self.of_frames = of_frames
+        self.blurry = stack_frames([each.blurry for each in of_frames])
+
+    def proposal(self, z_0: Tensor) -> Tensor:
+        """Return the solutions of the equations of all frames, (3, N H, W)."""
+        pairs = zip(self.of_frames, split_frames(z_0, len(self.of_frames)), strict=True)
+        return stack_frames([equations.proposal(frame) for equations, frame in pairs])
+
+    def evidence(self) -> Tensor:
+        """Return how far to trust the equations at each pixel of all frames, (6, N H, W)."""
+        return stack_frames([each.evidence() for each in self.of_frames])
+
+    def pulls(self, z: Tensor) -> Tensor:
+        """Return how the equations would change all frames, and how far they are off.
+
+        The result is (7, N H, W), the channels of `data.motion.joint.equations.Equations.pulls`.
+        """
+        pairs = zip(self.of_frames, split_frames(z, len(self.of_frames)), strict=True)
+        return stack_frames([equations.pulls(frame) for equations, frame in pairs])
+
+
+def stack_frames(frames: Sequence[Tensor] | Tensor) -> Tensor:
+    """Put frames (C, H, W) below one another: (C, N H, W)."""
+    return torch.cat(list(frames), dim=-2)
+
+
+def split_frames(clip: Tensor, count: int) -> Tensor:
+    """Undo `stack_frames`: (C, N H, W) -> (N, C, H, W). count: number of frames, N."""
+    return torch.stack(clip.chunk(count, dim=-2))

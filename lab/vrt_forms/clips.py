@@ -1,0 +1,134 @@
+"""The clips of the forms "prior" and "behind", and the score of a clip.
+
+Both forms see clips of three or four frames. A frame is a sample of lab/train_motion.py. It has the
+frame of the operator (z_0) and the equations along the motion.
+
+What must stay: the order of the sets, because `draw_clip` draws a set by its index, and that no
+test clip comes from a training video. No test makes these clips, because they need the videos.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.motion.finder import finder_of
+from lab.motion_steps.made_samples import samples_of
+from lab.motion_steps.network import OPERATOR_WEIGHTS, SHIPPED_WEIGHTS, network_of
+from lab.motion_steps.sample import CPU, Sample
+from lab.motion_steps.sets import SETS, ClipSet, made_sources
+from lab.quality_suite.sources import VIDEOS, link_files, video_files
+from lab.vrt_forms.form import LIGHTS
+from models.portable import read_saved
+
+# The sets of training clips: videos and photographs in each light. One clip of each video and
+# photograph is enough for minutes of training, and the equations of all clips are kept in memory.
+# The order of the sets is part of the training, because `draw_clip` draws a set by its index.
+TRAINING_SETS: dict[str, ClipSet] = {}  # e.g. "one_seven_dim" -> "seven_dim" with one clip
+for _kind in ("seven", "photos"):
+    for _light in LIGHTS:
+        _set = SETS[f"{_kind}_{_light}"]
+        TRAINING_SETS[f"one_{_kind}_{_light}"] = replace(_set, clips=1)
+# Light -> the set of test clips: the clips "choose" of lab/quality.py. The weight is not used here,
+# because all test clips are restored.
+TEST_SETS = {
+    light: ClipSet("choose", light, clips=2, frames=8, weight=1, crop=192) for light in LIGHTS
+}
+# The frames of a test clip that are restored, together: the middle four of eight. A training clip
+# has three or four frames as well.
+TEST_FRAMES = slice(2, 6)
+# Side in pixels of the middle of a frame, in which it is scored. At its border attention and convs
+# see less. VRT restores no more than this square, because the rest would take most of the time.
+SCORED_SIDE = 128
+Clip = list[Sample]  # successive frames
+
+
+class Pictures(NamedTuple):
+    """A clip without its spikes."""
+
+    z_0: Tensor  # (N, 3, H, W) the frames of the operator
+    sharp: Tensor  # (N, 3, H, W) the true frames
+
+
+def pictures_of(clip: Clip) -> Pictures:
+    """Return the frames of the operator and the true frames of a clip."""
+    return Pictures(
+        z_0=torch.stack([sample.z_0 for sample in clip]),
+        sharp=torch.stack([sample.sharp for sample in clip]),
+    )
+
+
+def training_clips(videos: Path, out: Path) -> list[list[Clip]]:
+    """Return the clips of each of TRAINING_SETS. Makes them in `out` if they are not there.
+
+    videos: folder of the videos of lab/quality.py.
+    """
+    sources = made_sources(out, videos)
+    clips = []
+    for name, clip_set in TRAINING_SETS.items():
+        clips.append(clips_of(out, name, clip_set, sources[clip_set.source]))
+    return clips
+
+
+def test_clips(videos: Path, out: Path) -> dict[str, dict[str, Clip]]:
+    """Return light -> name of a clip -> its TEST_FRAMES. Makes the clips if they are not there."""
+    source = out / "sources" / "choose"
+    link_files(video_files(videos, VIDEOS["choose"]), source)
+    clips: dict[str, dict[str, Clip]] = {}
+    for light, clip_set in TEST_SETS.items():
+        # The clips are in the order of the videos, e.g. coffee_00, coffee_01, walker_00.
+        names = []
+        for video in VIDEOS["choose"]:
+            names += [f"{video}_{index:02d}" for index in range(clip_set.clips)]
+        whole_clips = clips_of(out, f"choose_{light}", clip_set, source)
+        clips[light] = {}
+        for name, clip in zip(names, whole_clips, strict=True):
+            clips[light][name] = clip[TEST_FRAMES]
+    return clips
+
+
+def clips_of(out: Path, name: str, clip_set: ClipSet, source: Path) -> list[Clip]:
+    """Return the clips of a set. The shipped weights find their motion."""
+    operator = read_saved(OPERATOR_WEIGHTS)
+    shipped = network_of(SHIPPED_WEIGHTS)
+    find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
+    samples = samples_of(out, name, clip_set, source, operator, find_motion)
+    # The samples are in the order of the frames, clip after clip.
+    starts = range(0, len(samples), clip_set.frames)
+    return [samples[start : start + clip_set.frames] for start in starts]
+
+
+def draw_clip(clips: Sequence[Sequence[Any]], rng: np.random.Generator) -> Any:
+    """Draw a set, all sets alike, and a clip of this set."""
+    clips_of_set = clips[int(rng.integers(len(clips)))]
+    return clips_of_set[int(rng.integers(len(clips_of_set)))]
+
+
+def gain_db(restored: Tensor, z_0: Tensor, sharp: Tensor) -> float:
+    """Return by how many dB a clip is better than the frames z_0, in the mean over its frames.
+
+    It is 10 log10(errors_0 / errors), with the mean squared errors of z_0 and of `restored`.
+
+    All: (N, 3, H, W). Only the middle of a frame is scored. z_0 lies in [0, 1] already, so only
+    `restored` is clamped.
+    """
+    errors = (
+        (middle_square(restored).clamp(0, 1) - middle_square(sharp)).square().mean((1, 2, 3))
+    )  # (N,)
+    errors_0 = (middle_square(z_0) - middle_square(sharp)).square().mean((1, 2, 3))
+    return float(-10 * (errors / errors_0).log10().mean())
+
+
+def middle_square(frames: Tensor) -> Tensor:
+    """Return the middle SCORED_SIDE x SCORED_SIDE pixels of frames (..., H, W).
+
+    A frame that is smaller is returned as a whole.
+    """
+    # A smaller frame has a negative difference. As an index it would count from the other end.
+    top = max(0, (frames.shape[-2] - SCORED_SIDE) // 2)
+    left = max(0, (frames.shape[-1] - SCORED_SIDE) // 2)
+    return frames[..., top : top + SCORED_SIDE, left : left + SCORED_SIDE]

@@ -1,0 +1,76 @@
+"""A form: where attention over frames is added, with its data, its two networks and its tests.
+
+What must stay: both networks of a form get the same data
+(test_both_networks_of_a_form_are_trained_for_the_same_time). Free to add: a form, which is a
+subclass of `Form` in a module of its own, and an entry of FORMS in lab/vrt_curve.py.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+# The two networks of a form. A function that makes or tests one of them has an argument `arm` with
+# one of these names.
+ATTENTION = "attention"
+CONTROL = "control"
+ARMS = (ATTENTION, CONTROL)
+# The lights of the tests, from dark to bright. They are names of rigs in
+# data/cameras/rig_values.py.
+LIGHTS = ("dim", "rig", "ideal")
+# Light -> name of the scene or clip -> score, e.g. {"dim": {"coffee_00": 3.5, ...}, ...}. A score
+# is an error in pixels (form "motion": less is better) or a gain in dB (the others: more is
+# better).
+Scores = dict[str, dict[str, float]]
+
+
+class Form(ABC):
+    """The data, the networks, the loss and the tests of a value of --form.
+
+    One object serves both networks of the form, so both get the same data.
+
+    A new form is a subclass and an entry of FORMS. `Training` calls `network` and `loss`, and
+    `measure` calls the rest. An argument `arm` is ATTENTION or CONTROL.
+    """
+
+    name: str  # a value of --form
+    score: str  # what the scores are, with their unit
+    rate: float  # the learning rate
+
+    @classmethod
+    @abstractmethod
+    def made(cls, videos: Path, out: Path) -> "Form":
+        """Make the data, or read it.
+
+        videos: folder of the videos of lab/quality.py. out: folder in which clips are kept.
+        """
+
+    @abstractmethod
+    def network(self, arm: str) -> nn.Module:
+        """Build one of the two networks, with new weights from torch's generator."""
+
+    @abstractmethod
+    def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
+        """Draw the data of a step, and return the loss on them.
+
+        Both networks draw the same numbers, so that step n of both sees the same data.
+        """
+
+    @abstractmethod
+    def scores(self, net: nn.Module) -> Scores:
+        """Test a network. Returns the score of each scene or clip in each light."""
+
+    def references(self) -> dict[str, Any]:
+        """Return scores of what needs no training here, by name, for the written file."""
+        return {}
+
+    def scores_with(self, arm: str, weights: Mapping[str, Tensor]) -> Scores:
+        """Return the scores of a network with these weights."""
+        net = self.network(arm)
+        net.load_state_dict(weights)
+        with torch.no_grad():
+            return self.scores(net.eval())

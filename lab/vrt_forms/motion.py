@@ -1,0 +1,128 @@
+"""Form "motion": attention in the network that finds the motion.
+
+The networks are trained and tested on scenes with exact motion, which lab/motion_net/ draws. The
+control is `MotionNet` itself.
+
+What must stay: the order of the draws, because scenes come from a seed, and that the test scenes
+show videos on which nothing is trained. test_the_motion_is_found_by_both_networks trains both
+networks for a moment.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from data.cameras.rig_values import NAMED
+from lab.motion_net.batches import Batch, batch_of, turned
+from lab.motion_net.loss import loss_of
+from lab.motion_net.samples import Sample, recorded, samples_of
+from lab.motion_net.scenes import random_scene
+from lab.motion_net.textures import all_textures, frames_of
+from lab.motion_net.training import RATE
+from lab.motion_steps.network import SHIPPED_WEIGHTS, network_of
+from lab.quality_suite.sources import VIDEOS, video_files
+from lab.vrt_forms.attention_motion_net import AttentionMotionNet
+from lab.vrt_forms.form import ATTENTION, LIGHTS, Form, Scores
+from models.fusion.motion_net import LEVELS, MotionNet
+from models.fusion.motion_windows import INSIDE, displacements
+
+# The scenes that are drawn before the training. Both networks draw their batches from them. Each
+# scene gives two samples.
+TRAINING_SCENES = 500
+TEST_SCENES = 40  # each is tested in each of LIGHTS
+TEST_SEED = 1000  # of the test scenes, whatever --seed is
+MOTION_BATCH = 8  # samples of a step
+# The finest level of `MotionNet` is left out in training and test. It takes half of the time of a
+# step, and only corrects what the coarser levels have found.
+MOTION_LEVELS = len(LEVELS) - 1
+
+
+class MotionForm(Form):
+    """The network that finds the motion, on scenes with exact motion."""
+
+    name = "motion"
+    score = "end-point error in spike pixels, mean over the exposure"
+    rate = RATE
+
+    def __init__(
+        self,
+        videos: Path,
+        training_scenes: int = TRAINING_SCENES,
+        test_scenes: int = TEST_SCENES,
+    ) -> None:
+        """Draw the scenes. videos: folder of the videos of lab/quality.py."""
+        rng = np.random.default_rng(0)
+        textures = all_textures(videos)
+        self.samples: list[Sample] = []
+        for _ in range(training_scenes):
+            self.samples += samples_of(rng, textures)
+
+        # The surfaces of the test scenes come from videos on which nothing is trained.
+        textures = []
+        for video in video_files(videos, VIDEOS["choose"]):
+            textures += frames_of(video)
+        self.tests: dict[str, list[Batch]] = {light: [] for light in LIGHTS}
+        rng = np.random.default_rng(TEST_SEED)
+        for scene_index in range(test_scenes):
+            scene = random_scene(rng, textures)
+            for light in LIGHTS:
+                # The same seed in each light, so that the cameras differ in their rate alone.
+                flaws = np.random.default_rng((TEST_SEED, scene_index))
+                rate = NAMED[light]["rate"]
+                sample = recorded(flaws, scene, rate)
+                self.tests[light].append(batch_of([sample]))
+
+    @classmethod
+    def made(cls, videos: Path, out: Path) -> "MotionForm":
+        return cls(videos)  # scenes are drawn again from their seed, so nothing is read from `out`
+
+    def network(self, arm: str) -> MotionNet:
+        return AttentionMotionNet() if arm == ATTENTION else MotionNet()
+
+    def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
+        assert isinstance(net, MotionNet)
+        indices = rng.integers(0, len(self.samples), MOTION_BATCH)
+        batch = turned(batch_of([self.samples[index] for index in indices]), rng)
+        found = net(batch.pictures, batch.scenes, MOTION_LEVELS)
+        loss, _ = loss_of(found, batch.shifts, net.tau[INSIDE])
+        return loss
+
+    def scores(self, net: nn.Module) -> Scores:
+        assert isinstance(net, MotionNet)
+        scores: Scores = {}
+        for light, batches in self.tests.items():
+            scores[light] = {}
+            for number, batch in enumerate(batches):
+                scores[light][f"scene_{number:02d}"] = mean_error(net, batch)
+        return scores
+
+    def references(self) -> dict[str, Any]:
+        """Return the scores without any motion, and of the network in weights/motion.pth."""
+        still = {}
+        for light, batches in self.tests.items():
+            still[light] = {}
+            for number, batch in enumerate(batches):
+                # If all found shifts are 0, the error is the length of the true shift. Dimension 2
+                # is x and y.
+                length = batch.shifts.norm(dim=2).mean()
+                still[light][f"scene_{number:02d}"] = float(length)
+        with torch.no_grad():
+            net = network_of(SHIPPED_WEIGHTS).motion_net
+            assert net is not None
+            shipped = self.scores(net)
+        return {"no motion": still, "weights/motion.pth": shipped}
+
+
+def mean_error(net: MotionNet, batch: Batch) -> float:
+    """Return the mean error of the shifts of all spike pixels, in spike pixels."""
+    curves_of_levels = net(batch.pictures, batch.scenes, MOTION_LEVELS)
+    curves = curves_of_levels[-1]  # the finest level that is computed
+    # The level has larger pixels than the spike camera, so its curves are enlarged.
+    size = batch.shifts.shape[-2:]
+    coefficients = F.interpolate(curves.coefficients, size, mode="bilinear", align_corners=False)
+    found = displacements(coefficients, net.tau[INSIDE])  # (B, 11, 2, h, w)
+    return float((found - batch.shifts).norm(dim=2).mean())

@@ -1,0 +1,111 @@
+"""Form "prior": attention between the learned steps of weights/motion.pth.
+
+The steps restore all frames of a clip together, with a prior between them (prior_net.py).
+
+What must stay: the order of the draws, and that the equations are made before the training, because
+making data does not count as training.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from data.motion.joint.equations import Solver
+from data.motion.learned_method import FEW_SPIKES
+from data.motion.light import median_spikes
+from lab.motion_steps.loss import loss_of
+from lab.motion_steps.made_samples import SOLVER
+from lab.vrt_forms.clip_equations import ClipEquations, split_frames, stack_frames
+from lab.vrt_forms.clips import Clip, draw_clip, gain_db, pictures_of, test_clips, training_clips
+from lab.vrt_forms.form import ATTENTION, CONTROL, Form, Scores
+from lab.vrt_forms.frame_convs import FrameConvs
+from lab.vrt_forms.prior_net import (
+    PRIOR_FEATURES,
+    PRIOR_LAYERS,
+    FrameAttention,
+    Prior,
+    StepsWithPrior,
+)
+
+# The solver that makes the proposals of the tests. Its defaults are the settings of the shipped
+# weights. lab/train_motion.py has a cheaper solver for training.
+TEST_SOLVER = Solver()
+
+
+class PriorForm(Form):
+    """A prior between the learned steps of weights/motion.pth, which are not trained."""
+
+    name = "prior"
+    score = "gain over weights/operator.pth in dB"
+    rate = 1e-3
+
+    def __init__(
+        self, clips: Sequence[Sequence[Clip]], tests: Mapping[str, Mapping[str, Clip]]
+    ) -> None:
+        """Take the results of `training_clips` and `test_clips`, and make their equations.
+
+        clips: the training clips of each set. tests: light -> name -> test clip.
+        """
+        self.clips = clips
+        self.tests = tests
+        # Make all equations before the training, because making data does not count as training.
+        for clips_of_set in clips:
+            for clip in clips_of_set:
+                for sample in clip:
+                    sample.measured_equations(SOLVER)
+        # The proposals of the tests, by the solver of the shipped weights.
+        for clips_of_light in tests.values():
+            for clip in clips_of_light.values():
+                for sample in clip:
+                    equations = sample.measured_equations(TEST_SOLVER)
+                    sample.proposal = equations.proposal(sample.z_0)
+
+    @classmethod
+    def made(cls, videos: Path, out: Path) -> "PriorForm":
+        return cls(training_clips(videos, out), test_clips(videos, out))
+
+    def network(self, arm: str) -> "StepsWithPrior":
+        if arm == ATTENTION:
+            return StepsWithPrior(Prior(FrameAttention()))
+        return StepsWithPrior(Prior(FrameConvs(PRIOR_FEATURES, PRIOR_LAYERS)))
+
+    def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
+        assert isinstance(net, StepsWithPrior)
+        clip = draw_clip(self.clips, rng)
+        frames = steps_of_clip(net, clip, SOLVER)
+        pictures = pictures_of(clip)
+        loss, _ = loss_of(frames, stack_frames(pictures.z_0), stack_frames(pictures.sharp))
+        return loss
+
+    def scores(self, net: nn.Module) -> Scores:
+        assert isinstance(net, StepsWithPrior)
+        scores: Scores = {}
+        for light, clips in self.tests.items():
+            scores[light] = {}
+            for name, clip in clips.items():
+                frames_of_steps = steps_of_clip(net, clip, TEST_SOLVER)
+                frames = split_frames(frames_of_steps[-1], len(clip))  # after the last step
+                pictures = pictures_of(clip)
+                scores[light][name] = gain_db(frames, pictures.z_0, pictures.sharp)
+        return scores
+
+    def references(self) -> dict[str, Any]:
+        """Return the scores of the shipped weights, without a prior."""
+        net = self.network(CONTROL)  # a new prior adds nothing
+        with torch.no_grad():
+            return {"weights/motion.pth": self.scores(net)}
+
+
+def steps_of_clip(net: StepsWithPrior, clip: Clip, solver: Solver) -> list[Tensor]:
+    """Return all frames of a clip after each step, (3, N H, W) each."""
+    net.frames = len(clip)
+    # Light changes little within a clip, so its first frame decides.
+    net.is_dim = median_spikes(clip[0].recording) < FEW_SPIKES
+    z_0 = stack_frames([sample.z_0 for sample in clip])
+    proposal = stack_frames([sample.proposal for sample in clip])
+    equations = ClipEquations([sample.measured_equations(solver) for sample in clip])
+    return net.all_steps(z_0, proposal, equations)

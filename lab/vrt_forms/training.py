@@ -1,0 +1,140 @@
+"""The training of one network by CPU time. If it is stopped, it goes on from its file.
+
+What must stay: the learning rate stays constant after its rise, and the weights of a point are a
+moving average. So the weights at a point do not depend on how long the training goes on. A stopped
+training goes on where it was (test_a_stopped_training_goes_on_where_it_was).
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lab.vrt_forms.form import Form
+
+# Settings of the training. They are usual values for Adam, and no comparison with others is
+# recorded. Both networks of a form have the same.
+#
+# The moving average keeps this share of its old weights in each step, so it is about the mean of
+# the last 1 / (1 - 0.99) = 100 steps.
+MOST_OLD = 0.99
+WARM_STEPS = 50  # steps in which the learning rate rises to its value
+LARGEST_GRADIENT = 1.0  # norm to which larger gradients are scaled down
+SAVE_EVERY = 60  # CPU seconds from one save to the next, so a stop loses a minute at most
+
+
+class Weights(NamedTuple):
+    """The weights at a point of the curve."""
+
+    steps: int  # steps of the training so far
+    averaged: dict[str, Tensor]  # the moving average of the weights
+
+
+class Training:
+    """The training of one network. It can be stopped at any time, and goes on from its file.
+
+    file: has the state of the training, and the weights of the points that were reached.
+    """
+
+    def __init__(self, form: Form, arm: str, seed: int, file: Path) -> None:
+        torch.manual_seed(seed)  # of the initial weights
+        self.form = form
+        self.file = file
+        self.net = form.network(arm)
+        self.rng = np.random.default_rng(seed)  # of the data
+        # Parts of a network may be frozen, e.g. the shipped steps of the form "prior".
+        self.trained = [each for each in self.net.parameters() if each.requires_grad]
+        self.parameter_count = sum(each.numel() for each in self.trained)
+        self.optimizer = torch.optim.Adam(self.trained, form.rate, betas=(0.9, 0.99))
+        self.averaged = {name: value.clone() for name, value in self.net.state_dict().items()}
+        self.steps = 0
+        self.seconds = 0.0  # CPU time so far
+        self.seconds_before = 0.0  # CPU time before the last step
+        self.points: dict[float, Weights] = {}  # CPU seconds -> weights
+        if file.exists():
+            self.load()
+
+    def weights_after(self, seconds: float) -> Weights:
+        """Train until the training has taken this CPU time, and return the averaged weights."""
+        if seconds in self.points:
+            return self.points[seconds]
+        # A long step may pass several points, which then get the same weights. E.g. a step lasts
+        # from 0.9 s to 2.5 s, and the points are at 1 s and at 2 s: the point at 2 s is not before
+        # 0.9 s, so it is valid. A point before 0.9 s would need weights that are gone.
+        if seconds < self.seconds_before:
+            sys.exit(
+                f"{self.file} has already been trained for {self.seconds:.0f} s, longer than the "
+                f"{seconds:.0f} s of this point: use another --out, or larger --minutes"
+            )
+        saved_at = self.seconds
+        while self.seconds < seconds:
+            self.seconds_before = self.seconds
+            begin = time.process_time()
+            self.step()
+            self.seconds += time.process_time() - begin
+            if self.seconds - saved_at > SAVE_EVERY:
+                self.save()
+                saved_at = self.seconds
+        averaged = {name: value.clone() for name, value in self.averaged.items()}
+        self.points[seconds] = Weights(self.steps, averaged)
+        self.save()
+        return self.points[seconds]
+
+    def step(self) -> None:
+        """Change the weights once, and move the average towards them."""
+        self.net.train()
+        warm_up = min(1, (self.steps + 1) / WARM_STEPS)
+        self.optimizer.param_groups[0]["lr"] = self.form.rate * warm_up
+        loss = self.form.loss(self.net, self.rng)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.trained, LARGEST_GRADIENT)
+        self.optimizer.step()
+        self.steps += 1
+
+        # The average follows the weights fast at first, so that it forgets the initial weights. At
+        # step 20 it takes half of the new weights, and from step 1980 on 1 - MOST_OLD of them.
+        share_of_old = min(MOST_OLD, self.steps / (self.steps + 20))
+        for name, newest in self.net.state_dict().items():
+            if newest.is_floating_point():  # not the indices of the attention, which never change
+                self.averaged[name].lerp_(newest, 1 - share_of_old)
+
+    def save(self) -> None:
+        """Write the state of the training to its file.
+
+        `load` reads what is written here, so change both together
+        (test_a_stopped_training_goes_on_where_it_was).
+        """
+        state = {
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "averaged": self.averaged,
+            "rng": self.rng.bit_generator.state,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "seconds_before": self.seconds_before,
+            # As plain tuples, so that the file can be read after `Weights` was renamed.
+            "points": {at: tuple(weights) for at, weights in self.points.items()},
+        }
+        # First to another name, so that a stop while writing leaves the old file whole.
+        unfinished = self.file.with_suffix(".unfinished")
+        torch.save(state, unfinished)
+        unfinished.replace(self.file)
+
+    def load(self) -> None:
+        """Go on from the file of an earlier call."""
+        # weights_only=False, because the state of the generator has numbers of any size. The file
+        # is our own.
+        state = torch.load(self.file, weights_only=False)
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.averaged = state["averaged"]
+        self.rng.bit_generator.state = state["rng"]
+        self.steps = state["steps"]
+        self.seconds = state["seconds"]
+        self.seconds_before = state["seconds_before"]
+        self.points = {at: Weights(*weights) for at, weights in state["points"].items()}
