@@ -14,10 +14,10 @@ that needs no training. The suite says what the methods are trained and tested o
 
 The program works in this order. The parts are modules of lab/quality_suite/:
 
-    sets       make_made, make_real    the clips          -> Data
-    methods    read_method             an option file     -> Method
-    runs       run_one                 train, and test    -> results/<run>_<part>.json
-    tables     tables                  all results        -> table_<part>.md
+    sets       make_made, make_real    the clips            -> Data
+    methods    read_method             an option file       -> Method
+    runs       train_and_test          a method and a seed  -> results/<run>_<part>.json
+    tables     tables                  all results          -> table_<part>.md
 
 If the program is stopped, repeat the command: it goes on where it stopped. A finished run is
 repeated only if its options have changed. The runs in docs/benchmarks/quality count as finished.
@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.quality_suite.methods import Method, read_method, refuse_unequal_steps
 from lab.quality_suite.outcomes import Outcome
-from lab.quality_suite.runs import finished, run_one, save, test
+from lab.quality_suite.runs import finished_result, scores_on_tests, train_and_test, write_result
 from lab.quality_suite.sets import CONDITIONS, Data, make_made, make_real
 from lab.quality_suite.tables import tables
 from lab.tools import ROOT
@@ -71,8 +71,8 @@ def main(argv: list[str]) -> int:
     for seed in args.seeds:
         for method in methods:
             is_asked = args.only is None or method.file.stem in args.only
-            if is_asked and not finished(out, data, method, seed):
-                run_one(out, data, method, seed)
+            if is_asked and not finished_result(out, data, method, seed):
+                train_and_test(out, data, method, seed)
 
     text = report(out, data, methods, args.seeds)
     (out / f"table_{args.part}.md").write_text(text)
@@ -136,14 +136,14 @@ def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int
         if not file.exists():
             # A formula has no network. It takes from an option file only how clips are read.
             option_file = methods[0].file
-            clips = test(out, data, formula, option_file, "--method", formula)
-            save(out, data, formula, {"clips": clips})
+            clips = scores_on_tests(out, data, formula, option_file, "--method", formula)
+            write_result(out, data, formula, {"clips": clips})
         # A formula has no seed and no parameters. 0 stands for its only run.
         outcomes.append(Outcome(formula, parameters=0, runs={0: read_json(file)}))
     for method in methods:
         runs = {}
         for seed in seeds:
-            result = finished(out, data, method, seed)
+            result = finished_result(out, data, method, seed)
             if result:
                 runs[seed] = result
         if runs:

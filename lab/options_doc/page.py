@@ -113,7 +113,7 @@ def _refuse_other_texts(translations: dict[str, str], texts: dict[str, str]) -> 
 
 
 def _is_model(kind: object) -> bool:
-    """Whether an annotation is a section of options that has keys."""
+    """Return whether an annotation is a section of options that has keys."""
     return inspect.isclass(kind) and issubclass(kind, Section) and bool(kind.model_fields)
 
 
@@ -141,7 +141,7 @@ def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
 
 
 def _continues(longer: str, text: str) -> bool:
-    """Say whether `longer` begins with `text` (without its last "."), and goes on."""
+    """Return whether `longer` begins with `text` (without its last "."), and goes on."""
     return longer != text and longer.startswith(text.rstrip("."))
 
 

@@ -1,12 +1,12 @@
 """A run: a method is trained with a seed, and tested on all test clips.
 
-    run_one     main_train_vrt.py, then `test`  -> results/<run>_<part>.json
-    test        main_test_vrt.py                -> scores of the clips
-    finished    reads such a result again
+    train_and_test      main_train_vrt.py, then the tests -> results/<run>_<part>.json
+    scores_on_tests     main_test_vrt.py                  -> scores of the clips
+    finished_result     reads such a result again
 
 What must stay: the names and keys of the results, because some are part of the project (COMMITTED),
-and `finished` must find them. tests/parts/house/test_quality_command.py, a slow test, runs the
-whole program on the suite `sample`.
+and `finished_result` must find them. tests/parts/house/test_quality_command.py, a slow test, runs
+the whole program on the suite `sample`.
 """
 
 import json
@@ -25,24 +25,7 @@ from utils.run.history import read_history
 COMMITTED = ROOT / "docs/benchmarks/quality"  # results that are part of the project
 
 
-def finished(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any] | None:
-    """Return the result of a run, if it was tested under all conditions. Else return None.
-
-    A result of this machine comes before one in COMMITTED.
-    """
-    name = f"{method.run_name(seed)}_{data.part}.json"
-    for folder in (out / "results", COMMITTED):
-        file = folder / name
-        if file.exists():
-            result = read_json(file)
-            # Names of clips are "<condition>/<clip>".
-            tested = {clip.partition("/")[0] for clip in result["clips"]}
-            has_all = tested >= data.tests.keys()  # it may have been tested under more conditions
-            return result if has_all else None
-    return None
-
-
-def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
+def train_and_test(out: Path, data: Data, method: Method, seed: int) -> None:
     """Train and test a method with a seed, or go on where an earlier call stopped.
 
     Writes the result: the name of the method, the seed, the seconds of a step, and the scores of
@@ -69,19 +52,14 @@ def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
         s_per_step = statistics.median(1 / speed for speed in speeds)
     # These are the averaged weights if the option file asks for them (E_decay).
     weights = str(run / "checkpoints/checkpoint_latest.pth")
-    clips = test(out, data, name, method.file, "--weights", weights)
+    clips = scores_on_tests(out, data, name, method.file, "--weights", weights)
     result = {"method": method.name, "seed": seed, "s_per_step": s_per_step, "clips": clips}
-    save(out, data, name, result)
+    write_result(out, data, name, result)
 
 
-def save(out: Path, data: Data, name: str, result: dict[str, Any]) -> None:
-    """Write a result to results/<name>_<part>.json, where `finished` finds it."""
-    file = out / "results" / f"{name}_{data.part}.json"
-    file.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{name}: done", flush=True)
-
-
-def test(out: Path, data: Data, name: str, option_file: Path, *method: str) -> dict[str, Any]:
+def scores_on_tests(
+    out: Path, data: Data, name: str, option_file: Path, *method: str
+) -> dict[str, Any]:
     """Restore all test clips with main_test_vrt.py, and return their scores.
 
     Returns "<condition>/<clip>" -> {"restored": scores, "input": scores of the blurry frames}. The
@@ -122,3 +100,27 @@ def test(out: Path, data: Data, name: str, option_file: Path, *method: str) -> d
                     scores_of_clip[kind] = scores_of_clip[kind] | {"moving": moving[kind]}
             scores[f"{condition}/{clip}"] = scores_of_clip
     return scores
+
+
+def write_result(out: Path, data: Data, name: str, result: dict[str, Any]) -> None:
+    """Write a result to results/<name>_<part>.json, where `finished_result` finds it."""
+    file = out / "results" / f"{name}_{data.part}.json"
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{name}: done", flush=True)
+
+
+def finished_result(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any] | None:
+    """Return the result of a run, if it was tested under all conditions. Else return None.
+
+    A result of this machine comes before one in COMMITTED.
+    """
+    name = f"{method.run_name(seed)}_{data.part}.json"
+    for folder in (out / "results", COMMITTED):
+        file = folder / name
+        if file.exists():
+            result = read_json(file)
+            # Names of clips are "<condition>/<clip>".
+            tested = {clip.partition("/")[0] for clip in result["clips"]}
+            has_all = tested >= data.tests.keys()  # it may have been tested under more conditions
+            return result if has_all else None
+    return None

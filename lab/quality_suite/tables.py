@@ -76,7 +76,7 @@ def _table_of_methods(outcomes: Sequence[Outcome], base: Outcome | None) -> str:
 
 
 def _have_same_size(outcome: Outcome, base: Outcome) -> bool:
-    """Say whether two networks have nearly the same number of parameters."""
+    """Return whether two networks have nearly the same number of parameters."""
     ratio = outcome.parameters / base.parameters
     return abs(ratio - 1) <= MOST_SIZE_DIFFERENCE
 
