@@ -103,9 +103,9 @@ class KindDifference(NamedTuple):
 def kind_differences(training: dict[str, Any], other: dict[str, Any]) -> Iterator[KindDifference]:
     """Yield each difference of two spike sections that makes their channels mean something else.
 
-    E.g. the representations "voxel" and "tfp", or gamma 1.0 and 2.2. A network that was trained
-    with one kind gives wrong frames with another kind. If both kinds have the same number of
-    channels, no other check finds the difference. models/portable.py and
+    The kind of channels is their representation and their gamma, e.g. "voxel" with gamma 1.0. A
+    network that was trained with one kind gives wrong frames with another kind. If both kinds have
+    the same number of channels, no other check finds the difference. models/portable.py and
     models/restore/own_spikes.py compare the spikes of a weights file in this way, too.
 
     training: the section of the training. other: the section with which the network is to be used.
@@ -143,6 +143,8 @@ def _check_spikes(
     # Datasets may have no spikes.
     train_spike: Any = getattr(train, "spike", None)
     test_spike: Any = getattr(test, "spike", None)
+    # Without `takes_spikes`, because the fusion operator alone decides what it understands. The
+    # spec of a network that a user adds may say nothing of spikes.
     _check_representation(netG, train_spike, "train")
     _check_representation(netG, test_spike, "test")
     if takes_spikes and train_spike and test_spike:
@@ -172,8 +174,9 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
     operator: Any = getattr(netG, "fusion", None)
     if not operator or not spike:
         return
-    # The class of an operator names the only representation that it understands. None: it takes any
-    # representation (models/fusion/base.py).
+    # `operator` is a section of options: its type, e.g. "exposure", the values of its parameters,
+    # and as `constructor` the class of the operator. The class names the only representation that
+    # the operator understands. None: it takes any representation (models/fusion/base.py).
     only_representation = operator.constructor.representation
     if only_representation is None or spike.representation.type == only_representation:
         return
@@ -206,14 +209,17 @@ def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
     gt_size: side of a crop of the sharp frame. The crop of the input is `scale` times smaller.
     """
     multiple = spec.multiple  # of the sides of the input
-    # Crops are square, so each side must suffice for height and width. With windows of 6 x 8, the
-    # least size is 48 x 64 and the multiple is 24: then the smallest crop is 72.
+    # Crops are square, so each side must suffice for height and width. E.g. VRT with windows of
+    # 6 x 8: the least size is 8 times a window, 48 x 64, because the U-net halves the sides three
+    # times. The multiple is the least common multiple of 8, 6 and 8, which is 24. Then the smallest
+    # crop is 72, the first multiple of 24 from 64 on.
     least_side = math.ceil(max(spec.least_size) / multiple) * multiple
     side = gt_size // scale  # of the crop of the input
     is_whole = gt_size % scale == 0
     if is_whole and side % multiple == 0 and side >= least_side:
         return
-    # Propose the valid size that is nearest to `gt_size`.
+    # Propose the valid size that is nearest to `gt_size`. E.g. gt_size 203, scale 4, multiple 8:
+    # side is 50, so the nearest side is 48, and the proposal is 192.
     nearest_side = max(least_side, round(side / multiple) * multiple)
     key = "datasets.train.gt_size"
     raise OptionError(

@@ -152,23 +152,26 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     keys_to_drop = [word for word in command.drop if "=" not in word]
     overrides = command.overrides + [word for word in command.drop if "=" in word]
 
-    # First, because the rest could call these keys problems.
-    drop_without_counterpart(conversion)
+    # Drop keys first. The functions after it note a problem for a key that they cannot convert, and
+    # a dropped key must not be a problem (test_a_file_is_converted_after_its_advice_was_followed).
+    drop_without_counterpart(conversion)  # e.g. use_swanlab, which changes no result
     drop_as_asked(conversion, keys_to_drop, command.file)
     for split in SPLITS:
         convert_spikes(conversion, split, command.spike_size)
         convert_frames(conversion, split)
-    # After `convert_spikes`, because it copies the section `spike` that this has made.
+    # These two come after `convert_spikes`, which has made the section `spike` of the training:
+    # `convert_test_split` may copy it, and `convert_network` asks whether there is one.
     convert_test_split(conversion)
     convert_network(conversion)
-    report_regularizers(conversion)
-    divide_totals(conversion)
+    # These two may stand anywhere.
+    report_regularizers(conversion)  # this project has none of S-VRT's regularizers
+    divide_totals(conversion)  # batch size and workers: all GPUs together -> each GPU
 
     # From here on the options are sections again, as the functions of utils/options expect.
     values = nested(conversion.values)
-    # `drop_without_effect` removes from `values` the keys of KAIR that have no effect here, and
-    # returns these keys. A key stays if a part that the file names, e.g. the network of netG, has a
-    # parameter of this name. KAIR_ONLY has the reason for each: {section: {key: reason}}.
+    # Remove the keys of KAIR that have no effect here from `values`. E.g. "netG.init_type" goes. It
+    # would stay if the network that netG names had a parameter `init_type`. KAIR_ONLY has the
+    # reason for each key: {section: {key: reason}}.
     keys_without_effect = drop_without_effect(values, parts)
     for key in keys_without_effect:
         section, _, name = key.rpartition(".")
@@ -191,7 +194,7 @@ def print_report(conversion: Conversion, file: str) -> None:
     tables = {
         "renamed or changed": conversion.renamed,
         "dropped, without effect here": conversion.dropped,
-        "cannot be said": conversion.differences,
+        "cannot be said": conversion.differences,  # what our options cannot express
     }
     for title, table in tables.items():
         if not table:

@@ -29,15 +29,18 @@ JOINT = "joint"  # value of --method for the joint solution, see data/motion/joi
 def parser_of_tests(description: str | None) -> OptionParser:
     """Return the parser of the command line. --help shows the flags in this order.
 
-    A flag counts as given only if its value differs from its default here. Then it wins over the
-    option file and the weights. So if the value of a flag may come from them, its default must be
-    None or False, which stands for "not given".
+    A flag whose value differs from its default here counts as given, and its value is taken.
+    Otherwise the value may come from the option file or from the weights. For such a flag the
+    default must be None or False, which nobody can give: a flag with the default 2 could not tell
+    "not given" from "given as 2".
 
     tests/parts/house/test_help.py reads the result of --help.
     """
-    # The first two texts are the parts "expected" and "do" of the error for an unknown flag.
+    # `expected` and `do` are parts of the error for an unknown flag.
     parser = OptionParser(
-        "one of the two forms in --help", "see --help, docs/testing.md", description
+        expected="one of the two forms in --help",
+        do="see --help, docs/testing.md",
+        description=description,
     )
     add = parser.add_argument
     add("--version", action="version", version=f"SpikeVRT {VERSION}")
@@ -64,6 +67,13 @@ def _add_flags_of_network(add: Callable[..., Any]) -> None:
     """Add the flags that say what restores: a network's options and weights, or another method.
 
     add: parser.add_argument.
+
+    The formulas of --method (docs/testing.md has a table of them):
+
+        tfp         mean of the planes around the sharp frame
+        tfi         one over the interval between two spikes
+        tfstp       rate from a model of short-term plasticity
+        exposure    blurry frame x (rate around the sharp frame / rate of the exposure)
     """
     # The form with one dash, -opt, means the same.
     add(
@@ -126,7 +136,11 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
         help="number of tiles that go through the network at once (val.batch_tiles)",
     )
     # "smooth": the weight of a tile falls towards its border, so no seam is visible. "kair": the
-    # borders are cut off, and what is left of each tile has the same weight.
+    # borders are cut off, and what is left of each tile has the same weight. Without the flag:
+    #
+    #     the user's own clips (--input)                 smooth
+    #     a test set, val gives no sizes of tiles        smooth
+    #     a test set, val gives the sizes of the tiles   kair
     add(
         "--blend",
         choices=("kair", "smooth"),
@@ -137,7 +151,8 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
     add(
         "--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)"
     )
-    # E.g. 7 frames become 8, if the network saw them so in its training.
+    # For networks that were trained with the option pad_sequence of Vimeo-90K, which makes 8 frames
+    # of 7.
     add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
     add(
         "--center-frame-only",

@@ -121,7 +121,8 @@ class TestRequest:
     # The option file, and its changes "section.key=value".
     opt: str | None
     overrides: tuple[str, ...]
-    # What restores the frames, in one of four cases:
+    # What restores the frames, in one of four cases. `formula` computes frames from spikes
+    # directly. `joint` is the joint solution, which improves the frames of a formula or a network.
     #
     #     no --method               formula None, joint None: a network
     #     --method tfp              formula set, joint None: a formula of the spikes
@@ -159,16 +160,22 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     # torchrun or srun says in the environment.
     check_launch_flags(args)
     # The flags that the user gave, e.g. {"spike_size"}: their values differ from the defaults. This
-    # must come before `args.weights` gets the shipped weights below.
+    # must come before `args.weights` gets the shipped weights, which the user did not give.
     given_keys = {key for key, value in vars(args).items() if value != parser.get_default(key)}
 
     tiles = _tile_flags(args)
     # A user's clip is restored with the shipped weights if no flag says what restores it. From here
-    # on, args.weights is what --weights would have said.
+    # on, args.weights is what --weights would have said. This must come before
+    # `refuse_contradictions`, which refuses a user's clip without weights.
     says_what_restores = args.method or args.opt or args.weights
     if args.input and not says_what_restores:
         args.weights = str(SHIPPED_WEIGHTS)
-    # The formulas of --method need no frames, so --spike may be the only input.
+    # Which clips are restored, by the flags that are given:
+    #
+    #     --input, with or without others    the user's own clips
+    #     --method without --opt             the user's own clips: a formula needs no frames, so
+    #                                        --spike may be the only input
+    #     --opt, with or without --method    datasets.test of the option file
     is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
     refuse_contradictions(args, given_keys, is_of_own_clips)
 
@@ -239,7 +246,12 @@ def _sections_of_method(
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Return the sections (formula, joint) that --method and --weights ask for.
 
-    overrides: "method.key=value". `TestRequest` lists the four cases.
+        no --method                       (None, None): a network alone
+        --method tfp                      (section, None)
+        --method joint                    (section of the formula "exposure", section)
+        --method joint --weights FILE     (None, section): begins with a network
+
+    overrides: "method.key=value".
     """
     if args.method is None:
         return None, None

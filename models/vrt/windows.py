@@ -1,15 +1,24 @@
 """Cut a clip into windows of tokens, and the windows into chunks.
 
 A clip of D x H x W tokens (frames, height, width) is cut into windows, e.g. of 6 x 8 x 8 tokens.
-Attention works within a window. `window_chunks` returns the cut as lists of token numbers
-(chunk.Chunk), in three steps:
+Attention works within a window. `window_chunks` returns the cut as lists of token numbers, in three
+steps:
 
     pad        each axis to a multiple of the window, by positions without a token
-    shift      roll the tokens, so that shifted windows lie across the windows of the block before
+    shift      roll the tokens, so that shifted windows hold tokens of neighbouring windows of the
+               block before
     partition  number the windows, and list the tokens of each window
 
-After a shift, the last window along an axis holds tokens from both ends of the clip. Tokens from
-different ends must not attend to each other, so this window has a mask.
+E.g. 7 tokens along the width, windows of 4, a shift of 2, and -1 for a position without a token:
+
+    not shifted   [0 1 2 3] [4 5 6 -1]
+    shifted       [2 3 4 5] [6 -1 0 1]
+
+After a shift, the last window along an axis holds tokens from both ends of the clip, here 6 and 0.
+Tokens from different ends must not attend to each other, so this window has a mask.
+
+The result is a tuple of `Chunk` (chunk.py): the numbers of the tokens that are computed together,
+and their spans. A `Span` is a run of windows that have the same mask.
 
 Letters: T, the number of tokens in a window.
 
@@ -17,9 +26,9 @@ What must stay, and which test notices (in tests/parts/models):
 
     which token is in which window, and the masks       test_vrt_modules.py compares an attention
                                                         group with the published network
-    the order of windows and of tokens                  none: another order changes the last bits of
-                                                        the sums of gradients, so existing runs
-                                                        would not resume exactly
+    the order of windows and of tokens                  test_windows.py. Another order changes the
+                                                        last bits of the sums of gradients, so
+                                                        existing runs would not resume exactly
 
 The results depend on sizes alone. They are cached and shared by all blocks and networks of the
 process, so nobody may modify them. Free to change: how the numbers are computed.
@@ -71,12 +80,13 @@ def window_chunks(
     """
     # No window is longer than the clip. E.g. for 4 frames, a window of 6 frames becomes 4.
     window, shift = _fit_to_clip(size, window, shift)
-    clip = _partition(size, window, shift)  # token numbers, (windows along D, along H, along W, T)
+    # Token numbers, (windows along D, along H, along W, T).
+    windows_of_clip = _partition(size, window, shift)
     tokens_of_clip = math.prod(size)
-    windows, spans = _sorted_by_mask(clip, window, shift, batch, tokens_of_clip, device)
+    windows, spans = _sorted_by_mask(windows_of_clip, window, shift, batch, tokens_of_clip, device)
 
     # Cut the list of windows into chunks.
-    has_padding = clip.numel() != tokens_of_clip  # some position holds no token
+    has_padding = windows_of_clip.numel() != tokens_of_clip  # some position holds no token
     if most is None:
         most = len(windows)
     chunks = []
@@ -147,7 +157,7 @@ def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
 
 
 def _sorted_by_mask(
-    clip: Tensor,
+    windows_of_clip: Tensor,
     window: Triple,
     shift: Triple,
     batch: int,
@@ -156,14 +166,14 @@ def _sorted_by_mask(
 ) -> tuple[Tensor, list[Span]]:
     """List the windows of all clips, sorted by mask, and the spans of windows with the same mask.
 
-    clip: result of `_partition`. batch: number of clips. device: of the masks.
+    windows_of_clip: result of `_partition`. batch: number of clips. device: of the masks.
 
     Returns the token numbers (windows of all clips, T), -1 at padding, and the spans.
     """
     groups = []
     spans = []
     start = 0
-    for group in _groups_of_mask(clip, window, shift):
+    for group in _groups_of_mask(windows_of_clip, window, shift):
         # Token numbers: (windows of one clip, T) -> (windows of all clips, T).
         numbers = _in_all_clips(group.numbers, batch, tokens_of_clip)
         mask = None if group.mask is None else group.mask.to(device)
@@ -190,10 +200,10 @@ class _WindowRange(NamedTuple):
     wrapped: int
 
 
-def _groups_of_mask(clip: Tensor, window: Triple, shift: Triple) -> Iterator[_Group]:
+def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> Iterator[_Group]:
     """Yield the windows of one clip, group by group. The order is part of every training result.
 
-    clip: result of `_partition`.
+    windows_of_clip: result of `_partition`.
 
     Along each shifted axis, only the last window needs a mask. So each axis is one or two ranges of
     windows: all but the last, and the last. Each combination of ranges is a group. E.g. a shift
@@ -206,7 +216,7 @@ def _groups_of_mask(clip: Tensor, window: Triple, shift: Triple) -> Iterator[_Gr
         0 ... 1         2           2          2         along both
     """
     ranges_of_axes = []
-    for count, shift_of_axis in zip(clip.shape[:3], shift, strict=True):
+    for count, shift_of_axis in zip(windows_of_clip.shape[:3], shift, strict=True):
         if shift_of_axis == 0:
             ranges_of_axes.append([_WindowRange(first=0, end=count, wrapped=0)])
         else:
@@ -215,12 +225,12 @@ def _groups_of_mask(clip: Tensor, window: Triple, shift: Triple) -> Iterator[_Gr
             ranges_of_axes.append([all_but_last, last])
 
     for in_time, in_height, in_width in itertools.product(*ranges_of_axes):
-        numbers = clip[
+        numbers = windows_of_clip[
             in_time.first : in_time.end,
             in_height.first : in_height.end,
             in_width.first : in_width.end,
         ]
-        numbers = numbers.reshape(-1, clip.shape[3])  # (windows, T)
+        numbers = numbers.reshape(-1, windows_of_clip.shape[3])  # (windows, T)
         # If an axis has one window only, "all but the last" is empty.
         if len(numbers):
             wrapped = (in_time.wrapped, in_height.wrapped, in_width.wrapped)

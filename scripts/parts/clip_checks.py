@@ -2,8 +2,11 @@
 
 A user learns all faults in one run, and the flags that leave the wrong clips out.
 
-What must stay: test_all_wrong_clips_are_named_at_once,
-test_the_flags_that_leave_the_wrong_clips_out_are_said.
+What must stay, and which test notices:
+
+    one error names all wrong clips        test_all_wrong_clips_are_named_at_once
+    it says the flags --leave-out CLIP     test_the_flags_that_leave_the_wrong_clips_out_are_said
+
 Free to change: further checks of several clips, beside `errors_of_size`. A check of one clip
 belongs to data/making/clip_plan.py.
 """
@@ -18,7 +21,8 @@ from utils.errors import DataError
 
 def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
     """Check every clip, before anything is written. Raises one DataError for all clips."""
-    # For each job: its plan, or the DataError that says what is wrong with the clip.
+    # For each job: its plan, or the DataError that says what is wrong with the clip. `plan_clip`
+    # returns this error and does not raise it, because a raised error would end the other checks.
     results = run_counted(
         workers,
         plan_clip,
@@ -65,7 +69,10 @@ def errors_of_size(plans: dict[Job, Plan]) -> dict[Job, DataError]:
 
 
 def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
-    """Return the errors of several clips as one error. count: number of all clips."""
+    """Return the errors of several clips as one error, in the order of `errors`.
+
+    count: number of all clips.
+    """
     first = next(iter(errors.values()))
     what = first.what
     where = first.where
@@ -74,7 +81,7 @@ def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
         for error in errors.values():
             what += f"\n    {error.what}  [{error.where}]"
         where = "the clips named above"
-    # Each text once, in the order of the clips: dict.fromkeys keeps the first of equal texts.
+    # Each text once, in the order of `errors`: dict.fromkeys keeps the first of equal texts.
     expected = "; ".join(dict.fromkeys(error.expected for error in errors.values()))
     do = "; ".join(dict.fromkeys(error.do for error in errors.values()))
     if len(errors) < count:

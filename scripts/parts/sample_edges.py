@@ -18,8 +18,15 @@ def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
     image: (sH, sW, 3) uint8, s times as large as `spikes` along an axis.
     spikes: grey image (H, W), made from the spikes and brought to the size of the frames.
     pixel: pixels of `spikes` for one pixel of the spike camera, along an axis.
+
+    E.g. a spike camera of 180 x 320 pixels, blurry frames of 360 x 640, and sharp frames of four
+    times this size, s = 4:
+
+        planes of the spike camera    180 x 320      pixel = 2
+        spikes                        360 x 640      H x W
+        image                         1440 x 2560    s H x s W
     """
-    shown = enlarged(image)
+    shown = enlarged(image)  # a copy, into which the edges are painted
     height, width = shown.shape[:2]
     # Bring the spikes to the size of the image, and smooth over one spike pixel. Without smoothing,
     # the noise of single spikes would have the strongest edges.
@@ -30,8 +37,8 @@ def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
     # The gradient in x and in y, (height, width) each.
     gradient_x = cv2.Sobel(smooth, cv2.CV_32F, dx=1, dy=0)
     gradient_y = cv2.Sobel(smooth, cv2.CV_32F, dx=0, dy=1)
-    # Canny takes gradients as int16, up to 32767. So scale the largest gradient to 10000: then
-    # |x| + |y| is at most 20000.
+    # Canny takes gradients as int16, up to 32767, and compares the strength |x| + |y| with `low`
+    # and `high`. So scale the largest gradient to 10000: then the strength is at most 20000.
     largest_x = float(np.abs(gradient_x).max())
     largest_y = float(np.abs(gradient_y).max())
     largest = max(largest_x, largest_y, 1e-6)  # 1e-6: an image without edges is not divided by 0

@@ -23,9 +23,9 @@ TAG_VALUES_PER_PIXEL = 277
 TAG_TILE_WIDTH = 322
 TAG_TILE_HEIGHT = 323
 TAG_NUMBER_FORMAT = 339
-# Values of TAG_COLOUR_SPACE for grey (0: white is 0, 1: black is 0), of TAG_NUMBER_FORMAT for
-# floating-point numbers.
+# Values of TAG_COLOUR_SPACE for grey. 0: white is 0. 1: black is 0.
 TIFF_GREY = (0, 1)
+# Value of TAG_NUMBER_FORMAT for floating-point numbers.
 TIFF_FLOAT = 3
 
 
@@ -48,12 +48,15 @@ def read_tiff(content: bytes) -> Header | None:
         bits=tags.get(TAG_BITS, 1),
         is_float=tags.get(TAG_NUMBER_FORMAT, 1) == TIFF_FLOAT,
         is_grey=is_grey,
+        # Without tiles 0. A tile may be larger than the picture, and is decoded as a whole, so
+        # `Header.is_too_large` also looks at it.
         block_pixels=tags.get(TAG_TILE_WIDTH, 0) * tags.get(TAG_TILE_HEIGHT, 0),
     )
 
 
 # Value of the tag "orientation" -> what makes the picture upright (Exif 2.32, 4.6.4; TIFF 6.0, page
-# 36). The value 1 is upright already. E.g. a telephone that was held upright writes 6. Test:
+# 36). Rows and columns are exchanged first, and reversed afterwards. The value 1 is upright
+# already. E.g. a telephone that was held upright writes 6. Test:
 # test_a_picture_is_turned_as_its_orientation_says.
 EXIF_ORIENTATIONS = {
     2: Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=False),
@@ -80,16 +83,16 @@ TIFF_TYPE_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}
 class TiffForm(NamedTuple):
     """How many bytes the numbers of a TIFF have. There are two forms, TIFF and BIG_TIFF."""
 
-    # Bytes of a place, which is the number of a byte of the file. An entry has as many bytes for
-    # its number of values, and as many for the values.
-    place_bytes: int
-    directory_place_at: int  # the byte of the file at which the place of the first directory begins
+    # Bytes of an offset, e.g. of a directory. An offset counts the bytes from the begin of the
+    # file. The number of values of an entry has the same length, and so have its values.
+    offset_bytes: int
+    directory_offset_at: int  # where the file has the offset of the first directory
     entry_count_bytes: int  # bytes of the number of entries, with which a directory begins
     entry_bytes: int  # bytes of an entry
 
 
-TIFF = TiffForm(place_bytes=4, directory_place_at=4, entry_count_bytes=2, entry_bytes=12)
-BIG_TIFF = TiffForm(place_bytes=8, directory_place_at=8, entry_count_bytes=8, entry_bytes=20)
+TIFF = TiffForm(offset_bytes=4, directory_offset_at=4, entry_count_bytes=2, entry_bytes=12)
+BIG_TIFF = TiffForm(offset_bytes=8, directory_offset_at=8, entry_count_bytes=8, entry_bytes=20)
 # The number behind the letters of the byte order that marks a BigTIFF. A TIFF has 42.
 MARK_OF_BIG_TIFF = 43
 
@@ -97,15 +100,28 @@ MARK_OF_BIG_TIFF = 43
 def _tiff_tags(content: bytes) -> dict[int, int]:
     """Return {tag: first value} of the first directory of a TIFF. Only whole numbers are read.
 
-    Layout of a TIFF (in parentheses: of a BigTIFF, in which numbers have 8 bytes):
-        0 "II" for little endian or "MM" for big endian, 2 the number 42 (43),
-        4 (8) at which byte the first directory begins.
-    A directory has its number of entries, 2 (8) bytes, then entries of 12 (20) bytes:
-        0 tag, 2 type, 4 number of values, 8 (12) the values.
-    Values that need more than 4 (8) bytes are elsewhere. Then the entry has their place.
+    Layout of a file. "From byte" is the first byte of a field, and "bytes" is its length:
+
+        TIFF                BigTIFF
+        from byte  bytes    from byte  bytes
+        0          2        0          2        "II": little endian, "MM": big endian
+        2          2        2          2        the number 42; 43 in a BigTIFF
+        4          4        8          8        offset of the first directory
+
+    A directory has the number of its entries, and then the entries:
+
+        0          2        0          8        number of entries
+        2          12 each  8          20 each  the entries
+
+    An entry, counted from its first byte:
+
+        0          2        0          2        tag, e.g. TAG_WIDTH
+        2          2        2          2        type, a key of TIFF_TYPE_BYTES
+        4          4        4          8        number of values
+        8          4        12         8        the values; or their offset, if they need more bytes
 
     Any number in the file may be wrong. So nothing is read behind the end of the content: a wrong
-    place gives no value, and a wrong number of entries ends the loop.
+    offset gives no value, and a wrong number of entries ends the loop.
     """
     order: Any = "big" if content[:2] == b"MM" else "little"
 
@@ -113,24 +129,25 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
         """Return the number in the `length` bytes from byte `at` on."""
         return int.from_bytes(content[at : at + length], order)
 
+    is_big = number(at=2, length=2) == MARK_OF_BIG_TIFF
+    form = BIG_TIFF if is_big else TIFF
+
     def first_value(entry_at: int) -> int | None:
         """Return the first value of the entry that begins at a byte, None if it cannot be read."""
         value_type = number(entry_at + 2, length=2)
         value_bytes = TIFF_TYPE_BYTES.get(value_type, 0)
-        value_count = number(entry_at + 4, form.place_bytes)
+        value_count = number(entry_at + 4, form.offset_bytes)
         if value_bytes == 0 or value_count == 0:
             return None
-        value_at = entry_at + 4 + form.place_bytes
-        is_elsewhere = value_bytes * value_count > form.place_bytes
+        value_at = entry_at + 4 + form.offset_bytes
+        is_elsewhere = value_bytes * value_count > form.offset_bytes
         if is_elsewhere:
-            value_at = number(value_at, form.place_bytes)
+            value_at = number(value_at, form.offset_bytes)
         if value_at + value_bytes > len(content):
             return None
         return number(value_at, value_bytes)
 
-    is_big = number(at=2, length=2) == MARK_OF_BIG_TIFF
-    form = BIG_TIFF if is_big else TIFF
-    directory_at = number(form.directory_place_at, form.place_bytes)
+    directory_at = number(form.directory_offset_at, form.offset_bytes)
     entry_count = number(directory_at, form.entry_count_bytes)
     first_entry_at = directory_at + form.entry_count_bytes
     tags: dict[int, int] = {}

@@ -59,14 +59,17 @@ class Experiment:
         options: all options, plain and without secrets. Each checkpoint holds the options.
         order: the order of the training data. Each checkpoint holds the order.
         health: object that judges the numbers of log lines and validations, and warns.
-        locked_folder: the folder of the run with its lock, on rank 0. None on the other ranks.
+        locked_folder: the same folder with its lock, on rank 0. It notices if somebody moves or
+            removes the folder (`check_folder`). None on the other ranks, which write nothing.
         """
         self.locked_folder = locked_folder
         self.folder = folder
         self.options = options
         self.order = order
         self.health = health
-        self.writers: list[Any] = []  # `Run.opened` fills it, on rank 0
+        # `Run.opened` fills it, on rank 0. A writer has a method `scalars(values, step)`, and may
+        # have `image(tag, rgb, step)` and `close()` (utils/run/writers.py).
+        self.writers: list[Any] = []
         self.is_main = utils_dist.is_main_process()
         self.table = ""  # the table of the newest validation
         self.last_values = ""  # numbers of the newest log line, for the progress bar
@@ -96,7 +99,7 @@ class Experiment:
             speed_and_time += f", eta: {eta}"
         logger.info(
             "Epoch: %d, Iter: %d, Loss: %s, lr: %.3e%s",
-            progress.epoch + 1,
+            progress.epoch + 1,  # progress.epoch counts from 0, and the log from 1
             progress.step,
             loss,
             lr,
@@ -116,7 +119,7 @@ class Experiment:
         timer: the times of the epoch. Its field `epoch` holds the sums since the epoch began.
         """
         # {"it_per_s": 2.1, "data_share": 0.03, ...}, or {} if the epoch had no step.
-        speed = timer.epoch.values()
+        speed = timer.epoch.speed_and_shares()
         skipped = values["skipped"]
         took = f"took {duration(time.perf_counter() - timer.epoch_begin)}"
         if timer.epoch.paused_s >= 1:  # a shorter pause would be shown as 0 seconds

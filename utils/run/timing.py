@@ -68,7 +68,7 @@ class Span:
         """The seconds since the span began, without the pauses."""
         return time.perf_counter() - self.begin - self.paused_s
 
-    def values(self) -> dict[str, float]:
+    def speed_and_shares(self) -> dict[str, float]:
         """Return iterations per second, and the share of each kind of work in the time (0..1).
 
         E.g. {"it_per_s": 2.1, "data_share": 0.03, "compute_share": 0.95}. Returns {} if there was
@@ -143,7 +143,7 @@ class StepTimer:
         memory_gb is the largest memory so far. On a GPU it is the memory of torch's tensors, on the
         CPU the memory of the process.
         """
-        values = self.line.values()
+        values = self.line.speed_and_shares()
         # `_faded_sums` reads the current line, so call it before a new line begins.
         self._sums_at_line = self._faded_sums()
         self.line = Span()

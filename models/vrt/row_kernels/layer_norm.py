@@ -1,7 +1,12 @@
-"""LayerNorm on an NVIDIA GPU, in Triton, with gradients: y = (x - mean) / sqrt(var + eps) w + b.
+"""LayerNorm on an NVIDIA GPU, in Triton, with gradients: y = (x - mean) / sqrt(var + eps) * w + b.
 
 Mean and variance are over the C channels of a row. Statistics and the gradients of weight and bias
 are float32. layers.layer_norm calls `layer_norm`, which gives no gradients of gradients.
+
+A kernel runs many times at once, and each run is called a program. A program works on a tile: ROWS
+rows, each padded from C channels to PAD numbers, because Triton needs powers of two. E.g. 96
+channels: PAD is 128, and a tile has 4096 numbers, so ROWS is 4096 / 128 = 32 (`tile`), and program
+1 computes the rows 32 ... 63.
 
 Names in the kernels:
 
@@ -19,10 +24,10 @@ The last tile may have fewer than ROWS rows. So each load and store has a mask: 
 0, and a masked store writes nothing. Without the mask a program would write beyond the tensor. An
 index has 64 bits (`.to(tl.int64)`), because a tensor may have more than 2^31 numbers.
 
-What must stay: the order of the sums, because another order changes the last bits of a training (no
-test notices). tests/parts/models/test_triton.py compares the results with float64. It needs no GPU,
-because Triton's interpreter runs the kernels on a CPU. Free to change: names, and how an index is
-computed.
+What must stay: the order of the sums, because another order changes the last bits of a training. No
+test notices: tests/parts/models/test_triton.py runs the kernels in Triton's interpreter, which sums
+in an order of its own, and compares the results with float64. So after a change, compare the bits
+before and after it on a GPU. Free to change: names, and how an index is computed.
 """
 
 import math
@@ -37,7 +42,7 @@ from models.vrt.row_kernels.tiles import backward_programs, jit, tile, tl
 
 @jit
 def _normalized(x, C: tl.constexpr, is_inside, eps):
-    """Return u = (x - mean) factor, (ROWS, PAD), and factor = 1 / sqrt(var + eps), (ROWS,).
+    """Return u = (x - mean) * factor, (ROWS, PAD), and factor = 1 / sqrt(var + eps), (ROWS,).
 
     Mean and variance are over the channels of a row. x must be 0 for padding, so that padding adds
     nothing to the mean.
@@ -62,10 +67,9 @@ def _norm_forward(
     PAD: tl.constexpr,  # channels of a row with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
 ):
-    """Write y = u weight + bias for one tile, where u are the normalized rows.
+    """Write y = u * weight + bias for one tile, where u are the normalized rows.
 
-    Each program computes one tile. E.g. 96 channels: PAD is 128, and a tile has 4096 numbers, so
-    ROWS is 4096 / 128 = 32 (`tile`), and program 1 computes the rows 32 ... 63.
+    Each program computes one tile.
     """
     # The rows and channels of this program's tile, and where their numbers are in memory. The rows
     # lie one after the other, so channel 5 of row 33 is number 33 * C + 5, 3173 for C = 96.
@@ -100,13 +104,16 @@ def _norm_backward(
 
     With the normalized rows u, and factor = 1 / sqrt(var + eps) of each row:
 
-        g = grad weight
-        dx = (g - mean(g) - u mean(g u)) factor      the means are over the channels of a row
-        dweight = sum of grad u over the rows
+        g = grad * weight                                the gradient of u
+        dx = (g - mean(g) - u * mean(g * u)) * factor    the means are over the channels of a row
+        dweight = sum of grad * u over the rows
         dbias = sum of grad over the rows
 
-    The two means in dx: u does not change if a number is added to all channels, so dx has the mean
-    0; and u does not change if all channels are multiplied by a number, so dx has no part along u.
+    dx follows from the derivative of u: channel i of x changes channel j of u in three ways,
+    directly (1 if i is j, else 0), through the mean and through the variance:
+
+        du_j / dx_i = (1 or 0 - 1 / C - u_i * u_j / C) * factor
+        dx_i = sum over j of g_j * du_j / dx_i = (g_i - mean(g) - u_i * mean(g * u)) * factor
 
     Mean and variance of a row are computed a second time. This costs little, because the row is
     read for the gradients anyway.
@@ -136,7 +143,7 @@ def _norm_backward(
         grad_w += g * u
         grad_b += g
 
-        g *= w  # from here g is grad weight, as in the equations
+        g *= w  # from here g is grad * weight, as in the equations
         mean_g = tl.sum(g, 1) / C
         mean_gu = tl.sum(g * u, 1) / C
         result = (g - mean_g[:, None] - u * mean_gu[:, None]) * factor[:, None]

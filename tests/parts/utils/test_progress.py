@@ -315,7 +315,7 @@ def test_validations_do_not_count_in_the_pace(clock):
             clock.pause("validation", seconds=60.0)
 
         # Each epoch is measured anew: 4 steps of 1 s, and 4 validations of 60 s.
-        assert clock.timer.epoch.values()["it_per_s"] == 1.0
+        assert clock.timer.epoch.speed_and_shares()["it_per_s"] == 1.0
         assert clock.timer.epoch.paused_s == 240.0
 
     # What the log shows, over both epochs.
