@@ -77,11 +77,13 @@ with torch.autocast("cpu", torch.bfloat16):
 
 net.zero_grad(set_to_none=True)
 step()
+# No cost: the ratio of this figure must be 1, else the checkouts compute different numbers.
 gradients = [p.grad for p in net.parameters() if p.grad is not None]
 figures["gradients"] = sum(float(gradient.abs().sum()) for gradient in gradients)
 
 # The profiler notes each allocation (bytes > 0) and each release (bytes < 0). Their running sum is
-# the memory in use, and its maximum is the peak.
+# the memory in use, and its maximum is the peak. The events and their names, such as "[memory]",
+# are not in torch's documentation: another version of torch may name them differently.
 net.zero_grad(set_to_none=True)
 kinds = [torch.profiler.ProfilerActivity.CPU]
 with torch.profiler.profile(activities=kinds, profile_memory=True) as profiled:
@@ -91,7 +93,7 @@ events.sort(key=lambda e: e.start_ns())
 changes = torch.tensor([e.nbytes() for e in events])
 figures["peak GB"] = int(changes.cumsum(0).max()) / 1e9
 print(json.dumps(figures))
-""".replace("ARGUMENTS", repr(NAMED["006"]))
+""".replace("ARGUMENTS", repr(NAMED["006"]))  # the arguments of the deblurring network for GoPro
 
 SAMPLES = """
 import main_train_vrt

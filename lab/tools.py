@@ -135,7 +135,7 @@ def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
     wall_s = seconds(run, device)
     cpu_s = time.process_time() - cpu_before
 
-    process_bytes = peak_process_gb() * 1e9
+    process_bytes = peak_process_gb() * 1e9  # a GB is 1e9 bytes there, and a MB is 2^20 bytes here
     figures = {"s": wall_s, "cpu_s": cpu_s, "process_mb": process_bytes / MB}
     if device.type == "cuda":
         figures["allocated_mb"] = torch.cuda.max_memory_allocated(device) / MB
@@ -198,7 +198,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     b = torch.randn(size, size, device=device).to(dtype)
 
     times = []
-    for _ in range(9):
+    for _ in range(9):  # one call to warm up, and 8 calls that count
         times.append(seconds(lambda: a @ b, device))
     times_after_warmup = times[1:]  # the first call loads the kernel
 

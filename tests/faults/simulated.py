@@ -21,19 +21,25 @@ from utils.dist.verdict import Judge
 
 LONG = 1e6  # seconds
 PER_HOST = 8  # ranks
-# The time at which a healthy rank has entered its phase: always later than now, because it goes on
-# to the next phase at once.
+# `since` of a healthy rank. It goes on from phase to phase, so its time in a phase ("age" in a
+# beat) must always be 0: `publish` computes max(0, now - infinity) = 0.
 HEALTHY = float("inf")
 EXIT_CODE = 70  # of a run that stalled
 
 
 class CountingStore:
-    """A store that counts the requests and the keys that they hold, by name of the method."""
+    """A store that counts its requests.
+
+    E.g. after two `set` and one `multi_get` of four keys:
+
+        requests    {"set": 2, "multi_get": 1}
+        keys        {"set": 2, "multi_get": 4}
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.requests: Counter[str] = Counter()
-        self.keys: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()  # name of the method -> number of calls
+        self.keys: Counter[str] = Counter()  # name of the method -> number of keys in these calls
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.store, name)
@@ -50,7 +56,7 @@ class SimulatedRank:
     """One rank.
 
     fault: "" if the rank is healthy; "silent" if it gives no beats; "stuck" if it alone never
-        enters the collective.
+        enters the collective. The fault "host" of `strike` makes all ranks of a host "silent".
     syncs: number of collectives that the rank has entered.
     since: time at which the rank entered its phase.
     known_at: time at which the rank read that another rank had named a failure; 0: not yet.
@@ -70,13 +76,17 @@ class SimulatedRank:
         self.publish(stall_s=5.0)
 
     def publish(self, stall_s: float) -> None:
-        """Give a beat. stall_s: limit of the phase in seconds."""
+        """Give a beat. stall_s: limit of the phase in seconds.
+
+        The head of utils/dist/beats.py explains the keys, and `store_values.read_state` checks
+        them.
+        """
         beat = {
             "phase": "simulated",
             "step": 0,
             "syncs": self.syncs,
             "age": max(0.0, time.monotonic() - self.since),
-            "budget": stall_s,
+            "budget": stall_s,  # the limit of the phase
             "pid": os.getpid(),
             "host": self.beats.machine,
         }
@@ -91,23 +101,29 @@ class SimulatedRank:
         if self.fault == "silent" or self.known_at:
             return None
         self.publish(stall_s)
-        if self.beats.read():
+        if self.beats.read():  # the failure that another rank has named, or None
             self.known_at = time.time()
             return None
-        verdict = self.judge.verdict(stall_s)
+        verdict = self.judge.verdict(stall_s)  # why the run has to stop, or None
         if verdict is None:
             return None
         failure = Failure(verdict.rank, code=EXIT_CODE, by=self.rank)
-        was_named_before = claim_failure(self.store, failure, self.world_size)
-        if was_named_before:
+        # Only the first rank that claims a failure reports it. `claim_failure` gives the other
+        # ranks the failure that was named before.
+        named_before = claim_failure(self.store, failure, self.world_size)
+        if named_before:
             return None
         return {"rank": verdict.rank, "kind": verdict.kind, "at": time.time()}
 
     def start(self) -> None:
-        """Ask of the store what a rank asks of it until training begins."""
-        meet(
-            self.store, LaunchInfo("platform", self.rank, local_rank=0, world_size=self.world_size)
-        )
+        """Ask of the store what a rank asks of it until training begins.
+
+        That is a meeting of all ranks, and rounds of `all_ranks_or_none`. All rounds make the same
+        requests, so two of them are enough to count the requests of each.
+        """
+        # The mode has no effect here: `meet` does not look at it.
+        launch = LaunchInfo("platform", self.rank, local_rank=0, world_size=self.world_size)
+        meet(self.store, launch)
         for number in range(2):
             meeting = Round(self.store, f"round/{number}", self.rank, self.world_size)
             meeting.arrive()
@@ -115,7 +131,10 @@ class SimulatedRank:
 
 
 def struck_ranks(world_size: int, fault: str) -> range:
-    """Return the ranks that a fault strikes: one in the middle, or all ranks of its host."""
+    """Return the ranks that a fault strikes: one in the middle, or all ranks of its host.
+
+    fault: "silent", "stuck" or "host", see `strike`.
+    """
     first = world_size // 2
     return range(first, first + (PER_HOST if fault == "host" else 1))
 

@@ -3,6 +3,10 @@
 A vector is a file <name>.npz: options ("config"), weights ("sd/..."), inputs, outputs and gradients
 ("grad/..."), in float64 when they were made. README.md in that folder says how. A test loads a
 vector, computes the same with our network, and compares with `difference`.
+
+What must stay: all that gives meaning to the stored numbers, e.g. keys and `cotangent`. The
+program that wrote the files runs the published network and is no part of this project, so nobody
+can write them anew here.
 """
 
 import gzip
@@ -18,7 +22,7 @@ from torch import Tensor
 
 from tests.helpers.checked import not_none
 
-FOLDER = Path(__file__).resolve().parents[1] / "data" / "golden"
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "golden"  # one vector a file
 
 # The largest difference that is accepted, relative to the largest value of a tensor. The vectors
 # are stored in float32, which rounds by 6e-8.
@@ -51,7 +55,10 @@ def entries(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def cotangent(like: Tensor) -> Tensor:
     """Return the weights of the loss whose gradients are stored: cos(0.37 i + 0.5).
 
-    i is the index in the flattened tensor. So each value of the output has another weight.
+    i is the index in the flattened tensor. So each value of the output has another weight, and a
+    gradient is wrong if two values are exchanged. 0.37 and 0.5 are arbitrary, but the stored
+    gradients were made with these numbers. (In automatic differentiation, the gradient of a loss
+    with respect to an output is called the cotangent of the output.)
     """
     index = torch.arange(like.numel(), dtype=torch.float64)
     return torch.cos(0.37 * index + 0.5).view(like.shape)
@@ -76,9 +83,11 @@ def assert_near(found: dict[str, Tensor], vector: dict[str, Tensor]) -> None:
 
 
 def run_backward(*outputs: Tensor) -> None:
-    """Run backward from the loss of the vectors: sum over n of n sum(cotangent * output n).
+    """Run backward from the loss of the vectors, where c is `cotangent`:
 
-    The factor n = 1, 2, ... makes the gradients wrong if two outputs are exchanged.
+        loss = 1 * sum(c * output 1) + 2 * sum(c * output 2) + 3 * sum(c * output 3) + ...
+
+    The factors 1, 2, 3, ... make the gradients wrong if two outputs are exchanged.
     """
     loss = torch.zeros((), dtype=torch.float64)
     for number, output in enumerate(outputs, start=1):
@@ -119,9 +128,15 @@ class NetVector:
 def load_net(name: str) -> NetVector:
     """Return the vector of a whole network.
 
-    Most weights, under "sd/" and their name, and the input, under "input", are stored together as
-    bfloat16. The sines of the position bias are no numbers of bfloat16, so each of them is an entry
-    of its own, also under "sd/" and its name. All other entries are samples.
+    The entries of the file:
+
+        bf16_bytes           most weights and the input, one after another as bfloat16
+        sd/<name>            a position bias. Its sines would be rounded in bfloat16, so it is an
+                             entry of its own
+        grad/<name>, ...     samples of gradients, of the output and of activations
+
+    config["bf16_layout"] names what is in bf16_bytes, in order: ["input", [1, 2, 3, 72, 64]],
+    ["sd/conv_first.weight", [16, 27, 1, 3, 3]], ...
     """
     config, tensors = load(name)
     config["network"].pop("recal_all_flows", None)  # an option that never had an effect

@@ -14,7 +14,9 @@ import pytest
 def headless_browser(width: int = 900, height: int = 900, scale: int = 1) -> Generator[Any]:
     """Give a browser, as a driver of selenium. Skips the test if selenium or Chromium is missing.
 
-    width, height: size of the window in CSS pixels. scale: dots of the screen for a CSS pixel.
+    width, height: size of the window in CSS pixels.
+    scale: device pixels per CSS pixel, along an axis. E.g. with 2, a picture of the page has twice
+    the width and height of the window.
     """
     selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     if not (shutil.which("chromium") and shutil.which("chromedriver")):

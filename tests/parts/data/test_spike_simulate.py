@@ -572,6 +572,14 @@ def test_a_camera_that_cannot_be_is_refused(key, value):
     assert f"camera.{key} is {value}" in str(error.value)
 
 
+# ---- How often a camera is changed ----
+#
+# The tests draw the cameras of 400 samples. Each of three changes comes with probability 1/2: a
+# dark current of up to 0.1, noise of the RGB frames of up to 0.2, and JPEG of a quality from 20 on.
+# If something has the probability p, its number among n draws has the standard deviation
+# sqrt(n p (1 - p)): 10 for p = 1/2, and 8.7 for p = 1/4.
+
+
 @pytest.fixture
 def rgb_draws():
     """Give 400 draws of a camera with dark current, noise of the frames, and JPEG."""
@@ -599,7 +607,7 @@ def test_a_frame_stays_as_it_is_as_often_as_asked(rgb_draws):
     count = sum(draw.rgb is None for draw in rgb_draws)
 
     # Half of the draws have no noise, and half of these no JPEG: a quarter of 400, and more than
-    # three standard deviations of 9.
+    # three standard deviations of 8.7.
     assert 70 < count < 130
 
 
@@ -615,7 +623,10 @@ def test_a_dark_current_fires_in_the_dark(rgb_draws):
 
 @pytest.fixture
 def coloured_ramp():
-    """Give a picture (16, 32, 3) uint8 with a ramp in red and in green, and flat blue."""
+    """Give a picture (16, 32, 3) uint8 with a ramp in red and in green, and flat blue.
+
+    `RAMP` rises from 0 at the left border to 1 at the right border.
+    """
     channels = [RAMP, 0.5 * RAMP, np.full_like(RAMP, 0.2)]
     return np.rint(255 * np.stack(channels, axis=2)).astype(np.uint8)
 
@@ -671,7 +682,8 @@ def test_noise_of_the_rgb_camera_changes_the_blurry_frames_alone(tmp_path):
 
 # Samples that are drawn.
 DRAWS = 500
-# The largest correlation that chance may give: 4.5 standard deviations for 500 independent pairs.
+# The largest correlation that chance may give. For n independent pairs, the correlation has the
+# standard deviation 1 / sqrt(n), 0.045 for 500. The bound is 4.5 of them.
 BOUND = 0.2
 # A camera that draws all that it can.
 CAMERA = {
@@ -693,7 +705,9 @@ def mean_place(is_true: np.ndarray) -> float:
     """Return where the true values of an array lie on average: 0 at its begin, 1 at its end.
 
     Without true values this returns the middle. True values at random places lie in the middle on
-    average, too. So the result does not tell how many true values there are.
+    average, too, so the result does not depend on their number. Otherwise it would be correlated
+    with the number, e.g. "which lost" with "lost share", although the places are drawn
+    independently.
     """
     places = np.flatnonzero(is_true)
     if len(places):

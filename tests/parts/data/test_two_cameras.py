@@ -141,7 +141,7 @@ def section(root: Path, split: str, kind: str = "second", **spike: Any) -> dict[
 
 
 def build(root: Path, split: str, kind: str = "second", **spike: Any) -> Any:
-    """Return the data set of `data_section`."""
+    """Return the data set of `section`."""
     return build_dataset(section(root, split, kind, **spike), split, seed=0)
 
 
@@ -254,6 +254,7 @@ def test_a_changed_note_in_a_calibration_does_not_change_the_names_of_the_sample
 
 
 def test_another_calibration_under_the_same_name_changes_the_names_of_the_samples(home, tmp_path):
+    # Another calibration gives other crops. A run that resumes must notice it.
     file = tmp_path / "calibration.json"
     save(file, TRUTH)
     names = build(home, "train", calibration=str(file)).sample_names()
@@ -265,6 +266,9 @@ def test_another_calibration_under_the_same_name_changes_the_names_of_the_sample
 
 
 # ---- The check of the data ----
+#
+# `home` has the test clip c, whose spikes were recorded from the true place (`TRUTH`). A
+# calibration says where the spike pixels are taken to be: `save` writes one for any `place`.
 
 
 @pytest.fixture
@@ -292,18 +296,19 @@ def test_the_check_finds_no_fault_with_the_true_calibration(check):
 
 def test_the_check_sees_spikes_of_another_place(check, tmp_path):
     # Turned by 180 degrees more than the second camera.
-    turned = save(tmp_path / "turned.json", place(turn=182))
+    turned = save(tmp_path / "turned.json", place(turn=TRUE_TURN + 180))
 
     assert "do not resemble the frame" in check(calibration=turned)
 
 
 def test_the_check_sees_spikes_that_are_upside_down(check):
-    # The files have the last row first, as `flip` says by default.
+    # The files have the last row first, so flip=True, the default, is right for them.
     assert "upside down" in check(flip=False)
 
 
 def test_the_check_finds_no_fault_with_planes_that_are_larger_than_the_frame(check, tmp_path):
-    # A spike pixel is 2.4 pixels wide. So the planes are 72 x 96 pixels of a frame of 45 x 80.
+    # A spike pixel is 2.4 pixels wide. So the planes of 30 x 40 spike pixels cover 30 * 2.4 = 72
+    # rows and 40 * 2.4 = 96 columns, and a frame has 45 rows and 80 columns.
     near = place(scale=2.4)
     write_frames(tmp_path / "near", "test", "c", frames=1, seed=7, second=near)
 
@@ -323,6 +328,9 @@ def test_the_check_refuses_a_calibration_for_frames_of_another_size(check, tmp_p
 
 
 # ---- The size of a plane ----
+#
+# `section` gives the options of a data set, `build` makes the data set from them, and
+# `build_dataset` makes it from options that a test has changed.
 
 # Keys of the section `spike` that say nothing of the size of a plane.
 NO_SIZE: dict[str, Any] = {"h": None, "w": None}

@@ -22,7 +22,7 @@ from tests.helpers.imports import circle, imports_of, modules_below
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = {"utils", "data", "models", "scripts"}
-# Dotted name of a module -> its file.
+# Dotted name of a module -> its file, e.g. "utils.run.folder": ROOT / "utils/run/folder.py".
 MODULES = modules_below(ROOT, FOLDERS)
 # Everything that belongs to the project, and the part of it that users run.
 OWN = FOLDERS | {"tests", "lab", "main_train_vrt", "main_test_vrt", "app"}
@@ -47,7 +47,10 @@ LAYERS = [
 
 
 def heights() -> dict[str, int]:
-    """Return the height of each name in LAYERS, 0 for the lowest layer of its folder."""
+    """Return the height of each name in LAYERS, 0 for the lowest layer of its folder.
+
+    E.g. {"utils": 0, "utils.options": 1, "utils.dist": 2, "utils.utils_dist": 2, ...}.
+    """
     height_of = {}
     for layers_of_folder in LAYERS:
         for height, names in enumerate(layers_of_folder):
@@ -90,6 +93,9 @@ def folder_of(module: str) -> str:
 
 
 # ---- Layers ----
+#
+# Between folders: OWN names all folders and programs, and MAY_IMPORT[folder] those that the folder
+# may import. Within a folder: HEIGHT[layer] may not be below the height of what is imported.
 
 
 @pytest.mark.parametrize("folder", sorted(MAY_IMPORT))
@@ -104,7 +110,12 @@ def test_imports_between_folders_run_down_only(folder):
 
 
 def layer_of(module: str) -> str:
-    """Return the layer of a module, a name in LAYERS, or "" if it has none."""
+    """Return the layer of a module, a name in LAYERS.
+
+    Returns "" if no name in LAYERS is the begin of the module's name, e.g. for a program in
+    `scripts`. A folder in LAYERS has a name for the folder itself, e.g. "utils", so each of its
+    modules has a layer.
+    """
     # With a point at the end, so that "utils.runner" does not belong to "utils.run".
     names = [name for name in HEIGHT if f"{module}.".startswith(f"{name}.")]
     return max(names, key=len, default="")
@@ -121,6 +132,7 @@ def test_imports_within_a_folder_run_down_only():
         is_of_project = found.imported in MODULES
         if is_package_around or not (is_of_project and is_within_folder and layer):
             continue
+        # Both are in one folder, and the importing module has a layer. So the other one has, too.
         if HEIGHT[layer] < HEIGHT[layer_of(found.imported)]:
             wrong.append(str(found))
     assert not wrong
@@ -180,7 +192,9 @@ def package(tmp_path) -> Path:
     return tmp_path
 
 
-# All forms in which box.first may import box.inner.last.
+# All forms of an import of box.inner.last in box.first that `imports_of` must see. (Python would
+# refuse the form with two dots when it runs it, because there is no package around `box`.
+# `imports_of` only reads the statement, and takes the second dot as the folder around `box`.)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -199,7 +213,7 @@ def package(tmp_path) -> Path:
 def test_every_form_of_import_closes_a_circle(package, statement):
     first = package / "box/first.py"
     first.write_text(statement)
-    modules = modules_below(package, {"box"}) | {"box.first": first}
+    modules = modules_below(package, {"box"})
 
     imported_by = {}
     for name, path in modules.items():
