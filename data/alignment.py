@@ -35,7 +35,7 @@ MOST_SHIFT_OF_BLURRY = 2.0
 class Comparison:
     """How well the frames of a sample fit their spikes. scripts/show_sample.py reads the fields."""
 
-    # The first three are explained in `Measures`.
+    # The first three are explained in `Measures` (data/edge_shift.py).
     correlation: float
     shift: tuple[float, float]
     response: float

@@ -249,7 +249,8 @@ def _refuse_known_rate_without_effect(camera: Any, spikes: spike_source.DatSpike
     if not camera or not camera.known_rate or not spikes:
         return
     # With "match", the rate is measured from each clip, and nobody gives it. Some representations
-    # ignore the rate: then `ignored`, the keys without effect, has "rate".
+    # ignore the rate: then `Representation.ignored` (data/spike/registry.py), the keys without
+    # effect, has "rate".
     is_measured = spikes.rate == "match"
     is_ignored = "rate" in spikes.without_effect
     if is_measured or is_ignored:

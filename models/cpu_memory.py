@@ -47,8 +47,9 @@ BYTES_PER_AVERAGED = 4
 #     once, for super-resolution      SAVED_OF_UPSAMPLING upscale^2
 #
 # A stage at 1 / scale of the resolution has one token (pixel of its features) for scale^2 pixels of
-# the frame. The numbers were fitted to what `saved_bytes` counts in small networks. If a
-# network comes to save 25 % more or less, test_cpu_memory.py fails: then fit the numbers again.
+# the frame. The numbers were fitted to what `saved_bytes` (models/vrt/memory/saved_bytes.py) counts
+# in small networks. If a network comes to save 25 % more or less, test_cpu_memory.py fails: then
+# fit the numbers again.
 SAVED_OF_FLOW = 870.0  # for the optical flow
 SAVED_OF_ALL_FRAMES = 500.0  # for the convolution over all frames, in a network without flow
 SAVED_OF_BLOCK = 1.05  # for the input of a block

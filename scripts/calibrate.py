@@ -131,7 +131,8 @@ def with_position(
 
     `made` of the calibration notes how well it fits, for the person who opens the file:
     features: number of features that agree with the matrix, and number of all features.
-    correlation, patches, residual_px, residual_p90_px: the fields of `Quality`.
+    correlation, patches, residual_px, residual_p90_px: the fields of `Quality`
+    (scripts/parts/camera_position.py).
 
     Raises DataError if the images do not show the same, or give too little to judge by.
     """

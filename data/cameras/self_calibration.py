@@ -70,8 +70,8 @@ def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
     A clip stays as it is if its `spike.calibration` is not "auto", or if dataset.json gives its
     calibration. Collective if there is a clip to calibrate.
 
-    files: reads frames and spikes: a `DiskFiles`, or a `CacheReader` with a clip cache. The
-        functions below have it, too.
+    files: reads frames and spikes: a `DiskFiles` (data/clips/disk_files.py), or a `CacheReader`
+        (data/clips/clip_cache.py) with a clip cache. The functions below have it, too.
     """
     clips = list(clips)
     to_calibrate = []  # indices of the clips to calibrate

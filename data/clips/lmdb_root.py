@@ -36,7 +36,7 @@ LMDB_FILES = ("data.mdb", "meta_info.txt")
 
 
 def list_lmdb(root: str, names: Collection[str] | None) -> Listing:
-    """List the clips of an LMDB. Raises the errors of `list_root`.
+    """List the clips of an LMDB. Raises the errors of `list_root` (data_root.py).
 
     names: the clips that are wanted. None: all clips.
     """

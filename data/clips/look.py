@@ -66,7 +66,7 @@ class Look(NamedTuple):
     # reports `missing_end` only if the size is right.
     missing_end: str = ""
     # Whether reading the picture as 8-bit RGB may lose something, e.g. the lower 8 bits of a 16-bit
-    # picture. `what_is_lost` then says what.
+    # picture. `what_is_lost` (picture_losses.py) then says what.
     is_reduced: bool = False
 
 

@@ -27,7 +27,7 @@ def what_is_lost(path: str) -> str:
     if header is None:
         content = read_bytes(path)
         header = read_header(content)
-    # `decode_bgr` refuses these pictures, so nothing needs to be said here.
+    # `decode_bgr` (pictures.py) refuses these pictures, so nothing needs to be said here.
     if header is None or header.is_too_large or has_other_numbers(header):
         return ""
     if header.bits > 8:

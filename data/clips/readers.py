@@ -133,7 +133,7 @@ class DatasetClip(Reader):
     """A clip of a test dataset, frame by frame."""
 
     def __init__(self, dataset: Any, clip_index: int) -> None:
-        """dataset: a `TestClips`. clip_index: number of the clip in it."""
+        """dataset: a `TestClips` (data/clip_dataset.py). clip_index: number of the clip in it."""
         clip = dataset.clips[clip_index]
         self.clip = clip
         self.dataset = dataset

@@ -91,7 +91,8 @@ def _has_all_clips(table: ClipTable) -> bool:
     # If the clips of an LMDB change, its state changes.
     if is_lmdb(root):
         return True
-    # A meta file says which clips belong to the data set. `refuse_columns` has compared them.
+    # A meta file says which clips belong to the data set. `refuse_columns` (column_check.py) has
+    # compared them.
     if table.source.meta_entries is not None:
         return True
     # A clip "a/b" lies in the folder "a" of the root.

@@ -87,8 +87,8 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
 def _plan(job: Job, recipe: Recipe) -> Plan:
     """Check a clip, and say what making it needs. Raises DataError."""
-    # A job with a cut has a rig. `cuts_of` has checked its frames already, so they are not opened
-    # here.
+    # A job with a cut has a rig. `cuts_of` (sources.py) has checked its frames already, so they are
+    # not opened here.
     raw = None if job.cut else FrameSource(job.source.path)  # the raw frames
     if raw is None:
         size = (recipe.crop, recipe.crop)

@@ -49,7 +49,7 @@ USUAL_PLANES = 8  # number of usual planes in an eleventh
 class NetworkInputs(NamedTuple):
     """What the network sees of one exposure.
 
-    The network takes batches: `motion_by_network` puts an axis in front of each array.
+    The network takes batches: `motion_by_network` (learned.py) puts an axis in front of each array.
     """
 
     pictures: np.ndarray  # (K, 2, h, w) float32: picture 0 and picture 1 of each window

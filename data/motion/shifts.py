@@ -112,8 +112,8 @@ def motion_times(recording: Recording) -> list[float]:
 
     First come the times before the sharp instant, then the times after it. On both sides the times
     lead away from the sharp instant. E.g. an exposure from 40 planes before the sharp instant to 48
-    planes after it has the times -10, -20, -30, -40, 12, 24, 36, 48. `motion_of` relies on this
-    order.
+    planes after it has the times -10, -20, -30, -40, 12, 24, 36, 48. `motion_of` (flow.py) relies
+    on this order.
     """
     planes_before = recording.sharp - recording.begin
     planes_after = recording.end - recording.sharp

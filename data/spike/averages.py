@@ -21,8 +21,9 @@ from .registry import Numbers, representation
 #
 # With the option num_bins, the windows of TFP (texture from playback) are spread over the stream.
 # Without num_bins, they lie around the center. The next two functions get the options of `tfp` and
-# answer which case it is. `represent` asks them: windows around the center need `center`, and the
-# two cases reverse time in different ways (`reverses_channels` in registry.py says why).
+# answer which case it is. `represent` (represent.py) asks them: windows around the center need
+# `center`, and the two cases reverse time in different ways (`reverses_channels` in registry.py
+# says why).
 
 
 def _tfp_is_centered(num_bins: int | None = None, **_: Any) -> bool:

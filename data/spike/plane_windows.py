@@ -35,7 +35,7 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 #
 # The windows of `encoding25` lie around the center, or they are spread over the file. The next
 # three functions get the options and say which; they are fields of `Representation` (registry.py),
-# which `represent` needs to reverse time exactly.
+# which `represent` (represent.py) needs to reverse time exactly.
 
 
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:

@@ -30,7 +30,7 @@ def _lag_of_light(**_: Any) -> int:
     """Return -1 half plane: around plane m, the channels show the time m - 1/2.
 
     The light of plane m was collected between the planes m - 1 and m, so its middle is m - 1/2.
-    `represent` needs the lag when it reverses time (`_center_in_reversed`).
+    `represent` (represent.py) needs the lag when it reverses time.
     """
     return -1
 

@@ -55,8 +55,8 @@ class Representation:
 
     # The next three fields are functions of the options, because the answer depends on the options.
     # The time that the channels show, minus `center`, in half planes. For example, 1 if the
-    # channels show the time between `center` and the next plane. `_center_in_reversed` needs it to
-    # reverse time exactly.
+    # channels show the time between `center` and the next plane. `_center_in_reversed`
+    # (represent.py) needs it to reverse time exactly.
     lag_in_half_planes: Callable[..., int] = _no_lag
     # Whether the function uses `center`. Windows that are spread over the whole stream do not.
     is_centered: Callable[..., bool] = _always

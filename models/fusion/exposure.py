@@ -62,9 +62,9 @@ class ExposureFusion(ImageFusion):
     A small conv net gives the weights of the mixture, which sum to 1, and the correction, which is
     0 at the start of a training.
 
-    `MotionFusion` inherits from this class, and its first estimate is the result of `on_input`.
-    Another order of the channels of `pictures` or `inputs` in `mixture` would change what trained
-    weights compute, without an error.
+    `MotionFusion` (fusion_motion.py) inherits from this class, and its first estimate is the result
+    of `on_input`. Another order of the channels of `pictures` or `inputs` in `mixture` would change
+    what trained weights compute, without an error.
 
     The method is of this project. Short and long rates are also in S-SDM, lines of colour in Omer
     and Werman (CVPR 2004), and their fit in the guided filter (He et al., ECCV 2010).

@@ -61,7 +61,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     table: what `read_info` returns. Its "clips" are changed in place.
     plans: for each job (a clip to make), its plan with the size of its frames.
     """
-    # `plan_all` has checked that the frames of all jobs have one size.
+    # `plan_all` (clip_checks.py) has checked that the frames of all jobs have one size.
     first_plan = next(iter(plans.values()))
     frame_height, frame_width = first_plan.size
     height = frame_height // recipe.ratio  # a spike pixel is `ratio` pixels of a frame wide

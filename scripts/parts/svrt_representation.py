@@ -80,7 +80,7 @@ def convert_representation(conversion: Conversion, split: str) -> None:
 class Reconstruction(NamedTuple):
     """A representation of S-VRT. The values come from the user's file, and are not checked here.
 
-    `refuse_problems` checks the whole new file.
+    `refuse_problems` (option_problems.py) checks the whole new file.
     """
 
     kind: Any  # its name in S-VRT, e.g. "middle_tfp"

@@ -27,7 +27,8 @@ NORMALIZED = (
 def convert_frames(conversion: Conversion, split: str) -> None:
     """Convert the options of a split that concern its RGB frames: crop size and normalization."""
     # S-VRT gives height and width of the crop, e.g. [256, 256]. Our crop is square, so it is one
-    # number, 256. A crop of unequal sides stays as it is, and `refuse_problems` names the key.
+    # number, 256. A crop of unequal sides stays as it is, and `refuse_problems`
+    # (option_problems.py) names the key.
     key = f"{split}.gt_size"
     sizes = conversion.values.get(key)
     if isinstance(sizes, list) and sizes:
@@ -87,8 +88,8 @@ def convert_test_split(conversion: Conversion) -> None:
             conversion.set_ours(key, "VideoRecurrentTestDataset")
         return
 
-    # Without a test split there is nothing to do. `flattened` keeps an empty split as one key,
-    # `datasets.test`, with the value {} or null.
+    # Without a test split there is nothing to do. `flattened` (dotted_keys.py) keeps an empty split
+    # as one key, `datasets.test`, with the value {} or null.
     is_empty = test in conversion.values and not conversion.values[test]
     if is_empty or not conversion.has(test):
         return

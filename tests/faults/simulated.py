@@ -118,8 +118,8 @@ class SimulatedRank:
     def start(self) -> None:
         """Ask of the store what a rank asks of it until training begins.
 
-        That is a meeting of all ranks, and rounds of `all_ranks_or_none`. All rounds make the same
-        requests, so two of them are enough to count the requests of each.
+        That is a meeting of all ranks, and rounds of `all_ranks_or_none` (utils/dist/agreement.py).
+        All rounds make the same requests, so two of them are enough to count the requests of each.
         """
         # The mode has no effect here: `meet` does not look at it.
         launch = LaunchInfo("platform", self.rank, local_rank=0, world_size=self.world_size)

@@ -101,8 +101,8 @@ def hydra_size(env: Env) -> str:
 def pmi_size(env: Env) -> str:
     """Read the number of processes of any launcher that sets PMI_RANK and PMI_SIZE.
 
-    Hydra sets these two as well. But `with_standard_names` tries Hydra's row before, so this cell
-    counts for the other launchers only.
+    Hydra sets these two as well. But `with_standard_names` (launchers.py) tries Hydra's row before,
+    so this cell counts for the other launchers only.
     """
     if "PMI_RANK" in env:
         return env.get("PMI_SIZE", "")

@@ -126,7 +126,7 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
     """
     host = launch.master_addr
     port = launch.master_port
-    # wait_for_workers=False below, because `meet` waits for the other ranks.
+    # wait_for_workers=False below, because `meet` (rendezvous.py) waits for the other ranks.
     listener = _listener(host, port)
     if listener is None:  # let torch listen on every address
         return TCPStore(host, port, is_master=True, wait_for_workers=False)

@@ -100,7 +100,7 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
 
     faulthandler writes the stacks, even if no thread can run Python code. A process can write only
     its own stacks, so another process is asked for them by SIGUSR2. Ranks and their loader
-    processes have a handler for this signal, which `Watchdog` installs.
+    processes have a handler for this signal, which `Watchdog` (watchdog_thread.py) installs.
 
     file: the memory file of the rank, opened without a buffer. The rank and its loader processes
         have the same file open.

@@ -69,7 +69,7 @@ class Run:
     watchdog: Any = None
     # The time-out of the process group, in seconds.
     timeout_s: float = float("inf")
-    # How often `all_ranks_or_none` was called. The number is equal on all ranks.
+    # How often `all_ranks_or_none` (agreement.py) was called. The number is equal on all ranks.
     rounds: int = 0
 
     # ---- The data ----

@@ -89,7 +89,7 @@ def _merge(
         return copy.deepcopy(file)
     # The file names another network, dataset or loss. Some keys of the base, e.g. total_iter, fit
     # every part, others fit the old part alone. So all are taken, and marked as inherited:
-    # `read_options` drops the keys that do not fit.
+    # `read_options` (typed.py) drops the keys that do not fit.
     is_new_part = any(key in file and file[key] != base.get(key) for key in TYPE_KEYS)
     if is_new_part:
         for key in base:

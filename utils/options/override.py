@@ -53,7 +53,7 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     #   becomes empty.
     # * TYPE_KEYS, e.g. G_lossfn_type in "train": the section also holds keys that every part of
     #   this kind has, e.g. total_iter. So all keys stay, and are marked as inherited:
-    #   `read_options` drops the keys that the new part does not have.
+    #   `read_options` (typed.py) drops the keys that the new part does not have.
     is_new_part = section.get(last_name) != value
     if last_name == "type" and is_new_part:
         section.clear()

@@ -16,8 +16,8 @@ TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
 class Sources:
     """Where each option came from, for messages.
 
-    The functions of this file fill it in place: `read_with_base` sets the places of a file, and
-    `apply_override` adds the place of an override.
+    The functions of this file fill it in place: `read_with_base` (option_file.py) sets the places
+    of a file, and `apply_override` (override.py) adds the place of an override.
     """
 
     main_file: str

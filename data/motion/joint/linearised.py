@@ -40,7 +40,8 @@ class Linearised:
     def weighted_change(self, d: Tensor) -> tuple[Tensor, Tensor]:
         """Return w A d, (3, H, W) and (M, h, w). d: change of z, (3, H, W)."""
         change_of_light = self._slope * d
-        # None: the camera integrates light, and `Cameras` takes the luma of the change of light.
+        # None: the camera integrates light, and `Cameras` (cameras.py) takes the luma of the change
+        # of light.
         change_integrated = luma(d) if self._is_display else None
         blurry, spikes = self._cameras(change_of_light, change_integrated)
         return blurry.mul_(self._w_b), spikes.mul_(self._w_s)

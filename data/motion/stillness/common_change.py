@@ -66,9 +66,9 @@ def without_change_of_equal_light(change: np.ndarray, by_light: np.ndarray) -> n
 
 # Sigma in spike pixels of the surroundings in which a lamp changes all pixels alike. With 40, a
 # lamp that lights a part of the frame would count as motion
-# (test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion). With 4, `product_of_noise` would be
-# wrong, because it assumes that neighbours have nearly the same surroundings
-# (test_the_evidence_of_noise_is_0_in_the_mean).
+# (test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion). With 4, `product_of_noise`
+# (neighbours.py) would be wrong, because it assumes that neighbours have nearly the same
+# surroundings (test_the_evidence_of_noise_is_0_in_the_mean).
 LIGHT_SIGMA = 12.0
 
 

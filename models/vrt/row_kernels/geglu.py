@@ -1,10 +1,15 @@
 """The gated unit GEGLU on an NVIDIA GPU, in Triton, with gradients.
 
-    y = gelu(a) b,     a = x w11^T + b11,     b = x w12^T + b12,     gelu(a) = a Phi(a)
+    y = gelu(a) * b,     a = x w11^T + b11,     b = x w12^T + b12,     gelu(a) = a * Phi(a)
 
 Phi is the distribution function of the normal distribution. One matrix product of x with w11 and
 w12 gives z (n, 2 H): a row of z holds a (H numbers), then b (H numbers). The kernels begin with z.
 gated_mlp.geglu calls `geglu`, which gives no gradients of gradients.
+
+A kernel runs many times at once, and each run is called a program. A program works on a tile: ROWS
+rows, each padded from H to PAD numbers, because Triton needs powers of two. E.g. H = 192: PAD is
+256, and a tile has 4096 numbers, so ROWS is 4096 / 256 = 16 (`tile`), and program 1 computes the
+rows 16 ... 31.
 
 Names in the kernels:
 
@@ -22,10 +27,10 @@ The last tile may have fewer than ROWS rows. So each load and store has a mask: 
 0, and a masked store writes nothing. Without the mask a program would write beyond the tensor. An
 index has 64 bits (`.to(tl.int64)`), because a tensor may have more than 2^31 numbers.
 
-What must stay: the order of the sums, because another order changes the last bits of a training (no
-test notices). tests/parts/models/test_triton.py compares the results with float64. It needs no GPU,
-because Triton's interpreter runs the kernels on a CPU. Free to change: names, and how an index is
-computed.
+What must stay: the order of the sums, because another order changes the last bits of a training. No
+test notices: tests/parts/models/test_triton.py runs the kernels in Triton's interpreter, which sums
+in an order of its own, and compares the results with float64. So after a change, compare the bits
+before and after it on a GPU. Free to change: names, and how an index is computed.
 """
 
 import math
@@ -55,10 +60,9 @@ def _geglu_forward(
     PAD: tl.constexpr,  # numbers in a row of y with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
 ):
-    """Write y = gelu(a) b for one tile, with gelu(a) = a / 2 (1 + erf(a / sqrt(2))).
+    """Write y = gelu(a) * b for one tile, with gelu(a) = a / 2 * (1 + erf(a / sqrt(2))).
 
-    Each program computes one tile. E.g. H = 192: PAD is 256, and a tile has 4096 numbers, so ROWS
-    is 4096 / 256 = 16 (`tile`), and program 1 computes the rows 16 ... 31.
+    Each program computes one tile.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
@@ -84,14 +88,15 @@ def _geglu_backward(
     PAD: tl.constexpr,  # numbers in a row of y with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
 ):
-    """Write the gradients of a and b in y = gelu(a) b, and their sums over the rows.
+    """Write the gradients of a and b in y = gelu(a) * b, and their sums over the rows.
 
-        gelu(a) = a Phi(a)
-        da = grad b (Phi(a) + a phi(a))
-        db = grad a Phi(a)
+        gelu(a) = a * Phi(a)
+        da = grad * b * (Phi(a) + a * phi(a))
+        db = grad * a * Phi(a)
 
-    Phi is the distribution function of the normal distribution, and phi is its density. The sum of
-    program_sums over the programs is the gradient of the two biases.
+    Phi is the distribution function of the normal distribution, and phi is its density, which is
+    the derivative of Phi. The sum of program_sums over the programs is the gradient of the two
+    biases.
 
     Each program computes several tiles, one after the other. With one tile per program, as in
     forward, program_sums would have as many rows as there are tiles.
@@ -136,7 +141,7 @@ class _GatedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
-        """Return gelu(a) b of rows x (n, C): (n, H). w11, w12: (H, C). b11, b12: (H,)."""
+        """Return gelu(a) * b of rows x (n, C): (n, H). w11, w12: (H, C). b11, b12: (H,)."""
         weight = torch.cat((w11, w12))  # (2 H, C)
         bias = torch.cat((b11, b12))  # (2 H,)
         z = F.linear(x, weight, bias)  # (n, 2 H): a, then b

@@ -214,8 +214,9 @@ def _logits(
     row, column: the upper left element of the tile in the matrix. x begins at token `row` of the
         window, and y begins at token `column`.
 
-    All kernels compute their logits with this function. But `gradient_of_bias` calls it without the
-    bias, and adds the bias itself. So a change of the bias must be made there, too.
+    All kernels compute their logits with this function. But `gradient_of_bias` (several_passes.py)
+    calls it without the bias, and adds the bias itself. So a change of the bias must be made there,
+    too.
     """
     logits = tl.dot(x, tl.trans(y)) * exp2_scale
     if HAS_BIAS:
