@@ -58,7 +58,7 @@ def map_in_threads(
         return results
 
     def next_job() -> Future[list[Result]] | None:
-        """Give the next items to the pool. Returns None if there are no more items."""
+        """Give the next items to `pool` (below). Returns None if there are no more items."""
         some_items = list(itertools.islice(remaining_items, at_once))
         if not some_items:
             return None

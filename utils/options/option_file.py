@@ -51,7 +51,12 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
         )
     base_path = path.parent / raw.pop("base")
     if base_path.is_fifo():  # reading would wait for whoever writes into it
-        raise OptionError("the base is a pipe", str(base_path), "an option file", "correct base")
+        raise OptionError(
+            what="the base is a pipe",
+            where=str(base_path),
+            expected="an option file",
+            do="correct base",
+        )
     # A base may have no base. So whoever reads an option file has to open two files at most.
     base, base_places = _read_file(base_path)
     if "base" in base:

@@ -51,8 +51,9 @@ def read_options(
     (test_the_problems_of_a_file_are_named_at_once). Its `where` is the dotted key of the first
     wrong key.
 
-    `load_options` calls this with the keys of a file. Whoever restores a network calls it with the
-    options that a checkpoint holds. So a key of an older version must still be accepted here.
+    `load_options` (load.py) calls this with the keys of a file. Whoever restores a network calls it
+    with the options that a checkpoint holds. So a key of an older version must still be accepted
+    here.
 
     values: the sections as an option file holds them, e.g. {"task": "a", "netG": {...}}
     sources: where the values came from; None if they come from no file

@@ -1,9 +1,9 @@
 """Read the headers of JPEG, WebP, BMP and PNM pictures.
 
-Each format has one reader. Its docstring shows the layout of the file. A layout such as "8 length,
-12 kind" gives the number of the byte at which a value begins: the length begins at byte 8, and the
-kind at byte 12. A number of several bytes is big endian (the highest byte first) or little endian
-(the lowest byte first). In the code, `..._at` or `at` is the number of a byte of the file.
+Each format has one reader. Its docstring shows the layout of the file: at which byte of the file,
+or of a part of the file, a value begins. A number of several bytes is big endian (the highest byte
+first) in a JPEG, and little endian (the lowest byte first) in a WebP and a BMP. In the code,
+`..._at` or `at` is the number of a byte of the file.
 
 What must stay: a reader bears any bytes. It returns None for a header that is cut short or
 contradicts itself, trusts no number without a limit, and each turn of a loop moves on.
@@ -31,8 +31,21 @@ JPEG_NO_FRAME_HEADER = (0xC4, 0xC8, 0xCC)
 def read_jpeg(content: bytes) -> Header | None:
     """Read a JPEG up to its frame header.
 
-    Layout: 2 bytes, then segments: 0 the byte 0xFF, 1 marker, 2 length (its own 2 bytes and the
-    data), 4 data. A frame header has 4 bits, 5 height, 7 width, 9 number of colours.
+    Layout: 2 bytes that every JPEG has, then segments.
+
+        byte of the segment    content
+        0                      0xFF
+        1                      marker, the kind of the segment
+        2                      length: of its own 2 bytes and the data
+        4                      data
+
+    The data of a frame header, a kind of segment:
+
+        byte of the segment    content
+        4                      bits of a value
+        5                      height
+        7                      width
+        9                      number of colours
     """
     orientation = UPRIGHT
     at = 2  # the byte at which the segment begins
@@ -73,25 +86,33 @@ LOW_14_BITS = 0x3FFF
 def read_webp(content: bytes) -> Header | None:
     """Read a WebP.
 
-    Layout: 12 bytes, then chunks: 0 kind, 4 length of the data, 8 data, and a byte more if the
-    length is odd. The kind of the first chunk tells how the size is stored in it. One of the chunks
-    may be EXIF, with the orientation.
+    Layout: 12 bytes ("RIFF", 4 bytes, "WEBP"), then chunks.
+
+        byte of the chunk    content
+        0                    kind, e.g. "VP8X"
+        4                    length of the data
+        8                    data, and one byte more if the length is odd
+
+    The kind of the first chunk tells how the size is stored in it. One of the chunks may be EXIF,
+    with the orientation.
     """
     if len(content) < 30:
         return None
     first_kind = content[12:16]
     if first_kind == b"VP8X":
-        # Extended: 24 width - 1 and 27 height - 1, of 3 bytes.
+        # Extended: width - 1 from byte 24 of the file on, height - 1 from byte 27 on.
         width = 1 + little_endian(content, at=24, length=3)
         height = 1 + little_endian(content, at=27, length=3)
     elif first_kind == b"VP8L":
-        # Lossless: from 21 on, 14 bits of width - 1 and 14 bits of height - 1. "& LOW_14_BITS"
-        # keeps the lowest 14 bits of a number; ">> 14" moves the next bits down to them.
+        # Lossless: from byte 21 on, 14 bits of width - 1 and 14 bits of height - 1.
+        # "& LOW_14_BITS" keeps the lowest 14 bits of a number; ">> 14" moves the next bits down to
+        # them.
         packed = little_endian(content, at=21, length=4)
         width = 1 + (packed & LOW_14_BITS)
         height = 1 + ((packed >> 14) & LOW_14_BITS)
     elif first_kind == b"VP8 ":
-        # Lossy: 26 width and 28 height, of 14 bits. The two high bits ask for scaling.
+        # Lossy: width from byte 26 on, height from byte 28 on, of 14 bits each. The two bits above
+        # them ask for scaling.
         width = little_endian(content, at=26, length=2) & LOW_14_BITS
         height = little_endian(content, at=28, length=2) & LOW_14_BITS
     else:
@@ -113,8 +134,14 @@ def read_webp(content: bytes) -> Header | None:
 def read_bmp(content: bytes) -> Header | None:
     """Read a BMP.
 
-    Layout: 14 size of the header. In the old header of 12 bytes: 18 width, 20 height. In all
-    others: 18 width, 22 height. A negative height says that the first row is the upper one.
+    Layout:
+
+        byte of the file    content
+        14                  size of the header
+        18                  width
+        22                  height; 20 if the header has 12 bytes, an old form
+
+    A negative height says that the first row is the upper one.
     """
     if len(content) < 30:
         return None

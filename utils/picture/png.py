@@ -50,7 +50,13 @@ def read_png(content: bytes) -> Header | None:
     """Read a PNG.
 
     The first chunk is IHDR. It begins at byte 8 of the file, so its data begin at byte 8 + 8 = 16:
-    16 width, 20 height, 24 bits, 25 colour type.
+
+        byte of the file    content
+        16                  width
+        20                  height
+        24                  bits of a value
+        25                  colour type
+
     A chunk eXIf with the orientation counts only if it comes before the pixels (IDAT), as libpng
     writes it.
     """

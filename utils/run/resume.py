@@ -207,8 +207,8 @@ def restoring(resumed: Resumed | None) -> Generator[None]:
         because no file is their cause.
     """
     # RuntimeError is left out, because torch also raises it if the memory of a GPU is full. For
-    # weights and moments that do not fit, `load_weights` and `load_moments` raise CheckpointError
-    # themselves.
+    # weights and moments that do not fit, `load_weights` (models/loading.py) and `load_moments`
+    # (models/optim.py) raise CheckpointError themselves.
     try:
         yield
     except CheckpointError as e:

@@ -37,7 +37,7 @@ BAD_WINDOWS_IN_A_ROW = 3
 
 
 class SpeedJudge:
-    """Judges the log lines of a run on rank 0. `Health` gives it the lines."""
+    """Judges the log lines of a run on rank 0. `Health` (health.py) gives it the lines."""
 
     def __init__(self, datasets: DatasetsOptions, warn: Callable[..., None]) -> None:
         """datasets: the section `datasets` of the options, for the advice.

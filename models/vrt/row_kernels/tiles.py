@@ -9,7 +9,8 @@ so on, and sums the gradients of weights over them. Then the sums of the program
 fixed order, so that a step gives the same numbers each time.
 
 What must stay: the numbers here, because they decide the order of the sums, and so the last bits of
-a training (no test notices). tests/parts/models/test_triton.py compares all results with float64.
+a training. No test notices: tests/parts/models/test_triton.py runs the kernels in Triton's
+interpreter, which sums in an order of its own, and compares all results with float64.
 """
 
 from typing import Any

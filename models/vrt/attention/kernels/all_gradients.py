@@ -5,11 +5,13 @@ L = log2(sum over the keys of 2^logit), which the forward kernel has written:
 
     P     = 2^(logit - L)                the weights of the attention, computed again
     dV    = P^T dO
-    dS    = P (dO V^T - delta)           the gradient of the logits
-    delta = rowsum(dO O)                 one number for each query
+    dS    = P * (dO V^T - delta)         the gradient of the logits
+    delta = rowsum(dO * O)               one number for each query
     dQ    = scale dS K
     dK    = scale dS^T Q
     dbias = the sum of dS over windows
+
+A * multiplies two matrices number by number. Without a sign, it is the matrix product.
 
 Computing P again comes from FlashAttention-2 (Dao 2023, arXiv 2307.08691). A program goes through
 many windows and sums dS in registers, so no T x T matrix of a window reaches memory.
@@ -17,10 +19,12 @@ many windows and sums dS in registers, so no T x T matrix of a window reaches me
 P and dS are computed transposed, (KEYS, QUERIES), because dV and dK need P^T and dS^T. Transposing
 them afterwards would lead through shared memory, which is slower.
 
-What must stay: the order of the sums, because another order changes the last bits of a training (no
-test notices). No sum is atomic, so a step gives the same numbers each time.
-tests/parts/models/test_triton.py compares the results with float64. Free to change: names, and how
-an address is computed. A new argument needs a line in `BackwardPass.launch`.
+What must stay: the order of the sums, because another order changes the last bits of a training. No
+test notices: tests/parts/models/test_triton.py runs the kernels in Triton's interpreter, which sums
+in an order of its own, and compares the results with float64. So after a change, compare the bits
+before and after it on a GPU. No sum is atomic, so a step gives the same numbers each time. Free to
+change: names, and how an address is computed. A new argument needs a line in `BackwardPass.launch`
+(launches.py).
 """
 
 from models.vrt.attention.kernels.parts import (

@@ -20,9 +20,10 @@ new top. Then total and result are multiplied by 2^(old top - new top), as if th
 subtracted from the start. After the last tile O = result / total, and L = top + log2(total).
 
 What must stay: the order of the keys and the size of the tiles, because another order changes the
-last bits of a training (no test notices). tests/parts/models/test_triton.py compares the results
-with float64. Free to change: names, and how an address is computed. A new argument needs a line in
-the launch, in attention/gpu.py.
+last bits of a training. No test notices: tests/parts/models/test_triton.py runs the kernels in
+Triton's interpreter, which sums in an order of its own, and compares the results with float64. So
+after a change, compare the bits before and after it on a GPU. Free to change: names, and how an
+address is computed. A new argument needs a line in the launch, in attention/gpu.py.
 """
 
 from models.vrt.attention.kernels.parts import (

@@ -110,7 +110,7 @@ class BackwardPass(NamedTuple):
     out: Tensor  # O, n * T * heads * channels numbers
     grad: Tensor  # dO, the gradient of O, with its rows at equal distances in memory
     log_sums: Tensor  # L, (n, heads, T)
-    delta: Tensor | None  # memory for the row sums of dO O, (n, heads, T); None for one pass
+    delta: Tensor | None  # memory for the row sums of dO * O, (n, heads, T); None for one pass
     grad_qkv: Tensor  # memory for the result, packed like qkv
     scale: float  # factor of the logits, without log2(e)
     constants: dict[str, Any]  # result of `kernel_constants`

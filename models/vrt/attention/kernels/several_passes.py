@@ -5,12 +5,14 @@ gradients, from the gradient dO of the output O, and from L = log2(sum over the 
 which the forward kernel has written:
 
     P     = 2^(logit - L)                the weights of the attention, computed again
-    delta = rowsum(dO O)                 gradient_of_queries, which runs first
-    dS    = P (dO V^T - delta)           the gradient of the logits
+    delta = rowsum(dO * O)               gradient_of_queries, which runs first
+    dS    = P * (dO V^T - delta)         the gradient of the logits
     dQ    = scale dS K                   gradient_of_queries: a sum over the keys
     dV    = P^T dO                       gradients_of_keys: a sum over the queries
     dK    = scale dS^T Q                 gradients_of_keys
     dbias = the sum of dS over windows   gradient_of_bias
+
+A * multiplies two matrices number by number. Without a sign, it is the matrix product.
 
 Arguments, which are the same for all three, because one function launches them:
 
@@ -29,10 +31,12 @@ Arguments, which are the same for all three, because one function launches them:
     HAS_BIAS, HAS_MASK    whether there is a bias; whether there are masks
     QUERIES, KEYS         queries and keys of a tile
 
-What must stay: the order of the sums, because another order changes the last bits of a training (no
-test notices). No sum is atomic, so a step gives the same numbers each time.
-tests/parts/models/test_triton.py compares the results with float64. Free to change: names, and how
-an address is computed. A new argument needs a line in `BackwardPass.launch`.
+What must stay: the order of the sums, because another order changes the last bits of a training. No
+test notices: tests/parts/models/test_triton.py runs the kernels in Triton's interpreter, which sums
+in an order of its own, and compares the results with float64. So after a change, compare the bits
+before and after it on a GPU. No sum is atomic, so a step gives the same numbers each time. Free to
+change: names, and how an address is computed. A new argument needs a line in `BackwardPass.launch`
+(launches.py).
 """
 
 from models.vrt.attention.kernels.parts import (
@@ -91,7 +95,7 @@ def gradient_of_queries(
         grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
         output = _load_rows(out, out_row, HEADS * HD, head, ROWS=QUERIES, HD=HD, PAD=PAD)
         log_sum = tl.load(log_sums + query_index)  # (QUERIES,)
-        # delta = rowsum(dO O), in float32, for this kernel and for the kernels that run later.
+        # delta = rowsum(dO * O), in float32, for this kernel and for the kernels that run later.
         row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (QUERIES,)
         tl.store(delta + query_index, row_delta)
 
