@@ -27,8 +27,8 @@ from data.edge_shift import LEAST_CORRELATION, measure
 # Largest shift in spike pixels that counts as agreement. A blurry frame may differ more, because
 # the middle of its blur need not be the sharp instant. Larger limits would hide a wrong
 # calibration. Smaller limits would warn of shifts that only the noise of few spikes has made.
-MOST_SHIFT_OF_SHARP = 0.5
-MOST_SHIFT_OF_BLURRY = 2.0
+MOST_SHIFT_OF_SHARP = 0.5  # from a sharp frame
+MOST_SHIFT_OF_BLURRY = 2.0  # from a blurry frame
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,10 +17,10 @@ from data.alignment_pictures import evenly_spaced
 from data.clip_dataset import TrainClips
 from data.clip_reading import Draw
 
-# Number of samples that are compared, and number of frames in each sample. With these numbers, a
-# check takes about a second with frames of 720p. The time grows with their product.
-SAMPLES = 4
-FRAMES = 2
+# What is compared. With these numbers, a check takes about a second with frames of 720p. The time
+# grows with their product.
+SAMPLES = 4  # number of samples
+FRAMES = 2  # number of frames in each sample
 # Share of the samples that must be wrong for a warning, e.g. 3 of 4. It is below 1, so that one
 # sample that fits by chance does not hide wrong data. It is large, because samples without texture
 # look wrong although their data are right.

@@ -61,6 +61,7 @@ GREY = Formula(picture=_first_channel, is_grey=True, gamma=DISPLAY_GAMMA)
 # `exposure_estimate` multiplies the linear light of the blurry frame by a ratio of two channels. So
 # the channels must be linear light, too: gamma 1.
 EXPOSURE = Formula(picture=exposure_estimate, is_grey=False, gamma=1.0)
+# Name for --method -> its formula.
 METHODS = {
     "tfp": GREY,  # texture from playback: spikes per plane in a window
     "tfi": GREY,  # texture from interval: planes between two spikes

@@ -21,8 +21,8 @@ from utils.errors import PUBLISHED_ADDRESS, OptionError
 
 logger = logging.getLogger(__name__)
 
-# KAIR's scripts download this file. If it is missing, the flow weights that this project ships are
-# used.
+# KAIR's scripts download the file PUBLISHED_FLOW. If it is missing, OWN_FLOW is used, the flow
+# weights that this project ships.
 PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
 

@@ -156,10 +156,9 @@ metric("ssim_y", title="SSIM-Y", digits=4, on_luma=True)(ssim)
 # `metric.more` cannot. LPIPS has a column like the other metrics.
 COLUMNS["lpips"] = Column("LPIPS", digits=4)
 
-# The metrics that are always computed: in a test (main_test_vrt.py), and in a validation during
-# training. `metric.more` adds others.
-METRICS_OF_TESTS = ("psnr", "ssim", "psnr_y", "ssim_y")
-METRICS_OF_VALIDATIONS = ("psnr", "ssim")
+# The metrics that are always computed. `metric.more` adds others.
+METRICS_OF_TESTS = ("psnr", "ssim", "psnr_y", "ssim_y")  # in a test (main_test_vrt.py)
+METRICS_OF_VALIDATIONS = ("psnr", "ssim")  # in a validation during training
 
 
 def choose_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -> list[Metric]:

@@ -176,9 +176,9 @@ class ClipKeys(BaseModel, strict=True, extra="allow"):
 
 # ---- Reading the file ---------------------------------------------------------------------------
 
-# The name of the file, and the version of its format. Files of another version are refused, so a
-# new key that old files may lack needs no new version.
 FILE_NAME = "dataset.json"
+# The version of the format of the file. Files of another version are refused, so a new key that old
+# files may lack needs no new version.
 FORMAT = 1
 
 

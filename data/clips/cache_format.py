@@ -27,7 +27,7 @@ from utils.json_file import read_json
 
 # Version of the files of a clip cache. A cache of another version is refused.
 FORMAT = 1
-INDEX = "index.json"
+INDEX = "index.json"  # the file of a cache that lists its clips
 # Fields of a `Clip` that the index stores. The other fields follow from the options at each start.
 # These names are keys of the index, so a change needs another FORMAT
 # (test_a_cache_of_an_earlier_version_is_read).

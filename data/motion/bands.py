@@ -53,11 +53,13 @@ MOST_PIXELS = 2**20
 # So the 32 rows next to the border of a band are not used
 # (test_rows_beside_the_border_of_a_band_are_not_used). The blurry frame is seen half an exposure
 # before and after the sharp instant. If something moves by more than 32 rows in this time, light
-# from beyond the border reaches the used rows, and may leave a trace there. Other values were not
-# compared. With a larger OVERLAP, more rows are computed twice. With a smaller OVERLAP or a larger
-# FADE, a slower motion may leave a trace. With a smaller FADE, a difference between the two
-# solutions is easier to see.
+# from beyond the border reaches the used rows, and may leave a trace there. With a larger value,
+# more rows are computed twice. With a smaller value, a slower motion may leave a trace. Other
+# values were not compared.
 OVERLAP = 128
+# Number of rows in the middle of an overlap in which the frame changes from the upper band to the
+# lower band. With a larger value, fewer rows near a border are left out, so a slower motion may
+# leave a trace. With a smaller value, a difference between the two bands is easier to see.
 FADE = 64
 # Number of rows that a band may have, however wide it is. A band of 2^20 pixels and 4096 columns
 # has 256 rows, and an inner band shares 2 * 128 = 256 rows with its neighbours: no row would be its

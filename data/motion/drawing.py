@@ -37,9 +37,8 @@ MOST_ERROR_SHARE = 0.5
 HARMLESS_ERROR = 0.5
 # Grey level of the cover where the motion is not trusted.
 GREY = 160
-# Grey level of the slanted lines on the cover, and the pixels from one line to the next.
-DARK_GREY = 90
-LINE_EACH = 6
+DARK_GREY = 90  # grey level of the slanted lines on the cover
+LINE_EACH = 6  # pixels from one line to the next
 # An expected error of at least this number of pixels is drawn white.
 WHITE_ERROR = 8.0
 # The meaning of the colours, for a page that shows the pictures.

@@ -180,8 +180,8 @@ def _make_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
 # squares is one pixel more, and fewer steps refine each scale (the default of DIS is 5). It saves a
 # tenth of the time of a frame and costs 0.01 dB. In dim light it would cost 0.04 dB. No test
 # notices.
-QUICK_STRIDE_MORE = 1
-QUICK_REFINEMENT = 2
+QUICK_STRIDE_MORE = 1  # pixels that are added to the distance of the squares
+QUICK_REFINEMENT = 2  # steps that refine each scale
 
 
 def _make_quick_dis(is_noisy: bool) -> cv2.DISOpticalFlow:

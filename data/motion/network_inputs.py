@@ -159,9 +159,10 @@ def _relative_light(brightness: _Brightness) -> np.ndarray:
     return np.sqrt(relative) - 1
 
 
-# A dark pixel counts as bright as this share of the mean brightness, and ADDED_VARIANCE is added to
-# the variance of its count. Otherwise a single spike in the dark would look like a large change.
+# A dark pixel counts as bright as this share of the mean brightness. Otherwise a single spike in
+# the dark would look like a large change.
 LEAST_SHARE_OF_MEAN = 0.1
+# Added to the variance of each count, for the same reason.
 ADDED_VARIANCE = 0.05
 
 

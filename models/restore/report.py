@@ -40,11 +40,10 @@ from utils.results import json_bytes
 
 logger = logging.getLogger(__name__)
 
-# The page shows the pictures of at most this many clips, and only videos of less than this many
-# bytes (1 MiB). Together the videos then have at most 24 MiB. With larger limits the page would
+# Limits of the page. Together its videos have at most 24 MiB. With larger limits the page would
 # open slowly.
-MOST_CLIPS_IN_REPORT = 24
-MOST_BYTES_OF_VIDEO = 2**20
+MOST_CLIPS_IN_REPORT = 24  # number of clips whose pictures are shown
+MOST_BYTES_OF_VIDEO = 2**20  # a video of as many bytes or more is not shown
 # Lines of the protocol that the log shows, if the method has them. A network has the line
 # "weights", a formula the line "method". table.txt and metrics.json have the whole protocol.
 LINES_OF_LOG = ("weights", "method", "tile", "speed")

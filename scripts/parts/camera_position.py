@@ -28,10 +28,10 @@ from data.cameras.registration.view import View
 from scripts.parts.camera_features import Mirror, Start, best_start
 from scripts.parts.camera_pairs import cannot_calibrate, mirrored
 
-# A calibration with fewer features that agree, or fewer parts of the plane to measure, is refused.
-# Smaller numbers would accept matrices that agree by chance.
-LEAST_INLIERS = 15
-LEAST_PATCHES = 6
+# A calibration with fewer of either is refused. Smaller numbers would accept matrices that agree by
+# chance.
+LEAST_INLIERS = 15  # features that agree
+LEAST_PATCHES = 6  # parts of the plane to measure
 # Largest error that is accepted: the median over the parts of the plane, in pixels of the coarser
 # camera.
 MOST_RESIDUAL = 1.0

@@ -27,9 +27,9 @@ from scripts.parts.sample_page import Picture, Row, Section, enlarged
 from scripts.parts.sample_read import Sample
 from utils.image import tensor_to_uint8
 
-# Colours (R, G, B): of the crop, and of the region that crops are drawn from.
-YELLOW = (255, 220, 0)
-CYAN = (0, 220, 255)
+# Colours (R, G, B) of frames that are drawn.
+YELLOW = (255, 220, 0)  # around the crop
+CYAN = (0, 220, 255)  # around the region that crops are drawn from
 
 
 def sections(dataset: Any, sample: Sample, found: Any) -> list[Section]:

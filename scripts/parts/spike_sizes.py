@@ -21,9 +21,9 @@ import numpy as np
 LEAST_SIDE = 32  # pixels
 MOST_SIDE = 2048  # pixels
 WIDTH_STEP = 8  # a row has whole bytes, so its width is a multiple of 8 pixels
-# The shapes of cameras, height / width: from upright to wide.
-HIGHEST_SHAPE = 4 / 3
-WIDEST_SHAPE = 2 / 5
+# The shapes of cameras, height / width.
+HIGHEST_SHAPE = 4 / 3  # an upright plane
+WIDEST_SHAPE = 2 / 5  # a wide plane
 # The limits in words. If a picture gives the shape, the limits of the shape do not hold: then
 # `Ranking.tried` (spike_ranking.py) uses only the words before ", not". So ", not" must stay.
 TRIED = (

@@ -58,8 +58,8 @@ STALL_KINDS = [kind for kind, each in KINDS.items() if each.verdict in ("STUCK",
 # watchdog.stall_s of the trials in seconds. docs/reliability.md names it. The default, 300 s, would
 # make each trial minutes long.
 STALL_S = 5.0
-SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP")
-WORLD_SIZES = (2, 4, 8)
+SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP")  # signals after which a run saves and ends
+WORLD_SIZES = (2, 4, 8)  # numbers of ranks
 STOPPED_BY_SIGNAL = 75  # exit code of a run that was stopped by a signal
 
 Results = dict[str, Any]

@@ -99,7 +99,7 @@ CASES: dict[str, dict[str, Any]] = {
 # Exit code if this version of torch has no fake tensors on a GPU that does not exist. Test programs
 # use 77 for "skipped".
 NO_FAKE_GPU = 77
-GB = 1e9
+GB = 1e9  # bytes
 # The types of 16 bits. The fast kernels of attention compute in these types.
 HALF = (torch.bfloat16, torch.float16)
 

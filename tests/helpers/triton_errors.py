@@ -72,8 +72,8 @@ WINDOWS = {
     512: (8, 8, 8),
 }
 # Rows of the inputs. They fill no whole number of tiles, so the last tile of a kernel is not full.
-NORM_ROWS = 333
-GATED_ROWS = 130
+NORM_ROWS = 333  # of the layer norm
+GATED_ROWS = 130  # of the gated MLP
 EPS = 1e-5  # of layer norm, as torch has it by default
 
 

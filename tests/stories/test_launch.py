@@ -45,9 +45,8 @@ from utils.dist.platforms import read_launch
 from utils.dist.state import RUN, LaunchInfo
 from utils.errors import DistError
 
-# Exit code of a program whose options or variables are wrong.
-REFUSED = 2
-SAMPLE = "options/vrt/000_train_vrt_sample_rgbspike.json"
+REFUSED = 2  # exit code of a program whose options or variables are wrong
+SAMPLE = "options/vrt/000_train_vrt_sample_rgbspike.json"  # the recipe of `make sample`
 
 # A process that is not one of several ranks.
 SINGLE = LaunchInfo("single")

@@ -19,10 +19,10 @@ import numpy as np
 
 from data.cameras.calibration import scale_of, share_to_read
 
-# The matrix counts as found if the frames explain at least this fraction of the variance of the
-# spikes' details (another scene explains nothing), and if its error is at most FOUND_WITHIN_PX, in
-# RGB pixels.
+# The matrix counts as found if both hold: the frames explain at least this fraction of the variance
+# of the spikes' details (another scene explains nothing),
 LEAST_EXPLAINED = 0.25
+# and the error of the matrix is at most this number of RGB pixels.
 FOUND_WITHIN_PX = 0.5
 # A value is sure if its error is at most this limit. On 100 random rigs, 95 % of the sure matrices
 # were within 0.2 RGB pixels of the true matrix.
@@ -31,9 +31,9 @@ SURE_WITHIN_PLANES = 0.7  # error of the offset, in planes
 SURE_WITHIN_SHARE = 0.03  # error of the share, which is a fraction of the planes
 # A smaller change of matrix, offset or share is not applied. With 0, the noise of the fit would
 # change a clip although its cameras agree.
-LEAST_CHANGE_PX = 0.15
-LEAST_CHANGE_PLANES = 0.75
-LEAST_CHANGE_SHARE = 0.04
+LEAST_CHANGE_PX = 0.15  # of the matrix, in RGB pixels
+LEAST_CHANGE_PLANES = 0.75  # of the offset, in planes
+LEAST_CHANGE_SHARE = 0.04  # of the share
 # A change must be at least this many times its error. Three standard errors are rarely chance.
 LEAST_CHANGE_IN_ERRORS = 3
 

@@ -121,8 +121,8 @@ def _fits_clearly_better(estimate: Estimate, than: Estimate) -> bool:
 # Size of the finest details in (binned) spike pixels, for the times and for the matrix. A time
 # changes the sum of the spikes only by planes at the two ends of the exposure. This change is small
 # and noisy, so it is measured on larger details.
-TIME_SIGMA = 2.0
-FINE_SIGMA = 1.2
+TIME_SIGMA = 2.0  # for the times
+FINE_SIGMA = 1.2  # for the matrix
 
 
 def after_all_rounds(estimate: Estimate) -> Estimate:

@@ -40,10 +40,9 @@ from data.motion.stillness.neighbours import products_with_neighbours
 # but below 3 in their flat parts (docs/benchmarks/quality_details.md, "What stands still").
 NO_EVIDENCE = 2.0
 SURE_EVIDENCE = 3.5
-# Number of pieces of time. A pattern of change has a weight for each piece. The weights sum up to
-# 0, so a constant light gives no change. Without the second pattern,
-# test_a_motion_shows_in_dim_light fails.
-PIECES = 4
+PIECES = 4  # number of pieces of time
+# A pattern of change has a weight for each piece. The weights sum up to 0, so a constant light
+# gives no change. Without the second pattern, test_a_motion_shows_in_dim_light fails.
 PATTERNS = (
     (3, 1, -1, -3),  # shows a steady motion
     (1, -1, -1, 1),  # shows a motion that goes there and back

@@ -31,9 +31,8 @@ RGB: dict[str, Any] = {
     "dataroot_spike": None,
     "spike": None,
 }
-# A file of the source. Clip clip0 has six frames, clip1 has four.
-FRAME = "GOPRO_Large/train/clip0/blur/000002.png"
-NUMBER_OF_FRAMES = 10
+FRAME = "GOPRO_Large/train/clip0/blur/000002.png"  # a file of the source
+NUMBER_OF_FRAMES = 10  # clip0 has six frames, and clip1 has four
 
 
 @pytest.fixture

@@ -38,17 +38,16 @@ from utils.errors import DataError, OptionError
 from utils.image import imwrite_rgb
 from utils.options.loader_options import DatasetsOptions
 
-# Height and width of the frames and of the spike planes, and planes of a frame.
-FRAME = (45, 80)
-PLANE = (30, 40)
-PLANES = 48
+FRAME = (45, 80)  # height and width of the frames
+PLANE = (30, 40)  # height and width of the spike planes
+PLANES = 48  # planes of a frame
 # Spikes per plane in full light, as `record` makes them.
 RATE = 0.6
 
 
-# Where the second camera is: turn in degrees, and shift in pixels of a frame, along x and along y.
-TRUE_TURN = 2.0
-TRUE_SHIFT = (2.4, -1.3)
+# Where the second camera is.
+TRUE_TURN = 2.0  # degrees
+TRUE_SHIFT = (2.4, -1.3)  # along x and along y, in pixels of a frame
 
 
 def place(
@@ -69,8 +68,9 @@ def shifted_along_x(pixels: float) -> np.ndarray:
 
 
 TRUTH = place()
-# Keys of the section `spike`: the size of the planes, and channels that are means of spikes.
+# Keys of the section `spike`: the size of the planes of the second camera,
 SECOND = {"h": 30, "w": 40}
+# and channels that are means of spikes.
 MEAN = {
     "representation": {"type": "voxel", "num_bins": 2},
     "center": "file",

@@ -24,8 +24,9 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = {"utils", "data", "models", "scripts"}
 # Dotted name of a module -> its file, e.g. "utils.run.folder": ROOT / "utils/run/folder.py".
 MODULES = modules_below(ROOT, FOLDERS)
-# Everything that belongs to the project, and the part of it that users run.
+# Everything that belongs to the project.
 OWN = FOLDERS | {"tests", "lab", "main_train_vrt", "main_test_vrt", "app"}
+# What programs that users run may import.
 PRODUCT = OWN - {"tests", "lab", "app"}
 # Folder or program -> what it may import. lab/ and tests/ may import everything.
 MAY_IMPORT = {
