@@ -51,11 +51,11 @@ MOST_PIXELS = 2**20
 #     the last 32 rows      the lower band alone, because the upper band ends here
 #
 # So the 32 rows next to the border of a band are not used
-# (test_rows_beside_the_border_of_a_band_are_not_used). The blurry frame is seen half an exposure
-# before and after the sharp instant. If something moves by more than 32 rows in this time, light
-# from beyond the border reaches the used rows, and may leave a trace there. With a larger value,
-# more rows are computed twice. With a smaller value, a slower motion may leave a trace. Other
-# values were not compared.
+# (test_rows_beside_the_border_of_a_band_are_not_used). An exposure lasts from half its length
+# before the sharp instant to half its length after it. If something moves by more than 32 rows in
+# half an exposure, light from beyond the border reaches the used rows, and may leave a trace there.
+# With a larger value, more rows are computed twice. With a smaller value, a slower motion may leave
+# a trace. Other values were not compared.
 OVERLAP = 128
 # Number of rows in the middle of an overlap in which the frame changes from the upper band to the
 # lower band. With a larger value, fewer rows near a border are left out, so a slower motion may

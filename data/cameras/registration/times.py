@@ -115,6 +115,7 @@ def _own_part(equations: NormalEquations, column: int) -> tuple[np.ndarray, OwnP
     """
     H = equations.H
     others = [*range(MATRIX_CHANGES), *range(MATRIX_AND_TIMES, len(H))]
+    # H[np.ix_(a, b)] is the matrix of the rows a and the columns b of H.
     H_oo = with_larger_diagonal(H[np.ix_(others, others)], np.zeros(len(others)))
     H_ot = H[others, column]
     H_tt = H[column, column]

@@ -26,6 +26,7 @@ def sparse_matrix(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[in
         torch.stack((rows, columns)), values, shape, check_invariants=False
     ).coalesce()
     rows, columns = entries.indices()
+    # bincount: number of entries of each row. Their running sums are where the next row begins.
     begins = torch.zeros(shape[0] + 1, dtype=torch.int32, device=rows.device)
     begins[1:] = torch.bincount(rows, minlength=shape[0]).cumsum(0)
     return csr_matrix(begins, columns.int(), entries.values(), shape)
