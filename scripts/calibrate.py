@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def geometry_of(command: argparse.Namespace, known: Calibration | None) -> SpikeGeometry:
-    """Return the geometry of the spike files, which is that of the first file.
+    """Return the geometry of the spike files, which is the geometry of the first file.
 
     The planes have the size of the known calibration, if nothing else says their size.
     """

@@ -1,7 +1,7 @@
 """Find the region of the frame from which crops for training are drawn: both cameras see all of it.
 
 A spike camera with a view of its own may see only a part of the frame. The region is a rectangle:
-the one of the calibration file, or the largest one that the spike camera sees.
+the rectangle in the calibration file, or the largest one that the spike camera sees.
 
 What must stay: the largest rectangle, because crops of a seed are drawn from it. Free: how it is
 found.

@@ -1,6 +1,6 @@
 """Find the planes of each frame of a clip, and check that they can be used.
 
-`exposures_of` does so when the clips are listed, before a sample is read. `DatSpikes`
+`exposures_of` finds and checks them when the clips are listed, before a sample is read. `DatSpikes`
 (spike_source.py) has the options. The steps have modules of their own:
 
     timing.py            the planes of a frame, without context: a `Span`

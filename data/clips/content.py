@@ -45,8 +45,8 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
       else eight blocks of 4 KiB from its beginning to its end. A PNG has a checksum of all pixels
       at its end, so any changed pixel changes the digest.
 
-    For a reader of another kind, its name, its stems, and its first, middle and last frame are
-    hashed.
+    For another reader, e.g. of a test set that a user adds, its name, its stems, and its first,
+    middle and last frame are hashed.
 
     Raises DataError if a file cannot be read.
     """

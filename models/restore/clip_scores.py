@@ -24,7 +24,7 @@ from utils.image import (
 from utils.options.val_options import MetricOptions
 
 # A function (restored frame, sharp frame) -> {name of a score: value}, e.g. {"lpips": 0.12}, for
-# scores beyond those of models/metrics.py. The frames are (H, W, 3) RGB.
+# scores beyond the scores of models/metrics.py. The frames are (H, W, 3) RGB.
 MoreScores = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 
 

@@ -76,8 +76,8 @@ def refuse_contradictions(args: Namespace, given_keys: set[str], is_of_own_clips
 def _refuse_unused_flags_of_a_network(args: Namespace, given_keys: set[str]) -> None:
     """Raise OptionError for flags of a network, and for --opt, that --method does not use."""
     wrong = []
-    # The joint solution may begin with the frames of a network, the one of --weights. This network
-    # takes all flags of FLAGS_OF_NETWORK.
+    # The joint solution may begin with the frames of the network of --weights. This network takes
+    # all flags of FLAGS_OF_NETWORK.
     begins_with_network = args.method == JOINT and args.weights is not None
     if not begins_with_network:
         wrong = [key for key in FLAGS_OF_NETWORK if key in given_keys]

@@ -6,7 +6,7 @@ dataset.json, or from the length of the file. Who is asked, in this order:
 
     given_geometry      --size, else the shape of an array, else the layout "sps100", else
                         dataset.json, else None
-    camera_geometries   those of the cameras whose planes fit the length of the file
+    camera_geometries   the geometry of each camera whose planes fit the length of the file
     Ranking             any size that fits the length of the file (spike_ranking.py, for `info`)
 
 `single_geometry` asks the first two, and raises an error if they leave more than one geometry.

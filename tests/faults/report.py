@@ -65,8 +65,8 @@ FIRST_HEADING_THAT_STAYS = "\n## Many ranks"
 class Row(NamedTuple):
     """A row of the table: its three cells, with names of figures in braces.
 
-    The form of the braces is that of `str.format`: {percent:.3f} has three decimals, and
-    {last[steps]} is the figure "steps" within the figure "last".
+    The braces have the form of `str.format`: {percent:.3f} has three decimals, and {last[steps]} is
+    the figure "steps" within the figure "last".
     """
 
     fault: str  # what happens to the run

@@ -51,7 +51,7 @@ class Interruption:
     at_iter: step at which the second start went on; 0 if there was no checkpoint yet.
     exit_codes: of the ranks of the first start.
     gone_s: seconds from the signal until all ranks had gone.
-    identical: whether the final state equals that of an uninterrupted run in every bit, and the
+    identical: whether every bit of the final state is as after an uninterrupted run, and the
         history has each step once.
     text: output of both starts.
     """

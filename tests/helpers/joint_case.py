@@ -3,8 +3,8 @@
     Case           the middle frame of a clip, with its equations along a motion
     true_motion    the true motion of the middle frame of a scene
 
-The scenes are those of tests/helpers/moving_scene.py. tests/parts/data/joint/conftest.py has clips
-and cases that several test files share.
+tests/helpers/moving_scene.py has the scenes. tests/parts/data/joint/conftest.py has clips and cases
+that several test files share.
 """
 
 import numpy as np

@@ -76,8 +76,8 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
     # The data set from files, with the new network.
     codes["check"] = doctor.main(["--data", *options])
     with_secrets = [*options, *SECRETS]
-    # A run records its command line, which Python keeps in sys.argv. Here it must be that of
-    # main_train_vrt.py, so that the record would hold the secrets.
+    # A run records its command line, which Python keeps in sys.argv. Here it must be the command
+    # line of main_train_vrt.py, so that the record would hold the secrets.
     sys.argv[1:] = with_secrets
     codes["train"] = main_train_vrt.main(with_secrets)
     (saved,) = folder.glob("experiments/tiny/options/*.json")

@@ -75,7 +75,7 @@ def _is_ours(address: str) -> bool:
 
 
 # Seconds that a rank that has made a claim waits before it ends, so that the other ranks find its
-# claim. Ranks of one start that fail with the same error do so within this time.
+# claim. Ranks of one start that fail with the same error fail within this time.
 CLAIM_S = 10.0
 
 

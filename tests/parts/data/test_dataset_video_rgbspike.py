@@ -1,8 +1,8 @@
 """Samples of a training set, and clips of a test set: data/clip_dataset.py and data/loader.py.
 
-The clips are those of tests/helpers/clip_files.py: frames, sharp frames and spikes show the same
-random levels, and green counts the frames. So a test can tell from a sample which frames it has,
-whether time runs backwards, and whether all three show the same place.
+tests/helpers/clip_files.py writes the clips: frames, sharp frames and spikes show the same random
+levels, and green counts the frames. So a test can tell from a sample which frames it has, whether
+time runs backwards, and whether all three show the same place.
 """
 
 import pickle

@@ -1,9 +1,8 @@
 """data/clips/manifest.py: which clips a data set has, in one root folder or in several.
 
 Tests of layouts, of meta files (lists of clips), of names of frames, and of the messages about
-data that do not fit. The clips are those of tests/helpers/clip_files.py: two training clips of 6
-frames of 16 x 24 pixels, with 24 spike planes of 8 x 12 pixels a frame, unless a test says
-otherwise.
+data that do not fit. tests/helpers/clip_files.py writes the clips: two training clips of 6 frames
+of 16 x 24 pixels, with 24 spike planes of 8 x 12 pixels a frame, unless a test says otherwise.
 
 Words of this page:
 

@@ -85,7 +85,7 @@ def test_a_test_set_without_clips_is_refused():
 
 
 def test_two_clips_of_one_name_are_refused():
-    # The frames of the second clip would replace those of the first one.
+    # The frames of the second clip would replace the frames of the first clip.
     with pytest.raises(DataError, match="occur twice, 'c'"):
         check_clips(Own(ComputedFrames(), ComputedFrames()), "test", scale=2, instants=5)
 

@@ -3,7 +3,7 @@
 A pixel of the sensor sums light as a charge. When the charge reaches a threshold, the pixel fires a
 spike and the threshold is subtracted. A plane says for each pixel whether it fired at one instant.
 `plane_light` computes the light from the spikes. `change_threshold` and `CameraDraw` change
-recorded spikes into those of another camera.
+recorded spikes into spikes of another camera.
 
 All data are simulated here: constant light, a ramp from dark to bright, or random spikes. Light is
 between 0 (dark) and 1 (full light).

@@ -10,7 +10,7 @@ import pytest
 from tests.dist.launching import ROOT
 
 # Makes three arrays of 16 MB, again and again, and prints how many pages of memory the system had
-# to give for them, without those of the first time.
+# to give for them, without the pages of the first time.
 PROGRAM = """
 import resource
 import sys
