@@ -299,16 +299,18 @@ def test_a_run_resumes_from_the_best_checkpoint_if_it_is_named(run_without_lates
 
 def test_the_checkpoint_is_saved_before_weights_that_cannot_be_written(tmp_path):
     options = write_odd_options(tmp_path)
-    folder_of_run(options).mkdir(parents=True)
-    (folder_of_run(options) / ".spikevrt").touch()  # marks a folder of a run
-    (folder_of_run(options) / "models").write_text("a file in the place of the folder")
+    command = odd_command(options, NO_TEST, total(40), "train.checkpoint_save=30")
 
-    result = run_odd(options, NO_TEST, total(3), "train.checkpoint_save=2")
+    with Ranks(1, *command) as running:
+        running.wait_for("Iter: 1,", rank=0, limit_s=60)
+        # A file takes the place of the folder, which the first save would make.
+        (folder_of_run(options) / "models").write_text("not a folder")
+        result = running.wait(limit_s=60)
 
     assert result.exit_codes == [3], result.text
     assert "models" in result.text
     assert "Traceback" not in result.text
-    assert latest_checkpoint(options)["step"] == 2
+    assert latest_checkpoint(options)["step"] == 30
 
 
 def test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint(tmp_path):
