@@ -41,7 +41,7 @@ NAMED: dict[str, dict[str, Any]] = {
         "depths": [8] * 7 + [4] * 4, "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4,
         "num_heads": [6] * 11, "pa_frames": 2, "deformable_groups": 16,
     },
-    # A network that is about as small as the one of `make sample`.
+    # A network that is about as small as the network of `make sample`.
     "small": {
         "upscale": 1, "img_size": [6, 32, 32], "window_size": [6, 4, 4], "depths": [2] * 7 + [1, 1],
         "indep_reconsts": [8], "embed_dims": [32] * 9, "num_heads": [4] * 9, "pa_frames": 2,

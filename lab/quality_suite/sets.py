@@ -88,7 +88,7 @@ def make_real(out: Path, videos: Path | None, part: str, conditions: Sequence[st
     conditions: the conditions under which they are tested, of CONDITIONS.
     """
     sources = link_sources(out, videos)
-    # The training sets, each in the folder data/<name>: "made", and those of TRAINING_SETS.
+    # The training sets, each in the folder data/<name>: "made", and the sets of TRAINING_SETS.
     # SAMPLE_WEIGHTS has the weights of all of them.
     make_made(out)
     for name, training_set in TRAINING_SETS.items():

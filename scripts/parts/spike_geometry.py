@@ -127,7 +127,7 @@ def single_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry:
 
 
 def possible_geometries(path: Path, options: GeometryOptions) -> list[SpikeGeometry]:
-    """Return the given geometry. If none is given, return those of the cameras that fit the file.
+    """Return the given geometry. If none is given, return each camera geometry that fits the file.
 
     Raises DataError if no geometry fits.
     """

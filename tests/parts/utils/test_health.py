@@ -368,7 +368,7 @@ def fast(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder_of_exchanged_spikes(fast, tmp_path_factory):
-    """Give a folder in which clip a has the spikes of clip b, as b has those of a."""
+    """Give a folder in which clip a has the spikes of clip b, and b the spikes of a."""
     folder = tmp_path_factory.mktemp("exchanged") / "train"
     spikes = fast / "GOPRO_Large_spike_seq/train"
     shutil.copytree(spikes / "a", folder / "b")
