@@ -205,9 +205,9 @@ def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> I
 
     windows_of_clip: result of `_partition`.
 
-    Along each shifted axis, only the last window needs a mask. So an axis is divided into one
-    range of windows, or into two: all but the last window, and the last one. Each combination of ranges is a group. E.g. a shift
-    along height and width, but not along time, and 2 x 3 x 3 windows:
+    Along each shifted axis, only the last window needs a mask. So an axis is divided into one range
+    of windows, or into two: all but the last window, and the last one. Each combination of ranges
+    is a group. E.g. a shift along height and width, but not along time, and 2 x 3 x 3 windows:
 
         range in time   in height   in width   windows   mask
         0 ... 1         0 ... 1     0 ... 1    8         none
