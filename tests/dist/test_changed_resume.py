@@ -284,11 +284,19 @@ class Cut(NamedTuple):
     "cut",
     [
         # A signal in step 1 takes effect after step 2.
-        pytest.param(Cut("term", step=1, writers=[], exit_code=75), id="signal in a step"),
+        pytest.param(
+            Cut("term", step=1, writers=[], exit_code=75),
+            id="signal in a step",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             Cut("signal", step=2, writers=[], exit_code=75), id="signal in the validation"
         ),
-        pytest.param(Cut("kill", step=2, writers=[], exit_code=-9), id="killed in the validation"),
+        pytest.param(
+            Cut("kill", step=2, writers=[], exit_code=-9),
+            id="killed in the validation",
+            marks=pytest.mark.slow,
+        ),
         # This writer kills the process when it is given the scores.
         pytest.param(
             Cut("none", step=0, writers=["killing"], exit_code=-9),

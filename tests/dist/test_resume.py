@@ -280,6 +280,8 @@ def apart(tmp_path_factory) -> Apart:
     )
 
 
+# Slow: three runs of two ranks.
+@pytest.mark.slow
 def test_ranks_without_a_common_disk_resume_with_the_same_bits_as_an_uninterrupted_run(apart):
     for result in (apart.first, apart.second, apart.whole):
         assert result.exit_codes == [0, 0], result.text

@@ -152,7 +152,7 @@ def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_th
 
 def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
     options = write_options(tmp_path)
-    changes = no_validation("train.total_iter=24")
+    changes = no_validation("train.total_iter=14")
     history = folder_of_run(options) / "training_history.jsonl"
     with disk(folder_of_run(options).parent, "50m") as folder:
         with Ranks(1, MAIN, "--opt", str(options), *changes) as running:
@@ -162,7 +162,7 @@ def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
 
         # All steps were taken. The run ended at its last one, with the checkpoint.
         assert result.exit_codes == [3], result.text
-        assert "Iter: 24," in result.text
+        assert "Iter: 14," in result.text
         assert "Traceback" not in result.text
         assert result.text.count(f"cannot write {history}") == 1, result.text
         assert result.text.count("CheckpointError: ") == 1, result.text

@@ -88,6 +88,8 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
     assert "odd_worker.py" in result.text
 
 
+# Slow: the other run keeps a core busy.
+@pytest.mark.slow
 def test_other_programs_of_the_same_parent_do_not_delay_the_end_of_a_run(tmp_path):
     # E.g. a queue of jobs starts two runs. The first run ends, and the second goes on.
     command = odd_command(

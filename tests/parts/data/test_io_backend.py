@@ -228,6 +228,8 @@ def read_together(path: str, together: threading.Barrier) -> bytes:
     return read_bytes(path)
 
 
+# Slow: it takes 3 seconds of a core.
+@pytest.mark.slow
 def test_threads_that_begin_together_open_an_lmdb_once(root):
     # An LMDB must not be open while the process forks. So it is closed before each fork, and opened
     # again by the first reader. Here the first readers are eight threads at once, as in the check

@@ -70,7 +70,8 @@ def home(tmp_path_factory) -> Path:
 LEAST = [
     pytest.param("tfp", "psnr_y", 29.5, 26.9, id="tfp"),  # 29.83 and 27.18
     pytest.param("tfi", "psnr_y", 21.3, 25.4, id="tfi"),  # 21.62 and 25.70
-    pytest.param("tfstp", "psnr_y", 28.0, 23.4, id="tfstp"),  # 28.37 and 23.67
+    # It takes 3 seconds of a core.
+    pytest.param("tfstp", "psnr_y", 28.0, 23.4, id="tfstp", marks=pytest.mark.slow),  # 28.37, 23.67
     pytest.param("exposure", "psnr", 32.6, 28.1, id="exposure"),  # 32.98 and 28.41
 ]
 

@@ -318,6 +318,8 @@ def run(home, tmp_path_factory):
     return started
 
 
+# Slow: several ranks calibrate. `make test` has the same with one rank.
+@pytest.mark.slow
 def test_the_ranks_of_a_first_start_keep_a_calibration_of_each_clip(run):
     assert len(run.files()) == 5
     assert run.first["moved"]["matrix"]

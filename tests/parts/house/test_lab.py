@@ -168,7 +168,9 @@ def test_the_interval_over_clips_is_of_the_clips_mean_differences_over_shared_se
 # ---- lab/benchmark.py ----
 
 
-@pytest.mark.parametrize("command", ["net", pytest.param("train", marks=pytest.mark.slow)])
+# Slow: two networks are timed.
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["net", "train"])
 def test_the_benchmark_compares_with_the_naive_network(tmp_path, capsys, command):
     file = tmp_path / "numbers.json"
     settings = ["--quick", "--device", "cpu", "--threads", "1", "--against", "naive"]

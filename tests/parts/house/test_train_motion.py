@@ -36,6 +36,9 @@ from models.portable import read_saved
 from tests.helpers.checked import not_none
 from tests.helpers.moving_scene import Scene, reader_of
 
+# Slow: 4 seconds of a core, for a program that is not part of the product.
+pytestmark = pytest.mark.slow
+
 # A cheap solver of the equations. A real training has 12 groups and 8 steps.
 SOLVER = Solver(groups=6, linearisations=1, steps=4)
 # Updates of a training: enough for the frame to become better.

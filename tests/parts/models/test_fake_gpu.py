@@ -162,7 +162,7 @@ def calls_of_attention() -> dict[str, list[str]]:
     return {case: list(figures_of_case["attention"]) for case, figures_of_case in figures.items()}
 
 
-# Slow: it takes 4 seconds of a core.
+# Slow: the fixture of this and the next tests takes 4 seconds of a core.
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [PLAIN, PUBLISHED])
 def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn(calls_of_attention, case):
@@ -172,6 +172,7 @@ def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn(calls_of
     assert kernels == {"efficient", "flash"}, calls_of_attention[case]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [PLAIN, PUBLISHED])
 def test_heads_are_padded_to_a_multiple_of_8_channels(calls_of_attention, case):
     # The third word of a call, e.g. of "efficient: head 16, ...".
@@ -181,6 +182,7 @@ def test_heads_are_padded_to_a_multiple_of_8_channels(calls_of_attention, case):
     assert channels == {"16", "24"}
 
 
+@pytest.mark.slow
 def test_the_counted_calls_cover_all_windows_of_the_network(calls_of_attention):
     # The fourth word of a call, e.g. of "efficient: head 16, 128 tokens, ...".
     tokens = {call.split()[3] for call in calls_of_attention[PLAIN]}
@@ -190,6 +192,7 @@ def test_the_counted_calls_cover_all_windows_of_the_network(calls_of_attention):
     assert tokens == {"384", "128", "64"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part", [pytest.param("gradient, mask", id="gradient"), pytest.param("mask none", id="no mask")]
 )

@@ -71,10 +71,13 @@ def one_rank(tmp_path_factory):
 @pytest.mark.parametrize(
     "sections",
     [
-        {},
-        {"netG": network_section(drop_path_rate=0.0, use_checkpoint_attn=True)},
+        pytest.param({}, id="activations kept"),
+        pytest.param(
+            {"netG": network_section(drop_path_rate=0.0, use_checkpoint_attn=True)},
+            id="activations computed again",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["activations kept", "activations computed again"],
 )
 def test_two_ranks_have_the_gradients_of_one_rank_with_twice_the_batch(
     one_rank, tmp_path, sections

@@ -248,6 +248,8 @@ def test_an_even_number_of_instants_is_refused(tmp_path, capsys):
 # ---- Ctrl-C ----
 
 
+# Slow: it takes 4 seconds of a core.
+@pytest.mark.slow
 def test_ctrl_c_ends_with_one_line_and_leaves_no_half_set(tmp_path):
     command = [sys.executable, "scripts/make_sample_data.py", "--root", str(tmp_path / "sample")]
 

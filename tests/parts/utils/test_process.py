@@ -148,6 +148,8 @@ def ends_with(command: str, code: int) -> None:
     assert "Traceback" not in ended.text, ended.text
 
 
+# Slow: a new Python imports torch three times.
+@pytest.mark.slow
 def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path):
     options = write_options(tmp_path)
     spikes = f"{tmp_path}/GOPRO_Large_spike_seq/test/test0/spike/000000.dat"
@@ -160,7 +162,7 @@ def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path):
     assert "Finished at iter 1" in (folder_of_run(options) / "log/train.log").read_text()
 
 
-# Slow, because a new Python imports torch. `make test` has the same code of another program above.
+# Slow: a new Python imports torch.
 @pytest.mark.slow
 def test_a_wrong_option_of_a_training_whose_output_is_closed_has_its_own_code(tmp_path):
     ends_with(f"{MAIN} --opt {write_options(tmp_path)} train.total_iter=x >&-", code=2)
