@@ -29,7 +29,7 @@ from torch import nn
 from models.compiled_code import keep_compiled_code_at_home
 from models.ddp import unwrap_ddp
 from models.loading import SpoiltWeightsError, load_weights
-from models.losses import LOSSES, names_of_targets
+from models.losses import LOSSES, names_of_targets, warn_of_untrained
 from models.optim import build_optimizer, load_moments
 from models.precision import amp_dtype
 from models.pretrained import load_pretrained
@@ -109,6 +109,7 @@ class ModelState:
             self.netG.compile()  # in place: the names in the state dict stay the same
 
         self.lossfn: nn.Module = LOSSES.build(self.train_opt, "train").to(self.device)
+        warn_of_untrained(self.lossfn)
         self.target_names = names_of_targets(type(self.lossfn))
         self.optimizer = build_optimizer(self.netG, self.train_opt)
         # Gradients in float16 underflow unless the loss is scaled. In bfloat16 they do not.

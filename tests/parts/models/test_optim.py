@@ -13,6 +13,7 @@ from models.losses import (
     refuse_missing_targets,
     refuse_wrong_loss,
     refuse_wrong_output,
+    warn_of_untrained,
 )
 from models.optim import OPTIMIZERS, OptimizerPart, build_optimizer, load_moments
 from models.schedules import SCHEDULES, Schedule, lr_at
@@ -313,3 +314,28 @@ def test_a_loss_that_returns_no_loss_is_refused(value, words):
 
 def test_a_loss_may_take_further_channels_of_the_network():
     refuse_wrong_output(torch.zeros(2, 3, 6, 8, 8), torch.zeros(SHARP))
+
+
+class WeightedLoss(nn.Module):
+    """A loss that wants to learn the weight of its term."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.term_weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, restored: torch.Tensor, gt: torch.Tensor) -> torch.Tensor:
+        """Return the weighted mean difference."""
+        return self.term_weight * (restored - gt).abs().mean()
+
+
+def test_parameters_of_a_loss_that_nobody_trains_are_named(caplog):
+    warn_of_untrained(WeightedLoss())
+
+    [record] = caplog.records
+    assert "WeightedLoss has parameters that are not trained: term_weight" in record.getMessage()
+
+
+def test_fixed_parameters_of_a_loss_are_not_spoken_of(caplog):
+    warn_of_untrained(WeightedLoss().requires_grad_(False))
+
+    assert not caplog.records
