@@ -45,7 +45,7 @@ class JointOptions(Section):
     #
     #     weight of z = 1 / (1 + (a / (guard a_0))^2)        1/2 where a = guard a_0
     #
-    # 0: the frame is z alone.
+    # 0 switches the guard off: the frame is z alone.
     guard: float = Field(Solver.guard, ge=0)
 
 

@@ -156,7 +156,7 @@ def _ending_with_store(error: BaseException) -> _Ending:
         # the foreign value. So the foreign value is the cause to report.
         return _Ending(e, e.exit_code, is_reporter=is_first_to_report_foreign_value())
     except RuntimeError:
-        # Row 4.
+        # Row 4. torch raises a RuntimeError if the store does not answer.
         time.sleep(WAIT_FOR_WATCHDOG_S)
         return _Ending(cause, StallError.exit_code, is_reporter=False)
     if first_failure is None:

@@ -45,7 +45,8 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
         6  else                                       copied unchanged
 
     Launchers (2) come before SLURM and platforms (3 to 5), because a job of these may start its
-    ranks by a launcher. With line 1 a user can train in one process on any platform: WORLD_SIZE=1.
+    ranks by a launcher. With line 1 a user can train in one process: WORLD_SIZE=1. It counts nodes
+    if NPROC_PER_NODE is set (node_launch.py).
 
     gpu_count: number of GPUs that this process sees.
     command: what the user typed, for the advice of an error.
