@@ -73,7 +73,8 @@ class Part:
     videos: tuple[str, ...]  # names of videos; () for the photographs
     clips: int  # number of clips of each video or photograph
     frames: int  # number of frames of a clip
-    average: int | None = None  # real frames in an exposure; None: as the program chooses
+    # Number of real frames in an exposure. None lets the program choose it.
+    average: int | None = None
 
 
 PARTS = {

@@ -246,12 +246,13 @@ def add_scores(
             if metric.on_luma:
                 if luma is None:
                     luma = (rgb_to_y(image), rgb_to_y(sharp))
-                frames = luma
+                restored_frame, sharp_frame = luma
             else:
-                frames = (image, sharp)
+                restored_frame = image
+                sharp_frame = sharp
             # Copies, because a metric of a user may compute in place.
-            restored_copy, sharp_copy = (frame.copy() for frame in frames)
-            values[metric.name] = _number(metric.score(restored_copy, sharp_copy), metric.name)
+            score = metric.score(restored_frame.copy(), sharp_frame.copy())
+            values[metric.name] = _number(score, metric.name)
     if more_scores is not None and image is not None:
         values |= more_scores(image, sharp)
 

@@ -95,7 +95,8 @@ class _Job(NamedTuple):
     clip: str  # name of its clip
     kind: str  # "lq", "gt", "gt_instants" or "spike"
     path: str
-    lmdb_entry: FileEntry | None  # its size and time if it is in an LMDB. None: look them up
+    # Size and time of the file. None if the file is not in an LMDB: then the disk is asked.
+    lmdb_entry: FileEntry | None
 
 
 class RootCheck:

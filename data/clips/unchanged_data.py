@@ -1,4 +1,4 @@
-"""Whether the data are still as a record of the data check says (data/clips/kept.py).
+"""Compare the data with a record of an earlier data check (data/clips/kept.py).
 
 `is_as_before` asks three things, the cheapest first, and stops at the first "no":
 

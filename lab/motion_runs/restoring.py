@@ -119,7 +119,7 @@ def scores_of(folder: Path, trained_runs: Sequence[TrainedRun]) -> Scores:
     """
     operator = read_saved(OPERATOR_WEIGHTS)
     shipped = network_of(SHIPPED_WEIGHTS)
-    # The solver and the finder of the motion are those of the shipped weights, for all runs.
+    # All runs use the solver and the motion finder of the shipped weights.
     solver = Solver(
         groups=shipped.groups,
         linearisations=shipped.linearisations,

@@ -132,7 +132,7 @@ def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) ->
 
     net: the operator, which makes the first estimates. find_motion: as in `samples_of`.
     """
-    # None: the planes of half an exposure are read before it, and as many after it.
+    # Without a context, half an exposure of planes is read before the exposure, and half after it.
     clip = RecordedClip(reader, context=None)
     gain, is_good = clip.gain()  # of each spike pixel, (h, w) both
     samples = []

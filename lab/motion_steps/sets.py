@@ -34,7 +34,8 @@ class ClipSet:
     clips: int  # number of clips of each video, still or photograph
     frames: int  # number of frames of a clip
     weight: int  # a set of weight 4 is drawn twice as often as a set of weight 2
-    average: int | None = None  # real frames in an exposure; None: as the program chooses
+    # Number of real frames in an exposure. None lets the program choose it.
+    average: int | None = None
     crop: int = 144  # side of the frames in pixels
     # Value of spike.calibration when the spikes are read. None: the program assumes that the spike
     # camera is not shifted, which is wrong for the random rig. stills_random has None, so that the

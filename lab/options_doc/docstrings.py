@@ -1,4 +1,4 @@
-"""Where the docstring of a part explains its keys, e.g. "height, width: in pixels".
+"""Find where the docstring of a part explains its keys, e.g. "height, width: in pixels".
 
 A key without a description of its own is explained there.
 

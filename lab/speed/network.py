@@ -47,7 +47,9 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     )
     for net in nets.values():
         net.train(is_training)
-    height, width = args.crop[0], args.crop[-1]  # --crop has one number or two
+    # --crop has one number, for height and width, or two.
+    height = args.crop[0]
+    width = args.crop[-1]
     size = (args.frames, height, width)
     clip = Clip(options, size, batch=args.batch, device=args.device, dtype=args.dtype)
 

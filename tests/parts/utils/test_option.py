@@ -877,7 +877,9 @@ class Pair:
         steps: list[tuple[int, float]] | None = None,
         sides: tuple[int, ...] = (),
     ):
-        self.window, self.steps, self.sides = window, steps, sides
+        self.window = window
+        self.steps = steps
+        self.sides = sides
 
 
 def test_a_list_of_a_file_is_the_tuple_that_a_part_takes():
@@ -885,7 +887,9 @@ def test_a_list_of_a_file_is_the_tuple_that_a_part_takes():
 
     pair = BOXES.build(values, "x")
 
-    assert (pair.window, pair.steps, pair.sides) == ((3, 4), [(1, 0.5)], (1, 2, 3))
+    assert pair.window == (3, 4)
+    assert pair.steps == [(1, 0.5)]
+    assert pair.sides == (1, 2, 3)
     assert BOXES.resolve(values, "x").plain() == values
 
 
