@@ -818,7 +818,7 @@ def test_tiles_take_less_memory_than_the_whole_and_give_nearly_its_numbers(tmp_p
         # The worker prints the peak of its memory.
         return run_odd(options, *arguments, case="peak", program="test")
 
-    tests = auto_and_whole(tmp_path, frames=22, width=272, run=run)
+    tests = auto_and_whole(tmp_path, frames=32, width=272, run=run)
 
     in_tiles, of_tiles = tests["auto"]
     whole, of_whole = tests["whole"]
