@@ -43,8 +43,8 @@ class Augment(Crop):
     The fields top, left, height and width come from `Crop`.
 
     What must stay: the order crop, hflip, vflip, transpose. Another order would give other samples
-    to a resumed run (test_the_axes_are_swapped_after_the_flips). E.g. hflip before transpose is the
-    same as transpose before vflip.
+    to a resumed run (test_the_axes_are_swapped_after_the_flips). E.g. left and right are swapped
+    before the axes. After the axes, the same flip would swap up and down.
     """
 
     hflip: bool = False  # left and right are swapped

@@ -45,10 +45,13 @@ class Piece:
 class Exposure:
     """The planes that are read for one frame: `own`, of its exposure, and context around them.
 
-    E.g. each frame has a file, and the exposure has the planes 40 ... 79 of it. 8 planes of context
-    are read before and after it. Then `own` is the planes 40 ... 79, `pieces` is one piece, the
-    planes 32 ... 87, before = 8 and origin = 40. If the sharp frame is at plane 60 of the file,
-    then center = 20.
+    E.g. the exposure has the planes 40 ... 79 of a file, and 8 planes of context are read before
+    and after it. The sharp frame is at plane 60 of the file:
+
+        32 ... 39 | 40 ... 60 ... 79 | 80 ... 87
+         context          own          context
+
+    Then `pieces` is one piece, the planes 32 ... 87. before = 8, center = 20 and origin = 40.
     """
 
     own: Piece  # the planes of the exposure that are read, without context
@@ -59,10 +62,10 @@ class Exposure:
     # planes.
     center: float
     # Number of the first plane of `own`, as the option spike.center and the key gt_plane of
-    # dataset.json count planes. If each frame has a file, planes count from the first plane of the
+    # dataset.json count planes. If each frame has a file, they count from the first plane of the
     # file, so origin is own.first. If one file holds the clip, they count from the first plane of
-    # the frame. E.g. the frame has the planes 100 ... 155 of the file, and the middle half of them
-    # is read: own is 114 ... 141, and origin is 14.
+    # the frame. E.g. a frame has the planes 100 ... 155 of the file, and `own` is their middle
+    # half, 114 ... 141. Then origin is 114 - 100 = 14.
     origin: int
 
 

@@ -1,9 +1,9 @@
 """Change the options of spikes so that the spikes are read for a formula (data/reconstruct.py).
 
 A formula decides some keys of the section `spike` itself (`SET_BY_METHOD`). All other keys stay as
-they are, e.g. h, w and exposure. An unknown firing rate at full light is decided here as well:
-it is measured. So data/cameras/user_spikes.py, which reads the section of a user's clip after this,
-finds a known rate and assumes nothing.
+they are, e.g. h, w and exposure. If nobody gives the firing rate at full light, `spike_section`
+sets it to "match", so that it is measured from the frames. A user's clip comes to
+data/cameras/user_spikes.py afterwards, which therefore never has to assume a rate.
 
     spike_section      the section `spike`, of a user's clip or of a test set
     section_for        the whole section `datasets.test`

@@ -1,4 +1,4 @@
-"""Restore frames from spikes by a formula, without weights. A network is compared with the result.
+"""Restore frames from spikes by a formula, without weights: a baseline for networks.
 
 main_test_vrt.py --method NAME uses this module. A method consists of two things of the same name: a
 spike representation (data/spike/represent.py), which turns spikes into channels, and an entry in

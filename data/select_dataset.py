@@ -28,9 +28,10 @@ class DatasetRegistry(Registry):
     def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Any:
         """Return a section checked and completed with defaults, as `Registry.resolve` does.
 
-        Raises the error of `refuse_wrong_purpose` in place of an error about the keys. If the keys
-        have no error, a wrong dataset passes here. `build_dataset` refuses it, and only for the
-        split that a program reads: main_test_vrt.py does not read `datasets.train`.
+        If the keys have an error and the dataset is for the other split, the error names the
+        dataset. If the keys have no error, a dataset for the other split passes here: the program
+        may not read this split, e.g. main_test_vrt.py does not read `datasets.train`. For a split
+        that is read, `build_dataset` refuses it.
         """
         try:
             return super().resolve(section, where)

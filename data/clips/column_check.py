@@ -34,6 +34,7 @@ def refuse_columns(columns: Columns, source: Source) -> None:
     _demand(columns.keys() == types.keys(), "other columns")
     _refuse_types(columns, types)
 
+    # One entry for each clip, and at least one clip.
     # int64, because sums of int32 columns could overflow.
     frame_counts = columns["frames"].astype(np.int64)
     number_of_clips = len(frame_counts)
@@ -43,30 +44,16 @@ def refuse_columns(columns: Columns, source: Source) -> None:
     sizes = columns["sizes"]
     _demand(len(sizes) == 4 * number_of_clips, "sizes")  # height and width of lq, of gt
     _demand_all((sizes >= 1) & (sizes <= LARGEST_SIDE), "sizes")
+
+    # Names of frames and clips, files, and planes.
     number_of_frames = int(frame_counts.sum())
     _refuse_names(columns["stems"], number_of_frames)
     _refuse_clips(columns, source)
-    for kind in kinds:
-        root = kinds[kind].root
-        _refuse_files(columns, kind, frame_counts, in_lmdb=is_lmdb(root))
+    for name, kind in kinds.items():  # e.g. "lq", Kind(root="/data/blur", ...)
+        _refuse_files(columns, name, frame_counts, in_lmdb=is_lmdb(kind.root))
     if "spike" in kinds:
         _refuse_exposures(columns)
         _refuse_planes_outside_of_files(columns, frame_counts)
-
-
-def _refuse_types(columns: Columns, types: Mapping[str, Any]) -> None:
-    """Refuse columns with other types of values, and columns of texts that are no texts.
-
-    types: result of `types_of`.
-    """
-    for name, dtype in types.items():
-        column = columns[name]
-        _demand(column.dtype == dtype and column.ndim == 1, name)
-        if dtype is np.uint8:
-            last_byte = bytes(column[-1:])
-            _demand(last_byte == END, name)
-            # Raises UnicodeDecodeError, which is a ValueError, if the texts are not UTF-8.
-            column.tobytes().decode()
 
 
 def _demand(is_met: bool, what: str) -> None:
@@ -76,11 +63,26 @@ def _demand(is_met: bool, what: str) -> None:
 
 
 def _demand_all(are_met: np.ndarray, what: str) -> None:
-    """Raise ValueError unless all values of a boolean array are true.
+    """Raise ValueError unless a demand is met for each entry of a column (a boolean array).
 
     what: name of the wrong column, or what is wrong.
     """
     _demand(bool(are_met.all()), what)
+
+
+def _refuse_types(columns: Columns, types: Mapping[str, Any]) -> None:
+    """Refuse columns with other types of values, and columns of texts that are no texts.
+
+    types: {column: dtype} from `types_of`, where uint8 means a column of texts.
+    """
+    for name, dtype in types.items():
+        column = columns[name]
+        _demand(column.dtype == dtype and column.ndim == 1, name)
+        if dtype is np.uint8:
+            last_byte = bytes(column[-1:])
+            _demand(last_byte == END, name)
+            # Raises UnicodeDecodeError, which is a ValueError, if the texts are not UTF-8.
+            column.tobytes().decode()
 
 
 def _refuse_names(column: np.ndarray, count: int) -> None:
@@ -141,7 +143,8 @@ def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb
     for name in ("bytes", "times"):
         _demand(len(columns[f"{kind}_{name}"]) == number_of_files, kind)
 
-    # The folders must be below the root: "/", "/a/blur/", or "::" and "::a/" in an LMDB.
+    # The path of a file is root + folder + name. So a folder must stay below its root: "/" or
+    # "/a/blur/" on disk, "::" or "::a/" in an LMDB.
     folders = Texts(columns[f"{kind}_places"])
     _demand(len(folders) == len(frame_counts), kind)
     start = "::" if in_lmdb else "/"

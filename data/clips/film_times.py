@@ -1,4 +1,4 @@
-"""When the frames of a film were taken, and which of its frames cannot be decoded.
+"""Find when the frames of a film were taken, and which of its frames are missing.
 
 A decoder leaves out frames of a damaged film without an error. But a container (.mp4, .mkv, ...)
 stores each encoded frame as a packet with a time, and packets can be read without decoding. If no

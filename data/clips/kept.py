@@ -1,7 +1,8 @@
-"""The stored result of the data check, called a record. Later starts read it in place of all files.
+"""Store the result of the data check, so that a later start need not read all files again.
 
-A record is two files in <path.root>/.preflight. Their names begin with a digest of all options that
-the check depends on (`digest_of_options`), and the scale of the network:
+A stored result is called a record. It is two files in <path.root>/.preflight. Their names begin
+with a digest of all options that the check depends on (`digest_of_options`), and the scale of the
+network:
 
     3f2a90c1d4e5b677_x1.json   {"counts": "22 clips, ...", "warnings": [...], "arrays": SHA-256}
     3f2a90c1d4e5b677_x1.npz    the clips as arrays (data/clips/columns.py), and the state of
@@ -10,17 +11,20 @@ the check depends on (`digest_of_options`), and the scale of the network:
 `Record` reads and writes the record of one data root. `checked_clips` gives the clips of a record
 to other ranks and to loader workers.
 
-Anybody may have written these files. So three kinds of tests come before a record is used:
+Anybody may have written these files. So `Record.read` asks four questions before it uses them:
 
-* Its sizes are bounded, and nothing in it is executed (`columns_in`, stored_arrays.py).
-* Its values are a correct table of the source (`refuse_columns`, column_check.py).
-* The data are the same as at the check (`is_as_before`, unchanged_data.py).
+    read_bounded     stored_arrays.py     are the arrays small enough for the memory?
+    columns_in       stored_arrays.py     are there only arrays, with nothing to execute?
+    refuse_columns   column_check.py      are their values a correct table of this data root?
+    is_as_before     unchanged_data.py    are the data the same as at the check?
 
-If any test fails, the record is ignored and the data check runs again. So a wrong record costs time
-but is never used. What must stay: every one of these tests, and a higher FORMAT for every change of
-the check. test_a_record_that_does_not_fit_is_as_good_as_none forges records. It does not notice
-every missing test, because a forged record mostly fails another test, too. Free to change: how many
-files a repeated start looks at (SHARE; LEAST_FILES in unchanged_data.py).
+After one "no", the record is ignored and the data check runs again. So a wrong record costs time,
+but is never used.
+
+What must stay: every one of these questions, and a higher FORMAT for every change of the check.
+test_a_record_that_does_not_fit_is_as_good_as_none forges records. It does not notice every missing
+rule, because a forged record mostly breaks another rule, too. Free to change: how many files a
+repeated start looks at (SHARE; LEAST_FILES in unchanged_data.py).
 
 Tests: tests/parts/data/test_kept.py, tests/parts/data/test_preflight.py
 """
@@ -81,8 +85,8 @@ def digest_of_options(source: Source) -> str:
     """Return 16 hex digits that change with every option of the check, but not with the files.
 
     Whoever adds an option to the check must add it here. Otherwise a record would also be used for
-    another value of the option. Another order of the values gives other digits. This does no harm,
-    but all existing records are then ignored.
+    another value of the option. Another order of the values does no harm: it gives other digits, so
+    all existing records are ignored once.
     """
     spikes = source.spikes
     options: list[Any] = [
@@ -170,11 +174,10 @@ class Record:
         share: fraction of the files that are looked at, 0 to 1.
         """
         try:
-            # A warning is stored as a list of its four texts.
             about = read_json(self.json)
-            warnings = []
-            for texts in about["warnings"]:
-                warnings.append(Problem(*map(str, texts)))
+            # A warning is stored as a list of its four texts. `str`, because anybody may have
+            # written other values.
+            warnings = [Problem(*map(str, texts)) for texts in about["warnings"]]
             counts = str(about["counts"])
             digest = str(about["arrays"])
             columns = self._read_columns(digest)
@@ -191,11 +194,11 @@ class Record:
         return Result(counts, warnings, table)
 
     def _read_columns(self, digest: str) -> Columns:
-        """Return the columns of the record. They are a correct table of the source.
+        """Return the columns of the record, after the check that they are a correct table.
 
-        So the paths in the table are paths of the source, and may be opened.
-        digest: SHA-256 that the .json has for the arrays. Another digest means that the two files
-        of the record come from different checks.
+        So all paths in the table are below the roots of the source, and may be opened.
+        digest: the SHA-256 of the arrays in the .json. If the arrays have another one, the two
+        files of the record come from different checks.
         Raises OSError, and ValueError for any other content.
         """
         content = read_bounded(self.arrays)
@@ -212,10 +215,9 @@ class Record:
         """Store a result. If the folder cannot be written, only the log says so.
 
         columns: the clips as arrays. states: {path: state} of all listed folders.
-
-        The names of the arrays are part of the format of a record (FORMAT).
         """
-        # Paths may hold bytes that are not UTF-8, which Python reads as lone surrogates.
+        # A zero byte after each path, as in every column of texts (data/clips/columns.py). Paths
+        # may hold bytes that are not UTF-8. Python reads such bytes as lone surrogates.
         paths = "".join(f"{path}\0" for path in states)
         path_bytes = paths.encode(errors="surrogateescape")
         state_rows = np.array(list(states.values()), np.int64)  # (folders, 2): mtime, ctime
@@ -224,6 +226,7 @@ class Record:
             "folders": np.frombuffer(path_bytes, np.uint8),
             "folder_states": state_rows.ravel(),
         }
+        # In memory first, because the digest of the file goes into the .json.
         file = io.BytesIO()
         np.savez(file, **arrays)
         content = file.getvalue()

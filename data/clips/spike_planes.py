@@ -78,9 +78,7 @@ class SpikePlanes:
         files = self._find_spike_files(keys)
         if not files or self.settings is None:
             return SpikesOfFrames(files, (), (), times, self.settings)
-        # This may change `self.settings`, see `_exposures`.
-        planes, exposures = self._find_planes(files, self.settings, times)
-        return SpikesOfFrames(files, planes, exposures, times, self.settings)
+        return self._find_planes(files, self.settings, times)
 
     def _find_spike_files(self, keys: Sequence[FrameKey]) -> list[FileEntry]:
         """Return the spike file of each frame.
@@ -97,10 +95,10 @@ class SpikePlanes:
 
         # One file for all frames. Its first plane belongs to the first frame of the folder. If a
         # meta file lists only later frames, the planes would go to wrong frames, so this is
-        # reported. `order` is a function: name -> sort key.
+        # reported.
         files = list(self.files.by_kind["spike"].values())
         lq_stems = self.files.stems["lq"]
-        order = order_of(lq_stems.values())
+        order = order_of(lq_stems.values())  # a function: name -> sort key
         first_of_folder = min(lq_stems, key=lambda key: order(lq_stems[key]))
         if len(files) > 1:
             shown = names_in_short(self.files.by_kind["spike"])
@@ -120,8 +118,8 @@ class SpikePlanes:
 
     def _find_planes(
         self, files: list[FileEntry], spikes: DatSpikes, times: FrameTimes | None
-    ) -> tuple[tuple[int, ...], Exposures]:
-        """Return the number of planes in the file of each frame, and the planes of each frame.
+    ) -> SpikesOfFrames:
+        """Count the planes of the files, and say which belong to which frame.
 
         files: the spike file of each frame. spikes: how these files are read.
         times: times of the frames, if one file holds the planes of all frames.
@@ -136,7 +134,7 @@ class SpikePlanes:
             planes_of_paths = [(file.path, count) for file, count in planes.items()]
             # An error is reported as a problem of the clip.
             try:
-                exposures = self._exposures(planes_of_paths, len(files), spikes, times)
+                exposures, spikes = self._exposures(planes_of_paths, len(files), spikes, times)
             except UnknownPlanes as e:
                 # The error proposes the exposures of every frame. A user sees this proposal. For
                 # many clips it would be too long for the table of problems.
@@ -147,7 +145,8 @@ class SpikePlanes:
             except (DataError, OptionError) as e:
                 self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, e.do)
         # A file of a wrong size has no entry in `planes`. It gets 0, and a problem was reported.
-        return tuple(planes.get(file, 0) for file in files), exposures
+        planes_of_frames = tuple(planes.get(file, 0) for file in files)
+        return SpikesOfFrames(files, planes_of_frames, exposures, times, settings=spikes)
 
     def _count_planes(self, files: Sequence[FileEntry], spikes: DatSpikes) -> dict[FileEntry, int]:
         """Return {spike file: its number of planes}, in the order of the frames.
@@ -193,20 +192,20 @@ class SpikePlanes:
         frames: int,
         spikes: DatSpikes,
         times: FrameTimes | None,
-    ) -> Exposures:
-        """Return the planes of each frame.
+    ) -> tuple[Exposures, DatSpikes]:
+        """Return the planes of each frame, and how the spikes are read, with the center.
 
         planes_of_paths: (path, number of planes) of each spike file.
         frames: number of frames.
         spikes: how these files are read.
         times: times of the frames, if one file holds the planes of all frames.
 
-        A user's spikes may come without the plane of the sharp frame (`center`). Then a center is
-        assumed, `self.settings` gets it, and a warning says which. A center that the user gives is
-        never replaced: if it does not fit, the error says so. Raises OptionError, DataError.
+        The center is the plane of the sharp frame. A user's spikes may come without it. Then a
+        center is assumed, and a warning says which. A center that the user gives is never replaced:
+        if it does not fit, the error says so. Raises OptionError, DataError.
         """
         try:
-            return exposures_of(spikes, self.clip, planes_of_paths, frames, times)
+            return exposures_of(spikes, self.clip, planes_of_paths, frames, times), spikes
         except OptionError:  # e.g. the center is unknown
             if not self.source.is_user_clip:
                 raise
@@ -216,8 +215,9 @@ class SpikePlanes:
         # The clip is a user's, and its center is not given: try again with an assumed center.
         center, used = self._assumed_center(length)
         logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", self.clip, used)
-        self.settings = spikes.changed(center=center)
-        return exposures_of(self.settings, self.clip, planes_of_paths, frames, times)
+        with_center = spikes.changed(center=center)
+        exposures = exposures_of(with_center, self.clip, planes_of_paths, frames, times)
+        return exposures, with_center
 
     def _planes_of_first_exposure(
         self,

@@ -47,7 +47,6 @@ def map_in_threads(
     go_on: called after each item, by the thread that computed it.
     threads: number of threads. If `function` computes, more threads than cores only take memory.
     """
-    remaining_items = iter(items)
 
     def results_of(some_items: list[Item]) -> list[Result]:
         """Compute the results of some items. Runs in a thread."""
@@ -57,29 +56,27 @@ def map_in_threads(
             go_on()
         return results
 
-    def next_job() -> Future[list[Result]] | None:
-        """Give the next items to `pool` (below). Returns None if there are no more items."""
-        some_items = list(itertools.islice(remaining_items, at_once))
-        if not some_items:
-            return None
-        return pool.submit(results_of, some_items)
-
+    remaining_items = iter(items)
+    # A job is `at_once` items that one thread computes. The oldest job comes first.
+    jobs: deque[Future[list[Result]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
-        # There are two jobs for each thread: one in progress, and one that waits. With one job, a
-        # thread would be idle until the next job is given out. With more jobs, more results would
-        # be in memory. `jobs` has the oldest job first.
-        jobs: deque[Future[list[Result]]] = deque()
+
+        def add_job() -> None:
+            """Give the next items to the threads, if there are any."""
+            some_items = list(itertools.islice(remaining_items, at_once))
+            if some_items:
+                jobs.append(pool.submit(results_of, some_items))
+
         try:
+            # There are two jobs for each thread: one in progress, and one that waits. With one job,
+            # a thread would be idle until the next job is given out. With more jobs, more results
+            # would be in memory.
             for _ in range(2 * threads):
-                job = next_job()
-                if job is not None:
-                    jobs.append(job)
+                add_job()
             while jobs:
                 oldest = jobs.popleft()
                 yield from oldest.result()
-                job = next_job()
-                if job is not None:
-                    jobs.append(job)
+                add_job()
         finally:
             # There are jobs left after an error, or if the caller stops early.
             for job in jobs:

@@ -1,17 +1,21 @@
-"""Compare the data with a record of an earlier data check (data/clips/kept.py).
+"""Say whether the data are still as they were when they were checked.
 
-`is_as_before` asks three things, the cheapest first, and stops at the first "no":
+The data check stores its result in files called a record (data/clips/kept.py). A later start skips
+the check if `is_as_before` returns True. It asks four questions, and the first "no" is the answer:
 
-    _has_all_folders, _have_states   has a folder another state than at the check?
-    _has_all_clips                   has a clip come or gone?
-    _SameClip                        do the files of some clips give the same clip again?
+    _has_all_folders   has the record a state of each folder of the data?
+    _have_states       has each folder still this state?
+    _has_all_clips     are the clips of the record the folders of the root?
+    _Comparison        do the files of some clips give the same clips as in the record?
 
-The state of a folder (`State` in data/clips/listed_files.py) tells of files that come, go or change
-their names. It does not tell of a file whose content changes. So the files of some clips are looked
-at, other clips at each start.
+The state of a folder is two times of change (`State` in data/clips/listed_files.py). It changes if
+a file is added, removed or renamed. It stays the same if only the content of a file changes. So the
+last question looks at files. For all files of a large data set this would take long. So each start
+looks at some of the clips, and at other clips than the start before.
 
-What must stay: each of the tests, because anybody may have written the record. Free to change: how
-many files a repeated start looks at (LEAST_FILES, and SHARE in data/clips/kept.py).
+What must stay: every question, because anybody may have written the record. The comment or
+docstring at each one says what would go unnoticed without it. Free to change: how many files are
+looked at (LEAST_FILES, and SHARE in data/clips/kept.py).
 
 Tests: tests/parts/data/test_kept.py
 """
@@ -43,56 +47,89 @@ FOLDERS_AT_ONCE = 2**14
 def is_as_before(table: ClipTable, columns: Columns, share: float) -> bool:
     """Return whether no folder has changed since the check, and no file of some clips.
 
-    table: the clips of the record. columns: the arrays of the record, with STATE_COLUMNS.
-    share: fraction of the files that are looked at, 0 to 1.
+    table: the clips of the record. share: fraction of the files to look at, 0 to 1.
+    columns: the arrays of the record, {name: array}. data/clips/columns.py shows the arrays of the
+    clips. Two more arrays have the states: "folders" has the paths of the folders, and
+    "folder_states" has two numbers for each folder.
     Raises OSError if a folder is gone, and the errors of the check.
     """
     folders = Texts(columns["folders"])
-    states = columns["folder_states"].reshape(-1, 2)  # (folders, 2): mtime, ctime
+    states = columns["folder_states"].reshape(-1, 2)  # (folders, 2), a `State` in each row
     if len(folders) != len(states) or not _has_all_folders(folders, table):
         return False
     if not _have_states(folders, states):
         return False
     if not _has_all_clips(table):
         return False
-    # Look at the files of some clips, because the state of a folder does not change if the content
-    # of a file in it changes. A thread gets four clips at once and not the usual 32 items, because
-    # one clip takes long and all threads should be busy.
-    is_same_clip = _SameClip(table, columns)
-    return all(map_in_threads(is_same_clip, _clips_to_look_at(table, share), at_once=4))
+    comparison = _Comparison(table, columns)
+    clips_to_look_at = _clips_to_look_at(table, share)
+    # A thread gets four clips at once and not the usual 32 items, because one clip takes long and
+    # all threads should be busy.
+    return all(map_in_threads(comparison.is_same_clip, clips_to_look_at, at_once=4))
+
+
+# ---- Folders -----------------------------------------------------------------------------------
 
 
 def _has_all_folders(folders: Texts, table: ClipTable) -> bool:
     """Return whether the record has a state of each root and of each folder of a clip.
 
     A forged record could leave out a folder. Then no later start would notice that this folder has
-    changed.
+    changed (the lie no_states of test_a_record_that_does_not_fit_is_as_good_as_none).
+
+    folders: the paths in the record.
     """
     recorded = set(folders.read_all())
     for name, kind in kinds_of(table.source).items():  # e.g. "lq", Kind(root="/data/blur", ...)
-        # The files of an LMDB have their states in the record in place of folders.
+        # An LMDB has no folders. The record has the states of its files.
         if is_lmdb(kind.root):
             continue
         if kind.root not in recorded:
             return False
         root_with_slash = os.path.join(kind.root, "")
-        for folder_of_clip in set(table.folders[name].read_all()):
-            path = table.roots[name] + folder_of_clip  # with "/" at its end
-            # A single file of a clip lies in the root itself. Its state is recorded.
+        for folder_of_clip in set(table.folders[name].read_all()):  # e.g. "/clip_a/blur/"
+            path = table.roots[name] + folder_of_clip
+            # A clip may be a single file in the root itself. The state of the root is recorded.
             is_root = path == root_with_slash
-            if path.removesuffix("/") not in recorded and not is_root:
+            if not is_root and path.removesuffix("/") not in recorded:
                 return False
     return True
 
 
+def _have_states(folders: Texts, states: np.ndarray) -> bool:
+    """Return whether all folders still have the states of the record.
+
+    Without this question, a file that was added, removed or renamed would go unnoticed
+    (test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files).
+
+    folders: their paths. states: (folders, 2), the two numbers of each `State`.
+    """
+    # Some thousand folders at a time, because `read` makes a text of each path.
+    for first in range(0, len(folders), FOLDERS_AT_ONCE):
+        end = min(first + FOLDERS_AT_ONCE, len(folders))
+        states_then = states[first:end].tolist()
+        states_now = map_in_threads(state_of, folders.read(first, end))
+        for then, now in zip(states_then, states_now, strict=True):
+            if tuple(then) != now:
+                return False
+    return True
+
+
+# ---- Clips -------------------------------------------------------------------------------------
+
+
 def _has_all_clips(table: ClipTable) -> bool:
-    """Return whether the clips of the record are exactly the folders of the lq root."""
+    """Return whether the clips of the record are exactly the folders of the lq root.
+
+    A forged record could leave out a clip, although the states of all folders are true
+    (test_a_record_without_one_of_the_clips_is_as_good_as_none).
+    """
     root = table.source.dataroot_lq
-    # If the clips of an LMDB change, its state changes.
+    # If the clips of an LMDB change, the state of its files changes.
     if is_lmdb(root):
         return True
-    # A meta file says which clips belong to the data set. `refuse_columns` (column_check.py) has
-    # compared them.
+    # A meta file lists the clips of the data set. `refuse_columns` (column_check.py) has compared
+    # the clips of the record with this list.
     if table.source.meta_entries is not None:
         return True
     # A clip "a/b" lies in the folder "a" of the root.
@@ -105,35 +142,43 @@ def _has_all_clips(table: ClipTable) -> bool:
     return recorded == folders - table.source.excluded_clips
 
 
-def _have_states(folders: Texts, states: np.ndarray) -> bool:
-    """Return whether all folders still have the states that were stored.
+def _clips_to_look_at(table: ClipTable, share: float) -> range:
+    """Return the numbers of the clips whose files are looked at. Each start looks at other clips.
 
-    folders: their paths. states: (folders, 2), the two numbers of each `State`.
+    The numbers are evenly spaced. E.g. a share of 0.01 of 100,000 files is 1000, which is less than
+    LEAST_FILES, so 4096 files are wanted. 100,000 / 4096 is 24.4, so every 24th clip is looked at:
+    5, 29, 53, ... at one start, and 17, 41, 65, ... at another.
+
+    share: fraction of the files to look at, 0 to 1.
     """
-    # Some thousand folders at a time, because `read` makes a text of each path.
-    for first in range(0, len(folders), FOLDERS_AT_ONCE):
-        end = min(first + FOLDERS_AT_ONCE, len(folders))
-        states_now = map_in_threads(state_of, folders.read(first, end))
-        for then, now in zip(states[first:end].tolist(), states_now, strict=True):
-            if tuple(then) != now:
-                return False
-    return True
+    # The last entry of `first_files` is the number of all files of a kind.
+    files = sum(int(first_files[-1]) for first_files in table.first_files.values())
+    files_to_look_at = max(LEAST_FILES, share * files)
+    step = max(1, math.floor(files / files_to_look_at))
+    # The clock decides with which clip a start begins, so that many starts look at all clips.
+    first = time.time_ns() % step
+    return range(first, len(table), step)
 
 
-class _SameClip:
-    """A function: number of a clip -> whether its files are the same as in the record.
+class _Comparison:
+    """The comparison of clips of the record with their files.
 
-    The check of the files must also give the same clip again, because a forged record may hold a
-    wrong clip. Several threads call the object at once. This is safe, because a call changes
-    nothing in it.
+    Several threads call `is_same_clip` at once. This is safe, because it changes no attribute.
     """
 
     def __init__(self, table: ClipTable, columns: Columns) -> None:
         self.table = table
         self.columns = columns
+        # The sizes of all clips of Vimeo-90K, from the first clip of the record. Else None.
         self.usual_sizes = manifest.usual_sizes(table.source, table)
 
-    def __call__(self, number: int) -> bool:
+    def is_same_clip(self, number: int) -> bool:
+        """Return whether the files of clip `number` are the same as at the check.
+
+        A file whose size or time of change differs is noticed here
+        (test_files_that_changed_are_checked_anew). The files must also give the same clip again,
+        because a forged record may have a wrong clip, e.g. sharp frames in another order.
+        """
         source = self.table.source
         clip = self.table[number]
         files_of_clip: dict[str, dict[str, FileEntry] | None] = {}  # {kind: {stem: file}}
@@ -146,8 +191,8 @@ class _SameClip:
             if not has_all_recorded:
                 return False
             files_of_clip[name] = {stem_of(entry.path): entry for entry in files_now}
-        # The usual sizes are the recorded sizes of the first clip. So the sizes of the first clip
-        # itself must be read from its files.
+        # The usual sizes come from the record of the first clip, clip 0. So they cannot prove that
+        # the sizes of clip 0 are right. With None, the check reads them from its files.
         sizes = self.usual_sizes if number > 0 else None
         meta_entry = source.meta_entries[clip.name] if source.meta_entries else None
         check = ClipCheck(clip.name, source, files_of_clip, sizes=sizes)
@@ -167,7 +212,7 @@ class _SameClip:
 
 def _files_now(kind: Kind, clip: str, recorded: list[FileEntry]) -> list[FileEntry]:
     """Return the files of one kind that a clip has now. recorded: the files at the check."""
-    # The state of an LMDB was compared already, so its files are the same.
+    # The states of the files of an LMDB were compared already, so its values are the same.
     if is_lmdb(kind.root):
         return recorded
     folder = list_clip(kind.root, kind.folder, kind.endings, clip)
@@ -175,21 +220,3 @@ def _files_now(kind: Kind, clip: str, recorded: list[FileEntry]) -> list[FileEnt
         return list(folder.entries().values())
     # The clip has no folder: its one spike file lies in the root.
     return [entry_of(entry.path) for entry in recorded]
-
-
-def _clips_to_look_at(table: ClipTable, share: float) -> range:
-    """Return the numbers of the clips that are looked at. Each start looks at other clips.
-
-    The numbers are evenly spaced. E.g. a share of 0.01 of 100,000 files is 1000, which is less than
-    LEAST_FILES, so 4096 files are wanted. 100,000 / 4096 is 24.4, so every 24th clip is looked at:
-    5, 29, 53, ... at one start, and 17, 41, 65, ... at another.
-
-    share: fraction of the files to look at, 0 to 1.
-    """
-    # The last entry of `first_files` is the number of all files of a kind.
-    files = sum(int(first_files[-1]) for first_files in table.first_files.values())
-    files_to_look_at = max(LEAST_FILES, share * files)
-    step = max(1, math.floor(files / files_to_look_at))
-    # The clock decides with which clip a start begins, so that many starts look at all clips.
-    first = time.time_ns() % step
-    return range(first, len(table), step)

@@ -87,14 +87,15 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
 def _plan(job: Job, recipe: Recipe) -> Plan:
     """Check a clip, and say what making it needs. Raises DataError."""
-    # A job with a cut has a rig. `cuts_of` (sources.py) has checked its frames already, so they are
-    # not opened here.
-    raw = None if job.cut else FrameSource(job.source.path)  # the raw frames
-    if raw is None:
+    if job.cut:
+        # A job with a cut has a rig. `cuts_of` (sources.py) has checked the frames of the source
+        # already, so they are not opened here.
+        raw = None
         size = (recipe.crop, recipe.crop)
-        frames = recipe.frames
+        frames = recipe.frames  # made frames, each of one exposure
         exposures = frames
     else:
+        raw = FrameSource(job.source.path)  # the raw frames
         size = raw.size
         frames = len(raw)
         # Raw frames after the last whole exposure are left out.
