@@ -65,7 +65,6 @@ from models.restore.report import write_report
 from models.restore.request import (
     NetworkFlags,
     OwnFiles,
-    ResultFlags,
     TestRequest,
     read_request,
 )
@@ -86,19 +85,33 @@ from utils.options.val_options import MetricOptions
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
-# The program in its order. Each page takes what the page before it has made:
+# One command, followed through the program. Each step is shown with the value that it makes, so
+# read the page of a step only to know how it makes the value. `street` is a folder of 14 frames,
+# and W.pth holds a network that takes no spikes.
 #
-#     read_request        the command line -> `TestRequest` (models/restore/request.py)
-#     choose_method       --method -> a formula, the joint solution, or neither
-#                         (data/chosen_method.py)
-#     read_options        the option file, if there is one -> `Options`
-#     job_of              the clips, what restores them (a `Method` of utils/contract.py), and where
-#                         the results go -> `Job` (models/restore/job.py)
-#       job_on_test_set     for the clips of datasets.test
-#       job_on_own_clips    for a user's own clips
-#     restore_clips       restores and scores the clips of the job (models/restore/run_job.py). Here
-#                         the method is asked for the frames, so read its page then
-#     write_report        writes the tables and the page of results (models/restore/report.py)
+#     python main_test_vrt.py --weights W.pth --input street --output out
+#
+#     read_request (models/restore/request.py): the command line by names
+#         TestRequest(own_files=OwnFiles(input="street", spike=None, gt=None, ...),
+#                     network=NetworkFlags(weights="W.pth", dtype="float32", ...),
+#                     results=ResultFlags(output="out", save=(), ...),
+#                     opt=None, formula=None, joint=None, ...)
+#     choose_method (data/chosen_method.py): nothing, because there is no --method
+#         ChosenMethod(formula=None, joint=None)
+#     read_options: nothing, because there is no --opt
+#         None
+#     job_on_own_clips: reads the weights, and opens the clips
+#         Job(method=NetworkMethod(...),     # the network of W.pth, in tiles of 12 frames
+#             clips=[the reader of street],  # its `frame(0)` reads street/000000.png
+#             outputs=Outputs("out", save=("comparison", "frames"), ...), ...)
+#     restore_clips (models/restore/run_job.py): asks the method for the frames of each clip
+#         14 tensors (3, H, W), one after the other: each becomes out/street/000000.png ...
+#         When the clip is finished: out/clips/street.json, out/street_comparison.mp4
+#     write_report (models/restore/report.py): the results of all clips
+#         out/metrics.json, out/table.txt, out/report.html
+#
+# With --method, a formula or the joint solution is the method of the job. With --opt and without
+# --input, `job_on_test_set` makes the job.
 #
 # What must stay: the restored frames and the scores
 # (test_the_numbers_equal_the_numbers_of_a_restoration_by_hand), and `Job.reading_options`, by which
@@ -140,7 +153,11 @@ def main(argv: list[str]) -> int:
             utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.checks_folder)
         # Read weights and clips. Then restore the clips: each rank takes a part of them.
         with utils_dist.all_ranks_or_none():
-            job = job_of(request, chosen, opt)
+            if request.own_files is not None:
+                job = job_on_own_clips(request.own_files, request, chosen, opt)
+            else:
+                assert opt is not None  # `read_request` has refused a command line without clips
+                job = job_on_test_set(opt, request, chosen)
         restore_clips(job)
         if utils_dist.is_main_process():
             write_report(job)
@@ -165,36 +182,17 @@ def read_options(path: str | None, overrides: Sequence[str]) -> Options | None:
     return opt
 
 
-def job_of(request: TestRequest, chosen: ChosenMethod, opt: Options | None) -> Job:
-    """Return what is to be restored. Reads weights and clips, and writes nothing.
-
-    request: the command line. chosen: what its --method asks for. opt: the option file.
-    """
-    if request.own_files is not None:
-        return job_on_own_clips(
-            request.own_files, chosen, request.method_name, request.network, request.results, opt
-        )
-    assert opt is not None  # `read_request` has refused a command line without clips
-    return job_on_test_set(opt, chosen, request.method_name, request.network, request.results)
-
-
 # ---- The clips of datasets.test --------------------------------------------------------------
 
 
-def job_on_test_set(
-    opt: Options,
-    chosen: ChosenMethod,
-    method_name: str | None,
-    network: NetworkFlags,
-    results: ResultFlags,
-) -> Job:
-    """Return the job to restore the clips of datasets.test by a network or a formula.
+def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) -> Job:
+    """Return the job to restore the clips of datasets.test. Writes nothing.
 
     A network cuts the clips into tiles as the options `val` say.
 
-    opt: the option file. chosen, method_name: what --method asks for, and its name. network,
-    results: flags of the command line.
+    opt: the option file. request: the command line. chosen: what its --method asks for.
     """
+    results = request.results
     section = section_of_test_set(opt)
     # `start` makes the frames. With --method joint, they are the first estimates of the solution.
     start: Method
@@ -205,9 +203,9 @@ def job_on_test_set(
         section = section_for(chosen.formula, section, opt.opt_path, opt.scale)
         start = chosen.formula
     else:
-        weights_file = find_weights(opt.path, opt.folder, network.weights)
+        weights_file = find_weights(opt.path, opt.folder, request.network.weights)
         saved = read_saved(weights_file, opt.portable())
-        start = network_for_test_set(saved, network, opt.val, section)
+        start = network_for_test_set(saved, request.network, opt.val, section)
     method = with_improvement(start, chosen.joint, saved)
     if method is not start:  # what improves the frames reads spike files
         refuse_channels(section, opt.opt_path)
@@ -224,11 +222,12 @@ def job_on_test_set(
 
     # Folder and title. A formula has a folder of its own, so that it does not replace the results
     # of the network.
-    folder = opt.folder / "test"
-    title = f"Test of {method_name or opt.task}"  # e.g. "Test of tfp on the test set of TASK"
     if chosen.formula is not None:
-        folder = opt.folder / f"test_{method_name}"
-        title += f" on the test set of {opt.task}"
+        folder = opt.folder / f"test_{request.method_name}"
+        title = f"Test of {request.method_name} on the test set of {opt.task}"
+    else:
+        folder = opt.folder / "test"
+        title = f"Test of {request.method_name or opt.task}"
     if results.output:
         folder = Path(results.output)
     refuse_output_among_data(folder, dataset)
@@ -256,33 +255,39 @@ def job_on_test_set(
 # ---- A user's own clips ----------------------------------------------------------------------
 
 
-def job_on_own_clips(
-    files: OwnFiles,
-    chosen: ChosenMethod,
-    method_name: str | None,
-    network: NetworkFlags,
-    results: ResultFlags,
-    opt: Options | None,
-) -> Job:
-    """Return the job to restore a user's own clips, or spikes by a formula.
+class OwnRestoration(NamedTuple):
+    """A user's own clips, and what restores them."""
 
-    files: the user's files.
+    method: Method
+    clips: Sequence[ClipReader]
+    frames_note: str  # which of their frames are restored, in words for the report
+    # The section `spike`, by which the spikes are read, as plain values. None without spikes.
+    spike_options: dict[str, Any] | None
+
+
+def job_on_own_clips(
+    files: OwnFiles, request: TestRequest, chosen: ChosenMethod, opt: Options | None
+) -> Job:
+    """Return the job to restore a user's own clips, or spikes by a formula. Writes nothing.
+
+    files: the user's files, `request.own_files`.
+    request: the command line.
     chosen: the formula and the joint solution that --method asks for, each None if it does not.
-    method_name: the value of --method. network, results: flags of the command line.
     opt: the option file, which describes the network. None without --opt: then the weights file
     describes its network.
     """
     with naming_spike_size_flag():  # errors in the block name the flag --spike-size
         if chosen.formula is not None:
-            own = own_clips_by_formula(chosen.formula, chosen.joint, files, method_name)
+            own = own_clips_by_formula(chosen.formula, chosen.joint, files, request.method_name)
         else:
-            own = own_clips_by_network(chosen.joint, files, network, opt)
+            own = own_clips_by_network(chosen.joint, files, request.network, opt)
 
     # The title of the report: the folder of several clips, or the name of the only clip.
     clips = own.clips
     title = clips[0].name
     if files.input is not None and len(clips) > 1:
         title = Path(files.input).name
+    results = request.results
     save_forms = results.save or forms_like_input(clips, own.method)
     metric = opt.metric if opt is not None else MetricOptions()
     assert results.output is not None  # `read_request` has refused clips without --output
@@ -299,16 +304,6 @@ def job_on_own_clips(
     )
 
 
-class OwnRestoration(NamedTuple):
-    """A user's own clips, and what restores them."""
-
-    method: Method
-    clips: Sequence[ClipReader]
-    frames_note: str  # which of their frames are restored, in words for the report
-    # The section `spike`, by which the spikes are read, as plain values. None without spikes.
-    spike_options: dict[str, Any] | None
-
-
 def own_clips_by_formula(
     formula: Reconstruction, joint: JointOptions | None, files: OwnFiles, method_name: str | None
 ) -> OwnRestoration:
@@ -319,14 +314,15 @@ def own_clips_by_formula(
     Raises OptionError if the method needs blurry frames and there is no --input.
     """
     assert files.spike is not None  # `read_request` has refused a formula without --spike
-    # What the user asks for: spike files of the type "dat", with the changes of the command line.
+    # The section `spike`, made in three steps. E.g. with --spike-size 250 400:
+    #
+    #     asked           {"type": "dat", "h": 250, "w": 400}: what the command line says
+    #     section         the same, checked, as an object. The formula has set its own keys
+    #     spike_options   the object as a dict, with all keys
     asked = changed_spikes(
         {"type": "dat"}, files, keys_of_method=SET_BY_METHOD, method_name=method_name
     )
-    # The same, checked, with the keys that the formula sets itself.
     section = spikes_for_formula(formula, files.spike, asked)
-    # The same as plain values: for the report, and for `clips_with_frames`, which gets plain values
-    # of networks, too (`own_clips_by_network`).
     spike_options = section.plain()
     if files.input is not None:
         own = clips_with_frames(files.input, files.spike, files.gt, spike_options)
