@@ -11,9 +11,9 @@ plane of the read.
 The header of an array tells its size. The size is compared with the size of the file before
 anything is read.
 
-What must stay: these checks of the size. A small file may say that its array is larger than the
-memory, or it may unpack to more than the memory (test_an_npz_of_many_arrays_is_refused and the
-tests beside it).
+What must stay: this comparison. Otherwise a small file could fill the memory, because its header
+may state an array of any size, and a few compressed bytes may unpack to gigabytes
+(test_an_npz_of_many_arrays_is_refused and the tests beside it).
 Free to change: how much is kept in memory, and how many planes are read at once.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_small_hostile_files.py (small
@@ -53,7 +53,8 @@ class ArrayFile:
     shape: tuple[int, ...]
     dtype: np.dtype
     start: int  # number of the byte at which the values begin, in the .npy or in the member
-    is_fortran: bool  # whether the first axis varies fastest, so planes are not stored one by one
+    # Whether the first axis varies fastest (order "F"). Then planes are not stored one by one.
+    is_fortran: bool
     member: str | None = None  # name of the array within a .npz, such as "spk"; None for a .npy
     # The array, once it is mapped or in memory.
     _whole: np.ndarray | None = field(default=None, repr=False)
@@ -82,7 +83,7 @@ class ArrayFile:
         Raises as `read`.
         """
         whole = self._whole_array()
-        if whole is not None:  # never if `read` calls
+        if whole is not None:
             end = first + count
             for begin in range(first, end, PART):
                 yield whole[begin : min(begin + PART, end)]

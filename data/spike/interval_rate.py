@@ -17,7 +17,7 @@ from .registry import Numbers, representation
 def _lag_of_tfi(**_: Any) -> int:
     """Return 1, in half planes: with the center m = 5, TFI shows the time 5.5.
 
-    It takes as many planes up to plane 5 as from plane 6 on, so their middle is 5.5. `represent`
+    It searches as many planes up to plane 5 as from plane 6 on. Their middle is 5.5. `represent`
     (represent.py) needs the lag to reverse time exactly.
     """
     return 1

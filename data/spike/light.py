@@ -4,19 +4,24 @@
     window_light    the light of windows of planes, summed
     intervals_of    the intervals, from which both compute the light
 
-The unit is "thresholds per plane": a pixel that fires in every second plane has the light 0.5.
-Plane p lasts from time p to time p + 1.
+The unit is "thresholds per plane": a pixel that fires in every second plane has the light 1/2.
 
-An interval is the time between two spikes of a pixel. Within an interval the light is taken as
-constant: one threshold, spread evenly over the planes of the interval. A pixel collects the charge
-of a spike before the spike. So a spike in plane p ends an interval at time p + 1, where the next
-interval begins. For example, spikes in the planes 3 and 7 give the planes 4 ... 7 the light 1 / 4.
-Three cases have no whole interval, where T is the number of planes:
+An interval is the time from one spike of a pixel to the next. The pixel collects the charge of a
+spike, one threshold, before the spike. So the light of an interval is one threshold, spread evenly
+over its planes. Plane p lasts from time p to time p + 1, and a spike in plane p ends an interval at
+time p + 1. For example, a pixel with spikes in the planes 3 and 5 of 10 planes:
 
-    before the first spike, after the last one   the light of the nearest interval. It is less if
-                                                 this light would give one more spike in the file
-    a pixel with a single spike                  1 / T
-    a pixel without spikes                       no light
+    plane    0    1    2    3    4    5    6    7    8    9
+    spike                   x         x
+    light   1/4  1/4  1/4  1/4  1/2  1/2  1/5  1/5  1/5  1/5
+
+Only the planes 4 and 5 are a whole interval. The other planes belong to intervals that begin before
+the file or end after it. Such an interval is taken to be as long as the interval beside it, here 2
+planes. But with 2 planes, the planes 1 and 7 would have spikes. So it is made just long enough for
+no further spike in the file.
+
+A pixel with a single spike has the light 1 / T, where T is the number of planes. A pixel without
+spikes has no light.
 
 What must stay: all numbers, bit for bit, because the channels of training samples consist of them.
 How they are computed is free, if it is as fast: test_spike_simulate.py compares every pixel with a
@@ -44,15 +49,12 @@ class Intervals:
 
 
 def intervals_of(stream: np.ndarray) -> Intervals:
-    """Find the intervals of each pixel, from spike to spike.
-
-    The first spike ends an interval that began before the file, and the last spike begins an
-    interval that ends after the file. Their lengths are not known. Each is taken to be as long as
-    the interval beside it, or longer if this length would put one more spike into the file. A pixel
-    with a single spike has no interval beside it, so T planes are taken.
+    """Find the intervals of each pixel. The head of this file says how long the outer ones are.
 
     E.g. T = 10 and spikes in the planes 3 and 7. The ends are 4 and 8, and the interval between
     them has 4 planes. So the first interval goes from 0 to 4, and the last one from 8 to 12.
+
+    A pixel with a single spike has no whole interval. T stands for the length of one.
     """
     planes = len(stream)
     # Time at which each plane ends, 1 ... T.
@@ -62,8 +64,8 @@ def intervals_of(stream: np.ndarray) -> Intervals:
     last = ends.max(axis=0)  # (h, w), the end at the last spike
 
     # The lengths of the intervals beside the two outer ones, e.g. 8 - 4. A plane without a spike
-    # has ends = 0, but it never gives the smallest number: 0 - first is below 0, which is a very
-    # large unsigned number, and last - 0 is larger than last - ends of any spike.
+    # has the end 0, but it never gives the smallest number. In `ends - first`, 0 - first is below
+    # 0, which is a very large unsigned number. In `last - ends`, last - 0 is the largest number.
     after_first = _smallest_above_0(ends - first)  # from the first spike to the second
     before_last = _smallest_above_0(last - ends)  # from the last spike but one to the last
 
@@ -144,10 +146,10 @@ def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer
     # First the planes with a spike. A spike in plane p ends its interval at b = p + 1, so
     # until_b = 2 T + 1 - (p + 1) = 2 T - p.
     until_b = stream * (number_type(2 * planes) - plane_numbers)  # (T, h, w), 0 without a spike
-    # Then all planes: from the last plane to the first, each plane takes the maximum with the plane
-    # after it. So a plane without a spike gets the number of the next spike: of all later spikes,
-    # it has the smallest b, which is the largest until_b. `plane` is a view, so the maximum is
-    # written into `until_b`.
+    # Then the other planes. From the last plane to the first, each plane takes the maximum with the
+    # plane after it. So a plane without a spike gets the number of the next spike, because of all
+    # later spikes this one has the smallest b, so the largest until_b. `plane` is a view, so the
+    # maximum is written into `until_b`.
     plane_after = (2 * planes + 1 - end).astype(number_type)  # (h, w), after the last plane
     for plane in reversed(until_b):
         np.maximum(plane_after, plane, out=plane)
@@ -174,8 +176,8 @@ def _since_begin(
     numbers_from_1 = np.arange(1, planes, dtype=number_type)[:, None, None]  # p = 1 ... T - 1
     other_planes = stream[:-1] * (numbers_from_1 + number_type(planes))
     since_a = np.concatenate((plane_0, other_planes))  # (T, h, w), 0 without a spike
-    # Then all planes: from the first plane to the last, each plane takes the maximum with the plane
-    # before it, so it gets the number of the last spike before it. The pairs are views of
+    # Then the other planes. From the first plane to the last, each plane takes the maximum with the
+    # plane before it, so it gets the number of the last spike before it. The pairs are views of
     # `since_a`, so the maximum is written into `since_a`, and the next pair sees it.
     for plane_before, plane in itertools.pairwise(since_a):
         np.maximum(plane_before, plane, out=plane)
@@ -194,13 +196,13 @@ def window_light(
 ) -> list[np.ndarray]:
     """Return the sum of the light over planes a ... b - 1, for each window (a, b).
 
-    Each sum is (h, w) float64, in thresholds. The light of one interval is one threshold, so the
+    Each sum is (h, w) float64, in thresholds. An interval has the light of one threshold. So the
     sum is the number of intervals in the window: 2.25 for two whole intervals and a quarter of a
-    third one.
+    third one. It is computed as
 
         light from a to b = light until b - light until a
 
-    intervals: the intervals of the stream, if a caller that asks several times has kept them.
+    intervals: `intervals_of` the stream, from a caller that asks several times.
     """
     if intervals is None:
         intervals = intervals_of(stream)
@@ -225,13 +227,16 @@ def _light_until(
 
         light until t = number of spikes before t + fraction of the interval around t that passed
 
+    At t = 0, a part of the first interval may have passed already. This part cancels in a
+    difference of two sums.
+
     The spikes are counted in integers. Only the fractions are computed in float64, for one plane at
     each end of a piece, so the function is fast.
 
     pieces: (a, b) in the order of time. Together they are the whole stream.
     """
     interval_end = _interval_ends(intervals, pieces)
-    # `begin` and `spike_count` belong to the present time.
+    # At each time: when the interval around it begins, and the number of spikes before it, (h, w).
     light_until = {}
     begin = intervals.begin
     spike_count = np.zeros(begin.shape, intervals.ends.dtype)

@@ -1,11 +1,11 @@
 """Check the content of a packed file, and find the planes in it.
 
-Packed planes (packing.py) have no header, so three checks stand in for it:
+Packed planes (packing.py) have no header. So three checks find wrong files and wrong options:
 
-    1. the first bytes are no header of another format, and no text (headers.py)
-    2. an SPS100 sensor writes marker words into each plane. They are there exactly if the geometry
-       is of this sensor (sps100.py)
-    3. the size of the file is a whole number of planes (`planes_in`)
+    1. The first bytes are no header of another format, and no text (headers.py).
+    2. An SPS100 sensor writes marker words into each plane. They must be there if the geometry has
+       the layout of this sensor, and must not be there otherwise (sps100.py).
+    3. The size of the file is a whole number of planes (`planes_in`).
 
 Tests: test_spike_formats.py, test_any_bytes.py, test_published_streams.py (published files pass)
 """

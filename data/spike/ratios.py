@@ -183,7 +183,7 @@ def relative(
 def _half_windows_in_planes(
     half_windows: tuple[int | float, ...] | list[int | float], half_exposure: int
 ) -> tuple[list[int], bool]:
-    """Return the option half_windows of `relative` in planes, and whether its values are allowed.
+    """Return the option half_windows of `relative` in planes, and whether they are whole planes.
 
     A value below 1 is a share: 0.28 of a half_exposure of 50 planes is 14 planes. A value of 1 or
     more is a number of planes, so it must be whole.

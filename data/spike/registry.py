@@ -1,7 +1,7 @@
 """Register representations: functions that turn spike planes into channels of a network.
 
-`@representation("name", ...)` adds a function to REPRESENTATIONS, with what `represent` and the
-option files must know of it (`Representation`).
+`@representation("name", ...)` adds a function to REPRESENTATIONS. Its other arguments say what
+`represent` and the option files must know of the function (`Representation`).
 
 A plane is one read-out of the spike camera. The center is the plane of the sharp frame, and the
 exposure is the planes that were recorded while the blurry frame was exposed.
@@ -61,9 +61,9 @@ class Representation:
     # Whether the function uses `center`. Windows that are spread over the whole stream do not.
     is_centered: Callable[..., bool] = _always
     # How time is reversed. True: the channels are put in reverse order. False: the function gets
-    # the reversed stream. True is needed for windows spread over the stream: their centres are
-    # rounded, which prefers one direction of time, so the windows of the reversed stream would lie
-    # elsewhere.
+    # the reversed stream. True is needed for windows that are spread over the stream. Their centres
+    # are rounded down, e.g. 7.5 to 7. In the reversed stream they would be rounded down, too, which
+    # is up in the original stream. So the windows would lie elsewhere.
     reverses_channels: Callable[..., bool] = _never
 
     def ignored(self, **options: Any) -> set[str]:

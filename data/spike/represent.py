@@ -13,21 +13,17 @@ gamma. For example, four bins of a stream of 56 planes:
 
     represent("voxel", stream, center=27.5, num_bins=4)        # (4, h, w)
 
-The functions stand in five modules: averages.py (tfp, voxel), interval_rate.py (tfi),
-plane_windows.py (raw, encoding25), ratios.py (exposure, relative) and synapses.py (tfstp).
-
 To add a representation, write a function under ``@representation`` (registry.py). It returns a new
 array, which `represent` may change. Its keyword parameters become option keys of
-`spike.representation`. docs/options.md is made from the first paragraph of its docstring and from
-the paragraphs that explain keys.
+`spike.representation`. docs/options.md is made from its docstring: the first paragraph, and the
+paragraphs that explain keys.
 
 Two rules hold for every representation, and test_spike_represent.py tries both with random options:
 
-    * Every formula works per pixel. So the channels of a crop are the crop of the channels. The
-      same holds for mirrored and turned planes.
-    * Time reversal is exact. The channels of a clip played backwards are the channels of the
-      reversed stream around the same time. Plane t of a stream of T planes is plane T - 1 - t of
-      the reversed stream.
+    * Every formula works per pixel. So a crop, a flip or a turn of the planes gives the same crop,
+      flip or turn of the channels.
+    * Time reversal is exact. A clip that is played backwards has the channels of the reversed
+      stream around the same time. (Plane t of T planes is plane T - 1 - t of the reversed stream.)
 
 What must stay: every number of every representation, because trained networks expect these
 channels. A better formula gets a new name. Option names and defaults are part of option files.
@@ -43,8 +39,9 @@ from .moved import moved_names
 from .pictures import DISPLAY_GAMMA
 from .registry import REPRESENTATIONS, Representation, representation
 
-# The modules with the representations. Each one fills REPRESENTATIONS while it is imported above.
-# The order of the imports is the order of the representations in docs/options.md.
+# The modules with the representations: tfp and voxel; tfi; raw and encoding25; exposure and
+# relative; tfstp. Each one fills REPRESENTATIONS while it is imported above. The order of the
+# imports is the order of the representations in docs/options.md.
 MODULES = (averages, interval_rate, plane_windows, ratios, synapses)
 
 # A user's file imports `representation` from here (docs/extending.md).
@@ -100,9 +97,9 @@ def _channels_in_reverse(
 ) -> np.ndarray:
     """Return the channels of the reversed stream around the same time.
 
-    The function gets the reversed stream. But a function that rounds the centres of its windows
-    would put them elsewhere in the reversed stream. Of such a function, the channels are put in
-    reverse order instead.
+    There are two ways. Most functions get the reversed stream. A function that rounds the centres
+    of its windows would put them at other places there. So such a function gets the stream as it
+    is, and its channels are put in reverse order (`Representation.reverses_channels`).
 
     options: arguments of the function besides stream and center.
     """
@@ -124,8 +121,9 @@ def _center_in_reversed(planes: int, center: float, lag: int) -> float:
     reversed stream, this is the time 20 - 5.5 = 14.5, which TFI shows around plane 14. So the
     result is 20 - 5 - 1 = 14.
 
-    In general, the time center + lag / 2 becomes last - center - lag / 2. The function itself adds
-    another lag / 2 to its center, so lag / 2 is subtracted twice.
+    In general, the shown time is center + lag / 2. In the reversed stream it is
+    last - center - lag / 2. The function will add lag / 2 to the center that it gets. So it must
+    get last - center - lag / 2 - lag / 2.
 
     Test: test_reversed_time_shows_the_same_instants_in_reverse_exactly
     """
@@ -151,17 +149,18 @@ def _with_gamma(channels: np.ndarray, light: str, gamma: float) -> np.ndarray:
 
 
 def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> float:
-    """Return how many planes of the exposure lie on each side of the center: the smaller number.
+    """Return how many planes of the exposure lie before and after the center: the smaller number.
+
+    E.g. planes 0 ... 71 with 8 planes of context on both sides and center 36: the exposure has the
+    planes 8 ... 63, and the result is min(36 - 9, 63 - 36) = 27.
+
+    The first plane of the exposure, here 8, does not count. Without context it is plane 0, and a
+    part of its light came before the file began. With context it does not count either, so that the
+    windows are the same with and without context. If it counted,
+    test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold would fail.
 
     planes: number of planes of the stream, with context. center: plane of the sharp frame.
     outside: number of context planes (before, after) the exposure.
-
-    The first plane of the exposure does not count. Without context it is plane 0, and a part of its
-    light came before the file began. With context it does not count either, so that the windows are
-    the same with and without context. E.g. planes 0 ... 71 with 8 planes of context on both sides
-    and center 36: the exposure has the planes 8 ... 63, and the result is
-    min(36 - 9, 63 - 36) = 27. If the first plane counted,
-    test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold would fail.
     """
     before, after = outside
     first_counted = before + 1

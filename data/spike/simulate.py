@@ -29,8 +29,8 @@ class IntegrateAndFire:
         s = A >= threshold
         A <- A mod threshold   where s
 
-    So `rate` is the firing rate at I = 1 in spikes per plane, which is gain / threshold: 0.5 for
-    the threshold 2 and gain 1 of SpkDeblurNet's v2s, 0.9925 for S-SDM.
+    So `rate` is the firing rate at I = 1, in spikes per plane. Simulators that have a gain have
+    rate = gain / threshold: 1 / 2 = 0.5 for SpkDeblurNet's v2s, and 0.9925 for S-SDM.
 
     Why a modulo? Light of more than one threshold per plane resets a pixel several times in a
     plane. The pixel still gives one spike, and only the charge since the last reset remains. The

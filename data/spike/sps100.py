@@ -1,13 +1,16 @@
 """Read the planes of an SPS100, a sensor that writes words between the pixels.
 
-The sensor has 1000 x 1000 pixels. It stores a row as two half-lines of 512 bits: 500 pixels, then a
-word of 12 bits. A plane has 2000 half-lines and as many different words:
+The sensor has 1000 x 1000 pixels. It stores a row as two half-lines of 512 bits, each with a word
+at its end:
 
-    word = number of the line, 1 ... 500 (10 bits), and channel, 0 ... 3 (2 bits)
+    500 pixels, word of 12 bits, 500 pixels, word of 12 bits
 
-So the line of a word is not the row of the plane. A capture may begin within a plane, and the words
-tell where the first whole plane begins (`start_of_sps100`). Source: SpikeCV, load_dat.py and
-sps_parser.py. Files of an SPS100 are only read, not written.
+A word has the number of a line, 1 ... 500 (10 bits), and a channel, 0 ... 3 (2 bits). So the 2000
+half-lines of a plane have 500 x 4 different words, and the line of a word is not a row of the
+plane. A capture may begin within a plane. The words tell where the first whole plane begins
+(`start_of_sps100`).
+
+Source: SpikeCV, load_dat.py and sps_parser.py. Files of an SPS100 are only read, not written.
 
 Tests: test_spike_formats.py, e.g. test_a_capture_of_the_sps100_may_start_within_a_plane
 """

@@ -1,6 +1,8 @@
 """Represent spikes by a model of synapses (TFSTP, texture from short-term plasticity).
 
-`tfstp` has the equations, and `_Synapses` computes them for all pixels, plane after plane.
+The state of a synapse follows the time between two spikes of its pixel, smoothed over several
+intervals. So the firing rate can be read from the state at any plane. `tfstp` has the equations,
+and `_Synapses` computes them for all pixels, plane after plane.
 
 What must stay: every number, because trained networks expect these channels.
 test_spike_represent.py compares with a loop over the spikes of a pixel, test_published_streams.py

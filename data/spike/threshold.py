@@ -1,22 +1,22 @@
-"""Change recorded spikes as if the sensor had another threshold. Training varies cameras so.
+"""Change recorded spikes as if the sensor had another threshold. Training varies the camera so.
 
 The light L of each plane (light.py) is integrated again. A is the charge of a pixel in new
 thresholds, at first a random number between 0 and 1:
 
     A <- A + L / factor + dark        factor: new threshold / old threshold. dark: a dark current
-    s = A >= 1
+    s = A >= 1                        the spike of the plane
     A <- A - s
 
-A plane has at most one spike, as in the sensor. With a lower threshold, a plane may bring more
-charge than that. There are three rules for the charge that is left:
+A plane has at most one spike, as in the sensor. With a lower threshold, one plane may bring the
+charge of several spikes. Three rules say what happens with the charge that is left after a spike:
 
-    left: 1 to 2      kept, so the next plane has the spike. A read-out rounds spike times to
-                      planes: constant light of 0.9 spikes per plane gives intervals of 1 and 2
-                      planes, and only their mean is right. Without the kept charge, the new sensor
-                      would fire too rarely.
-    left: 2 or more   lost but for one kept spike: A <- 1 + A mod 1
-    it becomes dark   the kept spike is dropped before the plane is added: A <- A mod 1. Otherwise a
-                      dark plane would fire from the light before it.
+    1 to 2         All is kept, so the next plane has the second spike. The reason: a read-out
+                   rounds spike times to planes. Constant light of 0.9 spikes per plane gives
+                   intervals of 1 and 2 planes, and only their mean is right. Without the kept
+                   charge, the new sensor would fire too rarely.
+    2 or more      One spike is kept, and all others are lost: A <- 1 + A mod 1
+    and then the   The kept spike is dropped before the darker plane is added: A <- A mod 1.
+    light drops    Otherwise a dark plane would fire from the light before it.
 
 What must stay: all numbers, bit for bit, because training samples consist of them. Another rule or
 order fails test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says
@@ -48,7 +48,8 @@ def change_threshold(
         return stream
     charges = rng.random(stream.shape[1:], dtype=np.float32)  # (h, w), A of each pixel
     # If the factor is above 1 and there is no dark current, a plane adds less than 1 to a charge
-    # below 1. Then the charge stays below 2, and the three rules have no effect.
+    # below 1. Then the charge stays below 2, and less than 1 is left after a spike. So the three
+    # rules have no effect.
     may_reach_two = factor <= 1 or dark > 0
     out = np.empty_like(stream)
     planes, height, width = stream.shape
