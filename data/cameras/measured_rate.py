@@ -22,9 +22,9 @@ from data.spike.pictures import LUMA, to_linear
 
 # Display value 0 ... 255 -> linear light 0 ... 1, (256,) float32.
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
-# Smaller values count as these. So planes without a spike give no rate of 0, and a black frame
-# gives no division by 0. If anything can be seen in a clip, its values are far above the limits.
-# Larger limits would change the channels of dim clips.
+# A smaller firing rate or brightness counts as its limit. So planes without a spike give no rate of
+# 0, and a black frame gives no division by 0. If anything can be seen in a clip, its values are far
+# above the limits. Larger limits would change the channels of dim clips.
 LEAST_FIRING_RATE = 1e-4  # spikes per plane
 LEAST_BRIGHTNESS = 1e-3  # of 1
 

@@ -1,9 +1,9 @@
 """Smooth the motion of each pixel in time: a curve near its shifts.
 
 Optical flow searches the shift of a pixel anew for each time (data/motion/flow.py), so its errors
-differ from time to time. But a thing has a mass, so it moves along a smooth curve. The curve has a
-third of the numbers of the shifts, and so less noise. The end-point error of the photographs of
-lab/joint_gain.py fell from 1.30 to 1.24 pixels by the curves alone.
+differ from time to time. But a thing has a mass, so it moves along a smooth curve. A curve has 3
+coefficients in place of 8 shifts, so the errors of the shifts average out. On the photographs of
+lab/joint_gain.py, the curves alone brought the end-point error from 1.30 to 1.24 pixels.
 
     shifts -> curves    for each pixel, the curve of third degree that is nearest to its shifts
     curves -> curves    the shake of the camera is added, because such a curve cannot follow it
@@ -21,12 +21,11 @@ import numpy as np
 # Degree of a curve. On photographs in good light, the frames of weights/motion.pth gained most with
 # the third degree: 0.2 dB more than with the second, 0.06 dB more than with the fourth.
 DEGREE = 3
-# The equations of a curve have no single solution if there are fewer times than DEGREE. So RIDGE
-# times the sum of the diagonal is added to each value of the diagonal. Of all solutions, this
-# chooses the smallest.
+# RIDGE times the sum of the diagonal is added to each value of the diagonal of the equations. So
+# they have a solution, the smallest one, even if there are fewer times than DEGREE. (An exposure
+# has eight times beside the sharp instant.)
 RIDGE = 1e-4
-# The shake is measured on each fourth row and column, because it is a median, which needs no more
-# pixels than that.
+# The shake is a median over the pixels. Each fourth row and column has enough pixels for it.
 STEP_OF_SHAKE = 4
 
 

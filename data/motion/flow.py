@@ -20,8 +20,9 @@ but it has no colour and more noise. Shifts are x and y in RGB pixels, times are
 sharp instant, and a frame has H x W pixels.
 
 What must stay: the motions and the expected errors. The weights of the fusion "motion" were trained
-with them, so with another constant they fit a little worse until they are trained anew. Which parts
-of the search gain what is measured in docs/benchmarks/quality_details.md, "What finds the motion".
+with them, so with another constant they fit a little worse until they are trained anew.
+docs/benchmarks/quality_details.md, "What finds the motion", says what each part of the search
+gains.
 
 Tests: tests/parts/data/test_flow.py. It compares motions and expected errors with the true motion
 of simulated scenes.
@@ -67,8 +68,8 @@ def motion_of(
     shifts = np.stack([shifts_at[time] for time in times])
     curves = curves_of(times, shifts, _error_by_length(shifts), with_shake=not is_dim)
 
-    pictures = [picture_at[time] for time in times]
-    shifts, errors = _second_search(exact_dis, quick_dis, pictures, times, curves)
+    pictures_in_order = [picture_at[time] for time in times]
+    shifts, errors = _second_search(exact_dis, quick_dis, pictures_in_order, times, curves)
     if is_noisy:
         errors *= FACTOR_IF_NOISY
     curves = curves_of(times, shifts, errors, with_shake=not is_dim)

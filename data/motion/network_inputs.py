@@ -15,7 +15,7 @@ are.
 Lengths of time. Training had exposures of 88 planes, where a plane is one binary picture of the
 spike camera. For the network, exposures of all lengths must look alike:
 
-    eleventh       1/11 of the exposure, 8 planes in training. A window in the exposure is so long
+    eleventh       1/11 of the exposure, 8 planes in training: the length of a window within it
     usual plane    1/88 of the exposure, 1 plane in training. E.g. an exposure of 176 planes has
                    usual planes of 2 planes each
     rate           spikes per usual plane

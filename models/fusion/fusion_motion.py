@@ -203,9 +203,9 @@ class MotionSteps(nn.Module):
             at_full_size = F.pad(at_full_size, added, mode="replicate")
             at_half_size = F.pad(at_half_size, added, mode="replicate")
 
-        # To half size, (1, channels, H / 2, W / 2). Of the first kind, the HALF x HALF pixels
-        # become channels, so that nothing is lost. Of the second kind, the means are taken. Both
-        # are large, so they get no names, which would keep them.
+        # To half size, (1, channels, H / 2, W / 2). At full size, the HALF x HALF pixels become
+        # channels, so that nothing is lost. At half size, their means are taken. The two tensors
+        # are large, and a name would keep them in memory, so they get none.
         x = torch.cat(
             (F.pixel_unshuffle(at_full_size[None], HALF), F.avg_pool2d(at_half_size[None], HALF)),
             dim=1,

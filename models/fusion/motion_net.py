@@ -63,12 +63,12 @@ SCENE_CHANNELS = 3
 CHANGES = COEFFICIENTS + 1
 
 # ---- Sizes and limits ----
-
-# Dilations of the inner convolutions of a conv net, repeated from the first.
-DILATIONS = (2, 1, 3, 1)
+#
 # The trained weights fit these values. With another value the network runs without an error, but
 # its motion is worse until it is trained anew.
 
+# Dilations of the inner convolutions of a conv net, repeated from the first.
+DILATIONS = (2, 1, 3, 1)
 # A conv net sees coefficients divided by this usual size, so that the inputs are about 1. Its
 # output is not multiplied by this value: a change is in pixels of the level, see `forward`.
 USUAL_SHIFT = 4.0

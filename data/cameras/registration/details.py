@@ -9,8 +9,8 @@ at the present matrix and times of the estimate:
 
 Spikes and frame are compared pixel by pixel. So both must be blurred and filtered alike, and be
 taken at the same places and times. test_a_camera_is_found_from_a_start_that_is_off notices if
-another blur is taken for the frame, another filter, or another time for the rows. The noise has
-test_a_count_varies_by_its_part_behind_the_point.
+another blur is taken for the frame, another filter, or another time for the rows.
+test_a_count_varies_by_its_part_behind_the_point tries the noise.
 
 rounds.py calls `frame_features` and `comparable_views`. The equations of a round read `Details`.
 """
@@ -95,44 +95,51 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
 
     features: the features of the frame. sigma: size of the details in spike pixels.
     """
-    start, end = estimate.ends_of_exposure()
+    start, end = estimate.ends_of_exposure()  # of each row, (h,)
     reach = pair.reach(start, end)
-    if reach < LEAST_REACH and estimate.has_room:
+    if estimate.has_room and reach < LEAST_REACH:
         return None
     # If the times are not fitted, nothing uses the rates at start and end. The reach only must not
     # be 0, because it is a divisor.
     reach = max(reach, 1.0)
-
-    # Blurred details vary slowly, so every `every`-th pixel is enough: with a sigma of 3, every
-    # second pixel.
-    every = max(1, int(sigma / 1.5))
-
-    def thinned_details(spikes: np.ndarray) -> np.ndarray:
-        """Return the details of spike counts (h, w), at every `every`-th pixel."""
-        return _band_pass(spikes, sigma)[::every, ::every]
+    every = _distance_of_pixels(sigma)
 
     # The spikes of the exposure, and of 2 reach planes around its start and its end, (h, w).
     of_exposure = pair.spikes_until(end) - pair.spikes_until(start)
     around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
     around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
 
-    # Where each `every`-th spike pixel is in the frame, and which of them are compared. The
-    # features are taken at these places. Their distance is `every` spike pixels, so details of
-    # `sigma` spike pixels have the size sigma / every there.
+    # The same places in the frame. Two neighbours among them are `every` spike pixels apart, so
+    # details of `sigma` spike pixels are `sigma / every` places large.
     u, v = _places_in_frame(estimate.matrix, of_exposure.shape, every)
-    # Half of the blur and half of a spike pixel, in RGB pixels.
-    margin = (sigma + 1) * scale_of(estimate.matrix) / 2
-    is_compared = _compared_pixels(u, v, features.overexposed, margin, every)
+    features_at_places = _details_at(features.values, u, v, sigma_in_places=sigma / every)
+    is_compared = _compared_pixels(estimate, u, v, features.overexposed, sigma, every)
+
+    def details(spikes: np.ndarray) -> np.ndarray:
+        """Return the details of spike counts, at every `every`-th pixel."""
+        return _band_pass(spikes, sigma)[::every, ::every]
+
     return Details(
-        spikes=thinned_details(of_exposure),
-        features=_details_at(features.values, u, v, sigma / every),
-        rate_at_start=thinned_details(around_start) / (2 * reach),  # spikes per plane
-        rate_at_end=thinned_details(around_end) / (2 * reach),
+        spikes=details(of_exposure),
+        features=features_at_places,
+        rate_at_start=details(around_start) / (2 * reach),  # spikes per plane
+        rate_at_end=details(around_end) / (2 * reach),
         is_compared=is_compared,
         noise=_noise(of_exposure, estimate.length, is_compared, sigma, reach),
         reach=reach,
         every=every,
     )
+
+
+def _distance_of_pixels(sigma: float) -> int:
+    """Return `every`: the details are computed at every `every`-th pixel, in both directions.
+
+    Large details vary slowly, so fewer pixels show them:
+
+        sigma    1.2    2    3    10
+        every    1      1    2    6
+    """
+    return max(1, int(sigma / 1.5))
 
 
 # ---- Where a spike pixel is in the frame -------------------------------------------------------
@@ -159,24 +166,34 @@ def _places_in_frame(
 
 
 def _compared_pixels(
-    u: np.ndarray, v: np.ndarray, overexposed: np.ndarray, margin: float, every: int
+    estimate: Estimate,
+    u: np.ndarray,
+    v: np.ndarray,
+    overexposed: np.ndarray,
+    sigma: float,
+    every: int,
 ) -> np.ndarray:
-    """Select the pixels to compare: within the frame, and not overexposed there.
+    """Select the pixels to compare, bool (h, w). Three kinds of pixels are left out:
+
+        * outside of the frame or near its edge, where the blur mixes in repeated pixels
+        * overexposed in the frame, so that the frame does not show their light
+        * at the edge of the plane, where the blur repeats pixels, too
 
     u, v: places of the pixels in the frame, (h, w). overexposed: blurred, (H, W).
-    margin: distance in RGB pixels from the edge of the frame, about half of the blur. At the edge,
-    the blur mixes in repeated pixels.
-    Returns bool (h, w).
+    sigma: size of the details in spike pixels. every: distance of the pixels.
     """
+    # Near the edge of the frame: within half of the blur and half of a spike pixel, in RGB pixels.
+    margin = (sigma + 1) * scale_of(estimate.matrix) / 2
     height, width = overexposed.shape
     is_compared = (u > margin) & (v > margin)
     is_compared &= (u < width - 1 - margin) & (v < height - 1 - margin)
-    # An overexposed pixel does not show its light. The blurred mask is a little above 0 even far
-    # from a lamp, so a share of 2 % is accepted there.
+
+    # The blurred mask is a little above 0 even far from a lamp, so a share of 2 % is accepted.
     is_compared &= cv2.remap(overexposed, u, v, cv2.INTER_LINEAR) < 0.02
 
-    # Leave out two spike pixels at the edge of the plane: the blur repeats pixels there, too.
-    border = math.ceil(2 / every)  # in pixels of the result
+    # Two spike pixels at each edge of the plane. They are `border` pixels of the result, because
+    # its pixels are `every` spike pixels apart.
+    border = math.ceil(2 / every)
     is_compared[:border] = False
     is_compared[-border:] = False
     is_compared[:, :border] = False
@@ -192,13 +209,11 @@ def _noise(
 ) -> Noise:
     """Return the expected squared noise of the details, summed over the compared pixels.
 
-    There are two such numbers: for spikes that are summed over the exposure, and for spikes that
-    are summed over 2 reach planes, around its start or its end. Each of them is
-
         n v / (4 pi sigma^2)        n: number of compared pixels
+                                    v: variance of a spike count, the mean over the pixels
 
-    v is the variance of a spike count, the mean over the pixels. A Gaussian blur by sigma divides
-    the variance of independent noise by 4 pi sigma^2.
+    The blur divides the variance: a Gaussian of `sigma` divides the variance of independent noise
+    by 4 pi sigma^2. Counts of the whole exposure and counts of 2 reach planes have another v.
 
     of_exposure: spikes of the exposure, (h, w). length: of the exposure in planes.
     is_compared: the compared pixels. sigma: size of the details. reach: planes on each side of

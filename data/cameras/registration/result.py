@@ -133,7 +133,7 @@ class FitResult:
         )
 
     def sentence(self) -> str:
-        """Describe the result for the log, e.g. (in the log this is one line)
+        """Describe the result for the log, in one line. E.g.
 
         moved by 2.69 px, turned by 0.36 degrees, 2.0014 RGB pixels per spike pixel (error
         0.19 px), not sure, yet nearer; exposed +0.9 planes later (error 0.6), left as it was;

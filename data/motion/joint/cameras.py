@@ -17,7 +17,7 @@ samples at these positions. Both cameras add up what they see of the groups:
 
 A = (B, S) is both maps together. Its adjoint A^T maps back, from the values of the cameras to a
 frame: <A x, y> = <x, A^T y> for all x and y, where < , > is the sum of the products. A solution
-goes through each of them about 15 times, which takes most of its time.
+computes A and A^T about 15 times each, which takes most of its time.
 
 What must stay: `Cameras.adjoint` is the adjoint of `Cameras.__call__`, or conjugate gradients do
 not converge. Whoever changes one of them changes both. In tests/parts/data/joint/test_cameras.py,

@@ -86,13 +86,15 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     # The last spike up to an edge is the latest one of all pieces up to the edge.
     last_spikes = np.maximum.accumulate(pieces.last_spikes)
     counts = np.cumsum(pieces.counts, axis=0, dtype=np.int32)  # of the spikes up to each edge
-    # The next spike after an edge is the earliest one of all pieces after the edge: the minimum is
-    # taken from the last piece back to the second piece ([:0:-1]), and then turned round again
-    # ([::-1]). E.g. the edges 2, 8 and 14 with the first spikes none, 3 and 9 of their pieces: the
-    # minima from the back are 9 and 3, so the next spikes after the edges 2 and 8 are 3 and 9.
-    # After the last edge, no spike counts.
+    # The next spike after an edge is the earliest one of all pieces after the edge. So the minimum
+    # is taken from the last piece to the second piece, and the result is turned round again. E.g.
+    # the edges 2, 8 and 14 with the first spikes none, 3 and 9 of their pieces: the minima from the
+    # last piece on are 9 and 3, so the next spikes after the edges 2 and 8 are 3 and 9. After the
+    # last edge, no spike counts.
+    from_last_to_second = pieces.first_spikes[1:][::-1]
+    minima = np.minimum.accumulate(from_last_to_second)
     next_spikes = np.full_like(pieces.first_spikes, after_stream)
-    next_spikes[:-1] = np.minimum.accumulate(pieces.first_spikes[:0:-1])[::-1]
+    next_spikes[:-1] = minima[::-1]
 
     has_last = last_spikes > NO_SPIKE
     has_next = next_spikes < after_stream

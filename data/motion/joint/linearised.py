@@ -3,10 +3,11 @@
 The equations B x = b and S l = y are linear in the light x = z^2.2, and not in the display values z
 that are wanted. But if z changes by a small d, what the cameras see changes in proportion to d:
 
-    light integrated             A d = (B (slope d), S luma(slope d))        slope = dx / dz at z
-    display values integrated    A d = (B (slope d), S luma(d))
+    the spike camera integrates    what the cameras see of d
+    light                          A d = (B (slope d), S luma(slope d))        slope = dx / dz at z
+    display values                 A d = (B (slope d), S luma(d))
 
-The normal equations of the change d need three things of them, with W = w^2:
+The normal equations of the change d need three things of A, with W = w^2:
 
     A^T W A d    by `weighted_change`, w A d, and `adjoint`, A^T w
     A^T W r      by `gradient`; r are the residuals at z

@@ -1,9 +1,12 @@
 """Say how exactly two spikes of a pixel tell its mean grey value in the time between them.
 
 spike_equations.py measures the grey value y = n / (gain (end - begin)): the pixel has passed n
-thresholds of light in the time from begin to end, in planes. The error of n has two causes. The
-times of both spikes are rounded to whole planes: two roundings with the variance 1/12 plane^2 each.
-And each threshold differs by chance, by the share j of itself:
+thresholds of light in the time from begin to end, in planes. The error of n has two causes:
+
+    rounding      the times of both spikes are rounded to whole planes. Each rounding has the
+                  variance 1/12 plane^2, so the time between them has 1/6. In this time n changes by
+                  the rate r per plane, so n has the variance r^2 / 6
+    thresholds    each threshold differs by chance, by the share j of itself
 
     var(n) = r^2 / 6 + j^2 n        r = n / (end - begin), the rate in spikes per plane
 
@@ -14,8 +17,8 @@ Errors of the motion and of the optics add sigma_s, in display values. So the er
 display values, and at the end it is turned into the unit of y, by the slope of light over display
 values.
 
-The weight of a spike equation is 1 / (this error), and the trained weights of the fusion "motion"
-fit these weights. The tests notice only errors that are far too small: they pass with SIGMA_S = 0.3
+A spike equation counts by 1 / (this error), and the network of the fusion "motion" was trained with
+these equations. The tests notice only errors that are far too small: they pass with SIGMA_S = 0.3
 or JITTER = 0.5. Measure another value (docs/benchmarks/quality_details.md, "Its constants").
 """
 
