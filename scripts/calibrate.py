@@ -36,12 +36,12 @@ from data.cameras.registration.matrix import MODELS
 from data.cameras.registration.view import View
 from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.spike.geometry import SpikeGeometry
-from scripts.parts.camera_overlay import overlay
-from scripts.parts.camera_pairs import read_view, refuse_sizes
-from scripts.parts.camera_position import find_position
-from scripts.parts.camera_time import find_time, share_of
+from scripts.parts.calibrate.camera_overlay import overlay
+from scripts.parts.calibrate.camera_pairs import read_view, refuse_sizes
+from scripts.parts.calibrate.camera_position import find_position
+from scripts.parts.calibrate.camera_time import find_time, share_of
 from scripts.parts.exit_codes import with_exit_code
-from scripts.parts.spike_geometry import (
+from scripts.parts.spike_tool.spike_geometry import (
     GeometryOptions,
     add_geometry,
     given_geometry,
@@ -52,7 +52,7 @@ from utils.image import encode_rgb, imwrite_rgb
 from utils.output_folder import refuse_existing
 
 # This file has the command line, what is printed, and what is written. The work is in
-# scripts/parts/:
+# scripts/parts/calibrate/:
 #
 #     camera_pairs.py      reads the pairs
 #     camera_position.py   how the cameras lie to one another; camera_features.py finds a start
@@ -132,7 +132,7 @@ def with_position(
     `made` of the calibration notes how well it fits, for the person who opens the file:
     features: number of features that agree with the matrix, and number of all features.
     correlation, patches, residual_px, residual_p90_px: the fields of `Quality`
-    (scripts/parts/camera_position.py).
+    (scripts/parts/calibrate/camera_position.py).
 
     Raises DataError if the images do not show the same, or give too little to judge by.
     """

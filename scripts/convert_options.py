@@ -23,15 +23,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.parts.dotted_keys import flattened, nested
+from scripts.parts.convert_options.dotted_keys import flattened, nested
+from scripts.parts.convert_options.option_problems import refuse_problems
+from scripts.parts.convert_options.option_yaml import read_yaml
+from scripts.parts.convert_options.svrt_conversion import SPLITS, Conversion
+from scripts.parts.convert_options.svrt_dropped import drop_as_asked, drop_without_counterpart
+from scripts.parts.convert_options.svrt_network import convert_network, report_regularizers
+from scripts.parts.convert_options.svrt_spikes import convert_spikes
+from scripts.parts.convert_options.svrt_splits import (
+    convert_frames,
+    convert_test_split,
+    divide_totals,
+)
 from scripts.parts.exit_codes import with_exit_code
-from scripts.parts.option_problems import refuse_problems
-from scripts.parts.option_yaml import read_yaml
-from scripts.parts.svrt_conversion import SPLITS, Conversion
-from scripts.parts.svrt_dropped import drop_as_asked, drop_without_counterpart
-from scripts.parts.svrt_network import convert_network, report_regularizers
-from scripts.parts.svrt_spikes import convert_spikes
-from scripts.parts.svrt_splits import convert_frames, convert_test_split, divide_totals
 from utils.errors import OptionError
 from utils.files import write_whole
 from utils.options.kair_keys import KAIR_ONLY
@@ -43,7 +47,7 @@ from utils.options.typed import drop_without_effect
 from utils.output_folder import refuse_existing
 
 # This file has the command, the order of the conversion, and what is printed and written. A
-# conversion in this order, with the module of scripts/parts/ that does it:
+# conversion in this order, with the module that does it:
 #
 #     read_with_base, read_yaml   the file      -> sections                    (option_yaml.py)
 #     flattened                   sections      -> dotted key -> value         (dotted_keys.py)

@@ -23,14 +23,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.parts.doctor_failures import FAIL, Finding, read_log, table
+from scripts.parts.doctor.doctor_failures import FAIL, Finding, read_log, table
 from scripts.parts.exit_codes import shown, with_exit_code
 from utils.dist import process
 from utils.errors import DataError
 from utils.options.load import load_options
 
-# scripts/parts/doctor_checks.py has the checks of host, ranks and training, and
-# scripts/parts/doctor_failures.py explains logs. This file has only the command, and --data.
+# scripts/parts/doctor/doctor_checks.py has the checks of host, ranks and training, and
+# scripts/parts/doctor/doctor_failures.py explains logs. This file has only the command, and --data.
 #
 # What must stay: the exit codes, which the text above promises and scripts of users test
 # (test_the_doctor_reads_a_log_from_the_command_line).
@@ -64,7 +64,9 @@ def main(argv: list[str]) -> int:
     if args.log:
         return explain_log(args.log)
 
-    from scripts.parts.doctor_checks import examine  # not before --help and --log: it brings torch
+    from scripts.parts.doctor.doctor_checks import (
+        examine,  # not before --help and --log: it brings torch
+    )
 
     return examine(args.opt, args.overrides)
 

@@ -29,11 +29,11 @@ from data.making.clip_plan import Job, Plan
 from data.making.prepare import make_clip
 from data.making.recipe import ONLY_WITH_RIG, ONLY_WITHOUT_RIG, Recipe
 from data.making.sources import cuts_of, find_sources
-from scripts.parts.clip_checks import plan_all
-from scripts.parts.clip_splits import choose_splits
 from scripts.parts.exit_codes import with_exit_code
-from scripts.parts.made_info import read_info, write_info
-from scripts.parts.parallel_calls import run_counted
+from scripts.parts.prepare_gopro_spike.clip_checks import plan_all
+from scripts.parts.prepare_gopro_spike.clip_splits import choose_splits
+from scripts.parts.prepare_gopro_spike.made_info import read_info, write_info
+from scripts.parts.prepare_gopro_spike.parallel_calls import run_counted
 from utils.errors import DataError, OptionError
 from utils.files import free_bytes
 from utils.options.section import read_section
@@ -43,7 +43,7 @@ from utils.output_folder import refuse_overlap
 # the first write, in this order:
 #
 #     parse        the settings
-#     find_jobs    the clips to make, and their splits (clip_splits.py in scripts/parts/)
+#     find_jobs    the clips to make, and their splits (clip_splits.py)
 #     read_info    dataset.json of an earlier run (made_info.py)
 #     plan_all     each clip (clip_checks.py)
 #

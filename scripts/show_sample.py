@@ -22,16 +22,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.parts.default_output import default_output
 from scripts.parts.exit_codes import with_exit_code
-from scripts.parts.sample_facts import facts
-from scripts.parts.sample_motion import motion_within_exposure
-from scripts.parts.sample_page import Page, Verdict
-from scripts.parts.sample_read import (
+from scripts.parts.show_sample.sample_facts import facts
+from scripts.parts.show_sample.sample_motion import motion_within_exposure
+from scripts.parts.show_sample.sample_page import Page, Verdict
+from scripts.parts.show_sample.sample_read import (
     Wanted,
     read_sample,
     refuse_missing_sample,
     sample_of_any_set,
 )
-from scripts.parts.sample_sections import sections, tensor_sections
+from scripts.parts.show_sample.sample_sections import sections, tensor_sections
 from utils.errors import OptionError
 from utils.files import write_whole
 from utils.image import render
@@ -39,7 +39,7 @@ from utils.options.load import load_options
 from utils.output_folder import refuse_existing
 
 # This file has the command line, the page, and the verdict that is printed. The parts of the page
-# are in scripts/parts/:
+# are in scripts/parts/show_sample/:
 #
 #     sample_read.py       reads the sample
 #     sample_page.py       the records that the template of the page reads

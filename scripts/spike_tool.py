@@ -34,12 +34,17 @@ from data.spike import formats
 from data.spike.geometry import SpikeGeometry
 from scripts.parts.default_output import default_output
 from scripts.parts.exit_codes import tracked, with_exit_code
-from scripts.parts.spike_geometry import GeometryOptions, add_geometry, in_words, single_geometry
-from scripts.parts.spike_info import print_info
-from scripts.parts.spike_ranking import Candidate
-from scripts.parts.spike_rendering import GREY_METHODS, HISTORY, Rendering, method_of
-from scripts.parts.spike_simulation import Simulation, add_simulation
-from scripts.parts.spike_views import (
+from scripts.parts.spike_tool.spike_geometry import (
+    GeometryOptions,
+    add_geometry,
+    in_words,
+    single_geometry,
+)
+from scripts.parts.spike_tool.spike_info import print_info
+from scripts.parts.spike_tool.spike_ranking import Candidate
+from scripts.parts.spike_tool.spike_rendering import GREY_METHODS, HISTORY, Rendering, method_of
+from scripts.parts.spike_tool.spike_simulation import Simulation, add_simulation
+from scripts.parts.spike_tool.spike_views import (
     MOST_FRAMES,
     panels,
     planes_to_play,
@@ -54,7 +59,7 @@ from utils.output_folder import refuse_existing
 from utils.video.container import WRITABLE_SUFFIXES
 
 # This file has the command line, and a function for each command, which says what was done. The
-# work is in scripts/parts/:
+# work is in scripts/parts/spike_tool/:
 #
 #     spike_geometry.py     height, width and storage of the planes of a file
 #     spike_ranking.py      which geometry a file most likely has; spike_sizes.py lists sizes

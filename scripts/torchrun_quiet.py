@@ -15,9 +15,9 @@ It takes the arguments of torchrun (`torchrun --help` lists them). What differs 
     signals       SIGUSR1 reaches the ranks, and after a signal they have 180 seconds to save, with
                   every supported version of torchrun.
     restarts      --max-restarts does not repeat a run that would fail again
-                  (scripts/parts/restarts.py).
+                  (scripts/parts/torchrun_quiet/restarts.py).
     one host      The ranks meet without a server that other machines can reach
-                  (scripts/parts/one_host.py).
+                  (scripts/parts/torchrun_quiet/one_host.py).
 
 launch_train.sh starts this program. Tests: tests/dist/test_torchrun.py
 """
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
         return DistError.exit_code
 
     if is_on_one_host(args):
-        from scripts.parts import one_host  # needs torch
+        from scripts.parts.torchrun_quiet import one_host  # needs torch
 
         # Let the ranks meet on this host without a server that other machines can reach.
         one_host.use(args)
@@ -176,7 +176,7 @@ def run_ranks(args: Namespace) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from scripts.parts import restarts  # needs torch
+    from scripts.parts.torchrun_quiet import restarts  # needs torch
 
     with tempfile.NamedTemporaryFile("w+", encoding="ascii") as exit_file:
         # A first byte reserves a block of the disk. So a rank can write its code even on a full

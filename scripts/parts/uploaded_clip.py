@@ -33,8 +33,8 @@ from data.clips.user_frames import FrameSource
 from data.clips.user_spike_files import spike_files
 from models.restore.flags import JOINT
 from models.restore.request import SHIPPED_WEIGHTS
-from scripts.parts.spike_geometry import GeometryOptions
-from scripts.parts.spike_ranking import Ranking
+from scripts.parts.spike_tool.spike_geometry import GeometryOptions
+from scripts.parts.spike_tool.spike_ranking import Ranking
 from utils.errors import DataError, OptionError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -115,7 +115,7 @@ def test_files_of_the_project_that_a_page_names_exist(page):
 def heads_that_list_modules() -> list[Path]:
     """Return each __init__.py that names modules."""
     heads = []
-    for folder in ("data", "models", "utils"):
+    for folder in ("data", "models", "utils", "scripts"):
         for path in sorted((ROOT / folder).rglob("__init__.py")):
             if ".py" in path.read_text(encoding="utf-8"):
                 heads.append(path)

@@ -13,7 +13,15 @@ import re
 import pytest
 
 from scripts import doctor
-from scripts.parts.doctor_failures import FAIL, KNOWN_FAILURES, OK, WARN, Finding, read_log, table
+from scripts.parts.doctor.doctor_failures import (
+    FAIL,
+    KNOWN_FAILURES,
+    OK,
+    WARN,
+    Finding,
+    read_log,
+    table,
+)
 from tests.dist.launching import ROOT, RankResult, run_ranks
 from tests.helpers.train_files import write_options
 

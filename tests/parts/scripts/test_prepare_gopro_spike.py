@@ -40,8 +40,8 @@ from data.spike.formats import read_spikes
 from data.spike.geometry import SpikeGeometry
 from data.spike.represent import represent
 from main_train_vrt import PARTS
-from scripts.parts.clip_splits import choose_splits
-from scripts.parts.parallel_calls import run_counted
+from scripts.parts.prepare_gopro_spike.clip_splits import choose_splits
+from scripts.parts.prepare_gopro_spike.parallel_calls import run_counted
 from tests.dist.launching import ROOT
 from tests.helpers.checked import find_match, not_none
 from tests.helpers.clip_files import check_clips, data_section

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from main_train_vrt import PARTS
-from scripts.parts.dotted_keys import flattened
-from scripts.parts.option_yaml import read_yaml
+from scripts.parts.convert_options.dotted_keys import flattened
+from scripts.parts.convert_options.option_yaml import read_yaml
 from tests.dist.launching import ROOT
 from tests.helpers.damage import CHARACTERS, damaged_copies, examples
 from utils.errors import OptionError

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from main_train_vrt import PARTS
-from scripts.parts.dotted_keys import flattened
-from scripts.parts.option_yaml import read_yaml
+from scripts.parts.convert_options.dotted_keys import flattened
+from scripts.parts.convert_options.option_yaml import read_yaml
 from tests.helpers.limited import assert_refused, call_limited
 from tests.helpers.train_files import write_options
 from utils.errors import OptionError

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scripts.parts.spike_geometry import in_words
+from scripts.parts.spike_tool.spike_geometry import in_words
 
 
 def facts(draw: Any) -> dict[str, str]:

@@ -8,8 +8,8 @@ Free to change: DROPPED_UNASKED may get keys that change no result.
 
 import re
 
-from scripts.parts.dotted_keys import prefixes
-from scripts.parts.svrt_conversion import Conversion
+from scripts.parts.convert_options.dotted_keys import prefixes
+from scripts.parts.convert_options.svrt_conversion import Conversion
 from utils.errors import OptionError
 from utils.options.secrets import KEY
 

@@ -22,9 +22,9 @@ import numpy as np
 from data.augment import Augment
 from data.cameras.sharp_image import sharp_image
 from data.spike.geometry import Crop
-from scripts.parts.sample_edges import edges_over
-from scripts.parts.sample_page import Picture, Row, Section, enlarged
-from scripts.parts.sample_read import Sample
+from scripts.parts.show_sample.sample_edges import edges_over
+from scripts.parts.show_sample.sample_page import Picture, Row, Section, enlarged
+from scripts.parts.show_sample.sample_read import Sample
 from utils.image import tensor_to_uint8
 
 # Colours (R, G, B) of frames that are drawn.

@@ -36,7 +36,7 @@ import main_train_vrt
 from models.ddp import unwrap_ddp
 from models.model_state import weights_hash
 from models.model_vrt import ModelVRT, define_Model
-from scripts.parts.doctor_failures import FAIL, OK, WARN, Finding, table
+from scripts.parts.doctor.doctor_failures import FAIL, OK, WARN, Finding, table
 from utils import device as devices
 from utils import utils_dist
 from utils.dist import gpu, watchdog

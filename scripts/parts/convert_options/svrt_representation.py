@@ -13,7 +13,7 @@ Free to change: a new name of S-VRT needs only an entry in `_counterparts`.
 import json
 from typing import Any, NamedTuple
 
-from scripts.parts.svrt_conversion import Conversion, Problem
+from scripts.parts.convert_options.svrt_conversion import Conversion, Problem
 
 
 def convert_representation(conversion: Conversion, split: str) -> None:

@@ -27,9 +27,9 @@ from data.spike import formats
 from data.spike.geometry import SpikeGeometry
 from data.spike.light_fit import fit_light
 from data.spike.pictures import to_grey
-from scripts.parts.spike_geometry import BIT_ORDERS, GeometryOptions
-from scripts.parts.spike_ranking import Candidate, Ranking
-from scripts.parts.spike_sizes import correlation
+from scripts.parts.spike_tool.spike_geometry import BIT_ORDERS, GeometryOptions
+from scripts.parts.spike_tool.spike_ranking import Candidate, Ranking
+from scripts.parts.spike_tool.spike_sizes import correlation
 
 # Sizes that fit the length of a file are named in one line below the table, at most this number.
 # More would fill the screen.

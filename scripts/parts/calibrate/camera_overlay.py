@@ -11,7 +11,7 @@ import numpy as np
 from data.cameras.calibrated_grid import CalibratedGrid
 from data.cameras.registration.view import View
 from data.spike.geometry import Crop
-from scripts.parts.camera_pairs import images_of
+from scripts.parts.calibrate.camera_pairs import images_of
 
 # Side of a square of the overlay, in RGB pixels. Smaller squares are too small to compare by eye,
 # larger squares leave long stretches without a border between frame and spikes.

@@ -25,8 +25,8 @@ from data.cameras.calibration import scale_of
 from data.cameras.registration.fit import fit
 from data.cameras.registration.result import LEAST_EXPLAINED, FitResult
 from data.cameras.registration.view import View
-from scripts.parts.camera_features import Mirror, Start, best_start
-from scripts.parts.camera_pairs import cannot_calibrate, mirrored
+from scripts.parts.calibrate.camera_features import Mirror, Start, best_start
+from scripts.parts.calibrate.camera_pairs import cannot_calibrate, mirrored
 
 # A calibration with fewer of either is refused. Smaller numbers would accept matrices that agree by
 # chance.

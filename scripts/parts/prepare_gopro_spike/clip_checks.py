@@ -15,7 +15,7 @@ from collections import Counter
 
 from data.making.clip_plan import Job, Plan, plan_clip
 from data.making.recipe import Recipe
-from scripts.parts.parallel_calls import run_counted
+from scripts.parts.prepare_gopro_spike.parallel_calls import run_counted
 from utils.errors import DataError
 
 

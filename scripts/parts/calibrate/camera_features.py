@@ -20,7 +20,7 @@ import cv2
 import numpy as np
 
 from data.cameras.registration.view import View
-from scripts.parts.camera_pairs import images_of, mirrored
+from scripts.parts.calibrate.camera_pairs import images_of, mirrored
 
 # Wider frames are reduced to this width to find features, because the spike image has few pixels.
 FEATURE_WIDTH = 1200

@@ -27,7 +27,7 @@ from data.cameras.registration.result import (
     FitResult,
 )
 from data.cameras.registration.view import LEAST_REACH, View
-from scripts.parts.camera_pairs import cannot_calibrate, mirrored
+from scripts.parts.calibrate.camera_pairs import cannot_calibrate, mirrored
 
 # Largest error of a time offset that is accepted, in planes.
 MOST_OFFSET_ERROR = 1.0

@@ -6,7 +6,7 @@ Free to change: all of it, because only people look at the image.
 import cv2
 import numpy as np
 
-from scripts.parts.sample_page import enlarged
+from scripts.parts.show_sample.sample_page import enlarged
 
 # Colour (R, G, B) of the edges.
 GREEN = (0, 255, 60)

@@ -24,14 +24,14 @@ from data.spike import formats
 from data.spike.geometry import SpikeGeometry
 from data.spike.headers import HEAD_BYTES, refuse_other_format
 from data.spike.known_geometries import KNOWN_GEOMETRIES
-from scripts.parts.spike_geometry import (
+from scripts.parts.spike_tool.spike_geometry import (
     GeometryOptions,
     camera_geometries,
     given_geometry,
     is_flipped,
     no_geometry,
 )
-from scripts.parts.spike_sizes import (
+from scripts.parts.spike_tool.spike_sizes import (
     TRIED,
     has_shape,
     sizes_that_fit,

@@ -17,8 +17,8 @@ tests/parts/scripts/test_convert_options.py quotes them.
 import re
 from typing import Any
 
-from scripts.parts.svrt_conversion import Conversion
-from scripts.parts.svrt_representation import convert_representation
+from scripts.parts.convert_options.svrt_conversion import Conversion
+from scripts.parts.convert_options.svrt_representation import convert_representation
 
 
 def convert_spikes(conversion: Conversion, split: str, spike_size: list[int] | None) -> None:

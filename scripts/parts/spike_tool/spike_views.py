@@ -19,7 +19,7 @@ import cv2
 import numpy as np
 
 from scripts.parts.exit_codes import tracked
-from scripts.parts.spike_rendering import Rendering
+from scripts.parts.spike_tool.spike_rendering import Rendering
 from utils.errors import OptionError
 from utils.image import comparison_strip, imwrite_rgb
 from utils.output_folder import publish_folder, scratch_folder

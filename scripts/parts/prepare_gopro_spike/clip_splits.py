@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.making.sources import SPLITS, ClipSource
-from scripts.parts.made_info import read_info
+from scripts.parts.prepare_gopro_spike.made_info import read_info
 
 
 def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[str, str]:

@@ -12,8 +12,8 @@ What must stay: the motion is that of `--method joint`, of the whole frame
 
 from typing import Any, NamedTuple
 
-from scripts.parts.sample_page import Picture, Row, Section, enlarged
-from scripts.parts.sample_read import Sample
+from scripts.parts.show_sample.sample_page import Picture, Row, Section, enlarged
+from scripts.parts.show_sample.sample_read import Sample
 
 
 def motion_within_exposure(dataset: Any, sample: Sample) -> Section:

@@ -8,7 +8,7 @@ What must stay: what has no counterpart is a problem, never left out without a w
 Free to change: which ways to join have a counterpart.
 """
 
-from scripts.parts.svrt_conversion import SPLITS, Conversion, Problem
+from scripts.parts.convert_options.svrt_conversion import SPLITS, Conversion, Problem
 
 
 def convert_network(conversion: Conversion) -> None:

@@ -9,7 +9,7 @@ Free to change: the words, except where tests/parts/scripts/test_convert_options
 from pathlib import Path
 from typing import Any
 
-from scripts.parts.svrt_conversion import Conversion, Problem
+from scripts.parts.convert_options.svrt_conversion import Conversion, Problem
 from utils.errors import OptionError
 from utils.options.section import UNKNOWN_OPTION
 from utils.options.typed import read_options

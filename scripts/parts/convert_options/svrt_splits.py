@@ -11,7 +11,7 @@ Free to change: the texts of the report, except where
 tests/parts/scripts/test_convert_options.py quotes them.
 """
 
-from scripts.parts.svrt_conversion import SPLITS, Conversion
+from scripts.parts.convert_options.svrt_conversion import SPLITS, Conversion
 from utils.options.typed import TOTALS
 
 # The keys of our `spike` section that a test split can take over from the training split.

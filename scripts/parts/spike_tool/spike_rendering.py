@@ -20,8 +20,8 @@ from data.cameras.dataset_info import nearest_info
 from data.spike.pictures import DISPLAY_GAMMA, to_uint8
 from data.spike.represent import REPRESENTATIONS, represent
 from data.spike.spike_file import SpikeFile
-from scripts.parts.spike_geometry import GeometryOptions, possible_geometries
-from scripts.parts.spike_ranking import smoothest_candidate
+from scripts.parts.spike_tool.spike_geometry import GeometryOptions, possible_geometries
+from scripts.parts.spike_tool.spike_ranking import smoothest_candidate
 from utils.errors import DataError
 from utils.options.override import apply_override
 from utils.options.sources import Sources
