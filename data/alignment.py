@@ -1,8 +1,8 @@
 """Compare the spikes of one sample with its frames: do they show the same at the same place?
 
-The spikes around the sharp instant are compared with the sharp frame. If there is no sharp frame,
-the spikes of the whole exposure are compared with the blurry frame. The reason: strong motion blurs
-the frame, and then the frame shows no edges of the sharp instant.
+The spikes around the sharp instant, the time of the sharp frame, are compared with the sharp frame.
+If there is no sharp frame, the spikes of the whole exposure are compared with the blurry frame,
+because both are equally blurry.
 
 `compare` works in three steps. data/alignment_check.py and scripts/show_sample.py use it.
 
@@ -53,7 +53,7 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     draw: the sample.
     count: number of frames of the sample to measure. The middle frame is measured in any case.
     """
-    kind = "gt" if draw.clip.gt else "lq"
+    kind = "gt" if draw.clip.gt else "lq"  # sharp frames, or blurry frames
     if kind == "lq":
         draw = with_mean_of_exposure(draw)
     pairs, middle = pairs_of_sample(dataset, draw, count, kind)

@@ -170,10 +170,10 @@ class ClipSources:
         """
         reports = []
         for source in cls.sources_of(section):
-            # The name of the report. A single root has the prefix "", so its report is "train".
-            # With several roots, the prefix "0/" gives "train 0". rstrip removes the space or the
-            # slash at the end.
-            name = f"{split} {source.name_prefix}".rstrip(" /")
+            # The name of the report: "train", or "train 0" for the first of several roots, whose
+            # clips have the prefix "0/".
+            root_number = source.name_prefix.removesuffix("/")  # "" for a single root
+            name = f"{split} {root_number}" if root_number else split
             if section.io_backend.type == "cache":
                 scale = how.get("scale", 1)
                 report = cls._report_of_cache(section, source, name, scale)

@@ -52,7 +52,8 @@ ENLARGE_SHM = (
 # the whole path of a socket to about 108 bytes, and 74 + 32 = 106.
 MOST_BYTES_OF_TEMPORARY_FOLDER = 74
 # If dataloader_timeout_s is not set, the loader gives up waiting after this share of the watchdog's
-# time limit. It is below 1 because the loader can name the sample, and the watchdog cannot.
+# time limit. It is below 1, so that the loader gives up first: its error names the samples, and the
+# watchdog does not know them.
 SHARE_OF_STALL = 0.8
 
 
@@ -95,8 +96,7 @@ class TrainLoader:
         # folder for temporary files. Without workers there is no such socket.
         if workers:
             _refuse_long_folder_for_sockets(tempfile.gettempdir())
-        # Without an option, give up before the watchdog does. The reason: the error of this class
-        # names the samples, and the watchdog does not know them.
+        # The option is None if it is not set.
         self.timeout_s = section.dataloader_timeout_s or SHARE_OF_STALL * stall_s
         # A digest of the names of all samples. A resumed run compares this digest with the digest
         # in its checkpoint. 12 hex digits are 48 bits, so two different lists have the same digest

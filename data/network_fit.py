@@ -96,19 +96,10 @@ def _refuse_names(clips: Sequence[Any], split: str) -> None:
             expected="at least one reader",
             do="correct `readers` of the data set (docs/extending.md, test set)",
         )
-    # What is named -> its names.
-    names = {f"clips of datasets.{split}": [clip.name for clip in clips]}
+    _refuse_repeated([clip.name for clip in clips], f"clips of datasets.{split}", where)
     for clip in clips:
-        names[f"frames of clip {clip.name}"] = [str(stem) for stem in clip.stems]
-    for kind, of_kind in names.items():
-        twice = [name for name, count in Counter(of_kind).items() if count > 1]
-        if twice:
-            raise DataError(
-                what=f"{len(twice)} names of {kind} occur twice, {twice[0]!r} among them",
-                where=where,
-                expected="a name of its own for each clip, and for each frame of a clip",
-                do="correct `name` and `stems` of the readers (docs/extending.md, test set)",
-            )
+        stems = [str(stem) for stem in clip.stems]
+        _refuse_repeated(stems, f"frames of clip {clip.name}", where)
     for clip in clips:
         path = Path(clip.name)
         if path.is_absolute() or ".." in path.parts:
@@ -118,3 +109,15 @@ def _refuse_names(clips: Sequence[Any], split: str) -> None:
                 expected='a name without ".." that does not begin with "/"',
                 do="correct `name` of the readers (docs/extending.md, test set)",
             )
+
+
+def _refuse_repeated(names: Sequence[str], kind: str, where: str) -> None:
+    """Refuse names of which two are equal. kind: what is named, for the message."""
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise DataError(
+            what=f"{len(repeated)} names of {kind} occur twice, {repeated[0]!r} among them",
+            where=where,
+            expected="a name of its own for each clip, and for each frame of a clip",
+            do="correct `name` and `stems` of the readers (docs/extending.md, test set)",
+        )

@@ -170,7 +170,7 @@ def _refuse_exposures(columns: Columns) -> None:
     numbers = columns["rows"]
     _demand(len(numbers) == len(Row._fields) * len(centers), "exposures")
     _demand_all((numbers >= 0) & (numbers < LARGEST_PLANE), "exposures")
-    rows = rows_in(by_row(numbers))  # each field is (rows,)
+    rows = rows_in(by_row(numbers))  # one `Row` for all rows, in which each field is (rows,)
     _demand_all(rows.plane_count >= 1, "exposures")
 
     # The center must be between the first and the last plane of the frame. If it was an int, it
@@ -202,7 +202,8 @@ def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) 
     _demand_all(has_row, "exposures")
 
     # Below, each array has one value for each frame of all clips.
-    rows = rows_in(by_row(columns["rows"])[row_of_frame])
+    different_rows = by_row(columns["rows"])  # (different rows, 11)
+    rows = rows_in(different_rows[row_of_frame])  # one `Row`, in which each field is (frames,)
     own = _own_files(frame_counts, file_counts)
     _demand_all(rows.first_plane + rows.plane_count <= planes[own.file], "exposures")
     # step: -1 is the file before the own file, 0 the own file, and 1 the file after.

@@ -1,6 +1,6 @@
 """Look at a file for the data check: open it once, and return what was seen as a `Look`.
 
-A `Look` holds the size and time of change of the file, the size of the picture in it, and what is
+A `Look` has the size and the time of change of the file, the size of the picture in it, and what is
 wrong with the file. Reading the files takes nearly all the time of a first check, so as little as
 possible is read:
 
@@ -9,20 +9,14 @@ possible is read:
     packed spike planes    the first 64 bytes
     spike arrays (.npy)    nothing: only size and time of change are looked up
 
-data/clips/root_check.py calls `look_at_picture` and `look_at_spikes` in threads.
+data/clips/root_check.py calls `look_at_picture` and `look_at_spikes` in several threads, so they
+share no state. A bad file raises no error, because this would end the check of all other files.
+The text of the error becomes the `flaw` of the look.
 
-What must stay:
-
-* The functions share no state, because several threads call them at once.
-* One bad file raises no error, because an error would end the check of all other files. Instead,
-  the text of the error becomes the `flaw` of the look.
-* The result for a file. The looks of a finished check are stored on disk, and a later start reads
-  them instead of the files. If a function finds more faults than before, raise FORMAT in
-  data/clips/kept.py, so that the stored looks are not used.
-
-test_a_picture_with_damaged_content_is_found_by_decoding and
-test_a_fault_of_the_data_is_named_before_training notice a fault that is no longer found. Free to
-change: how much of a file is read, as long as the same faults are found.
+What must stay: every fault that is found. test_a_picture_with_damaged_content_is_found_by_decoding
+and test_a_fault_of_the_data_is_named_before_training notice a fault that is lost. If a function
+finds more faults than before, raise FORMAT in data/clips/kept.py, because results of earlier checks
+are stored. Free to change: how much of a file is read.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_manifest.py
 """

@@ -1,9 +1,11 @@
 """Read arrays from an .npz file that anybody may have written.
 
-We do not use np.load, because nothing in the file may be executed, and because a small compressed
-file could fill the memory. What must stay: nothing is executed, sizes are bounded, and any other
-content is a ValueError (test_a_record_that_does_not_fit_is_as_good_as_none). column_check.py checks
-what the values mean.
+np.load is not used, for two reasons. Nothing in the file may be executed. And compressed arrays
+must be refused, because a small compressed file could fill the memory.
+
+What must stay: nothing is executed, sizes are bounded, and any other content is a ValueError
+(test_a_record_that_does_not_fit_is_as_good_as_none, test_a_compressed_record_is_as_good_as_none).
+column_check.py checks what the values mean.
 
 Tests: tests/parts/data/test_kept.py
 """
@@ -37,8 +39,6 @@ def columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
     """Return columns of an .npz file. Raises ValueError if they are not there in this form.
 
     content: the file. types: {column: its dtype}.
-    We do not use np.load, because nothing in the file may be executed. Arrays must not be
-    compressed, because a small compressed file could fill the memory.
     """
     columns = {}
     try:
