@@ -108,10 +108,9 @@ class SimulatedRank:
         if verdict is None:
             return None
         failure = Failure(verdict.rank, code=EXIT_CODE, by=self.rank)
-        # Only the first rank that claims a failure reports it. `claim_failure` gives the other
-        # ranks the failure that was named before.
-        named_before = claim_failure(self.store, failure, self.world_size)
-        if named_before:
+        # Only the first rank that claims a failure reports it. `claim_failure` returns the failure
+        # of this rank to all ranks.
+        if claim_failure(self.store, failure, self.world_size) != failure:
             return None
         return {"rank": verdict.rank, "kind": verdict.kind, "at": time.time()}
 

@@ -180,18 +180,22 @@ def read_states(store: Store, world_size: int) -> dict[int, State]:
     return {rank: read_state(rank, value) for rank, value in enumerate(values)}
 
 
-def claim_failure(store: Store, failure: Failure, world_size: int) -> Failure | None:
-    """Note `failure` as the failure that ends the run, unless another failure was noted before.
+def claim_failure(store: Store, failure: Failure, world_size: int) -> Failure:
+    """Write `failure` into the store, unless the store has a failure. Returns the failure there.
 
-    Returns None if `failure` is the first one: the caller then reports it. Otherwise returns the
-    earlier failure.
+    Several ranks may call this at nearly the same time, each with its own failure. All of them get
+    the same result, the first failure. The rank whose own failure is the result reports it.
+
+    Raises ForeignValueError if the store holds something that no rank of the run wrote.
     """
     own_text = write_failure(failure)
     # compare_set writes if the key is empty, and returns what the key then holds, as bytes.
     first_value = store.compare_set(FAILURE, "", own_text)
     if first_value == own_text.encode():
-        return None
-    return read_failure(first_value, world_size)
+        return failure
+    first_failure = read_failure(first_value, world_size)
+    assert first_failure is not None  # None would mean an empty key
+    return first_failure
 
 
 def is_gone(state: State) -> bool:

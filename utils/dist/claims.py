@@ -86,7 +86,7 @@ def outlast_siblings(mark: str | None = None) -> None:
     error again. Waits at most CLAIM_S.
 
     mark: end of the names of the memory files of this run, e.g. "-of-5f0c2a9be81d4477"
-        (`watchdog.run_mark`). Only the ranks of this run have such files, so this does not wait
+        (`stacks.run_mark`). Only the ranks of this run have such files, so this does not wait
         for other programs of the same parent. None if the ranks have no memory files yet. Then
         this waits for every process of the same parent that runs this Python.
     """

@@ -4,7 +4,7 @@ If one rank fails, the others soon fail as well, because the connections to it b
 read the first error, and not one of each rank. So the ranks agree through the store who reports:
 the first rank that writes its failure there.
 
-    report_error          the way of every error: who reports, and the exit code
+    report_error          what happens to every error: who reports, and the exit code
     _ending_with_store    the agreement, as a table of four rows
     closed_after_report   reports an error before a resource is closed, which may hang
 
@@ -57,9 +57,9 @@ def report_error(error: BaseException) -> int:
     """
     if RUN.reported is not None:
         reported_error, reported_code = RUN.reported
-        if reported_error is error:
-            return reported_code  # `closed_after_report` has reported it
-    if isinstance(error, PeerFailed):
+        if reported_error is error:  # `closed_after_report` has reported it
+            return reported_code
+    if isinstance(error, PeerFailed):  # raised on this rank because another rank failed
         ending = _Ending(error, error.exit_code, is_reporter=False)
     elif RUN.store is None:
         ending = _Ending(error, _exit_code(error), _is_reporter_without_store(error))
@@ -110,62 +110,60 @@ WAIT_FOR_WATCHDOG_S = 10.0
 def _ending_with_store(error: BaseException) -> _Ending:
     """Return how this rank ends after an error. The ranks agree through the store who reports.
 
-    The cause of the error is on this rank, or another rank has gone (`is_caused_by_peer`). Then
-    the connection to the other rank breaks, which raises the error on this rank. The table says
-    whether this rank reports, and with which exit code it ends:
+    This rank claims its failure in the store, and gets the first failure of the run. What it gets
+    decides:
 
-        the store                          cause on this rank   cause on another rank
-        1  has no failure yet              reports its error    reports "lost contact"
-                                           code of the error    code of a stall
-        2  has a failure of another rank   silent               silent
-                                           code of the failure  code of the failure
-        3  has a value that no rank wrote  reports its error    one rank of the host reports it
-                                           code of the error    code of the ForeignValueError
-        4  is gone                         silent               silent
-                                           code of a stall      code of a stall
+        it gets                            who reports           exit code of this rank
+        1  its own failure                 this rank             the code of the cause
+        2  an earlier failure              who wrote it first    the code of that failure
+        3  a value that no rank wrote      see `_ending_after_foreign_value`
+        4  no answer: the store is gone    a watchdog            the code of a stall
 
-    In row 4 the store is gone together with the rank that hosts the store. A watchdog reports this
-    as a stall. So the code of a stall ends this rank, too, whatever its own error is: a launcher
-    sees one code of all ranks. In row 4, and in row 2 if the failure is a stall, this rank waits
-    for the watchdog's report. Tests:
+    In row 4, the rank that hosts the store is gone. The watchdogs report this as a stall. So every
+    rank ends with the code of a stall, whatever its own error is, and a launcher sees one code.
+    Tests:
 
         rows 1, 2   test_an_error_ends_all_ranks_with_one_message_and_one_code
                     test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torch
         row 3       test_a_forged_failure_ends_the_run_with_a_report
         row 4       test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end, kind "kill"
     """
-    is_cause_here = not is_caused_by_peer(error)
-    if is_cause_here:
-        cause = error
-        code = _exit_code(error)
-    else:
+    cause = error
+    if is_caused_by_peer(error):
+        # A connection broke, because the rank at its other end is gone. torch's error does not name
+        # this rank, so report an error that does.
         cause = lost_contact_error(error)
-        code = cause.exit_code
+    code = _exit_code(cause)
 
-    # The first rank that writes its failure into the store reports. `claim_failure` returns None to
-    # the first rank, and the failure of the first rank to all other ranks.
     own_failure = Failure(rank=get_rank(), code=code, by=get_rank())  # failed here, reported here
     try:
         first_failure = claim_failure(RUN.store, own_failure, get_world_size())
-    except ForeignValueError as e:
-        # Row 3. A process that is no rank of this run has written under the key of the failure, so
-        # the ranks cannot agree who reports.
-        if is_cause_here:
-            return _Ending(cause, code, is_reporter=True)
-        # The connection is broken because the other ranks have left, and they have left because of
-        # the foreign value. So the foreign value is the cause to report.
-        return _Ending(e, e.exit_code, is_reporter=is_first_to_report_foreign_value())
-    except RuntimeError:
-        # Row 4. torch raises a RuntimeError if the store does not answer.
+    except ForeignValueError as e:  # row 3
+        return _ending_after_foreign_value(error, e)
+    except RuntimeError:  # row 4; torch raises this error if the store does not answer
         time.sleep(WAIT_FOR_WATCHDOG_S)
         return _Ending(cause, StallError.exit_code, is_reporter=False)
-    if first_failure is None:
-        # Row 1.
+    if first_failure == own_failure:  # row 1
         return _Ending(cause, code, is_reporter=True)
     # Row 2. A stall is reported by a watchdog, which may still write its report.
     if first_failure.code == StallError.exit_code:
         time.sleep(WAIT_FOR_WATCHDOG_S)
     return _Ending(cause, first_failure.code, is_reporter=False)
+
+
+def _ending_after_foreign_value(error: BaseException, foreign: ForeignValueError) -> _Ending:
+    """Return how this rank ends if the ranks cannot agree who reports.
+
+    A process that is no rank of this run has written into the store, at the place of the failure.
+
+    error: the error that was raised on this rank.
+    foreign: the error of the value in the store.
+    """
+    if is_caused_by_peer(error):
+        # The other ranks have left because of the foreign value, which broke the connection to
+        # them. So the foreign value is the cause, and one rank of each host reports it.
+        return _Ending(foreign, foreign.exit_code, is_first_to_report_foreign_value())
+    return _Ending(error, _exit_code(error), is_reporter=True)
 
 
 def _text_of(cause: BaseException) -> str:

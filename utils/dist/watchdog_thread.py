@@ -132,13 +132,13 @@ class Watchdog(threading.Thread):
         self.blocked_since: float | None = None  # since when the main thread waits for a terminal
         self.has_told_of_block = False  # whether the log file has the line about this wait
 
-        # The stacks go into a file in memory, so that nothing is left on the disk. Before another
-        # rank signals or kills this process, it looks for an open file of this name in it
-        # (utils/dist/stacks.py). Without such a file the process is not a rank of this run.
+        # The stacks go into a file in memory, so that nothing is left on the disk. The file also
+        # proves that this process is a rank of this run: before another rank signals or kills a
+        # process, it looks among the open files of the process for this name (stacks.py).
         self.stack_file, self.stack_path = system.file_in_memory(stack_file_name(self.rank))
-        # When another rank, or the guard, sends SIGUSR2, faulthandler writes the stacks. Its
-        # handler is C code, which runs even while another thread holds Python's lock (the GIL).
-        # Loader processes inherit the handler.
+        # faulthandler writes the stacks when another rank, or the guard, sends SIGUSR2. Its handler
+        # is C code, so it runs even while a thread holds Python's lock (the GIL). Loader processes
+        # inherit the handler.
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
         self.beats.publish(self._own_state())
         self.start()
@@ -195,31 +195,32 @@ class Watchdog(threading.Thread):
                 self._end_without_store()
 
     def beat_once(self) -> None:
-        """Write a beat, read the beats of other ranks, and end the run if there is a reason.
-
-        If another rank has claimed a failure, this rank ends too. Otherwise this rank looks for a
-        rank that stands still, and reports it. A verdict names such a rank, and says how it stands
-        still: SILENT, STUCK or DEAD.
-        """
+        """Write a beat, read the beats of other ranks, and end the run if there is a reason."""
         self.beats.publish(self._own_state())
         failure = self.beats.read()
-        verdict = None
         if self.ending:
             self.judge.stop_looking()
-        elif failure is None:
-            stall_s = self.budgets.stall_s if self.budgets else None  # None before `watch`
-            verdict = self.judge.verdict(stall_s)
-
-        # Several ranks may see the same stall. The first rank that claims the stall in the store
-        # also reports the stall. `claim_failure` returns None to this first rank, and the failure
-        # that the first rank has claimed to all other ranks.
-        if verdict is not None and self.store is not None:
-            stall = Failure(verdict.rank, STALL_CODE, self.rank)
-            failure = claim_failure(self.store, stall, self.beats.world_size)
-        if failure is not None:
+        if failure is not None:  # a rank has claimed it in the store
             self._follow(failure)
-        elif verdict is not None:
-            self._report(verdict)
+        elif not self.ending:
+            self._judge_ranks()
+
+    def _judge_ranks(self) -> None:
+        """Look for a rank that stands still. If there is one, end the run."""
+        stall_s = self.budgets.stall_s if self.budgets else None  # None before `watch`
+        # A verdict names the rank, and says how it stands still: SILENT, STUCK or DEAD.
+        verdict = self.judge.verdict(stall_s)
+        if verdict is None:
+            return
+        # Several ranks may see the same stall. Each claims a failure in the store, and only the
+        # rank that was first reports.
+        if self.store is not None:
+            own_failure = Failure(rank=verdict.rank, code=STALL_CODE, by=self.rank)
+            first_failure = claim_failure(self.store, own_failure, self.beats.world_size)
+            if first_failure != own_failure:
+                self._follow(first_failure)
+                return
+        self._report(verdict)
 
     def _follow(self, failure: Failure) -> None:
         """End this rank after a failure that another rank, or its own main thread, has claimed."""
@@ -335,9 +336,9 @@ class Watchdog(threading.Thread):
         """
         if self.failure is not None:
             return EXIT_S
-        # Without an agent of torchrun, rank 0 hosts the store.
-        state_of_host = None if RUN.launch.by_agent else self.beats.states.get(0)
-        if state_of_host is not None and is_gone(state_of_host):
+        rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
+        is_rank_0_host = not RUN.launch.by_agent  # otherwise an agent of torchrun hosts the store
+        if is_rank_0_host and rank_0 is not None and is_gone(rank_0):
             return min(HOST_GONE_S, stall_s)
         return stall_s
 
@@ -365,7 +366,7 @@ class Watchdog(threading.Thread):
         write_to_log_and_stderr(text_of_stall(verdict, stacks, self.beats))
         # Set `failure` only now. As soon as it is set, `_watch_watchdog` waits for EXIT_S only, and
         # would end this process while it still collects stacks.
-        self.failure = Failure(rank, STALL_CODE, self.rank)
+        self.failure = Failure(rank=rank, code=STALL_CODE, by=self.rank)
         if self.store is not None:
             self.store.set(REPORTED, "1")
             if rank != self.rank and verdict.kind != "DEAD":
@@ -407,11 +408,11 @@ class Watchdog(threading.Thread):
             # key of the failure. RuntimeError: the store does not answer. After either error, no
             # rank can claim the failure.
             with suppress(ForeignValueError, RuntimeError):
-                earlier = claim_failure(self.store, own_failure, self.beats.world_size)
-                if earlier is not None:
+                first_failure = claim_failure(self.store, own_failure, self.beats.world_size)
+                if first_failure != own_failure:
                     # Another rank was first, and reports. `_follow` ends this process, unless the
                     # main thread of this rank is ending it already.
-                    self._follow(earlier)
+                    self._follow(first_failure)
 
         # This rank has claimed the failure, or no rank can claim it. In the second case every rank
         # comes here, so only the first rank of each host reports.
