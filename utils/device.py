@@ -1,18 +1,17 @@
-"""The device that a process computes on: the accelerator of this machine, whatever its make, or the
-CPU.
+"""The device that a process computes on: an accelerator of any maker, or the CPU.
 
-An accelerator is a GPU or NPU of any maker. "Kind" means torch.device.type, e.g. "cuda" (NVIDIA and
-AMD), "xpu" (Intel), "mps" (Apple), "npu" (Ascend), "musa" (Moore Threads) or "cpu".
+An accelerator is a GPU or NPU. Its *kind* is torch.device.type: "cuda" (NVIDIA and AMD), "xpu"
+(Intel), "mps" (Apple), "npu" (Ascend) or "musa" (Moore Threads). The kind of the CPU is "cpu".
 
-Other modules ask here which accelerator there is, how much memory it has, when its work has ended,
-and which random generators it has. So no other module needs to name a kind: a new kind of
-accelerator needs changes here alone. Two things are elsewhere: what only CUDA has is in
-`utils.dist.gpu`, and which form of a computation runs on which kind is in `models.vrt.forms`.
+Other modules ask this page which accelerator there is, how much memory it has, when its work is
+done, and which random generators it has. So they name no kind, and a new kind needs changes here
+alone. Only two things are elsewhere: what CUDA alone has (utils/dist/gpu.py), and which form of a
+computation runs on which kind (models/vrt/forms.py).
 
 What must stay: `kind`, `count`, `hiding_variable` and `is_cpu_wanted` start no accelerator. They
-are called before `utils.dist.gpu.choose_gpus` sets CUDA_VISIBLE_DEVICES, and CUDA reads this
-variable only once, at its start (test_nothing_starts_cuda_before_the_process_has_its_gpu). Free to
-change: the texts for the log, together with test_device.py, and the tables of kinds and makers.
+are called before `gpu.choose_gpus` sets CUDA_VISIBLE_DEVICES, and CUDA reads this variable only
+once, at its start (test_nothing_starts_cuda_before_the_process_has_its_gpu). Free to change: the
+texts for the log, together with test_device.py, and the tables of kinds and makers.
 
 Tests: tests/parts/utils/test_device.py, tests/parts/utils/test_gpu.py
 """
@@ -42,8 +41,8 @@ HIDING_VARIABLES = {
     "npu": "ASCEND_RT_VISIBLE_DEVICES",
     "musa": "MUSA_VISIBLE_DEVICES",
 }
-# Kinds that use the memory of the host. Pinned memory does not make copies to them faster. If their
-# memory is full, the system swaps, and no error is raised at once.
+# Kinds that use the memory of the host. If their memory is full, the system swaps, and no error is
+# raised at once. Pinned memory, which cannot be swapped, does not make copies to them faster.
 KINDS_WITH_SHARED_MEMORY = ("cpu", "mps")
 # The PCI address of the small GPU within a processor of Intel. Many machines have it, and torch
 # cannot use it, so `notes_on_unused` leaves it out.
@@ -54,7 +53,7 @@ class Maker(NamedTuple):
     """How accelerators of one maker are recognised, also if torch cannot use them."""
 
     name: str  # for messages, e.g. "an AMD GPU"
-    files: str  # pattern of the files of its driver, below the folder "/"
+    files: str  # pattern of the files of its driver, e.g. "dev/mtgpu*" for /dev/mtgpu0, ...
     kind: str  # its kind in torch
     # The Python package that adds the kind to torch. "" if torch itself must be built for the kind.
     package: str = ""
@@ -114,6 +113,8 @@ def is_cpu_wanted() -> bool:
 
 def device_of_rank(local_rank: int) -> torch.device:
     """Return the accelerator of a rank, or the CPU if there is none.
+
+    This starts CUDA, so call it only after `gpu.choose_gpus`.
 
     local_rank: number of the rank on this host, from 0.
     """
@@ -280,7 +281,9 @@ def has_native_bfloat16(device: torch.device) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     # A kind of device whose module has no such function is taken to have bfloat16.
     module: Any = torch.get_device_module(device)
-    return getattr(module, "is_bf16_supported", lambda: True)()
+    if not hasattr(module, "is_bf16_supported"):
+        return True
+    return module.is_bf16_supported()
 
 
 def has_fused_optimizers(device: torch.device) -> bool:
@@ -296,7 +299,7 @@ def forked_generators(device: torch.device) -> AbstractContextManager[None]:
     """
     # fork_rng always restores the generator of the CPU. It cannot restore the generator of mps.
     if device.type in ("cpu", "mps"):
-        # Without devices, the name "cuda" has no effect, but the function wants a name.
+        # fork_rng wants the name of a kind. With an empty list of devices the name has no effect.
         return torch.random.fork_rng([], device_type="cuda")
     return torch.random.fork_rng([device], device_type=device.type)
 
@@ -328,11 +331,11 @@ def total_gb(device: torch.device) -> float:
 
 
 def memory_gb(device: torch.device) -> tuple[float, float] | None:
-    """Return (most memory that was used, size of the memory) of an accelerator, both in GB.
+    """Return (most memory that was used, size of the memory) of an accelerator, e.g. (61.2, 80.0).
 
-    Returns None if either is not known. "Used" is the peak of torch's tensors plus what other
-    programs and libraries hold. Memory that torch keeps for reuse does not count, because it grows
-    to the size of the accelerator in a healthy run, too.
+    Both are in GB. Returns None if either is not known. "Used" is the peak of torch's tensors plus
+    what other programs and libraries hold. Memory that torch keeps for reuse does not count,
+    because it grows to the size of the accelerator in a healthy run, too.
     """
     peak = peak_gb(device)
     module: Any = torch.get_device_module(device)

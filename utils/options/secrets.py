@@ -26,8 +26,10 @@ MASK = "***"  # what stands in place of a secret that is recognised by its form
 
 # ---- Keys of secrets ----------------------------------------------------------------------------
 
-# The last words of a key that holds a secret, as regular expressions: "wandb_api_key" and "db_pwd"
-# end with one of them, "token_dim" does not. [_-]? allows "apikey", "api_key" and "api-key".
+# The last words of a key that holds a secret, as regular expressions. "wandb_api_key" and "db_pwd"
+# end with one of them, and "token_dim" does not. In them
+#     s?       allows "token" and "tokens"
+#     [_-]?    allows "apikey", "api_key" and "api-key"
 _LAST_WORDS = (
     r"(?:api|access|secret|private|ssh|signing|encryption|license|account|shared)[_-]?keys?",
     r"(?:auth|access|bearer|refresh)?[_-]?tokens?",
@@ -37,9 +39,11 @@ _LAST_WORDS = (
 )  # fmt: skip
 # Any of them. (?i: ...) ignores upper and lower case.
 _NAME = f"(?i:{'|'.join(_LAST_WORDS)})"
-# A key is secret if it ends with such a name, and the name begins a word: at the beginning of the
-# key, after a sign or a digit ("wandb_api_key"), or at a capital letter ("hfToken"). So "compat" is
-# not secret, although it ends in "pat".
+# A key is secret if it ends with such a name, and the name begins a word. So "compat" is not
+# secret, although it ends in "pat". What may stand in front of the name:
+#     ^                nothing: the key "token"
+#     [\W_\d]          a sign or a digit: "wandb_token", "hf2token"
+#     [a-z](?=[A-Z])   a small letter before a capital letter: "hfToken"
 KEY = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
 # Names that a person may misspell, e.g. "wandb_api_kye". A misspelt key is refused, and a message
 # may show its value, so in messages a key that resembles one of these counts as a secret.
@@ -56,21 +60,25 @@ LEAST_SECRET_NUMBER = 100_000
 
 # ---- Forms of secrets in any text ---------------------------------------------------------------
 
-# Every repetition has an upper bound, so that a long text takes time in proportion to its length.
-# Keep this if you add a form. Group 1 is what stays in the text, and MASK replaces the rest.
+# Above each pattern is an example of what it matches, with the secret in capital letters. Group 1,
+# if there is one, is what stays in the text. MASK replaces the rest.
+#
+# A long text must take time in proportion to its length, so nearly every repetition has an upper
+# bound, e.g. {1,500}. Keep this if you add a form
+# (test_long_texts_are_searched_in_proportion_to_their_length).
 
 # "https://user:PASSWORD@host"
 _URL_PASSWORD = re.compile(
     r"(\b[\w+.-]{2,20}://[^\s:/@]{0,200}:)"  # group 1: "https://user:"
     r"[^\s/@]{1,500}(?=@)"  # the password, behind which an "@" stands
 )
-# "...?token=VALUE", "...&X-Amz-Signature=VALUE"
+# "https://host/file?token=VALUE", "https://host/file?a=1&X-Amz-Signature=VALUE"
 _URL_PARAMETER = re.compile(
     # Group 1: "?" or "&", perhaps words in front of the name ("X-Amz-"), the name, and "=".
     rf"([?&](?:[\w-]{{0,40}}[_-])?(?:{_NAME}|sig|signature)=)"
     r"[^\s&#]{1,2000}"  # the value, up to the next parameter
 )
-# "Authorization: Bearer VALUE". 12 characters at least, so that "token of the run" stays.
+# "Authorization: Bearer VALUE". A value has 12 characters at least, so "token of the run" stays.
 _BEARER = re.compile(r"(?i)\b((?:bearer|basic|token)\s+)[A-Za-z0-9._~+/=-]{12,2000}")
 # Tokens that begin as their service writes them: service -> form. The whole token is replaced.
 _TOKEN_FORMS = {
@@ -88,37 +96,57 @@ _TOKEN_FORMS = {
 _TOKEN = re.compile(rf"\b(?:{'|'.join(_TOKEN_FORMS.values())})")
 # A private key as OpenSSL and SSH write it to a file, also if its end is cut off.
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END|$)")
-# The last form is for messages alone: "token: value" in a text, or "--token value" on a command
-# line. It is made of three parts. First, a name with ":" or "=" behind it, e.g. "password = ".
+
+# ---- Names of secrets in a message --------------------------------------------------------------
+
+# In a message, a name and its value in the middle of a text count, too, e.g.
+#
+#     cannot read "wandb: {api_key: VALUE}"
+#     unknown flag --wandb-api-key VALUE
+#
+# What stands before the value is a name with ":" or "=" behind it, e.g. 'password = ' or '"pwd": ',
 _NAME_IN_TEXT = rf"""{_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}"""
-# Or a flag with "=" or a blank behind it, e.g. "--wandb-api-key=" or "--hfToken ".
+# or a flag with "=" or a blank behind it, e.g. "--wandb-api-key=" or "--hfToken ".
 _FLAG = rf"--(?:[\w-]{{0,40}}(?:[_-]|[a-z](?=[A-Z])))?{_NAME}[ =]"
-# Then the value: a text in quotes, or all up to a blank, a comma or a closing bracket.
-_VALUE_IN_TEXT = r""""(?:\\.|[^"\\])*"?|'[^']*'?|[^\s,;&}\]]+"""
-# Group 1 stays in the text, group 2 is the value. (?<![^\W_]): the name begins a word, so no letter
-# or digit stands in front of it.
+# The value is a text in quotes, whose end may be cut off, or a word. These repetitions have no
+# bound, because the search goes on behind what they match, and so reads nothing twice.
+_VALUE_IN_TEXT = "|".join(
+    (
+        r'"(?:\\.|[^"\\])*"?',  # in double quotes, perhaps with escapes: "a\"b"
+        r"'[^']*'?",  # in single quotes
+        r"[^\s,;&}\]]+",  # a word: up to a blank, one of ",;&", or a closing bracket
+    )
+)
+# Group 1 stays in the text, group 2 is the value. (?<![^\W_]) says that no letter or digit stands
+# in front of the name: the name begins a word.
 _IN_TEXT = re.compile(rf"(?<![^\W_])({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
 
 
 def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
     """Return a copy of `value`, the value of option `key`, without secrets, however deep they lie.
 
-    All that is saved, shown or logged of the options passes through here. For example
-    {"wandb_api_key": "abc"} becomes {"wandb_api_key": None}, and with replacement="***" it becomes
-    {"wandb_api_key": "***"}.
+    All that is saved, shown or logged of the options passes through here. There are two uses:
 
-    replacement: the text that stands for a secret in a message. Then misspelt keys and
-        "name: value" within a text count as secrets, too. None for what is saved: the secret
-        becomes null, and misspelt keys do not count, because no valid option has such a key.
+        what is saved   redact(options)
+                        {"wandb_api_key": "abc"} -> {"wandb_api_key": None}
+        a message       redact(value, key, replacement="***")
+                        {"wandb_api_key": "abc"} -> {"wandb_api_key": "***"}
 
-    A secret that is recognised by its form, e.g. "ghp_...", becomes MASK in both cases.
+    A message hides more, because it may quote what a user typed wrongly: the value of a misspelt
+    key, every number under the key of a secret, and "name: value" within a text.
+
+    replacement: the text that stands for a secret in a message, or None for what is saved.
+
+    A secret that is recognised by its form, e.g. "ghp_...", becomes MASK in both uses.
     """
-    is_secret = is_secret_key(key) or (replacement is not None and _resembles(key))
-    # Everything below a secret key is secret, so its inner keys count as the secret key itself.
+    is_message = replacement is not None
+    is_secret = is_secret_key(key) or (is_message and _resembles(key))
+    # Everything below a secret key is secret, e.g. 1 in {"token": {"a": 1}}: "a" counts as "token".
     if isinstance(value, Mapping):
         clean = {}
         for inner_key, inner in value.items():
-            clean[inner_key] = redact(inner, key if is_secret else str(inner_key), replacement)
+            key_that_counts = key if is_secret else str(inner_key)
+            clean[inner_key] = redact(inner, key_that_counts, replacement)
         return clean
     # The items of a list have the key of the list.
     if isinstance(value, (list, tuple)):
@@ -126,10 +154,9 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
     # A bool holds no secret, e.g. "use_auth": true. Test it first: in Python a bool is an int.
     if isinstance(value, bool):
         return value
-    # In a message every number of a secret key is hidden. What is saved keeps counts, i.e. small
-    # numbers and keys such as "num_tokens", because a resumed run needs them.
+    # What is saved keeps counts, because a resumed run needs them: small numbers, and numbers under
+    # keys such as "num_tokens".
     if isinstance(value, (int, float)):
-        is_message = replacement is not None
         is_hidden = is_secret and (is_message or _is_secret_number(value, key))
         return replacement if is_hidden else value
     # Any other value that is no text, such as None, holds no secret.
@@ -139,7 +166,9 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
     if is_secret or value == "*" * 10:
         return replacement
     text = without_tokens(value)
-    return text if replacement is None else _IN_TEXT.sub(rf"\1{replacement}", text)
+    if is_message:
+        text = _IN_TEXT.sub(rf"\1{replacement}", text)  # \1 is group 1, which stays
+    return text
 
 
 def is_secret_key(key: str) -> bool:
