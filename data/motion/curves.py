@@ -46,34 +46,44 @@ def curves_of(
     the sharp instant is not used. with_shake: whether the shake of the camera is added.
     """
     tau = (np.array(times) / np.abs(times).max()).astype(np.float32)  # (K,), -1 to 1
-    # At the sharp instant, tau is 0, so its weight has no effect. Its error is 0: 1 / 0 is avoided.
-    w = 1 / np.where(errors > 0, errors, 1) ** 2  # (K, H, W)
-    weighted_shifts = w[..., None] * shifts  # (K, H, W, 2)
-
-    # The least sum has the derivative 0 by each coefficient c_d, which gives DEGREE equations:
-    #
-    #     sum_e (sum_k w_k tau_k^(d + e)) c_e = sum_k w_k tau_k^d shift_k
-    #
-    # The sums on the left depend on d + e alone, 2 to 6, so each of them is computed once.
-    sums = {}  # d + e -> sum over k
-    for power in range(2, 2 * DEGREE + 1):
-        sums[power] = np.tensordot(tau**power, w, axes=1)  # (H, W)
-    degrees = range(1, DEGREE + 1)
-    matrix = [[sums[d + e] for e in degrees] for d in degrees]
-    right_sides = [np.tensordot(tau**d, weighted_shifts, axes=1) for d in degrees]  # (H, W, 2) each
-    sum_of_diagonal = sum(matrix[index][index] for index in range(DEGREE))
-    for index in range(DEGREE):
-        matrix[index][index] = matrix[index][index] + RIDGE * sum_of_diagonal
-    coefficients = _solve_for_pixels(matrix, right_sides)
+    coefficients = _coefficients_of(tau, shifts, errors)
 
     # q(tau_k) is the sum of c_d tau_k^d over the degrees d.
     curves = np.zeros_like(shifts)
-    for d, c_d in zip(degrees, coefficients, strict=True):
+    for d, c_d in enumerate(coefficients, start=1):
         for curve, tau_k in zip(curves, tau.tolist(), strict=True):
             curve += np.float32(tau_k**d) * c_d
     if with_shake:
         _add_shake(curves, shifts)
     return curves
+
+
+def _coefficients_of(tau: np.ndarray, shifts: np.ndarray, errors: np.ndarray) -> list[np.ndarray]:
+    """Return c_1, c_2 and c_3 of the curve of each pixel, (H, W, 2) each.
+
+    The least sum has the derivative 0 by each coefficient c_d. This gives DEGREE equations:
+
+        sum_e (sum_k w_k tau_k^(d + e)) c_e = sum_k w_k tau_k^d shift_k        d = 1, 2, 3
+
+    tau: (K,). shifts, errors: as in `curves_of`.
+    """
+    # At the sharp instant, tau is 0, so its weight has no effect. Its error is 0: 1 / 0 is avoided.
+    w = 1 / np.where(errors > 0, errors, 1) ** 2  # (K, H, W)
+    weighted_shifts = w[..., None] * shifts  # (K, H, W, 2)
+
+    # The sums on the left depend on d + e alone, 2 to 6, so each of them is computed once.
+    sums = {}  # d + e -> sum over k
+    for power in range(2, 2 * DEGREE + 1):
+        sums[power] = np.tensordot(tau**power, w, axes=1)  # (H, W)
+    degrees = range(1, DEGREE + 1)
+    # The rows have the sums 2 3 4, 3 4 5 and 4 5 6.
+    matrix = [[sums[d + e] for e in degrees] for d in degrees]
+    right_sides = [np.tensordot(tau**d, weighted_shifts, axes=1) for d in degrees]  # (H, W, 2) each
+
+    sum_of_diagonal = sum(matrix[index][index] for index in range(DEGREE))
+    for index in range(DEGREE):
+        matrix[index][index] = matrix[index][index] + RIDGE * sum_of_diagonal
+    return _solve_for_pixels(matrix, right_sides)
 
 
 def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
@@ -109,6 +119,8 @@ def _solve_for_pixels(
     right = list(right_sides)
     n = len(left)
     # Take a multiple of each equation from all equations below it, so that they lose an unknown.
+    # E.g. the factor is 2 for 2 a + b = 3 and the equation 4 a + 5 b = 9 below it. Two times the
+    # first one, taken from the second one, leaves 3 b = 3.
     for above in range(n):
         for below in range(above + 1, n):
             factor = left[below][above] / left[above][above]
@@ -116,7 +128,7 @@ def _solve_for_pixels(
                 left[below][column] = left[below][column] - factor * left[above][column]
             right[below] = right[below] - factor[..., None] * right[above]
     # Now the last equation has one unknown, and each equation above it has one unknown more. So
-    # they are solved from the last to the first.
+    # they are solved from the last to the first. In the example b = 1, and then 2 a + 1 = 3.
     unknowns: dict[int, np.ndarray] = {}
     for row in reversed(range(n)):
         right_side = right[row]

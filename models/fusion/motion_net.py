@@ -5,21 +5,22 @@ contain its weights. `data.motion.network_inputs` makes its inputs, and `data.mo
 its output into shifts of RGB pixels. lab/train_motion_net.py trains it on scenes whose motion is
 known exactly.
 
-The point of the scene that a spike pixel shows at the sharp instant moves along a curve. Times tau
-are counted from the sharp instant, in halves of an exposure. The sharp instant is half a spike
-plane after the middle of the exposure. So tau = -1 is half a plane after the begin of the exposure,
-and tau = 1 is half a plane after its end. At the time tau the displacement is
+A spike pixel shows a point of the scene at the sharp instant. The point moves along a curve:
 
     q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3        x and y, in spike pixels
+    tau                                             time after the sharp instant, in halves of an
+                                                    exposure: about -1 at its begin, 1 at its end
 
 The network finds the six coefficients of each pixel, and the logarithm of the expected error of q.
+The spikes come in 15 windows of time (motion_windows.py), and each window has a picture. From the
+coarsest of the `LEVELS` to the finest, the network
 
-It works from coarse to fine (`LEVELS`). The spikes come in 15 windows of time (motion_windows.py),
-and each window has a picture. At each level the network shifts the pictures of all windows back to
-the sharp instant, along the curve found so far. Where the curve is right, all pictures then look
-alike. A small conv net sees the differences that are left, and which motion would explain them
-(least_squares.py). It corrects the curve. SPyNet (Ranjan and Black, CVPR 2017) finds the flow
-between two frames in this way.
+    1. shifts the pictures of all windows back to the sharp instant, along the curve found so far.
+       Where the curve is right, all pictures then look alike
+    2. asks which motion would explain the differences that are left (least_squares.py)
+    3. corrects the curve, by a small conv net that sees all this
+
+SPyNet (Ranjan and Black, CVPR 2017) finds the flow between two frames in this way.
 
 Shapes: B exposures, h x w pixels (of the spike plane, or of a coarser level). A spike plane is one
 binary picture of the spike camera.

@@ -6,7 +6,8 @@ exposure. `data/cameras/self_calibration.py` calls it for `spike.calibration` "a
 
 Idea. The sum of the spikes of an exposure, mapped to the RGB camera, is the blurry frame. If the
 map or the times are wrong, the sum and the frame differ. So the fit looks for the map and the times
-with the smallest difference, by Gauss-Newton. Symbols of one spike pixel:
+with the smallest difference, by Gauss-Newton. All modules of this folder (listed in its
+`__init__.py`) use the same symbols. For one spike pixel, they are
 
     M  the matrix (3, 3) that maps the spike pixel to a place in the frame
     s  the details of the summed spikes of the pixel
@@ -23,28 +24,12 @@ A value that the clip does not determine is not applied. In a pan (everything mo
 shift of the camera and a later exposure look the same. Then the time keeps the value of the files.
 The shift may be wrong if another time is true, but both together are right.
 
-The modules of this folder. Each imports only modules below it:
-
-    fit            from the pixels of the files to binned pixels, and back (this module)
-    rounds         the order of the rounds, and which of three estimates is taken
-    all_pixels     a round on all pixels: one step of matrix and times
-    parts          a round on parts of the plane: one step of the matrix, and its error
-    times          what a clip tells of the times, and their errors
-    equations      the sums of a round on all pixels
-    joint_change   one change of the matrix from the shifts of the parts
-    derivatives    how r changes with each unknown
-    explanation    the coefficients a, the residuals r and their weights
-    details        s and F of a view at the present estimate
-    estimate       the present matrix and times, and the limits of a step
-    matrix, view   the matrix and its small changes; a frame and its spikes, prepared
-    result         the result: which values are sure, and which are applied
-
-Names, and how the code is split into functions, are free in all of them. The same clip must give
-the same numbers, equal to the bit, because results are kept between runs. Another order of a sum or
-of a product changes the last bits. To check a change, run `python -m lab.calibration_trials` before
-and after it (three minutes): "bits" in its output must stay. If the bits must change, raise FORMAT
-in data/cameras/self_calibration.py, so that old results are computed anew. The last lines of the
-program say whether the fits are still as exact.
+What must stay, in all modules of this folder: the same clip gives the same numbers, equal to the
+bit, because results are kept between runs. Another order of a sum or of a product changes the last
+bits. To check a change, run `python -m lab.calibration_trials` before and after it (three minutes):
+"bits" in its output must stay, and its last lines say whether the fits are still as exact. If the
+bits must change, raise FORMAT in data/cameras/self_calibration.py, so that old results are computed
+anew. Names, and how the code is split into functions, are free.
 
 Tests: tests/parts/data/test_registration_*.py try whole fits and single steps.
 tests/parts/data/test_self_calibration.py and tests/parts/scripts/test_calibrate.py find simulated

@@ -9,23 +9,13 @@ along its motion:
     S l = y    the mean between two spikes of a pixel is known, one equation per interval; l is the
                luma of x, or of z if the spike camera integrates display values
 
-`Equations` sets them up, each part by a module of this folder:
-
-    groups              divides the planes of the exposure into moments, with a motion u each
-    rgb_equations       b and its expected error
-    spike_equations     y and its expected error; intervals.py finds the spikes
-    cameras             A = (B, S), and its adjoint; chunk.py and spike_pixels.py compute its parts
-    system              all equations: residuals of a frame, and weights of the equations
-    solution            z, from linearised.py by conjugate_gradients.py
-    network_channels    what learned steps see of the equations
-
-guard.py blends a solution with the first estimate where the solution fits worse. values.py converts
-between z, x and luma.
+`Equations` sets them up. The `__init__.py` of this folder says which module makes which part.
 
 `--method joint` (data/motion/joint_method.py) takes the solution. The fusion "motion"
-(models/fusion/fusion_motion.py) takes learned steps on the same equations. Its weights were trained
-on the numbers of `Equations`: another value of a constant of this folder changes these numbers a
-little, and the weights then fit a little worse.
+(models/fusion/fusion_motion.py) takes learned steps on the same equations.
+
+What must stay: the numbers, because the weights of the fusion "motion" were trained on them. With
+another value of a constant of this folder, the weights fit a little worse, without an error.
 
 Tests: tests/parts/data/joint/test_equations.py, tests/parts/models/test_fusion_motion.py
 """
@@ -61,8 +51,7 @@ class Solver:
     noise: least sigma_b, error of a blurry pixel in display values. A noisy frame has more.
     guard: ratio of the squared errors of z and z_0 at which both count alike when they are blended.
     E.g. with 2.5, z counts more as long as its squared error is less than 2.5 times the squared
-    error of z_0.
-    With 0, z is not blended.
+    error of z_0. With 0, z is not blended.
     """
 
     groups: int = 20
