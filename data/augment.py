@@ -8,9 +8,9 @@
 data/clip_dataset.py and data/clip_reading.py call them. To add another simulated camera, write a
 file data/camera_<name>.py whose class registers itself in `CAMERAS`.
 
-What must stay: the random numbers that are drawn, and their order, because they decide every sample
-of a seed, and a resumed run must see the same samples. So a new draw takes its numbers from a new
-generator, and never from an existing one. `CameraPerturb._draw_dark_and_rgb` is an example.
+What must stay: the random numbers that are drawn, and their order, because a resumed run must see
+the same samples. So a new draw takes its numbers from a new generator, as
+`CameraPerturb._draw_dark_and_rgb` does.
 test_an_allowed_turn_leaves_the_rest_of_the_draw_as_it_was notices a draw that depends on another.
 Free to add: options of `CameraPerturb` that are off by default.
 

@@ -7,10 +7,10 @@ pixel: whether the pixel fired in one short time step of the spike camera.
 The checks (data/clips/clip_check.py) make the record, and datasets and readers read the files that
 the record names. A record never changes: `dataclasses.replace` makes a changed copy.
 
-What must stay: the names of the fields, because clip caches and users' programs have them. A new
-field needs a default, so that other code can still make records without the field. If the field
-must survive in a clip cache, add it to STORED_FIELDS_OF_CLIP in data/clips/cache_format.py. Free to
-change: how the properties are computed from the fields, as long as their results stay.
+What must stay: the names of the fields, because clip caches and users' programs have them.
+Free to add: a field with a default, so that other code can still make records without the field. If
+it must survive in a clip cache, add it to STORED_FIELDS_OF_CLIP in data/clips/cache_format.py.
+Free to change: how the properties are computed from the fields.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_clip_cache.py
 """

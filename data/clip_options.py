@@ -9,10 +9,10 @@ here has the keys of one subject, and a dataset combines the classes that it nee
 root is a set of folders, one for each kind of file, that belong together, for example the blurry
 frames, sharp frames and spikes of GoPro. With several roots, each key of a folder is a list.
 
-What must stay: keys and their defaults, because option files of users rely on them, and the names
-of the classes, which docs/extending.md shows to users. A new key needs a default with which all
-samples stay the same. After a change, `python lab/make_options_doc.py` writes the documents of the
-options.
+What must stay: keys and their defaults, because option files of users have them, and the names of
+the classes, because docs/extending.md shows them to users.
+Free to add: a key, with a default that leaves all samples as they are. After a change,
+`python lab/make_options_doc.py` writes the documents of the options.
 
 Tests: tests/parts/utils/test_option_files.py (documents), tests/stories/test_extending.py (classes
 for users), tests/parts/data/test_manifest.py (several roots)

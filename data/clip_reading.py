@@ -14,9 +14,12 @@ random here, so equal draws give equal tensors.
 `ClipDataset` is the base of the training and test datasets in data/clip_dataset.py, which choose
 what is read.
 
-What must stay: keys, shapes and values of the tensors, because networks and losses expect them
-(`check_input` of models/vrt/requirements.py refuses a wrong shape of lq), and the names that
-docs/extending.md promises to users.
+What must stay:
+
+* keys, shapes and values of the tensors, because networks and losses expect them (`check_input` of
+  models/vrt/requirements.py refuses a wrong shape of lq),
+* the names that docs/extending.md promises to users.
+
 Free to change: how files are read, as long as a draw gives the same pixels.
 
 Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/parts/data/test_instants.py

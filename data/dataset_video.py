@@ -15,10 +15,14 @@ data/clip_dataset.py, and override only what differs:
 * `transform`: what is done with a finished training sample,
 * `may_share_frames`: whether lq and gt may be the same files.
 
-What must stay: names, keys and the order of random draws, because option files and runs of users
-depend on them (test_the_files_of_kair_load_unchanged,
-test_a_denoising_sample_is_a_function_of_epoch_and_index). A new key needs a default with which all
-samples stay the same. Free to add: a dataset, in a file of its own (docs/extending.md).
+What must stay:
+
+* names and keys, because option files have them (test_the_files_of_kair_load_unchanged),
+* the order of random draws, because a resumed run must see the same samples
+  (test_a_denoising_sample_is_a_function_of_epoch_and_index).
+
+Free to add: a key with a default that leaves all samples as they are, or a dataset in a file of its
+own (docs/extending.md).
 
 Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/stories/test_kair_files.py (KAIR's
 datasets), tests/stories/test_protocols.py (published test protocols)

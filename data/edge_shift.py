@@ -5,9 +5,11 @@
     3. A phase correlation (cv2.phaseCorrelate) finds the shift between the two, and says by a
        number, the response, how sure the shift is.
 
-What must stay: how two pictures are compared, because the limits below were measured with it.
-test_spikes_that_are_shifted_are_named notices another blur or a wrong sign of the shift,
-test_the_page_says_that_spikes_and_frame_agree another border.
+What must stay: how two pictures are compared, because the limits below were measured with it. Two
+tests in tests/parts/scripts/test_show_sample.py notice a change:
+
+    test_spikes_that_are_shifted_are_named           another blur, or a wrong sign of the shift
+    test_the_page_says_that_spikes_and_frame_agree   another border
 """
 
 from collections.abc import Sequence

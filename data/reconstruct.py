@@ -11,10 +11,13 @@ counts the spikes of each pixel, and the frame shows the counts.
 How the spikes are read for a method is in formula_spikes.py. A clip of spikes without frames is in
 spikes_alone.py.
 
-What must stay: the frames of each method, because published scores belong to them
-(test_frames_equal_frames_that_were_made_by_hand notices a value that is off by 2 of 255), and the
-interface `utils.contract.Method`. Free to add: a method, by a representation and an entry in
-`METHODS` (docs/extending.md).
+What must stay:
+
+* the frames of each method, because published scores belong to them
+  (test_frames_equal_frames_that_were_made_by_hand notices a value that is off by 2 of 255),
+* the interface `utils.contract.Method`, because main_test_vrt.py calls a network in the same way.
+
+Free to add: a method, by a representation and an entry in `METHODS` (docs/extending.md).
 
 Tests: tests/stories/test_reconstruct.py
 """

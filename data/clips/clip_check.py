@@ -13,10 +13,11 @@ Everything that is wrong becomes a `Problem`, so that one run can show all of it
 names, file sizes, and the header of the first image, but no whole file. Its callers are the checks
 of data sets (manifest.py, preflight.py, kept.py) and of a user's own clip (user_clip.py).
 
-What must stay: if `problems` is empty, the clip is complete. Every tuple of the `Clip` then has an
-entry for each frame, and callers rely on this (test_a_fault_of_the_data_is_named_before_training
-has one fault after the other). If you add a rule, raise FORMAT in data/clips/kept.py, because
-results that are already stored were not checked for it.
+What must stay: if `problems` is empty, the clip is complete, so every tuple of the `Clip` has an
+entry for each frame. Callers rely on this. test_a_fault_of_the_data_is_named_before_training tries
+one fault after the other.
+Free to add: a rule. Then raise FORMAT in data/clips/kept.py, because the results that are already
+stored were not checked for it.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py,
 tests/parts/data/test_user_folders.py

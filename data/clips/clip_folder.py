@@ -106,9 +106,11 @@ def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFol
     names = _names_with_first_suffix(sorted_out.names_by_suffix)
     prefix = os.path.join(path, "")  # the path with a slash at its end
     files = Folder.of_names(prefix, names)
-    # Four things show that `clip` is a clip, and not a folder of clips: its folder `folder`, its
-    # files, a file of another kind, e.g. a text, and a folder with a name such as "blur" or
-    # "sharp", because this folder holds one kind of the files of a clip.
+    # Any of four things shows that `clip` is a clip, and not a folder of clips:
+    #     a folder `folder`, e.g. "blur"
+    #     files with a suffix
+    #     other files, e.g. a text
+    #     a folder for another kind of file, e.g. "sharp"
     has_files = bool(names)
     has_kinds_of_files = any(name in CLIP_FOLDERS for name in sorted_out.folders)
     is_clip = has_inner_folder or has_files or sorted_out.has_other_files or has_kinds_of_files

@@ -5,10 +5,11 @@ written this file, so nothing in it is trusted. If the columns pass, their table
 below the roots, and only planes that these files have. Every refusal is a ValueError, after which
 the data are checked anew. data/clips/columns.py shows the columns.
 
-What must stay: every test, and their order, because a later test indexes arrays with values that an
-earlier test has accepted. Free to add: a test.
-test_wrong_columns_are_refused_without_a_look_at_the_files forges the columns, one after the other.
-A few tests repeat what another test finds, too, so it does not notice if one of these is missing.
+What must stay: every demand, and their order, because a later demand indexes arrays with values
+that an earlier one has accepted. test_wrong_columns_are_refused_without_a_look_at_the_files forges
+one column after the other. A few demands refuse what another demand refuses, too. If one of these
+is missing, the test does not notice.
+Free to add: a demand.
 
 Tests: tests/parts/data/test_kept.py
 """

@@ -130,17 +130,17 @@ class Row(NamedTuple):
     """An `Exposure` as it is stored: whole numbers, without names of files.
 
     Most frames have equal rows, so each different row is stored once. If rows named files, all rows
-    would differ. So a row has numbers of planes instead, for three files: the own file of the
-    frame, which has its exposure, and the files of the frame before and the frame after. A frame
-    reads planes of no further file.
+    would differ. So a row does not name the files from which a frame reads planes. They are at most
+    three: the own file of the frame, which has its exposure, and the files of the frame before and
+    the frame after.
 
     The center of the exposure may lie between two planes, so it has a column of its own, of floats.
     For many rows at once, each field may be an array with a number for each row (`rows_in`).
 
     The order of the fields is part of the format of a stored record.
 
-    The numbers in brackets are an example: each file has 40 planes, and the frame reads all planes
-    of its own file and the last 8 planes of the file before. It reads nothing of the file after.
+    The numbers in brackets are an example: each file has 40 planes. The frame reads the last 8
+    planes of the file before, all planes of its own file, and nothing of the file after.
     """
 
     first_plane: int  # first plane of the frame in its own file (0)

@@ -7,9 +7,13 @@
 Clips are in natural order ("2" before "10"), and the files of a clip in the order of their names.
 No file is read, only names.
 
-What must stay: names and order of clips and files, because samples are numbered in this order and
-results have these names. A name that cannot be the name of an output file is refused. Free to
-change: how the folders are searched, and in how many threads.
+What must stay:
+
+* names and order of clips and files, because samples are numbered in this order and results have
+  these names,
+* the refusal of names that cannot be names of output files.
+
+Free to change: how the folders are searched, and in how many threads.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_kept.py (a folder that changes),
 tests/parts/data/test_any_bytes.py (odd names)

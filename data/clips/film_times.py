@@ -5,10 +5,14 @@ stores each encoded frame as a packet with a time, and packets can be read witho
 frame was decoded at the time of a packet, a frame is missing. `film_times` compares the times of
 packets with the times of decoded frames. data/clips/user_clip.py calls it for a user's film.
 
-What must stay: a missing frame is found. The times say which planes of a spike file belong to which
-frame. If a missing frame were not found, all later frames would get the planes of other frames.
-test_lost_frames_are_named cuts films and notices. A sound film must lack no frame
-(test_a_sound_film_lacks_no_frame). Free to change: the warnings.
+What must stay:
+
+* Each missing frame is found (test_lost_frames_are_named cuts films). The times say which planes of
+  a spike file belong to which frame. After a missing frame that is not found, all frames would get
+  the planes of other frames.
+* A sound film lacks no frame (test_a_sound_film_lacks_no_frame).
+
+Free to change: the warnings.
 
 Tests: tests/parts/data/test_frame_times.py, tests/stories/test_foreign_files.py
 """

@@ -11,10 +11,15 @@ meta file is a list of the clips of a data set, with the number of frames of eac
 
 `ClipCheck` (data/clips/clip_check.py) calls the three in this order.
 
-What must stay: the order of the frames, because training samples are numbered in this order
-(test_frames_are_in_the_order_of_their_numbers), which files belong to one frame, and every problem
-that is reported (test_a_fault_of_the_data_is_named_before_training). If you add a rule, raise
-FORMAT in data/clips/kept.py, because results that are already stored were not checked for it.
+What must stay:
+
+* the order of the frames, because training samples are numbered in this order
+  (test_frames_are_in_the_order_of_their_numbers),
+* which files belong to one frame,
+* every problem that is reported (test_a_fault_of_the_data_is_named_before_training).
+
+Free to add: a rule. Then raise FORMAT in data/clips/kept.py, because the results that are already
+stored were not checked for it.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
@@ -92,8 +97,8 @@ class FrameFiles:
     def find_stems(self) -> None:
         """Fill `stems`. Report two files of one kind for a frame."""
         # In a data set, the files of a frame need only have the same number, e.g. 47.png and
-        # 000047.dat. In two cases the whole names must be equal: in a user's own files, and in
-        # names that are times, e.g. 432.033333, because the last digits are no frame number.
+        # 000047.dat. A user's own files must have equal names. So must files whose names are times,
+        # e.g. 432.033333, because the last digits are no frame number.
         compares_whole_names = self.source.is_user_clip or are_values(self.by_kind["lq"])
         for kind, files in self.by_kind.items():
             # Not matched: the instants of a frame have names <frame>_0, <frame>_1, ..., and one

@@ -10,11 +10,14 @@ Each class has three methods, which data/clip_reading.py calls:
     images(...)     reads crops of frames
     stream(...)     reads planes of a spike file
 
-What must stay: the names, which option files have, and that all classes return the same numbers for
-the same data, because a run may be resumed with another io_backend
-(test_a_cache_gives_the_samples_of_the_files,
-test_an_lmdb_of_frames_gives_the_samples_of_the_files). A new backend is a class with these three
-methods, and a line here.
+What must stay:
+
+* the names, because option files have them,
+* the numbers: all classes return the same numbers for the same data, because a run may be resumed
+  with another io_backend (test_a_cache_gives_the_samples_of_the_files,
+  test_an_lmdb_of_frames_gives_the_samples_of_the_files).
+
+Free to add: a class with these three methods, and a line here.
 
 Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_clip_cache.py
 """

@@ -13,10 +13,14 @@ A file has one of two forms of path:
 
 data/clips/data_root.py and data/clips/lmdb_root.py make the listings.
 
-What must stay: the form of the paths, because records of checked data sets and clip caches store
-them; the stems, because results have these names; and the fields of `State` and `FileEntry`, of
-which digests and records are made (test_io_backend.py and test_kept.py fail for other values). Free
-to change: how a `Folder` keeps its names.
+What must stay:
+
+* the form of the paths, because records of checked data sets and clip caches store them,
+* the stems, because results have these names,
+* the fields of `State` and `FileEntry`, because digests and records are made of them
+  (test_io_backend.py and test_kept.py fail for other values).
+
+Free to change: how a `Folder` keeps its names.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_kept.py,
 tests/parts/data/test_io_backend.py

@@ -149,9 +149,9 @@ def _close_environments() -> None:
     _environments.clear()
 
 
-# This registration acts on every fork of the process, e.g. when a loader worker is started. LMDB
-# forbids two things to a child process: to use an environment of its parent, and to open the same
-# LMDB while the parent's environment is open in the child. So no LMDB is open during a fork.
+# This registration acts on every fork of the process, e.g. when a loader worker is started. A child
+# process must not use an environment of its parent. It must not open the same LMDB either while it
+# holds the environment of its parent. So no LMDB is open during a fork.
 # Windows has no fork, and no `register_at_fork`.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(

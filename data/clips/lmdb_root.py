@@ -5,10 +5,14 @@ The layout is as in BasicSR and KAIR, because many users already have data of th
     train.lmdb/data.mdb        a value with the content of a PNG under each key "<clip>/<frame>"
     train.lmdb/meta_info.txt   a line for each key: "<clip>/<frame>.png (720,1280,3) 1"
 
-What must stay: names and order of clips and frames, because samples are numbered in this order
-(test_an_lmdb_of_frames_gives_the_samples_of_the_files). The sizes of the values are read in a
-process of their own, because damage within the file can end the process that reads it. Free to
-change: how the lines of meta_info.txt are read, as long as they give the same keys.
+What must stay:
+
+* names and order of clips and frames, because samples are numbered in this order
+  (test_an_lmdb_of_frames_gives_the_samples_of_the_files),
+* the sizes of the values are read in a process of their own, because damage within the file can end
+  the process that reads it.
+
+Free to change: how the lines of meta_info.txt are read, as long as they give the same keys.
 
 Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_any_bytes.py
 """

@@ -13,10 +13,14 @@ Each root may have either layout. "lq" are the blurry frames, "gt" the sharp fra
 The data check before a run (data/clips/root_check.py) calls the other functions, and also looks
 into the files.
 
-What must stay: the order of the clips (`names_of`), because the numbers of training samples depend
-on it (test_clips_are_in_the_order_of_their_numbers), and the hashed texts in `digest`, because clip
-caches store the result (test_the_digest_of_a_listing_stays). Free to change: how the table of
-problems looks.
+What must stay:
+
+* the order of the clips (`names_of`), because training samples are numbered in this order
+  (test_clips_are_in_the_order_of_their_numbers),
+* the hashed texts in `digest`, because clip caches store the result
+  (test_the_digest_of_a_listing_stays).
+
+Free to change: how the table of problems looks.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
@@ -138,8 +142,9 @@ def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | No
     """Return the sizes (height, width) of lq and gt that the next clip has, without reading it.
 
     Returns None if the sizes are not known, so that they must be read. They are known only for
-    Vimeo-90K (septuplets), whose 64,612 clips have one size: reading a header of each would take
-    minutes, so all clips are assumed to have the sizes of the first clip.
+    Vimeo-90K (septuplets). Its 64,612 clips have one size, and reading a header of each would take
+    minutes. So all clips are assumed to have the sizes of the first clip.
+
     clips: the clips without problems so far.
     """
     if source.septuplets and clips:

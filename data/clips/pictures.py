@@ -8,11 +8,15 @@ OpenCV decodes the pictures. It alone is not enough: it returns half a picture w
 its versions turn different formats upright. So the header and the end of the content are looked at
 first, by the project's own code (utils/picture), and the picture is turned here.
 
-What must stay: a picture is returned whole and upright, or it is refused
-(test_a_jpeg_without_its_end_is_refused, test_a_picture_is_turned_as_its_orientation_says;
-test_a_damaged_picture_is_read_or_refused tries damaged files). Sizes are checked before the picture
-is decoded, because a header of a few bytes can state a picture that fills the memory. Free to add:
-a kind in `OTHER_KINDS`.
+What must stay:
+
+* A picture is returned whole and upright, or it is refused
+  (test_a_jpeg_without_its_end_is_refused, test_a_picture_is_turned_as_its_orientation_says,
+  test_a_damaged_picture_is_read_or_refused).
+* Its size is checked before it is decoded, because a header of a few bytes can state a picture that
+  fills the memory.
+
+Free to add: a kind in `OTHER_KINDS`.
 
 Tests: tests/parts/data/test_pictures.py, tests/parts/data/test_files.py,
 tests/parts/data/test_any_bytes.py, tests/parts/data/test_small_hostile_files.py

@@ -5,10 +5,14 @@ validations use only the readers, and never the dataset. `Reader` is the base of
 set of another kind has readers derived from it (docs/extending.md). `DatasetClip` reads a clip of a
 `TestClips`, the test sets of this project.
 
-What must stay: the names, arguments and results of the methods of `Reader`, because test sets of
-users are derived from it (test_the_clips_of_a_test_set_of_ones_own_are_tested). A new method needs
-a body that works for them. Free to change: how `DatasetClip` answers, except for the hashed values
-in `described` and `digest`.
+What must stay:
+
+* the names, arguments and results of the methods of `Reader`, because readers of users are derived
+  from it (test_the_clips_of_a_test_set_of_ones_own_are_tested),
+* the hashed values in `DatasetClip.described` and `digest`.
+
+Free to add: a method of `Reader`, with a body that works for the readers of users. Free to change:
+how `DatasetClip` answers.
 
 Tests: tests/parts/data/test_readers.py, tests/stories/test_extending.py (a test set of a user)
 """

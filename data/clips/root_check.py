@@ -11,9 +11,10 @@ the file, size of the picture, and what is wrong. All later steps read the looks
 `_report` puts problems and warnings into one `Report`.
 
 What must stay: every rule, and the order of problems and warnings, because the order is part of the
-output (test_a_fault_of_the_data_is_named_before_training). If you add a rule, raise FORMAT in
-data/clips/kept.py, because results that are already stored were not checked for it. Free to change:
-the size of a group of files, and what runs in threads.
+output (test_a_fault_of_the_data_is_named_before_training).
+Free to add: a rule. Then raise FORMAT in data/clips/kept.py, because the results that are already
+stored were not checked for it.
+Free to change: the size of a group of files, and what runs in threads.
 
 Tests: tests/parts/data/test_preflight.py, tests/stories/test_bad_input.py
 """

@@ -3,10 +3,13 @@
 A loader worker is a process that is forked from the rank. It inherits memory that was reserved
 before the fork, so all workers fill and read one copy of each image.
 
-What must stay: `reserve` is called before the workers are forked, because memory that is reserved
-later belongs to one worker alone
-(test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them). And the first byte of
-a row is set after its image, so that no worker reads half an image, which no test notices.
+What must stay:
+
+* `reserve` is called before the workers are forked, because memory that is reserved later belongs
+  to one worker alone
+  (test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them),
+* the first byte of a row is set after its image, so that no worker reads half an image. No test
+  notices another order.
 
 Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/parts/data/test_manifest.py
 """

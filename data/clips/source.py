@@ -4,10 +4,11 @@ A data root is a set of folders, one for each kind of file: blurry frames ("lq")
 ("gt"), several sharp frames of each exposure ("gt_instants"), and spike files ("spike"). A dataset
 makes a `Source` of its options (data/clip_sources.py). `list_source` lists the files.
 
-What must stay: the order of `Source.kinds`, because names of stored results depend on it. If a new
-field of `Source` changes the result of the data check, add the field to `digest_of_options` in
-data/clips/kept.py. Otherwise a result that was stored for another value would be used. Free to
-change: the texts of errors, together with the tests that compare them.
+What must stay: the order of `Source.kinds`, because names of stored results depend on it.
+Free to add: a field of `Source`. If it changes the result of the data check, add it to
+`digest_of_options` in data/clips/kept.py, too. Otherwise a result that was stored for another value
+would be used.
+Free to change: the texts of errors, together with the tests that compare them.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
@@ -68,8 +69,7 @@ class Source:
     """Where the clips of a data root are, and how they are read.
 
     `ClipSources._source_of` makes it from the options of a data set, and `user_clip`
-    (data/clips/user_clip.py) makes it for a user's own files. Whoever adds a field that changes
-    the check must add it to `digest_of_options` in data/clips/kept.py, too.
+    (data/clips/user_clip.py) makes it for a user's own files.
     """
 
     # Keys of the dataset section (docs/options.md). `dataroot_...` is the root of a kind of file.

@@ -9,14 +9,17 @@
 The spikes are compared as a picture: their firing rate, the spikes per plane of each pixel. The
 blurry frame shows the same scene during the same exposure, so the two must correlate.
 
-The data check (data/clips/root_check.py) calls `check_spikes` for each clip. What must stay: every
-finding is a warning and stops no run, because right data can look like these errors, e.g. a wall
-with a regular texture. If you add a comparison, raise FORMAT in data/clips/kept.py. A threshold may
-change if it is measured anew. A finding that is lost is noticed by
+The data check (data/clips/root_check.py) calls `check_spikes` for each clip.
+
+What must stay: every finding is a warning and stops no run, because right data can look like these
+errors, e.g. a wall with a regular texture. A finding that is lost is noticed by
 
     test_spikes_that_look_upside_down_are_a_warning
     test_ratios_to_frames_that_are_means_of_display_values_are_a_warning
     test_windows_that_are_too_narrow_for_the_spikes_are_a_warning
+
+Free to add: a comparison. Then raise FORMAT in data/clips/kept.py, because the results that are
+already stored lack it. Free to change: a threshold, if it is measured anew.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_two_cameras.py
 """
@@ -178,10 +181,9 @@ def _wrong_frames(clip: Clip) -> list[str]:
     spikes. They help a network because the blurry frame times the ratio is the sharp frame. This
     holds only if the blurry frame is the mean of the same kind of light.
 
-    How much the product changes with the other kind depends on the pictures. On the photographs of
-    lab/still_clips.py, moved by 4 and 10 pixels, `exposure_estimate` was 0.3 to 1.9 dB worse for
-    spikes of display values, and 0.4 to 1.3 dB better for spikes of linear light. So the warning
-    names no number.
+    With the other kind, the product may be worse or better. On moved photographs
+    (lab/still_clips.py), `exposure_estimate` was 0.3 to 1.9 dB worse for spikes of display values,
+    and 0.4 to 1.3 dB better for spikes of linear light. So the warning names no number.
 
     The name of the folder of the frames tells the kind: "blur" has means of display values, and
     "blur_gamma" means of linear light. Returns a list of at most one text.

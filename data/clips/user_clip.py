@@ -4,10 +4,12 @@ Files of one frame have equal names. The frames of a film have no names, so file
 matched with its frames by their order. Then `ClipCheck` (data/clips/clip_check.py) checks the clip
 as if it were a data set with one clip.
 
-What must stay: a file is matched with the right frame, or refused. Without the refusal, files that
-do not belong together would give a wrong result without an error. Two examples are spike files
-beside a film that lacks frames (test_a_file_for_each_frame_of_a_film_that_lacks_some_is_refused),
-and sharp frames of another size (test_sharp_frames_of_another_size_are_refused).
+What must stay: a file is matched with the right frame, or refused. Otherwise files that do not
+belong together would give a wrong result without an error. Two examples of refusals:
+
+* a spike file for each frame, beside a film that lacks frames
+  (test_a_file_for_each_frame_of_a_film_that_lacks_some_is_refused)
+* sharp frames of another size (test_sharp_frames_of_another_size_are_refused)
 
 Tests: tests/parts/data/test_user_folders.py, tests/parts/data/test_frame_times.py,
 tests/stories/test_foreign_files.py

@@ -9,10 +9,11 @@ B, with the flows f: A -> B and g: B -> A,
 
 Light is linear, float32, 1 at full scale.
 
-What must stay: every bit of the light, for the same frames, because made data sets are published
-and an interrupted data set is continued later. No test notices a change of the last bits: whoever
-changes the arithmetic makes a clip before and after, and compares the files. If the light must
-change, raise VERSION in data/making/recipe.py. Free to change: speed and memory.
+What must stay: every bit of the light, for the same frames, because made data sets are published,
+and an interrupted data set is continued later. No test notices a change of the last bits. So make a
+clip before and after a change of the arithmetic, and compare the files. If the light must change,
+raise VERSION in data/making/recipe.py.
+Free to change: speed and memory.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py (what the light shows)
 """

@@ -10,9 +10,9 @@ sheet, the image of a layer, at
 T moves a point, and C is the homography of the camera. Light is linear, float32, 1 at full scale.
 
 What must stay: every bit of the light and the order of the draws, for the same photograph and seed,
-because made data sets are published and an interrupted data set is continued later. If the light
-must change, raise VERSION in data/making/recipe.py. No test notices a change of the last bits:
-whoever changes the arithmetic compares the lights of a few seeds before and after.
+because made data sets are published, and an interrupted data set is continued later. No test
+notices a change of the last bits. So compare the lights of a few seeds before and after a change of
+the arithmetic. If the light must change, raise VERSION in data/making/recipe.py.
 
 Tests: tests/parts/data/test_seeds.py, tests/parts/scripts/test_prepare_gopro_spike.py
 """
@@ -140,6 +140,6 @@ class PhotoScene:
         view_side = FINE * self.crop
         middle_to_origin = translation(-view_side / 2, -view_side / 2)
         x, y = layer.centers[plane]
-        # A product of matrices acts from right to left: move the middle of the view to 0; turn,
-        # zoom and tilt; move 0 to the center of the layer in this plane.
+        # A product of matrices acts from right to left. Move the middle of the view to 0. Turn,
+        # zoom and tilt. Move 0 to the center of the layer in this plane.
         return translation(x, y) @ turn_and_zoom @ middle_to_origin

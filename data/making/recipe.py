@@ -9,9 +9,9 @@ scripts/prepare_gopro_spike.py has a flag for each setting. There are two ways t
                     (data/cameras/rig.py), which move and have flaws.
 
 What must stay: a recipe and a source give the same files on every machine, because data sets are
-continued and published. So neither the order of random draws nor the arithmetic may change. Whoever
-changes the files must raise VERSION.
-Free to change: new settings, as `Recipe.record` says.
+continued and published. So neither the order of random draws nor the arithmetic may change. If the
+files must change, raise VERSION.
+Free to add: a setting. `Recipe.record` says what it needs.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """

@@ -5,10 +5,10 @@ interval" is the time from one frame of the made clip to the next. It may have s
 video, which are averaged.
 
 What must stay: the parts that are found and the order of the draws, for the same video and seed,
-because made data sets depend on them (tests/parts/data/test_video_parts.py has the places of the
-parts). If they must change, raise VERSION in data/making/recipe.py. Free to change: speed.
+because made data sets depend on them. If they must change, raise VERSION in data/making/recipe.py.
+Free to change: speed.
 
-Tests: tests/parts/data/test_video_parts.py
+Tests: tests/parts/data/test_video_parts.py (the places of the parts)
 """
 
 from dataclasses import dataclass, replace

@@ -5,8 +5,9 @@ clip to the next, and has a number of planes. The crop moves smoothly, as if a p
 camera. Light is linear, float32, 1 at full scale.
 
 What must stay: every bit of the light and the order of the draws, for the same video and seed,
-because made data sets are published and an interrupted data set is continued later. If the light
-must change, raise VERSION in data/making/recipe.py. No test notices a change of the last bits.
+because made data sets are published, and an interrupted data set is continued later. No test
+notices a change of the last bits. So make a clip before and after a change of the arithmetic, and
+compare the files. If the light must change, raise VERSION in data/making/recipe.py.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 (test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame)
