@@ -123,6 +123,27 @@ def test_ranks_that_do_not_meet_end_with_one_message_that_says_why(world):
     assert result.text.count(world.message) == 1
 
 
+def test_a_second_run_at_the_same_port_leaves_the_first_run_alone(tmp_path):
+    changes = ("datasets.test={}", "train.total_iter=100000")
+    first_command = odd_command(write_odd_options(tmp_path), *changes)
+    with Ranks(2, *first_command) as first:
+        first.wait_for("Iter: 1,", rank=0, limit_s=120)
+
+        port = {"MASTER_PORT": str(first.port), **SOON}
+        # Rank 2 of a larger run has no counterpart in the first run.
+        second = run_ranks(3, *WORKER, env=port)
+
+        for process in first.processes:
+            process.send_signal(signal.SIGTERM)
+        first_result = first.wait(limit_s=60)
+
+    assert second.exit_codes == [2, 2, 2]
+    assert f"port {first.port} is in use" in second.stderr[0]
+    assert "another run is under way" in second.stderr[1] + second.stderr[2]
+    # Exit code 75: the signal stopped the first run, which trained until then.
+    assert first_result.exit_codes == [75, 75], first_result.text
+
+
 # A training in which the system takes ten minutes to find the address of the host "slow.invalid".
 # Arguments: the repository, and the option file.
 SLOW_NAME_SERVER = """

@@ -9,7 +9,7 @@ the name of a host has no address. So `open_store` checks each step itself, and 
     MASTER_ADDR has an address    `_check_address_resolves`
     rank 0 can open the port      `_open_on_rank_0`
     somebody listens there        `_wait_until_open`
-    it is the store of this run   `_connect`
+    it is the store of this run   `_connect`, `_refuse_run_under_way`
 
 If torchrun restarts the ranks, its store lives on with the keys of the earlier start. So the keys
 of each start get a prefix of their own (`name_of_start`).
@@ -59,7 +59,10 @@ def open_store(launch: LaunchInfo) -> Store:
     tcp_store = _open_on_rank_0(launch) if is_host else _connect(launch)
     # An agent keeps its store if it restarts the ranks, so the keys of each start need a name.
     start = name_of_start(tcp_store, launch) if launch.by_agent else ""
-    return PrefixStore(f"spikevrt/{start}", tcp_store)
+    store = PrefixStore(f"spikevrt/{start}", tcp_store)
+    if not is_host:
+        _refuse_run_under_way(store, launch)
+    return store
 
 
 def _check_address_resolves(launch: LaunchInfo) -> None:
@@ -228,6 +231,25 @@ def _wait_until_open(launch: LaunchInfo) -> None:
                 has_warned = True
                 logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, host, port)
         time.sleep(0.1)
+
+
+def _refuse_run_under_way(store: Store, launch: LaunchInfo) -> None:
+    """Raise DistError if all ranks of the run at this port have met: it is another run.
+
+    A second run may have the same MASTER_PORT by mistake. Its rank 0 finds the port in use, but its
+    other ranks reach the store of the first run. The first run would take the beats of these ranks
+    for values of a stranger, and end. So ask before this rank writes anything into the store
+    (test_a_second_run_at_the_same_port_leaves_the_first_run_alone).
+    """
+    if not store.check([MET]):
+        return
+    raise DistError(
+        what=f"another run is under way at {launch.master_addr}:{launch.master_port}: "
+        "all of its ranks have met",
+        where=place(launch),
+        expected="rank 0 of the same run on that port, and each RANK once",
+        do="choose another MASTER_PORT, the same on all ranks, or end the other run",
+    )
 
 
 # ---- Several starts in one store -------------------------------------------------------------
