@@ -2,6 +2,8 @@
 
 A file may come from anybody, so size and depth are limited before Python reads it. A limit may be
 raised if a true file needs more, but none may be left out.
+
+Tests: tests/parts/data/test_data_json.py, tests/parts/data/test_small_hostile_files.py
 """
 
 import json

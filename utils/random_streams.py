@@ -3,7 +3,8 @@
 So no draw depends on draws for another purpose, and a new purpose changes no old numbers.
 
 What must stay: every number that these functions give. They decide the samples of a run and the
-spikes of a data set, so a change would make resumed runs and made data differ.
+spikes of a data set, so a change would make resumed runs and made data differ
+(tests/parts/data/test_seeds.py).
 """
 
 import hashlib

@@ -3,10 +3,10 @@
 A run of one process works with the substitutes. Several ranks need Linux: they look at one another
 through /proc, so that a rank that has died or stands still is found and named.
 
-Callers rely on the results of these functions, and not on how a system is asked. So a branch for
-another system may be added.
+Free to change: how a system is asked. A branch for another system may be added.
 
-Tests: tests/parts/utils/test_system.py
+Tests: tests/parts/utils/test_system.py, and tests/parts/utils/test_kept_memory.py for
+`keep_freed_memory`
 """
 
 import ctypes
@@ -73,16 +73,16 @@ def ask_for_signal_at_end_of_parent(number: int) -> None:
     So this process does not outlive a parent that was killed. Only Linux has this. Elsewhere
     nothing happens.
 
-    number: of the signal, e.g. signal.SIGKILL. 0 takes an earlier request back.
+    number: number of the signal, e.g. signal.SIGKILL. 0 takes an earlier request back.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-# The memory of arrays up to this size is kept, in bytes. Old versions of glibc refuse the second
-# value, and stay at the first.
+# Size of the largest array whose memory is kept, in bytes. Both values are set one after the other:
+# old versions of glibc refuse the second, and stay at the first.
 LARGEST_KEPT_ARRAYS = (2**25, 2**26)
-# So much freed memory is kept at most, in bytes.
+# Largest amount of freed memory that is kept, in bytes.
 MOST_KEPT_MEMORY = 2**30
 
 

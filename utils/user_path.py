@@ -2,6 +2,9 @@
 
 Paths of data in option files and in flags go through `expand_path`. An existing file whose name has
 a "$" or begins with "~" must still be found under its own name.
+
+Tests (tests/parts/data/test_preflight.py): test_home_and_variables_in_paths_are_replaced,
+test_a_variable_without_a_value_is_named
 """
 
 import os

@@ -5,9 +5,8 @@
 
 Both are collective: every rank calls them, in the same order.
 
-`all_ranks_or_none` works before there is a process group, so the ranks exchange success or failure
-through the store. A rank that fails writes its exit code there. If another rank has failed,
-`PeerFailed` ends this rank, and utils/dist/failure.py reports nothing for it.
+If another rank has failed, `PeerFailed` ends this rank, and utils/dist/failure.py reports nothing
+for it.
 
 What must stay: every rank arrives exactly once in each round, also a rank that failed.
 
@@ -98,7 +97,7 @@ def all_ranks_or_none() -> Generator[None]:
             lowest_failure = meeting.wait(WAIT_FOR_LOWER_RANKS_S)
             own_failure = FailedRank(get_rank(), code)
             if lowest_failure != own_failure:
-                raise PeerFailed(code) from e
+                raise PeerFailed(code) from e  # this rank keeps the code of its own error
         raise
     meeting.arrive()
     with watchdog.collective("the other ranks"):

@@ -20,18 +20,16 @@ from contextlib import suppress
 
 from utils.dist.process import descendants_of, machine
 
-# The claims of this process. If several ranks of a host fail with the same error, each of them
-# claims a name, e.g. the text of the error, and only the first rank reports (`first_to_claim`). A
-# claim is a socket, and lasts as long as the socket is open. This list keeps the sockets open.
+# The claims of this process. A claim is a socket, and lasts as long as the socket is open. So this
+# list keeps the sockets.
 CLAIMS: list[socket.socket] = []
 
 
 def first_to_claim(name: str) -> bool:
     """Claim a name on this host. Returns whether this process is the first that claims the name.
 
-    Ranks that fail with the same error all call this with the same name, e.g. the text of the
-    error. Only the first rank reports the error. It calls `outlast_siblings` before it ends,
-    because the name is free again when its process has ended.
+    The name is free again when the process ends. So the caller calls `outlast_siblings` before it
+    ends.
 
     A claim is a Unix socket with an abstract address, i.e. an address that is no file. So a claim
     leaves nothing on the disk.

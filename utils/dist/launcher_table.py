@@ -205,9 +205,8 @@ PER_NODE = (
     ),
 )
 
-# Platforms that tell the number of processes or hosts, but not which of them this process is. A run
-# cannot start like this. So the first row that reads a `count` above 1 leads to an error, which
-# shows `advice`: the command to type instead.
+# The first row that reads a `count` above 1 leads to an error, which shows `advice`: the command to
+# type instead.
 UNPLACED = (
     Unplaced(name="Determined", count=count_of("DET_SLOT_IDS"), advice=DETERMINED),
     Unplaced(name="LSF", count=lsf_hosts, advice=BY_HAND),

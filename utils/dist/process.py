@@ -108,7 +108,7 @@ def open_closed_streams() -> None:
 
 # The numbers of the system calls write and writev: 1 and 20 on x86-64, 64 and 66 on most other
 # processors (linux/unistd.h). `main_thread_writes` finds them in /proc/.../syscall if the main
-# thread waits in a write, e.g. to a paused terminal. They are texts, because this file is a text.
+# thread waits in a write, e.g. to a paused terminal. They are texts as they stand in that file.
 WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 
 

@@ -2,8 +2,7 @@
 
 Both end a run that hangs. The watchdog also names the rank that stands still, and where; the
 process group cannot. So the watchdog must come first: each of its limits has to be shorter than the
-time-out. A user may have set the time-out by NCCL_TIMEOUT, in seconds, and then it takes
-precedence.
+time-out. But a user may set the time-out by NCCL_TIMEOUT, in seconds, and this value counts.
 
 Tests: test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused,
 test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longer.
@@ -21,9 +20,6 @@ logger = logging.getLogger(__name__)
 
 def fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     """Return the limits of the watchdog, fitted to the time-out of the process group.
-
-    A user may have set this time-out by NCCL_TIMEOUT. If it came before a limit of the watchdog,
-    the process group would end the run, and it cannot name the rank that stands still.
 
     Raises DistError if the time-out would always come before the watchdog
     (test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused). Logs a warning if

@@ -1,8 +1,8 @@
 """Find the line of each key of an option file, so that a message can name it.
 
-json and json5 do not say on which line a key is. So `key_lines` goes through the tokens of the text
-once, beside the reading of the values. It also refuses a text with too many brackets within one
-another, or with too long a key, before json or json5 see this text.
+json and json5, which read the values, do not say on which line a key is. So `key_lines` goes
+through the text once more. It also refuses a text with too many brackets within one another, or
+with too long a key, before json or json5 see this text.
 
 What must stay: the time is in proportion to the length of the text, because hostile files of a
 megabyte are read, too (tests/parts/utils/test_hostile_options.py goes beyond each limit).
@@ -77,14 +77,11 @@ def key_lines(text: str, where: str) -> list[tuple[str, int]]:
         "type"      "logging.writers.0"
         :           "logging.writers.0"          "logging.writers.0.type"
 
-    This function looks for the keys itself, because json and json5 do not say on which line a key
-    is. It goes through the tokens of the text once: a colon makes the last word a key, a comma
-    begins the next item of a list, and brackets open and close objects and lists. For a text that
-    is no valid JSON the result is meaningless, but `option_file.py` refuses this text afterwards.
+    A colon makes the last word a key, a comma begins the next item of a list, and brackets open
+    and close objects and lists. For a text that is no valid JSON the result is meaningless, but
+    option_file.py refuses this text afterwards.
 
-    Raises OptionError if too many brackets are open at once. The time must stay in proportion to
-    the length of the text, because hostile files of a megabyte are read, too. Test:
-    test_hostile_options.py.
+    Raises OptionError if too many brackets are open at once, or if a key is too long.
 
     where: the file, for the message
     """
@@ -116,10 +113,10 @@ def key_lines(text: str, where: str) -> list[tuple[str, int]]:
             lines_of_keys.append((bracket.key, word_line))
         elif mark == ",":
             bracket.index += 1  # the next item of a list; in an object nobody reads the index
-        elif mark == "{" or mark == "[":
+        elif mark in ("{", "["):
             _refuse_depth(len(open_brackets), line, where)
             open_brackets.append(_Bracket(bracket.name_of_value(), is_list=mark == "["))
-        elif mark == "}" or mark == "]":
+        elif mark in ("}", "]"):
             # A text that closes more brackets than it opens is no JSON: option_file.py refuses it.
             if bracket is not whole_file:
                 open_brackets.pop()

@@ -6,7 +6,8 @@ stand in data/clip_options.py and data/dataset_video.py.
 What must stay and what is free to change: see the head of models.py. How the keys are used:
 data/loader.py.
 
-Tests: tests/parts/utils/test_option.py, tests/parts/data/test_loader.py
+Tests: tests/parts/utils/test_option.py; for the time-out tests/stories/test_checkpoint.py
+(test_the_loader_speaks_before_the_watchdog_by_default)
 """
 
 from typing import Any

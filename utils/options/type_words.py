@@ -1,11 +1,7 @@
 """Say the type and the range of an option in words, e.g. "float > 0" or "list of 2 int or null".
 
-Errors and docs/options.md show these words. So the words may change, but then run
-lab/make_options_doc.py, which writes the page again. test_option_files.py notices if the page was
-not written again.
-
 A type in Python holds other types, e.g. `list[int] | None`, so `describe` calls itself for each
-inner type. A new kind of type gets a branch in `describe` and a function below.
+inner type.
 
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py.
 """
@@ -21,9 +17,9 @@ from pydantic.fields import FieldInfo
 def describe(annotation: Any, limits: Sequence[Any] = ()) -> str:
     """Return type and range of a field in words, e.g. "float > 0" or "list of 2 int or null".
 
-    Errors and docs/options.md show these words. So the words may change, but then run
-    lab/make_options_doc.py, which writes the page again. test_option_files.py notices if the page
-    was not written again. A new kind of type gets a branch here and a function below.
+    Errors and docs/options.md show these words. They may change, but then run
+    lab/make_options_doc.py, which writes the page again (test_option_files.py notices if you do
+    not). A new kind of type gets a branch here and a function below.
 
     annotation: a type, or a field of a model
     limits: the objects with which pydantic holds the range of the type, e.g. [Gt(gt=0)]

@@ -8,8 +8,8 @@ part are keys of the section, too. E.g. `depths` is a parameter of vrt:
 `read_options` checks these sections first, each with the registry that knows its part, and then the
 whole tree. The caller passes in the registries, because utils/ may not import them.
 
-Keys that only KAIR has are dropped with one warning. KAIR is the program in which VRT was
-published; its option files can be read.
+KAIR is the program in which VRT was published. Its option files can be read: keys that only KAIR
+has are dropped with one warning.
 
 What must stay: the options in old checkpoints stay readable, because whoever restores a network
 calls `read_options` with them (tests/stories/test_kair_files.py). Free to change: the words of
@@ -152,8 +152,7 @@ def _without_keys_of_other_part(
 
 
 # Keys of datasets.train for the loader (the part that reads samples in the background). Here their
-# numbers are per GPU. In files of KAIR they are totals of all GPUs. KAIR is the program in which
-# VRT was published; its option files can be read.
+# numbers are per GPU. In files of KAIR they are totals of all GPUs.
 TOTALS = ("dataloader_batch_size", "dataloader_num_workers")
 
 
@@ -162,9 +161,8 @@ def _totals_of_kair(
 ) -> list[str]:
     """Return the keys of datasets.train that are totals of all GPUs, for a warning.
 
-    In KAIR, another program, the batch size and the number of loader processes are totals of all
-    GPUs; here they are numbers per GPU. A file comes from KAIR if it has keys that only KAIR has.
-    Tests: test_kair_files.py, e.g. test_a_number_from_the_command_line_is_no_total.
+    The values of TOTALS are totals if the file comes from KAIR. It does if it has keys that only
+    KAIR has. Tests: test_kair_files.py, e.g. test_a_number_from_the_command_line_is_no_total.
 
     dropped_keys: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
     """
@@ -185,8 +183,8 @@ def _totals_of_kair(
 def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     """Remove from `raw` the keys that only KAIR has. Return their dotted names, for a warning.
 
-    KAIR is the program in which VRT was published. Its option files can be read here, and their
-    keys without a meaning here must not be errors (test_the_files_of_kair_load_unchanged).
+    A key of KAIR without a meaning here must not be an error
+    (test_the_files_of_kair_load_unchanged).
 
     A key stays if the part of its section has a parameter of this name. E.g. "netG.init_type" goes,
     unless the network has a parameter `init_type`.

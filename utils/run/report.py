@@ -3,10 +3,7 @@
 `build_report` collects what the page shows, from the history of the run and from the files of its
 folder, and gives it to templates/run.html. A file that is missing leaves a gap in the page.
 
-Words and order of the page are free to change, here and in templates/run.html.
-
-Tests: tests/parts/utils/test_results.py, test_the_page_of_a_run_shows_its_scores and the tests
-after it.
+Tests: tests/parts/utils/test_results.py.
 """
 
 import json

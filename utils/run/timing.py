@@ -138,7 +138,7 @@ class StepTimer:
             self.epoch = Span()
 
     def read(self) -> dict[str, float]:
-        """Return `Span.values` since the last call, and "memory_gb".
+        """Return speed and shares since the last call (`Span.speed_and_shares`), and "memory_gb".
 
         memory_gb is the largest memory so far. On a GPU it is the memory of torch's tensors, on the
         CPU the memory of the process.

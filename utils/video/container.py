@@ -24,25 +24,18 @@ READABLE_SUFFIXES = (
     *WRITABLE_SUFFIXES, ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".vob", ".wmv", ".asf", ".flv",
     ".f4v", ".3gp", ".3g2", ".ogv", ".mxf", ".gif", ".apng", ".y4m",
 )  # fmt: skip
-# FFmpeg's names of the containers that are read. All others are refused: some of them
-
-
-# name further files, which FFmpeg would open as well, and some are no films.
+# FFmpeg's names of the containers that are read. All others are refused: some of them name further
+# files, which FFmpeg would open as well, and some are no films.
 CONTAINERS = (
     "mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "asf", "flv", "ogg", "mxf", "gif",
-    "apng",
-    "yuv4mpegpipe", "nut", "ivf", "obu", "h264", "hevc", "vvc", "m4v", "mjpeg", "dv", "cine", "rm",
+    "apng", "yuv4mpegpipe", "nut", "ivf", "obu", "h264", "hevc", "vvc", "m4v", "mjpeg", "dv",
+    "cine", "rm",
 )  # fmt: skip
-# These containers state the start of each stream in a clock of the whole file (movie_timescale).
-
-
 # Words for the message about a frame that is not decoded.
 TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
-
-# The operating system raises OSError, FFmpeg its own errors.
-#
-# In utils/video, OSError(0, text) is an error that this program has found itself. 0 stands for "no
-# error of the system". The text becomes `strerror`, which the readers show to the user.
+# What reading or writing a film raises: OSError of the operating system, and errors of FFmpeg.
+# utils/video also raises OSError(0, text) for a fault that it has found itself, e.g. a file without
+# a film. 0 is no error of the system. The user reads the text, which Python calls `strerror`.
 FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
 
 

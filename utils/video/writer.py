@@ -30,16 +30,12 @@ from utils.video.upright import SQUARE
 
 logger = logging.getLogger(__name__)
 
+# Films that state the start of each stream in a clock of the whole file (movie_timescale).
 MP4_SUFFIXES = (".mp4", ".mov", ".m4v")
-
 # The finest clock of a written film, in ticks a second. Finer time stamps are rounded to it.
 FINEST_CLOCK = 2**24
-
-
 # x264's constant rate factor: 0 is lossless, 18 counts as visually lossless.
 RATE_FACTOR = "10"
-
-
 # FFmpeg's numbers for colours. They are written into the file, because otherwise players guess the
 # colours from the size of the frame.
 BT709 = 1  # AVCOL_SPC_BT709, and its companions for primaries and transfer
