@@ -71,8 +71,18 @@ from utils.output_folder import refuse_existing
 # `datasets.train.spike_h` or `swanlab.project`. A file with one such key is a file of S-VRT. A key
 # that KAIR has as well must not be here, or files of KAIR would be converted.
 OF_SVRT = re.compile(
-    r"(swanlab|logfire|netG\.(input_mode|optical_flow)|datasets\.\w+\.(spike_(h|w|flipud|reconstruction|normalize)"
-    r"|spike\.reconstruction|middle_tfp_center|rgb_normalize|input_pack_mode|keep_legacy_l))(\.|$)"
+    r"""
+    (
+        swanlab | logfire
+        | netG\.(input_mode | optical_flow)
+        | datasets\.\w+\.(
+            spike_(h | w | flipud | reconstruction | normalize) | spike\.reconstruction
+            | middle_tfp_center | rgb_normalize | input_pack_mode | keep_legacy_l
+        )
+    )
+    (\.|$)  # a whole key or section: not `datasets.train.spike_high`
+    """,
+    re.VERBOSE,
 )
 
 

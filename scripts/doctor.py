@@ -64,9 +64,8 @@ def main(argv: list[str]) -> int:
     if args.log:
         return explain_log(args.log)
 
-    from scripts.parts.doctor.doctor_checks import (
-        examine,  # not before --help and --log: it brings torch
-    )
+    # Imported here, so that --help and --log do not wait for torch, which it imports.
+    from scripts.parts.doctor.doctor_checks import examine
 
     return examine(args.opt, args.overrides)
 

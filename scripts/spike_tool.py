@@ -25,6 +25,7 @@ simulate INPUT OUT.dat
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -231,28 +232,59 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     actions = parser.add_subparsers(dest="action", required=True)
+    add_command(actions, "info", info, add_info)
+    add_command(actions, "view", view, add_view)
+    add_command(actions, "recon", recon, add_recon)
+    add_command(actions, "play", play, add_play)
+    add_command(actions, "convert", convert, add_convert)
+    add_command(actions, "simulate", simulate, add_simulation)
 
-    action = actions.add_parser("info")
-    action.set_defaults(run=info)
-    add_file(action)
-    action.add_argument("--picture", type=Path, help="the frame of the time in the middle of FILE")
+    # argparse cannot read words such as method.half_window=20 after FILE and its options. So
+    # `parse_known_args` returns these words as unknown, and `rendering_of` reads them.
+    command, command.overrides = parser.parse_known_args(arguments)
+    refuse_unknown_words(parser, command)
+    return command
 
-    action = actions.add_parser("view")
-    action.set_defaults(run=view)
-    add_file(action)
-    add_output(action, "view", "image")
 
-    action = actions.add_parser("recon")
-    action.set_defaults(run=recon)
-    add_file(action)
+def add_command(
+    actions: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    run: Callable[[argparse.Namespace], None],
+    add_options: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    """Add a command to the program.
+
+    run: function that executes the command. add_options: function that adds its options to its
+    parser.
+    """
+    parser = actions.add_parser(name)
+    parser.set_defaults(run=run)
+    add_options(parser)
+
+
+def add_info(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `info`."""
+    add_file(parser)
+    parser.add_argument("--picture", type=Path, help="the frame of the time in the middle of FILE")
+
+
+def add_view(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `view`."""
+    add_file(parser)
+    add_output(parser, "view", "image")
+
+
+def add_recon(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `recon`."""
+    add_file(parser)
     add_output(
-        action,
+        parser,
         "recon",
         "one plane gives an image; several planes give a .png with the images side by side, a "
         "folder with a .png for each plane, or a video (.mp4)",
     )
-    add_method(action)
-    action.add_argument(
+    add_method(parser)
+    parser.add_argument(
         "--planes",
         type=int,
         nargs="+",
@@ -260,41 +292,30 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="numbers of the planes, from 0; default: the plane in the middle of the file",
     )
 
-    action = actions.add_parser("play")
-    action.set_defaults(run=play)
-    add_file(action)
-    add_output(action, "play", ".mp4")
-    add_method(action)
-    add_range(action)
-    action.add_argument(
+
+def add_play(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `play`."""
+    add_file(parser)
+    add_output(parser, "play", ".mp4")
+    add_method(parser)
+    add_range(parser)
+    parser.add_argument(
         "--step",
         type=int,
         help=f"planes per video frame; default: as few as give at most {MOST_FRAMES} frames",
     )
 
-    action = actions.add_parser("convert")
-    action.set_defaults(run=convert)
-    add_file(action)
-    add_range(action)
-    action.add_argument("out", type=Path)
-    action.add_argument("--out-no-flip", action="store_true", help="store rows top first")
-    action.add_argument("--out-bit-order", choices=("little", "big"), default="little")
 
-    action = actions.add_parser("simulate")
-    action.set_defaults(run=simulate)
-    add_simulation(action)
+def add_convert(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `convert`."""
+    add_file(parser)
+    add_range(parser)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--out-no-flip", action="store_true", help="store rows top first")
+    parser.add_argument("--out-bit-order", choices=("little", "big"), default="little")
 
-    # argparse cannot read words such as method.half_window=20 after FILE and its options. So
-    # `parse_known_args` returns these words as unknown. `recon` and `play` read them later. All
-    # other unknown words are refused here.
-    command, unknown_words = parser.parse_known_args(arguments)
-    command.overrides = unknown_words
-    wrong_words = unknown_words
-    if command.action in ("recon", "play"):
-        wrong_words = [word for word in unknown_words if not word.startswith("method.")]
-    if wrong_words:
-        parser.error(f"unrecognized arguments: {' '.join(wrong_words)}")
-    return command
+
+# Options that several commands have.
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -356,6 +377,19 @@ def add_range(parser: argparse.ArgumentParser) -> None:
 
 
 # ---- What is refused --------------------------------------------------------------------------
+
+
+def refuse_unknown_words(parser: argparse.ArgumentParser, command: argparse.Namespace) -> None:
+    """End the program if a word of the command line is neither an option nor an override.
+
+    `recon` and `play` take overrides of their method, e.g. "method.half_window=5". Other commands
+    take none.
+    """
+    wrong_words = command.overrides
+    if command.action in ("recon", "play"):
+        wrong_words = [word for word in wrong_words if not word.startswith("method.")]
+    if wrong_words:
+        parser.error(f"unrecognized arguments: {' '.join(wrong_words)}")
 
 
 def refuse_output(command: argparse.Namespace) -> None:

@@ -110,9 +110,10 @@ def pmi_size(env: Env) -> str:
 
 
 def lsf_hosts(env: Env) -> str:
-    """Read the number of hosts of LSF: 2 from "hosta 4 hostb 4", each host with its slots.
+    """Read the number of hosts of a job of LSF, e.g. "2" from "hosta 4 hostb 4".
 
-    A slot may be a core or a process, so the slots do not tell the number of ranks.
+    LSF lists each host with its number of slots. A slot may be a core or a process. So the slots do
+    not tell the number of ranks, and only the hosts are counted.
     """
-    words = env.get("LSB_MCPU_HOSTS", "").split()
-    return str(len(words) // 2)  # two words for each host
+    hosts_and_slots = env.get("LSB_MCPU_HOSTS", "").split()  # e.g. ["hosta", "4", "hostb", "4"]
+    return str(len(hosts_and_slots) // 2)

@@ -1,6 +1,6 @@
 """Find when frames were exposed: the time offset, and the share of the planes.
 
-    find_time   both, as a `TimeFound`, if the cameras' positions are known and the scene moves
+    find_time   both, as a `FitResult`, if the cameras' positions are known and the scene moves
     share_of    the share that is written to the file
 
 With the planes first ... first + count - 1 of --planes, a frame was exposed while the planes around

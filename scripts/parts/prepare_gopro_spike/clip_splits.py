@@ -17,9 +17,9 @@ def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[st
     """Return source name -> split, "train" or "test".
 
     A source in a folder train/ or test/ gets the split of this folder. Of all other sources,
-    `share` become test clips: at least one, but never all. None does if `share` is 0, or if there
-    is only one of them. A source that an earlier start has put into a split stays there, so
-    that no frame of a test clip is ever trained on.
+    `share` become test clips: at least one, but never all. If `share` is 0, or if there is only one
+    such source, there is no test clip. A source that an earlier start has put into a split stays
+    there, so that no frame of a test clip is ever trained on.
 
     share: --test-share. out: --out, with the clips of an earlier start.
 

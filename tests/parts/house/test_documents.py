@@ -15,7 +15,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import json5
 import matplotlib
@@ -401,16 +401,19 @@ def test_each_form_of_exposure_is_valid_together_with_the_other_options(
 # ---- The table of memory per rank in docs/memory.md ----
 
 
+# A parameter has 16 bytes: the weight has 4, its gradient has 4, its two moments have 8. A method
+# divides some of the four among the ranks, and each rank holds the others for all parameters.
+
+
 @dataclass
 class Method:
-    """A row of the table: a method, which divides some bytes of each parameter among the ranks."""
+    """A method of the table. E.g. ZeRO-1 divides the moments, 8 bytes of each parameter."""
 
     name: str
-    divided: int  # bytes of a parameter that are divided; each rank holds all the others
-    exchanges: int  # exchanges of gradients or weights in a step
+    divided: int  # bytes of a parameter that are divided among the ranks
+    exchanges: int  # number of times that the ranks exchange gradients or weights in a step
 
 
-# A parameter has 16 bytes: the weight has 4, its gradient has 4, its two moments have 8.
 METHODS = [
     Method("DDP", divided=0, exchanges=2),
     Method("ZeRO-1", divided=8, exchanges=2),
@@ -422,14 +425,27 @@ METHODS = [
 ROUNDED_GB = 6e-4
 
 
+class MemoryRow(NamedTuple):
+    """A row of the table, as it is written in the page. All but `formula` are numbers of GB."""
+
+    weights: str  # e.g. "0.140"
+    gradients: str
+    moments: str
+    activations: str
+    formula: str  # bytes per rank, e.g. "`8 P + 8 P / N + A`"
+    total: str
+    saved: str  # less than DDP needs
+    sent: str  # in a step
+
+
 @dataclass
 class MemoryTable:
-    """The numbers above the table, and its rows."""
+    """The table, and the numbers in the text around it."""
 
     parameters: float  # P in the page, number of parameters
     ranks: int  # N in the page
     activations: float  # A in the page, bytes
-    rows: dict[str, list[str]]  # name of the method -> the other cells of its row
+    rows: dict[str, MemoryRow]  # name of the method -> its row
     share_of_fsdp: float  # what FSDP saves, in percent of the bytes of DDP
 
 
@@ -441,7 +457,7 @@ def memory() -> MemoryTable:
     for row in re.findall(r"^\| (?:DDP|ZeRO|FSDP).*`\d+ P.*$", text, re.MULTILINE):
         name, *cells = [cell.strip() for cell in row.strip("|").split("|")]
         # E.g. "ZeRO-1: moments divided" -> "ZeRO-1", and "DDP (this project)" -> "DDP".
-        rows[find_match(r"[\w-]+", name)[0]] = cells
+        rows[find_match(r"[\w-]+", name)[0]] = MemoryRow(*cells)
     return MemoryTable(
         parameters=1e6 * int(find_match(r"\bP is (\d+) M\b", text)[1]),
         ranks=int(find_match(r"\bN = (\d+) ranks", text)[1]),
@@ -452,7 +468,9 @@ def memory() -> MemoryTable:
 
 
 def bytes_per_rank(memory: MemoryTable, method: Method) -> float:
-    """Return the bytes that a rank holds: its part of each parameter, and the activations."""
+    """Return the bytes that a rank holds: its part of all parameters, and the activations."""
+    # Bytes of a parameter that this rank does not hold, on average over all parameters. E.g. of 8
+    # divided bytes on 8 ranks: 7.
     on_other_ranks = method.divided * (1 - 1 / memory.ranks)
     return memory.parameters * (BYTES_PER_PARAMETER - on_other_ranks) + memory.activations
 
@@ -463,7 +481,7 @@ def test_the_table_of_memory_has_a_row_for_each_method(memory):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_the_formula_of_a_row_gives_the_bytes_per_rank(memory, method):
-    formula = memory.rows[method.name][4].strip("`")  # e.g. "8 P + 8 P / N + A"
+    formula = memory.rows[method.name].formula.strip("`")  # e.g. "8 P + 8 P / N + A"
 
     letters = {"P": memory.parameters, "N": memory.ranks, "A": memory.activations}
     value = eval(re.sub(r"(\d) P", r"\1 * P", formula), letters)
@@ -473,26 +491,27 @@ def test_the_formula_of_a_row_gives_the_bytes_per_rank(memory, method):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_the_numbers_of_a_row_follow_from_the_bytes_of_a_parameter(memory, method):
-    weights, gradients, moments, activations, _, total, saved, sent = memory.rows[method.name]
-    parts = [float(weights), float(gradients), float(moments), float(activations)]
+    row = memory.rows[method.name]
+    parts = [row.weights, row.gradients, row.moments, row.activations]
     expected = bytes_per_rank(memory, method) / 1e9
-    # Without dividing, as DDP does it.
-    expected_of_ddp = bytes_per_rank(memory, METHODS[0]) / 1e9
+    ddp = METHODS[0]
+    expected_of_ddp = bytes_per_rank(memory, ddp) / 1e9
 
-    assert float(activations) == memory.activations / 1e9
+    assert float(row.activations) == memory.activations / 1e9
     # Four rounded numbers are added. Each may be off by 0.0005, so the sum by 0.002.
-    assert float(total) == pytest.approx(sum(parts), abs=2e-3)
-    assert float(total) == pytest.approx(expected, abs=ROUNDED_GB)
-    assert float(saved) == pytest.approx(expected_of_ddp - expected, abs=ROUNDED_GB)
-    # In an exchange a rank sends the 4 bytes of each parameter, but the part that it keeps.
+    assert float(row.total) == pytest.approx(sum(map(float, parts)), abs=2e-3)
+    assert float(row.total) == pytest.approx(expected, abs=ROUNDED_GB)
+    assert float(row.saved) == pytest.approx(expected_of_ddp - expected, abs=ROUNDED_GB)
+    # In an exchange a rank sends the 4 bytes of each parameter, but not its own share of them.
     bytes_of_exchange = 4 * memory.parameters * (memory.ranks - 1) / memory.ranks
     expected_sent = method.exchanges * bytes_of_exchange / 1e9
-    assert float(sent) == pytest.approx(expected_sent, abs=ROUNDED_GB)
+    assert float(row.sent) == pytest.approx(expected_sent, abs=ROUNDED_GB)
 
 
 def test_the_share_that_fsdp_saves_follows_from_the_table(memory):
-    saved = float(memory.rows["FSDP"][6])
-    of_ddp = bytes_per_rank(memory, METHODS[0]) / 1e9
+    saved = float(memory.rows["FSDP"].saved)
+    ddp = METHODS[0]
+    of_ddp = bytes_per_rank(memory, ddp) / 1e9
 
     # The page has one digit after the point.
     assert memory.share_of_fsdp == pytest.approx(100 * saved / of_ddp, abs=0.06)
