@@ -6,6 +6,8 @@ The keys beside "type" are the parameters of the function of this name (data/spi
 This module checks the keys, and `channels_of` tells how many channels the representation then has.
 To add a representation, write its function; nothing changes here.
 
+What must stay: the names of representations and their options, because option files have them.
+
 Tests: tests/parts/data/test_spike_source.py, tests/parts/utils/test_option_files.py
 """
 

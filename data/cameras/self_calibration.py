@@ -279,7 +279,8 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     # Besides the files, these values decide the result. Their repr is part of the name of the file:
     # if the repr changes, results of earlier runs are not found again.
     properties = (spikes.geometry, spikes.remainder, spikes.light, clip.size, compared)
-    key = hashlib.sha256(repr((FORMAT, names, stamps, properties)).encode()).hexdigest()[:16]
+    text = repr((FORMAT, names, stamps, properties))
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
     return RUN.checks_folder / f"calibration_{key}.json"
 
 

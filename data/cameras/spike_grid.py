@@ -22,6 +22,8 @@ Both grids have the same attributes:
 
 A third kind of grid needs these attributes and a method `window`. Its windows need `crop`, `to_rgb`
 and `brightness`.
+
+Tests: tests/parts/data/test_spike_grid.py, tests/parts/data/test_two_cameras.py
 """
 
 import logging

@@ -49,9 +49,9 @@ class LearnedParts:
 # light (docs/benchmarks/quality_details.md, "Why two sets of steps").
 FEW_SPIKES = 10.0
 # Least area of a spike pixel, in RGB pixels. If spike pixels are smaller, the learned steps are not
-# used. With the area 1 they gain as much as in their training, with 1/4 they lose 2.5 dB ("What the
-# cameras change" there). The limit is below 1, so that spike pixels that are as large as RGB pixels
-# are not refused if the calibration is a little wrong.
+# used. With the area 1 they gain as much as in their training, with 1/4 they lose 2.5 dB
+# (docs/benchmarks/quality_details.md, "What the cameras change"). The limit is below 1, so that
+# spike pixels that are as large as RGB pixels pass, even if the calibration is a little wrong.
 LEAST_AREA = 0.6
 
 

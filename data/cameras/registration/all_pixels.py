@@ -6,8 +6,8 @@ H (k, k) and g (k,) are sums over the pixels of all views (equations.py). P and 
 priors: a time is probably near its nominal value, which the files say. P (k, k) is diagonal and
 holds the weight of each prior. p (k,) holds how far each time is now from its nominal value. The k
 unknowns are four changes of the matrix (right, down, larger, turned), middle, length and roll of
-the exposure, and five coefficients of the features. Without room in the stream to fit the times,
-the three times are left out.
+the exposure, and five coefficients of the features. The three times are left out if the stream has
+no room to fit them: too few planes before or after the exposure.
 
 What must stay: the order of the unknowns (derivatives.py), and the values of the priors.
 test_the_other_values_follow_a_time_that_stops_at_its_limit tries the solution.

@@ -7,9 +7,9 @@ at the present matrix and times of the estimate:
     s  details of the summed spikes of the exposure      (h, w)
     F  details of five features of the frame, taken at the places of the spike pixels  (h, w, 5)
 
-Spikes and frame are compared pixel by pixel. So both must be blurred and filtered alike, and be
-taken at the same places and times. test_a_camera_is_found_from_a_start_that_is_off notices if
-another blur is taken for the frame, another filter, or another time for the rows.
+What must stay: spikes and frame are blurred and filtered alike, and taken at the same places and
+times, because they are compared pixel by pixel. test_a_camera_is_found_from_a_start_that_is_off
+notices another blur of the frame, another filter, or another time for the rows.
 test_a_count_varies_by_its_part_behind_the_point tries the noise.
 
 rounds.py calls `frame_features` and `comparable_views`. The equations of a round read `Details`.

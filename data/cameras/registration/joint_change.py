@@ -15,6 +15,7 @@ arrow. E.g. np.einsum("tij,tj->ti", A, x) is the product A x of each part t. The
 t: part, i and j: directions (0 right, 1 down), a and b: changes of the matrix. An einsum must not
 become a product `@`, which may sum in another order and change the last bit of a result.
 
+What must stay: the bits of the result (fit.py says why).
 test_the_joint_change_makes_the_shifts_of_the_parts notices a wrong change, and
 test_parallax_makes_the_change_less_sure a wrong variance.
 """

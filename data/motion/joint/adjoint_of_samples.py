@@ -15,8 +15,9 @@ samples are sorted once, and the adjoint is a product with sparse matrices:
 N: number of samples. P = H W: number of pixels of the picture. The corner of a sample is the pixel
 above and to its left.
 
-In tests/parts/data/joint/test_sampling.py, test_the_adjoint_is_the_gradient_of_the_sums notices a
-wrong adjoint, also on pictures of one row or one column.
+What must stay: the result is the gradient of `grid_sample`. In
+tests/parts/data/joint/test_sampling.py, test_the_adjoint_is_the_gradient_of_the_sums notices a
+wrong adjoint, also on pictures of one row or one column. Free to change: how it is computed.
 """
 
 from typing import NamedTuple

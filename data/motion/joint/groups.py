@@ -16,6 +16,7 @@ differs from row to row.
 More groups describe a fast motion better, and take more time and memory. `group_count` chooses
 their number, `plane_groups` makes them.
 
+What must stay: s, u and q, because the network of the fusion "motion" was trained on them.
 tests/parts/data/joint/test_groups.py notices another number of groups, and other shares with a
 rolling shutter. It does not notice whether frames become better or worse by another constant:
 measure it (docs/benchmarks/quality_details.md, "Its constants").

@@ -23,7 +23,8 @@ solves the normal equations
 More steps would fit the noise. Few steps are enough, because conjugate gradients divide residuals
 by a number M for each pixel and colour, a preconditioner.
 
-In tests/parts/data/joint/test_equations.py, test_the_frame_is_far_sharper_than_its_start notices a
+What must stay: the solution, because the network of the fusion "motion" was trained on it. In
+tests/parts/data/joint/test_equations.py, test_the_frame_is_far_sharper_than_its_start notices a
 wrong solution, and test_the_first_step_changes_the_frame_as_the_equations_pull_it a wrong right
 side. The tests pass with K = 0 or M_0 = M_1 = 0: measure another value
 (docs/benchmarks/quality_details.md, "Its constants").

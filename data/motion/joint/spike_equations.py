@@ -18,9 +18,12 @@ E.g. a pixel with the gain 0.6 fires at the times 10 and 15: y = 1 / (0.6 * 5) =
 has the planes 12 to 14, it has 3 of the 5 planes between both spikes: c_3 = 0.6.
 
 cameras.py computes the left side S l. This module makes c, y and w_s; spike_errors.py has the error
-of y. In tests/parts/data/joint, test_spike_equations.py notices an equation of a pixel that may
-have none, and test_equations.py a wrong y. The tests pass with INTERVALS = 2: measure another value
-(docs/benchmarks/quality_details.md, "Its constants").
+of y.
+
+What must stay: the numbers, because the network of the fusion "motion" was trained on these
+equations. In tests/parts/data/joint, test_spike_equations.py notices an equation of a pixel that
+may have none, and test_equations.py a wrong y. The tests pass with INTERVALS = 2: measure another
+value (docs/benchmarks/quality_details.md, "Its constants").
 """
 
 from typing import NamedTuple

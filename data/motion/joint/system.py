@@ -20,9 +20,10 @@ equations is minimised, in place of the sum of (w r)^2:
 It is about e^2 for a small error e, and far less for a large one. The minimum of rho is found by
 least squares with smaller weights where residuals are large (`System.robust_weights`).
 
-test_the_sharp_frame_along_the_true_motion_fits_all_equations (tests/parts/data/joint) notices wrong
-residuals. No test notices another `CAUCHY`: measure it (docs/benchmarks/quality_details.md, "Its
-constants").
+What must stay: residuals and weights, because the network of the fusion "motion" was trained on
+them. test_the_sharp_frame_along_the_true_motion_fits_all_equations (tests/parts/data/joint) notices
+wrong residuals. No test notices another `CAUCHY`: measure it (docs/benchmarks/quality_details.md,
+"Its constants").
 """
 
 import torch

@@ -7,16 +7,18 @@ exposure to the next would be taken for a motion in the exposure.
 
 So the planes before the exposure are left out if the evidence of a change (evidence.py) says both:
 
-    within the exposure      nothing moves, evidence of at most NO_EVIDENCE
-    when the exposure begins the picture changes, evidence above SURE_EVIDENCE
+    within the exposure         nothing moves: evidence of at most NO_EVIDENCE
+    when the exposure begins    the picture changes: evidence above SURE_EVIDENCE
 
-The planes after the exposure are left out likewise, by the evidence at its end. A scene that moves,
-of which spikes were recorded only during the exposures, jumps from each exposure to the next, too.
-All its planes stay, because its picture also changes within the exposure.
+The planes after the exposure are left out likewise, by the evidence at its end.
+
+If spikes were recorded only during the exposures, the picture of a moving scene jumps from each
+exposure to the next, too. All its planes stay, because it also changes within the exposure.
 
 Of 668 frames of clips that were recorded without gaps, one lost planes wrongly, in dim light. No
-trained weights depend on this file. test_planes_that_show_another_picture_are_left_out and
-test_planes_of_the_same_motion_stay notice another rule.
+trained weights depend on this file, so its rule may change.
+test_planes_that_show_another_picture_are_left_out and test_planes_of_the_same_motion_stay notice
+another rule.
 
 Tests: tests/parts/data/test_stillness.py
 """

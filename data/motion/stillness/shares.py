@@ -9,7 +9,7 @@ So the improved frame is blended with the first estimate. Its weight in a pixel 
 two shares. Each is the answer to a question, from 0 (no) to 1 (yes):
 
     share_by_reach     Is the motion that was found longer than the motion that noise looks like?
-    share_by_change    Do the spikes themselves change in the time, by more than noise does?
+    share_by_change    Do the spikes themselves change in time, by more than noise does?
 
 In dim light, noise alone may look like a motion of many pixels. The second question needs no
 motion, so it has an answer there, too (evidence.py).
@@ -86,7 +86,7 @@ def _reach(motion: Motion, spikes: float) -> np.ndarray:
     if spikes < CURVE_BELOW:
         shifts = _parabolas(motion)
     least = np.full(shifts.shape[1:], np.inf, np.float32)  # (H, W, 2), x and y
-    largest = -least
+    largest = np.full(shifts.shape[1:], -np.inf, np.float32)
     for shift in shifts:
         smooth = cv2.GaussianBlur(np.ascontiguousarray(shift), (0, 0), SHIFT_SIGMA)
         least = np.minimum(least, smooth)
