@@ -211,9 +211,10 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
         refuse_channels(section, opt.opt_path)
 
     # The clips. Refuse clips that do not fit the network, e.g. clips with one sharp frame for each
-    # blurry frame, if the network restores three. A formula takes any clips (None).
+    # blurry frame, if the network restores three instants of it. A formula takes any clips.
     dataset: Any = build_dataset(section, "test", opt.train.manual_seed)
-    check_clips(dataset, "test", opt.scale, method.instants if saved is not None else None)
+    instants = method.instants if saved is not None else None
+    check_clips(dataset, "test", opt.scale, instants)
     clips = dataset.readers()
     if saved is not None:
         # A network that interpolates gets every second frame of a clip, and is scored on frames

@@ -110,26 +110,31 @@ def load_content(path: Path, mmap: bool = False) -> Any:
 
     Raises CheckpointError, which says what the file is, if the file is something else.
     """
-    # Pairs: our stand-in, and the name in a pickle that it replaces.
-    stand_ins: list[Any] = [(_ScalarType, "numpy.dtype")]
-    for name in SCALAR_NAMES:
-        stand_ins.append((_scalar, name))
     try:
         # torch keeps one list of allowed names for the whole process. Without the lock, a thread
         # could remove the names while another thread still reads with them.
         with _lock_of_allowed_names:
-            # Try without the stand-ins first, because few files hold NumPy scalars. If a file holds
-            # one, the error of `load_plain` contains one of SCALAR_NAMES.
-            try:
-                return load_plain(path, mmap)
-            except checkpoint.UNREADABLE as e:
-                has_scalars = any(name in str(e) for name in SCALAR_NAMES)
-                if not has_scalars:
-                    raise
-            with torch.serialization.safe_globals(stand_ins):
-                return load_plain(path, mmap)
+            return _load_with_scalars(path, mmap)
     except checkpoint.UNREADABLE as e:
         raise no_weights(path, e) from e
+
+
+def _load_with_scalars(path: Path, mmap: bool) -> Any:
+    """Read a file as `load_plain` does, but also a file that holds NumPy scalars."""
+    # Few files hold NumPy scalars. If a file holds one, `load_plain` refuses the file, and names
+    # the function that makes the scalar.
+    try:
+        return load_plain(path, mmap)
+    except checkpoint.UNREADABLE as e:
+        has_scalars = any(name in str(e) for name in SCALAR_NAMES)
+        if not has_scalars:
+            raise
+    # Pairs: our stand-in, and the name in a pickle that it replaces.
+    stand_ins: list[Any] = [(_ScalarType, "numpy.dtype")]
+    for name in SCALAR_NAMES:
+        stand_ins.append((_scalar, name))
+    with torch.serialization.safe_globals(stand_ins):
+        return load_plain(path, mmap)
 
 
 def no_weights(path: Path, error: Exception) -> CheckpointError:

@@ -1,8 +1,7 @@
-"""VRT, the Video Restoration Transformer (Liang et al., arXiv 2201.12288), on RGB or RGB + spike
-clips.
+"""VRT, the Video Restoration Transformer, on clips of RGB, or of RGB and spikes.
 
-Written from a description of the published network's arithmetic; released weights load by name.
-This file connects the parts:
+Source: Liang et al., arXiv 2201.12288. The code was written from a description of the published
+network's arithmetic. Released weights load by name. This file connects the parts:
 
     frames, spikes -> fusion.on_input -> align neighbours along the optical flow -> conv_first
       -> stages 1 to 4 (each at half the resolution of the one before)
@@ -289,25 +288,25 @@ class VRT(nn.Module):
         check_input(lq, self.input_spec)
         image = lq[:, :, : self.image_chans]
         noise_map = lq[:, :, self.image_chans :]  # (B, N, 0 or 1, H, W)
-        trunk = self.fusion.on_input(image, spike)  # (B, N, in_chans, H, W)
+        fused = self.fusion.on_input(image, spike)  # (B, N, in_chans, H, W)
         if not self.pa_frames:
-            return self._interpolate_frames(trunk, spike)
+            return self._interpolate_frames(fused, spike)
 
         # Align the neighbours of each frame along the flow, which is estimated from RGB or gray.
         rgb = image[:, :, :3]
         # flows[level]: (backward flows, forward flows) at 1 / 2**level of the resolution. Each is a
-        # list with a flow for each distance in frames: 1, 2, ... Here: level 0, distance 1.
+        # list with a flow for each distance in frames: 1, 2, ...
         flows = self.estimate_flows(rgb)
-        backward, forward = flows[0]
-        x = aligned_input(trunk, backward[0], forward[0])  # (B, N, 9 in_chans, H, W)
+        backward, forward = flows[0]  # at full resolution
+        # The flows of distance 1: between adjacent frames.
+        x = aligned_input(fused, backward[0], forward[0])  # (B, N, 9 in_chans, H, W)
         if self.nonblind:
             x = torch.cat((x, noise_map), dim=2)
 
-        # The network computes what is to be added to the base. The base is the input frames, or the
-        # frames that the fusion operator makes of the input frames. From here the frames of all
-        # clips are one batch.
+        # The network computes what is added to the base: to the input frames, or to the frames that
+        # the fusion operator makes of them. From here the frames of all clips are one batch.
         x = self._features(x, flows, spike).flatten(0, 1)  # (B N, E, H, W)
-        base = self.fusion.on_base(rgb, trunk, spike).flatten(0, 1)  # (B N, 1 or out_chans, H, W)
+        base = self.fusion.on_base(rgb, fused, spike).flatten(0, 1)  # (B N, 1 or out_chans, H, W)
         if self.upscale > 1:
             x = self.upsample(self.conv_before_upsample(x))
             base = F.interpolate(
@@ -322,16 +321,16 @@ class VRT(nn.Module):
         batch_and_frames = lq.shape[:2]
         return x.view(*batch_and_frames, *x.shape[1:])
 
-    def _interpolate_frames(self, trunk: Tensor, spike: Tensor | None) -> Tensor:
+    def _interpolate_frames(self, fused: Tensor, spike: Tensor | None) -> Tensor:
         """Make new frames in the middle of the clip.
 
-        trunk: result of fusion.on_input, (B, N, C, H, W). Returns (B, out_chans / 3, 3, H, W).
+        fused: result of fusion.on_input, (B, N, C, H, W). Returns (B, out_chans / 3, 3, H, W).
         """
-        height, width = trunk.shape[3:]
+        height, width = fused.shape[3:]
         # The network sees the frames without the mean colour of the clip. The mean is added to the
         # new frames at the end.
-        mean = trunk.mean((1, 3, 4), keepdim=True)  # (B, 1, C, 1, 1): over frames and pixels
-        x = self._features(trunk - mean, flows=None, spike=spike)  # (B, N, E, H, W)
+        mean = fused.mean((1, 3, 4), keepdim=True)  # (B, 1, C, 1, 1): over frames and pixels
+        x = self._features(fused - mean, flows=None, spike=spike)  # (B, N, E, H, W)
         x = x.flatten(1, 2)  # (B, N E, H, W): the features of all frames as channels
         x = F.leaky_relu(self.linear_fuse(x), negative_slope=0.2)  # (B, 64, H, W)
         x = F.pad(x, (3, 3, 3, 3), mode="reflect")  # 3 pixels at each side, for the 7x7 kernel
@@ -379,8 +378,7 @@ class VRT(nn.Module):
         """Compute shallow plus deep features: (B, N, channels of x, H, W) -> (B, N, E, H, W).
 
         The result is channels last: a view of (B, N, H, W, E), in which all stages compute.
-        flows: the flows between neighbouring frames at four scales, flows[level] = (backward flows,
-        forward flows) at 1 / 2**level of the resolution. None if nothing is aligned.
+        flows: the result of `estimate_flows`. None if nothing is aligned.
         """
         clips, frames = x.shape[:2]
         shallow = self.conv_first(x.flatten(0, 1))  # (B N, E, H, W)

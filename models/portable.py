@@ -88,12 +88,17 @@ def _options_in(path: Path) -> dict[str, Any] | None:
     """
     # mmap reads no tensors, only the tables. torch can map zip files alone.
     content = load_content(path, mmap=is_zip(path))
-    # "network" describes the network, "options" is the option file. A full checkpoint has both
-    # keys, a file of an earlier version has "options" alone.
+    # A file of ours has one of these forms, or both:
+    #
+    #     {"network": {"scale": 1, "netG": {...}, "spike_channels": 9, ...}}
+    #     {"options": {"scale": 1, "netG": {...}, "datasets": {"train": {"spike": {...}, ...}}}}
+    #
+    # The second form is an option file. Files of earlier versions have this form alone, and full
+    # checkpoints have both.
     options = content.get("network", content.get("options"))
     if not isinstance(options, dict):
         return None
-    # In an option file, the description of the spikes is in a dataset section.
+    # In an option file, the description of the spikes is in the section of a dataset.
     datasets = options.get("datasets")
     if isinstance(datasets, dict):
         section = datasets.get("train") or datasets.get("test")

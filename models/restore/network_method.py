@@ -60,9 +60,8 @@ class NetworkMethod:
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
         # can_cut: whether several ranks may each restore a part of a clip. This saves no time if
-        # each part needs the whole clip: if a tile is the whole clip, or with flip_seq (the mean
-        # with the time-reversed clip), which computes all tiles for any frame. With
-        # center_frame_only there is one frame, so nothing can be cut.
+        # any part needs all tiles of the clip: if a tile is the whole clip, or with flip_seq, the
+        # mean with the time-reversed clip. With center_frame_only there is one frame.
         is_whole_clip = tiling.num_frame_testing == WHOLE
         needs_whole_clip = is_whole_clip or tiling.flip_seq
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only

@@ -23,7 +23,6 @@ tests/parts/utils/test_results.py
 
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,15 +73,12 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     Returns None if a signal ends the validation between two clips. Memory holds
     val.num_frame_testing frames of a clip, or all its frames if this option is 0.
     """
-    rank = utils_dist.get_rank()
-    world = utils_dist.get_world_size()  # number of ranks
-    val = model.opt.val
     # netG is the network that is trained. netE has the moving average of its weights, or is None.
     # The averaged weights are validated if there are any. The names and this choice are the same as
     # in KAIR, the code base whose option files this program reads.
     net = model.netE if model.netE is not None else unwrap_ddp(model.netG)
     was_training = net.training
-    restorer = _restorer(model, net)
+    restorer = _restorer(model, net)  # sets the network to eval mode
     # A network that interpolates makes the frames between its input frames. Then these frames are
     # taken out of the input of each clip. The number and the order of the clips stay.
     clips = scored_clips(clips, restorer.tiling.spec)
@@ -90,18 +86,54 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     # Indices of the clips that are shown with panels. They are the same in every validation, so
     # that the panels of different steps can be compared.
     shown_indices = evenly_spaced(len(clips), MAX_SHOWN_CLIPS)
+    try:
+        of_rank = _validate_clips_of_rank(model, validator, clips, shown_indices)
+    finally:
+        net.train(was_training)
+    if of_rank is None:
+        return None
 
-    scores_of_rank = []  # one entry for each clip of this rank, see `ClipValidator.validate`
-    panels_of_rank = {}  # index of a clip -> its panels
-    with ExitStack() as stack:
-        # The restorer has set the network to eval mode. At the end, set its former mode.
-        stack.callback(net.train, was_training)
-        frame_count = 0  # frames of this rank, for the progress bar
-        for clip in clips[rank::world]:  # the clips of this rank: rank, rank + world, ...
-            frame_count += len(wanted_frames(len(clip.stems), val.center_frame_only))
-        logger.info("validating %d clips, %s", len(clips), restorer.describe())
-        progress = open_progress(model.opt.logging.progress, frame_count, "validation", "frames")
-        bar = stack.enter_context(progress)
+    # Every rank gets the scores of all ranks: the list of rank 0, then the list of rank 1, ...
+    all_scores = []
+    for scores_of_one_rank in utils_dist.gather_objects(of_rank.scores):
+        all_scores += scores_of_one_rank
+    # `collect` sorts the clips, and returns {"clips": name -> scores, "averages": means}. It notes
+    # if there are fewer scores than clips. metric.mean says over what the averages are: "clips" or
+    # "frames".
+    results = collect(all_scores, expected=len(clips), mean=model.opt.metric.mean)
+    shown_panels = _gather_panels(clips, shown_indices, of_rank.panels)
+    metrics = [metric.name for metric in validator.metrics]
+    scalars = _scalars(results, metrics, list(shown_panels))
+    return Validation(scalars, score_text(results), shown_panels)
+
+
+class _OfRank(NamedTuple):
+    """What one rank has found."""
+
+    scores: list[dict[str, Any]]  # one entry for each of its clips, see `ClipValidator.validate`
+    panels: dict[int, dict[str, np.ndarray]]  # index of a clip -> its panels
+
+
+def _validate_clips_of_rank(
+    model: ModelVRT,
+    validator: ClipValidator,
+    clips: Sequence[ClipReader],
+    shown_indices: Sequence[int],
+) -> _OfRank | None:
+    """Restore and score the clips of this rank. Collective.
+
+    shown_indices: indices of the clips that are shown with panels.
+
+    Returns None if a signal ends the validation.
+    """
+    rank = utils_dist.get_rank()
+    world = utils_dist.get_world_size()  # number of ranks
+    of_rank = _OfRank(scores=[], panels={})
+    frame_count = 0  # frames of this rank, for the progress bar
+    for clip in clips[rank::world]:  # the clips of this rank: rank, rank + world, ...
+        frame_count += len(wanted_frames(len(clip.stems), model.opt.val.center_frame_only))
+    logger.info("validating %d clips, %s", len(clips), validator.restorer.describe())
+    with open_progress(model.opt.logging.progress, frame_count, "validation", "frames") as bar:
         # In a round each rank scores one clip. E.g. 5 clips on 2 ranks:
         #
         #     round    first   rank 0   rank 1
@@ -119,22 +151,10 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
                 watchdog.phase(f"validate: clip {index}")
                 is_shown = index in shown_indices
                 scores, panels = validator.validate(clips[index], is_shown, bar.update)
-                scores_of_rank.append(scores)
+                of_rank.scores.append(scores)
                 if panels:
-                    panels_of_rank[index] = panels
-
-    # Every rank gets the scores of all ranks: the list of rank 0, then the list of rank 1, ...
-    all_scores = []
-    for scores_of_one_rank in utils_dist.gather_objects(scores_of_rank):
-        all_scores += scores_of_one_rank
-    # `collect` sorts the clips, and returns {"clips": name -> scores, "averages": means}. It notes
-    # if there are fewer scores than clips. metric.mean says over what the averages are: "clips" or
-    # "frames".
-    results = collect(all_scores, expected=len(clips), mean=model.opt.metric.mean)
-    shown_panels = _gather_panels(clips, shown_indices, panels_of_rank)
-    metrics = [metric.name for metric in validator.metrics]
-    scalars = _scalars(results, metrics, list(shown_panels))
-    return Validation(scalars, score_text(results), shown_panels)
+                    of_rank.panels[index] = panels
+    return of_rank
 
 
 def _gather_panels(

@@ -38,13 +38,13 @@ def tape_of_forward(
 ) -> Tape | None:
     """Return the tape for a forward pass, or None if torch's attention is used.
 
-    Our attention for CPUs is used if there is a backward pass, for which the tape keeps its
-    results. Without a backward pass, ours is used in bfloat16 alone: there it is faster than
-    torch's attention, and in other dtypes it is not.
+        a backward pass follows      our attention for CPUs, because it can keep its results
+        none follows, in bfloat16    our attention, because it is faster than torch's
+        none follows, else           torch's attention, because ours is not faster
 
     has_own_attention: whether the layer has our attention at all.
     keeps_results: whether it keeps the results for backward.
-    dtype: of the tokens. has_backward: whether a backward pass may follow.
+    dtype: the dtype of the tokens. has_backward: whether a backward pass may follow.
     """
     if not has_own_attention:
         return None
