@@ -41,12 +41,19 @@ from models.fusion.motion_net import MotionNet
 from utils.contract import JointEquations
 from utils.options.section import Positive
 
-# Channels that a step sees at full size: z, z - z_0, proposal - z and the blurry frame (3 colours
-# each), the pulls of the RGB equations (3) and of the spike equations (1). `all_steps` makes them.
+# Channels that a step sees at full size, in the order of `_channels_at_full_size`:
+#
+#     12  z, z - z_0, proposal - z and the blurry frame, 3 colours each
+#      3  the pulls of the RGB equations
+#      1  the pull of the spike equations
 CHANNELS_AT_FULL_SIZE = 4 * 3 + 3 + 1
-# Channels that a step sees at half size: the evidence (6); the residuals of both kinds of equations
-# (2); the spikes of the sharp instant compared with z, compared with z_0, and whether z or z_0 fits
-# better (3); the number of the step (1).
+# Channels that a step sees at half size, in the order of `_channels_at_half_size`:
+#
+#      6  the evidence
+#      2  the residuals of the RGB equations and of the spike equations
+#      3  the spikes of the sharp instant: compared with z, compared with z_0, and whether z or z_0
+#         fits them better
+#      1  the number of the step
 CHANNELS_AT_HALF_SIZE = 6 + 2 + 3 + 1
 # Factor of differences of display values. A conv net learns best from inputs of about 1, and these
 # differences are much smaller: with this factor, 0.2 becomes 1. The trained weights fit this value.
@@ -151,33 +158,8 @@ class MotionSteps(nn.Module):
                 spikes_minus_z_0 = pulls.spikes_minus_z
             to_proposal = proposal - z
 
-            # What the conv net sees. The scales bring all channels to about 1. Each line has 3
-            # channels, one for each colour, but g_s has 1.
-            at_full_size = torch.cat(
-                (
-                    z,
-                    DIFFERENCE_SCALE * (z - z_0),
-                    DIFFERENCE_SCALE * to_proposal,
-                    equations.blurry,
-                    DIFFERENCE_SCALE * pulls.g_b,
-                    DIFFERENCE_SCALE * pulls.g_s,
-                )
-            )
-            # Negative where z fits the spikes of the sharp instant better than z_0.
-            growth_of_misfit = pulls.spikes_minus_z.abs() - spikes_minus_z_0.abs()
-            # The evidence has 6 channels, each other line has 1.
-            at_half_size = torch.cat(
-                (
-                    evidence,
-                    DIFFERENCE_SCALE * pulls.residual_rgb,
-                    pulls.residual_spikes,  # without a scale: it is in units of the expected error
-                    DIFFERENCE_SCALE * pulls.spikes_minus_z,
-                    DIFFERENCE_SCALE * spikes_minus_z_0,
-                    DIFFERENCE_SCALE * growth_of_misfit,
-                    # -1 in the first step, 0 in the second, and so on, as in the training.
-                    torch.full_like(spikes_minus_z_0, number - 1.0),
-                )
-            )
+            at_full_size = _channels_at_full_size(z, z_0, to_proposal, equations.blurry, pulls)
+            at_half_size = _channels_at_half_size(evidence, pulls, spikes_minus_z_0, number)
             # The conv net sees turned pictures. Its outputs are turned back.
             outputs = turn.turn_back(self.net(turn.apply(at_full_size), turn.apply(at_half_size)))
 
@@ -223,6 +205,9 @@ class MotionSteps(nn.Module):
         return outputs[0, :, :height, :width]
 
 
+# ---- What the conv net of a step sees ----
+
+
 class Pulls(NamedTuple):
     """How the equations would change a frame z: the channels of `Equations.pulls`."""
 
@@ -241,6 +226,54 @@ def _pulls_at(z: Tensor, equations: JointEquations) -> Pulls:
         channels = equations.pulls(z.detach().clamp(0, 1))  # (7, H, W)
     channels_of_fields = (3, 1, 1, 1, 1)  # g_b has 3 channels, each other field of Pulls has 1
     return Pulls(*channels.split(channels_of_fields))
+
+
+def _channels_at_full_size(
+    z: Tensor, z_0: Tensor, to_proposal: Tensor, blurry: Tensor, pulls: Pulls
+) -> Tensor:
+    """Return what a step sees at full size, (CHANNELS_AT_FULL_SIZE, H, W).
+
+    Each line has 3 channels, one for each colour, but g_s has 1. The scale brings the differences
+    to about 1.
+
+    to_proposal: proposal - z.
+    """
+    return torch.cat(
+        (
+            z,
+            DIFFERENCE_SCALE * (z - z_0),
+            DIFFERENCE_SCALE * to_proposal,
+            blurry,
+            DIFFERENCE_SCALE * pulls.g_b,
+            DIFFERENCE_SCALE * pulls.g_s,
+        )
+    )
+
+
+def _channels_at_half_size(
+    evidence: Tensor, pulls: Pulls, spikes_minus_z_0: Tensor, number: int
+) -> Tensor:
+    """Return what a step sees at half size, but still of each pixel: (CHANNELS_AT_HALF_SIZE, H, W).
+
+    The evidence has 6 channels, each other line has 1. number: of the step, from 0.
+    """
+    # Negative where z fits the spikes of the sharp instant better than z_0.
+    growth_of_misfit = pulls.spikes_minus_z.abs() - spikes_minus_z_0.abs()
+    return torch.cat(
+        (
+            evidence,
+            DIFFERENCE_SCALE * pulls.residual_rgb,
+            pulls.residual_spikes,  # without a scale: it is in units of the expected error
+            DIFFERENCE_SCALE * pulls.spikes_minus_z,
+            DIFFERENCE_SCALE * spikes_minus_z_0,
+            DIFFERENCE_SCALE * growth_of_misfit,
+            # -1 in the first step, 0 in the second, and so on, as in the training.
+            torch.full_like(spikes_minus_z_0, number - 1.0),
+        )
+    )
+
+
+# ---- The operator ----
 
 
 @FUSIONS.register("motion", given=("spike_channels",))

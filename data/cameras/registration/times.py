@@ -2,15 +2,18 @@
 
 The middle of the exposure gives the offset, and its length the exposure share of the planes. A clip
 does not always tell them. In a pan (everything moves at one speed), a later middle looks like a
-moved camera, and a shorter exposure like a sharper lens. So it is measured on J, which has the
-derivatives of the residuals by all unknowns. With c for the column of the time, and the columns of
-matrix and coefficients as the others:
+moved camera, and a shorter exposure like a sharper lens.
 
-    own(time) = |c - nearest sum of the other columns|^2 / |c|^2
+This shows in J, whose columns are the derivatives of the residuals by the unknowns. In a pan, the
+column c of the middle is nearly a sum of the columns of the matrix. So we measure the part of c
+that is not a sum of the columns of matrix and coefficients:
 
-own is 0 if another value has the same effect on the residuals as the time, so that the clip cannot
-tell them apart. It is 1 if no other value has a similar effect. The noise of the spikes is
-subtracted from both squares.
+    own(time) = |c - nearest such sum|^2 / |c|^2
+
+    0    another value has the same effect on the residuals: the clip cannot tell them apart
+    1    no other value has a similar effect
+
+The noise of the spikes is subtracted from both squares.
 
 The limits of own lie between wrong results and right results that were measured
 (docs/benchmarks/calibration.md, section "What a clip tells of the times"). They must stay:
