@@ -32,13 +32,14 @@ def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tenso
         loss = 1/2 e / USUAL_ERROR + 1/2 (e exp(-s) + s)
 
     The second term is smallest if exp(s) = e. So the network learns how wrong its shifts are. The
-    loss of all levels is the mean over pixels, times LEVEL_WEIGHTS, added up.
+    loss of a level is the mean over its pixels, times its number in LEVEL_WEIGHTS. The losses of
+    all levels are added.
 
     found: the curves of each level, the coarsest first. It may lack the finest levels.
     shifts: the true shifts (B, 11, 2, h, w) at the times tau (11,).
     """
     total = torch.zeros(())
-    e = total  # replaced by the errors of each level
+    e = torch.zeros(())  # the errors of the level; after the loop, of the finest level
     for curves, weight in zip(found, LEVEL_WEIGHTS, strict=False):
         # A pixel of this level has the mean of the true shifts of its spike pixels.
         batch, times, axes = shifts.shape[:3]

@@ -111,15 +111,17 @@ def draw_clip(clips: Sequence[Sequence[Any]], rng: np.random.Generator) -> Any:
 def gain_db(restored: Tensor, z_0: Tensor, sharp: Tensor) -> float:
     """Return by how many dB a clip is better than the frames z_0, in the mean over its frames.
 
-    It is 10 log10(errors_0 / errors), with the mean squared errors of z_0 and of `restored`.
+    The gain of a frame is 10 log10(errors_0 / errors), with the mean squared errors of z_0 and of
+    `restored`. Only the middle of a frame is scored.
 
-    All: (N, 3, H, W). Only the middle of a frame is scored. z_0 lies in [0, 1] already, so only
-    `restored` is clamped.
+    restored, z_0, sharp: (N, 3, H, W).
     """
-    errors = (
-        (middle_square(restored).clamp(0, 1) - middle_square(sharp)).square().mean((1, 2, 3))
-    )  # (N,)
-    errors_0 = (middle_square(z_0) - middle_square(sharp)).square().mean((1, 2, 3))
+    # z_0 lies in [0, 1] already.
+    restored = middle_square(restored).clamp(0, 1)
+    z_0 = middle_square(z_0)
+    sharp = middle_square(sharp)
+    errors = (restored - sharp).square().mean((1, 2, 3))  # (N,)
+    errors_0 = (z_0 - sharp).square().mean((1, 2, 3))  # (N,)
     return float(-10 * (errors / errors_0).log10().mean())
 
 
