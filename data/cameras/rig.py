@@ -112,7 +112,9 @@ class Rig(RgbCamera):
                 rig = cls.random(rng)
             else:
                 rig = cls(seed=int(rng.integers(2**31)), **NAMED[name])
-            return cls(**(asdict(rig) | numbers_of_changes(changes)))
+            fields = asdict(rig)
+            fields.update(numbers_of_changes(changes))
+            return cls(**fields)
         except (KeyError, TypeError, ValueError) as e:
             raise OptionError(
                 what=f"--rig is {text}: {e}",

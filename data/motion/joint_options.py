@@ -40,11 +40,11 @@ class JointOptions(Section):
     # to 1). The larger it is, the less the blurry frame counts beside the spikes. It is a divisor,
     # so it must be above 0.
     noise: float = Field(Solver.noise, gt=0)
-    # The frame is a blend of the solution z and the first estimate z_0. With a and a_0 for their
-    # squared errors, which the spikes tell,
+    # The frame is a blend of the solution z and the first estimate z_0:
     #
     #     weight of z = 1 / (1 + (a / (guard a_0))^2)        1/2 where a = guard a_0
     #
+    # The spikes tell a and a_0, the squared errors of z and z_0.
     # 0 switches the guard off: the frame is z alone.
     guard: float = Field(Solver.guard, ge=0)
 

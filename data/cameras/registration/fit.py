@@ -132,7 +132,7 @@ def _light(estimate: Estimate, pair: Pair) -> np.ndarray:
     # estimate.matrix maps a spike pixel (of the result) to its place on the frame. OpenCV expects
     # the opposite direction, unless WARP_INVERSE_MAP is given.
     return cv2.warpPerspective(
-        pair.light.mean(axis=2),
+        pair.integrated.mean(axis=2),
         estimate.matrix,
         (width, height),
         flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,

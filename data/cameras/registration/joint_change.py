@@ -40,8 +40,8 @@ def join_shifts(
     """Find the one change of the matrix that moves t parts by their shifts.
 
     `extra` is chosen so that the shifts that remain are as large as their variances say
-    (Paule-Mandel): the sum of their weighted squares is then the number of shifts minus the number
-    of changes, the degrees of freedom.
+    (Paule-Mandel). Then the sum of their weighted squares is the degrees of freedom: the number of
+    shifts minus the number of changes.
 
     shifts: d (t, 2) of the parts. variances: V (t, 2, 2) of the shifts.
     places: centers of the parts, (t, 3): x, y, 1. changes: (k, 3, 3).

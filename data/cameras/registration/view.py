@@ -66,7 +66,7 @@ LEAST_REACH = 3
 class Pair:
     """A frame and its spikes, as the fit needs them. Nothing changes a pair after it was made."""
 
-    light: np.ndarray  # (H, W, 3) float32, the frame in the unit that the spikes integrate
+    integrated: np.ndarray  # (H, W, 3) float32, the frame in the unit that the spikes integrate
     overexposed: np.ndarray  # (H, W) float32, 1 where the frame is overexposed
     sums: np.ndarray  # (T + 1, h, w). sums[p]: number of spikes in the planes 0 ... p - 1
     before: int  # number of planes of the stream before the exposure
@@ -79,7 +79,7 @@ class Pair:
         light: what the spikes integrate, "linear" light or "display" values.
         """
         values = view.frame.astype(np.float32) / 255
-        self.light = to_linear(values) if light == "linear" else values
+        self.integrated = to_linear(values) if light == "linear" else values
         # A display value of 252 or more (of 255) is nearly saturated: it does not show the light.
         self.overexposed = (view.frame.max(axis=2) >= 252).astype(np.float32)
         self.before = view.before
@@ -87,7 +87,7 @@ class Pair:
 
         stream = view.stream
         if factor > 1:
-            self.light = _binned(self.light, factor)
+            self.integrated = _binned(self.integrated, factor)
             self.overexposed = _binned(self.overexposed, factor)
             stream = _binned_stream(stream, factor)
         self.sums = _cumulative_sums(stream)
@@ -112,8 +112,8 @@ class Pair:
 
     def features(self, sigma: float) -> Features:
         """Return the features of the frame, blurred by `sigma` RGB pixels."""
-        grey = self.light.mean(axis=2)  # (H, W)
-        colours = blur(self.light, sigma)  # (H, W, 3)
+        grey = self.integrated.mean(axis=2)  # (H, W)
+        colours = blur(self.integrated, sigma)  # (H, W, 3)
         curve = blur(grey**2, sigma)
         # The factor 2 is a choice of unit: the fitted coefficient of this feature makes up for it.
         lens = 2 * cv2.Laplacian(blur(grey, sigma), cv2.CV_32F)

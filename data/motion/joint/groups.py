@@ -1,8 +1,8 @@
 """Divide the planes of an exposure into groups, and find how the scene has moved in each of them.
 
-The scene moves while a frame is exposed. So that the cameras' sums over time have few terms, the
-planes of the exposure (binary pictures of the spike camera) are divided into G groups of equal
-length, and each group is taken as one moment, its middle:
+The scene moves while a frame is exposed, and both cameras add up what they see. To have few terms
+in their sums, the planes of the exposure (binary pictures of the spike camera) are divided into G
+groups of equal length. Each group is taken as one moment, its middle:
 
     u_g(p)    the motion: what group g sees at pixel p is at p + u_g(p) in the sharp frame
     s_g       share of group g in the exposure of a row: the time that both have in common, over
