@@ -90,7 +90,8 @@ def _measure_frame(pair: Pair, pixel: int) -> Measures:
     # OpenCV gives the offset of the frame from the spikes, in spike pixels. `Measures` has the
     # offset of the spikes from the frame, in RGB pixels. So the sign and the unit change.
     right, down = shift_of_frame
-    return Measures(float(correlation), (-pixel * right, -pixel * down), response)
+    shift_of_spikes = (-pixel * right, -pixel * down)
+    return Measures(float(correlation), shift_of_spikes, response)
 
 
 def _gradients(image: np.ndarray, pixel: int) -> np.ndarray:

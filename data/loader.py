@@ -102,7 +102,8 @@ class TrainLoader:
         # in its checkpoint. 12 hex digits are 48 bits, so two different lists have the same digest
         # with a probability of 4e-15. A user's dataset need not have names.
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
-        self.sample_digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
+        lines = "\n".join(names)
+        self.sample_digest = hashlib.sha256(lines.encode()).hexdigest()[:12]
         self.loader = self._loader_of_torch()
 
     def _loader_of_torch(self) -> DataLoader:

@@ -68,11 +68,15 @@ def _refuse_other_readers(clips: Sequence[Any], split: str) -> None:
     """
     # vars(Reader) has all that the class gives a value: methods, properties and defaults. `stems`
     # and `name` have only a type there, because each subclass sets them.
-    needed = [name for name in (*vars(Reader), "stems", "name") if not name.startswith("_")]
+    names_of_members = (*vars(Reader), "stems", "name")
+    needed = [name for name in names_of_members if not name.startswith("_")]
+    absent = object()  # `getattr_static` returns it for a member that is not there
     for clip in clips:
-        # `getattr_static` computes no property, because a property may read a frame.
-        absent = object()
-        missing = [name for name in needed if inspect.getattr_static(clip, name, absent) is absent]
+        missing = []
+        for name in needed:
+            # `getattr` would compute a property, which may read a frame.
+            if inspect.getattr_static(clip, name, absent) is absent:
+                missing.append(name)
         if missing:
             raise OptionError(
                 what=f"a clip of datasets.{split} ({type(clip).__name__}) lacks "

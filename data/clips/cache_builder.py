@@ -140,7 +140,8 @@ def _refuse_full_disk(clips: Sequence[Clip], partial: Path) -> None:
     """Refuse to write these clips if the disk has too little room."""
     need = 0  # bytes
     for clip in clips:
-        need += sum(math.prod(shape) for shape in shapes_of_arrays(clip).values())
+        for shape in shapes_of_arrays(clip).values():
+            need += math.prod(shape)  # uint8, so one byte for each value
     free = free_bytes(partial)
     if need > LARGEST_DISK_FRACTION * free:
         raise DataError(

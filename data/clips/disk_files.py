@@ -62,6 +62,7 @@ class DiskFiles:
         if clips is None:
             found, problems = manifest.scan(source)
             manifest.raise_problems([(source, problems)])
+            # With several roots, the names begin with the number of the root, e.g. "1/clip_07".
             clips = [replace(clip, name=source.name_prefix + clip.name) for clip in found]
         if self.cache_data:
             # Without enough memory, the images are decoded at each use.

@@ -120,7 +120,8 @@ def digest_of_options(source: Source) -> str:
                 options.append(settings.calibration.digest())
     else:
         options.append(None)
-    return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:16]
+    text = json.dumps(options)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def checked_clips(source: Source) -> ClipTable | None:

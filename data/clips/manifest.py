@@ -262,7 +262,9 @@ def same_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
         return []
     problems = []
     for clip in clips:
-        if os.path.realpath(clip.lq[0]) == os.path.realpath(clip.gt[0]):
+        blurry = os.path.realpath(clip.lq[0])
+        sharp = os.path.realpath(clip.gt[0])
+        if blurry == sharp:
             do = f"correct dataroot_gt, dataroot_lq or lq_folder ({source.lq_folder})"
             problems.append(Problem(clip.name, SAME_FILES, clip.lq[0], do))
     return problems

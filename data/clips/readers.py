@@ -257,7 +257,8 @@ class DatasetClip(Reader):
         if spikes:
             # Without the path of dataset.json, so that the name of its folder does not count.
             info = dataclasses.replace(spikes.info, path="")
-        sha256 = hashlib.sha256(repr((info, list(self.stems))).encode())
+        info_and_stems = repr((info, list(self.stems)))
+        sha256 = hashlib.sha256(info_and_stems.encode())
         if spikes:
             sha256.update(spikes.timing.describe().encode())
             if spikes.calibration:

@@ -267,11 +267,14 @@ class RootCheck:
             flaw = looks[path].flaw
             if flaw:
                 self.spike_problems.append(Problem(clip.name, flaw, path))
-        # `same_files` is slow: it follows links, which takes a call to the system for each folder
-        # of the path. So it is only called if lq and gt have one file id: two names of one file
-        # always have the same id.
-        if clip.gt and looks[clip.lq[0]].file_id == looks[clip.gt[0]].file_id:
-            self.same_files += manifest.same_files(self.source, [clip])
+        # Are lq and gt the same files? Two names of one file always have the same file id. Only
+        # then call `same_files`. It is slow, because it follows links, which takes a call to the
+        # system for each folder of the path.
+        if clip.gt:
+            blurry = looks[clip.lq[0]]
+            sharp = looks[clip.gt[0]]
+            if blurry.file_id == sharp.file_id:
+                self.same_files += manifest.same_files(self.source, [clip])
 
     def _warn_of_content(self, clips: Sequence[Clip], looks: Mapping[str, Look]) -> None:
         """Warn of what reading loses, and of spikes that do not fit their frames, in threads."""

@@ -209,8 +209,9 @@ class ClipTable(Clips):
         0 stands for the settings that most clips have. The clips in `own_spikes` have the numbers
         1, 2, 3, ..., because any two of them may differ.
         """
-        numbers = {name: number for number, name in enumerate(self.source.own_spikes, 1)}
-        return np.array([numbers.get(name, 0) for name in self.clip_names.read_all()])
+        # {clip: number of its settings}, only for the clips with settings of their own.
+        own_numbers = {name: number for number, name in enumerate(self.source.own_spikes, 1)}
+        return np.array([own_numbers.get(name, 0) for name in self.clip_names.read_all()])
 
 
 def _exposure_of(row: Row, center: float, files: Sequence[str], own_file: int) -> Exposure:

@@ -151,8 +151,9 @@ def _clips_to_look_at(table: ClipTable, share: float) -> range:
 
     share: fraction of the files to look at, 0 to 1.
     """
-    # The last entry of `first_files` is the number of all files of a kind.
-    files = sum(int(first_files[-1]) for first_files in table.first_files.values())
+    files = 0  # number of all files
+    for first_files in table.first_files.values():
+        files += int(first_files[-1])  # the last entry is the number of all files of a kind
     files_to_look_at = max(LEAST_FILES, share * files)
     step = max(1, math.floor(files / files_to_look_at))
     # The clock decides with which clip a start begins, so that many starts look at all clips.

@@ -174,7 +174,8 @@ def _listing_of_spikes(
     has_accepted_number = len(paths) in (1, len(frames))
     if frames.is_video and times.gaps and not has_accepted_number:
         raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
-    stems = _matched_stems(frames.stems, [file.stem for file in paths], frames.is_video)
+    names_of_files = [file.stem for file in paths]
+    stems = _matched_stems(frames.stems, names_of_files, in_order=frames.is_video)
     return _listing(name, stems, paths, str(spike))
 
 

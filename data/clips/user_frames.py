@@ -119,7 +119,10 @@ class FrameSource(UserFrames):
 
     def _size_of_first(self) -> tuple[int, int]:
         """Return (H, W) of the first frame. The frame is decoded, so that damage shows at once."""
-        first = self._video.read(0) if self.is_video else read_bgr(str(self.files[0]))
+        if self.is_video:
+            first = self._video.read(0)
+        else:
+            first = read_bgr(str(self.files[0]))
         height, width = first.shape[:2]
         return height, width
 

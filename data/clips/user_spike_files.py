@@ -66,11 +66,14 @@ def section_and_info(section: Any, spike: Path, clip: str = "") -> tuple[Any, Da
             _, h, w = shape  # (planes, h, w)
             section = section.model_copy(update={"h": h, "w": w})
     # Does dataset.json describe these files?
-    for side_of_section, side_of_info in ((section.h, info.h), (section.w, info.w)):
-        are_both_known = side_of_section is not None and side_of_info is not None
-        if are_both_known and side_of_section != side_of_info:
-            return section, DatasetInfo()
+    if _contradict(section.h, info.h) or _contradict(section.w, info.w):
+        return section, DatasetInfo()
     return section, info
+
+
+def _contradict(side: int | None, other: int | None) -> bool:
+    """Return whether two lengths of one side are both known and differ."""
+    return side is not None and other is not None and side != other
 
 
 # Two warnings for spikes in one file, if the times of the frames say which planes belong to which

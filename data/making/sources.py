@@ -128,8 +128,8 @@ def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
     _refuse_no_cut(cuts, source, recipe)
     # Spread the clips evenly over the video: 3 clips of 9 parts are the parts 0, 4 and 8.
     number_of_clips = min(recipe.clips, len(cuts))
-    chosen = np.linspace(0, len(cuts) - 1, number_of_clips).round().astype(int)
-    return [cuts[number] for number in chosen]
+    evenly_spaced = np.linspace(0, len(cuts) - 1, number_of_clips)
+    return [cuts[number] for number in evenly_spaced.round().astype(int)]
 
 
 # ---- What is refused ---------------------------------------------------------------------------

@@ -49,7 +49,8 @@ def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
     errors = {}
     for light, x in (("display", values), ("linear", values**DISPLAY_GAMMA)):
         # Least squares of rates = k x: k = sum(rates x) / sum(x^2).
-        k = float((rates * x).sum() / max((x * x).sum(), least))
+        sum_of_squares = max((x * x).sum(), least)
+        k = float((rates * x).sum() / sum_of_squares)
         square_of_residuals = ((rates - k * x) ** 2).sum()
         rate_of[light] = k
         errors[light] = float(np.sqrt(square_of_residuals / square_of_rates))

@@ -119,5 +119,6 @@ def _has_decreased(light: np.ndarray) -> np.ndarray:
     has_decreased = np.zeros(light.shape, bool)
     before = light[:-1]
     now = light[1:]
-    np.less(now * (np.float32(1.0) + before), np.float32(0.999) * before, out=has_decreased[1:])
+    limit = now * (np.float32(1.0) + before)
+    np.greater(np.float32(0.999) * before, limit, out=has_decreased[1:])
     return has_decreased
