@@ -163,27 +163,41 @@ def _missing_between_frames(
         next_number = count
     for before, after in itertools.pairwise(times):
         next_number += 1  # the frame at `before`
-        distance = after - before
-        # Count the lost packets between the two frames. `lost` is sorted, so their times are
+        # The lost packets between the two frames. `lost` is sorted, so their times are
         # lost[first_between], ..., lost[end_between - 1].
         first_between = bisect.bisect_right(lost, before)
         end_between = bisect.bisect_left(lost, after)
         lost_packets = end_between - first_between
-        # A frame is missing if two things are true. First, the distance is nearer to two steps than
-        # to one. Second, there is a lost packet, or the container has no pauses. Otherwise a frame
-        # may only last longer than usual (test_frames_of_a_film_have_the_planes_of_their_times).
-        is_long = distance > MOST_DISTANCES_WITHOUT_GAP * step
-        has_proof = lost_packets > 0 or not packets.has_pauses
-        if not is_long or not has_proof:
-            continue
-        # Some packets may be missing in the file, too. So the number also follows from the
-        # distance: with a distance of 3 steps, two frames are missing.
-        lost_by_distance = round(distance / step) - 1
-        count = max(lost_by_distance, lost_packets)
+        count = _number_of_missing(after - before, step, lost_packets, packets.has_pauses)
         if count:
             gaps.append(Gap(number=next_number, count=count, seconds=before + step))
             next_number += count
     return gaps
+
+
+def _number_of_missing(
+    distance: Fraction, step: Fraction, lost_packets: int, has_pauses: bool
+) -> int:
+    """Return how many frames are missing between two decoded frames.
+
+    distance: from one frame to the other, in seconds. step: the usual distance.
+    lost_packets: number of packets between the frames of which no frame was decoded.
+    has_pauses: whether a frame may last longer than other frames in this container.
+
+    A frame is missing if two things are true:
+
+        1. The distance is nearer to two steps than to one.
+        2. There is a lost packet, or the container has no pauses. Otherwise the frame may only
+           last longer than usual (test_frames_of_a_film_have_the_planes_of_their_times).
+    """
+    is_long = distance > MOST_DISTANCES_WITHOUT_GAP * step
+    has_proof = lost_packets > 0 or not has_pauses
+    if not is_long or not has_proof:
+        return 0
+    # Some packets may be missing in the file, too. So the number also follows from the distance:
+    # with a distance of 3 steps, two frames are missing.
+    missing_by_distance = round(distance / step) - 1
+    return max(missing_by_distance, lost_packets)
 
 
 def _missing_at_end(

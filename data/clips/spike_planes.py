@@ -93,10 +93,21 @@ class SpikePlanes:
         if not self.source.has_one_spike_file:
             return []
 
-        # One file for all frames. Its first plane belongs to the first frame of the folder. If a
-        # meta file lists only later frames, the planes would go to wrong frames, so this is
-        # reported.
+        # One file for all frames. Any problem, e.g. a missing frame, may shift the planes of all
+        # later frames. So no planes are assigned then. Problems of earlier steps count as well.
         files = list(self.files.by_kind["spike"].values())
+        self._report_unsure_planes(files, first_frame=keys[0])
+        if self.problems.found:
+            return []
+        return files * len(keys)
+
+    def _report_unsure_planes(self, files: Sequence[FileEntry], first_frame: FrameKey) -> None:
+        """Report if it is not sure which planes belong to which frame, in one file for all frames.
+
+        files: the spike files of the clip. first_frame: the first frame of the clip.
+        """
+        # The first plane of the file belongs to the first frame of the folder. If a meta file lists
+        # only later frames, the planes would go to wrong frames.
         lq_stems = self.files.stems["lq"]
         order = order_of(lq_stems.values())  # a function: name -> sort key
         first_of_folder = min(lq_stems, key=lambda key: order(lq_stems[key]))
@@ -104,17 +115,12 @@ class SpikePlanes:
             shown = names_in_short(self.files.by_kind["spike"])
             what = f"{len(files)} spike files: {shown}; with spike.exposure a clip has one"
             self.problems.report(what, "spike")
-        elif keys[0] != first_of_folder:
+        elif first_frame != first_of_folder:
             what = (
                 "the first listed frame is not the first of the folder, from which spike.exposure "
                 "counts"
             )
             self.problems.report(what, "lq")
-        # Any problem, e.g. a missing frame, may shift the planes of all later frames. So no planes
-        # are assigned then. Problems of earlier steps count as well.
-        if self.problems.found:
-            return []
-        return files * len(keys)
 
     def _find_planes(
         self, files: list[FileEntry], spikes: DatSpikes, times: FrameTimes | None
