@@ -49,19 +49,29 @@ def neighbours_of(
     # Outside of the plane, the pixel at its edge is repeated.
     x = np.clip(x, 0, width - 1)
     y = np.clip(y, 0, height - 1)
-    if nearest:
-        # Rounded, and half a pixel is rounded up.
-        row = np.floor(y + 0.5).astype(np.int64)
-        column = np.floor(x + 0.5).astype(np.int64)
-        return Neighbours(row[None], column[None], np.ones((1, len(x)), np.float32))
+    return _nearest_pixels(x, y) if nearest else _four_pixels(x, y)
 
-    # The four pixels are (row, column), its right neighbour, the pixel below, and the right
-    # neighbour of the pixel below. `right` and `below` are the distances of the point from
-    # (row, column), 0 to 1. Each point is computed alone, so that a pixel has the same weights, bit
-    # for bit, in every crop.
+
+def _nearest_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
+    """Return the spike pixel nearest to each point. x, y: (H W,), within the plane."""
+    # Rounded, and half a pixel is rounded up.
+    row = np.floor(y + 0.5).astype(np.int64)
+    column = np.floor(x + 0.5).astype(np.int64)
+    return Neighbours(row[None], column[None], np.ones((1, len(x)), np.float32))
+
+
+def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
+    """Return the four spike pixels around each point, with the weights of bilinear interpolation.
+
+    The four are (row, column), its right neighbour, the pixel below, and the right neighbour of the
+    pixel below. Each point is computed alone, so that a pixel has the same weights, bit for bit, in
+    every crop.
+
+    x, y: (H W,), within the plane.
+    """
     row = y.astype(np.int64)  # cuts off the fraction
     column = x.astype(np.int64)
-    right = x - column
+    right = x - column  # distance of the point from (row, column), 0 to 1
     below = y - row
     # A point on the last row has `below` = 0, because of the clip above, and no next row. So at
     # distance 0 the row itself stands for the next row, with the weight 0. Columns alike.

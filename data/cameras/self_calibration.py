@@ -105,7 +105,7 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     results: list[Any] = _kept_results(kept_files)  # of each clip. None until the clip is fitted
 
     # In each round, every rank fits one of the clips without a result, and gets the results of all
-    # clips of the round.
+    # clips of the round. E.g. with 4 ranks and 6 such clips: a round of 4 clips, and a round of 2.
     without_result = [index for index, result in enumerate(results) if result is None]
     world = utils_dist.get_world_size()  # number of ranks
     for first in range(0, len(without_result), world):
@@ -257,18 +257,8 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     """
     if not RUN.checks_folder:
         return None
-    spikes = clip.spikes
     compared = _compared_frames(clip)
-    # The blurry frames and spike files that are compared. With a clip cache, also its files,
-    # because the original files need not be on this machine.
-    names = [clip.lq[index] for index, _ in compared]
-    for _, exposure in compared:
-        for piece in exposure.pieces:
-            names.append(piece.file)
-    cache = getattr(files, "path", None)  # folder of the cache. A `DiskFiles` has none
-    if cache:
-        for kind in ("lq", "spike"):
-            names.append(str(Path(cache, clip.name, f"{kind}.u8")))
+    names = _names_of_read_files(clip, compared, files)
     stamps = [stamp(name) for name in dict.fromkeys(names)]  # each name once, in this order
     # A stamp is (size, time of change), or (0, 0) for a file that is not on this machine. Without
     # any file here, a changed clip could not be told from the same clip.
@@ -278,10 +268,30 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
 
     # Besides the files, these values decide the result. Their repr is part of the name of the file:
     # if the repr changes, results of earlier runs are not found again.
+    spikes = clip.spikes
     properties = (spikes.geometry, spikes.remainder, spikes.light, clip.size, compared)
     text = repr((FORMAT, names, stamps, properties))
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     return RUN.checks_folder / f"calibration_{key}.json"
+
+
+def _names_of_read_files(clip: Clip, compared: list[tuple[int, Exposure]], files: Any) -> list[str]:
+    """Return the names of the blurry frames and spike files that are compared.
+
+    With a clip cache, also the names of its files, because the original files need not be on this
+    machine. A name may come several times.
+
+    compared: from `_compared_frames`.
+    """
+    names = [clip.lq[index] for index, _ in compared]
+    for _, exposure in compared:
+        for piece in exposure.pieces:
+            names.append(piece.file)
+    cache = getattr(files, "path", None)  # folder of the cache. A `DiskFiles` has none
+    if cache:
+        for kind in ("lq", "spike"):
+            names.append(str(Path(cache, clip.name, f"{kind}.u8")))
+    return names
 
 
 def _read_result(path: Path | None) -> FitResult | None:

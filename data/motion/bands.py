@@ -115,32 +115,36 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
         whole_plane = (slice(0, view.plane[0]), slice(0, view.plane[1]))
         return [Band(whole_frame, whole_plane, view)]
 
-    # Bands of nearly equal height. A band begins OVERLAP rows before the band above ends. So each
-    # band adds at most `most_rows` - OVERLAP rows to the bands above it. E.g. 1080 rows of 1920
-    # pixels:
-    #
-    #     most_rows    2^20 // 1920 = 546
-    #     count        ceil((1080 - 128) / (546 - 128)) = ceil(2.3) = 3
-    #     begins       0, 317, 635 and, for a fourth band, 952
-    #     ends         317 + 128 = 445, 635 + 128 = 763, and 952 + 128 = 1080
-    #     bands        rows 0 to 444, 317 to 762, and 635 to 1079
-    most_rows = max(most_pixels // width, LEAST_ROWS)
+    # A spike pixel belongs to each band whose rows its points touch. It may belong to two bands.
+    first_y, last_y = _rows_of_spike_pixels(view)  # (h, w) each
+    bands = []
+    for begin, end in _rows_of_bands(height, most_rows=max(most_pixels // width, LEAST_ROWS)):
+        # Row r reaches from r - 0.5 to r + 0.5.
+        sees_band = (last_y > begin - 0.5) & (first_y < end - 0.5)
+        bands.append(_make_band(view, begin, end, sees_band))
+    return bands
+
+
+def _rows_of_bands(height: int, most_rows: int) -> list[tuple[int, int]]:
+    """Return (first row, row after the last) of bands of nearly equal height.
+
+    A band begins OVERLAP rows before the band above ends. So each band adds at most
+    most_rows - OVERLAP rows to the bands above it. E.g. 1080 rows in bands of at most 546 rows:
+
+        count     ceil((1080 - 128) / (546 - 128)) = ceil(2.3) = 3 bands
+        begins    0, 317, 635 and, for a fourth band, 952
+        ends      317 + 128 = 445, 635 + 128 = 763, and 952 + 128 = 1080
+        result    (0, 445), (317, 763), (635, 1080)
+
+    height: of the frame.
+    """
     count = math.ceil((height - OVERLAP) / (most_rows - OVERLAP))
     count = max(count, 1)  # a very wide frame may have fewer rows than an overlap
     # The first row of each band, and at the end the row at which one more band would begin. If the
     # frame has fewer rows than an overlap, this last number is negative, and its only band still
     # ends at (height - OVERLAP) + OVERLAP = height.
     begins = np.linspace(0, height - OVERLAP, count + 1).round().astype(int).tolist()
-
-    # A spike pixel belongs to each band whose rows its points touch. It may belong to two bands.
-    first_y, last_y = _rows_of_spike_pixels(view)  # (h, w) each
-    bands = []
-    for begin, next_begin in itertools.pairwise(begins):
-        end = next_begin + OVERLAP
-        # Row r reaches from r - 0.5 to r + 0.5.
-        sees_band = (last_y > begin - 0.5) & (first_y < end - 0.5)
-        bands.append(_make_band(view, begin, end, sees_band))
-    return bands
+    return [(begin, next_begin + OVERLAP) for begin, next_begin in itertools.pairwise(begins)]
 
 
 def _rows_of_spike_pixels(view: View) -> tuple[np.ndarray, np.ndarray]:

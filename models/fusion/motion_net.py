@@ -212,10 +212,12 @@ class MotionNet(nn.Module):
 
 
 def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequential:
-    """Build a conv net whose output depends on about 20 pixels around each pixel.
+    """Build a conv net of `layers` convolutions, whose output begins near 0.
 
-    inputs, outputs: numbers of channels. The output begins near 0, so that the first curves hardly
-    move.
+    So the first curves hardly move. Because of the dilations, few layers see far: the output of a
+    pixel depends on 17 x 17 pixels with 5 layers, and on 11 x 11 pixels with 4 layers.
+
+    inputs, outputs: numbers of channels. features: number of channels in between.
     """
     modules = [nn.Conv2d(inputs, features, 3, padding=1), nn.LeakyReLU(0.1)]
     # The first and the last convolution are outside the loop.
