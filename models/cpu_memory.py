@@ -114,21 +114,13 @@ def check_memory(
     if need.total < free:
         return
 
-    clips, frames, _, height, width = lq.shape
-    processes = f"; {ranks} processes" if ranks > 1 else ""
-    # The two parts in brackets add up to less than the total, which also has MARGIN.
-    figures = (
-        f"a step on {clips} clips of {frames} x {height} x {width} needs about "
-        f"{need.total:.1f} GB on the CPU ({ranks * need.saved / GB:.1f} GB of activations, "
-        f"{ranks * need.fixed / GB:.1f} GB of weights, gradients and moments{processes})"
-    )
     if need.certain > size + swap_gb():
         # Each change is a line of its own in the error. `SpikeVRTError.__str__` begins a text after
         # 12 characters ("  do        "), so the further lines are indented by 12 spaces.
         indent = " " * 12
         lines = [f"{indent}{line}" for line in changes()]
         raise OptionError(
-            what=figures,
+            what=_in_words(need, lq),
             where="datasets.train, netG",
             expected=f"at most the {size:.1f} GB of this machine, or of its limit",
             do="\n".join(["one of these, or several:", *lines]),
@@ -136,8 +128,20 @@ def check_memory(
     logger.warning(
         "%s; %.1f of %.1f GB are free. It may swap, and the system may end the run. "
         "These need less: %s",
-        figures, free, size, ", or ".join(changes()) or "a smaller network",
+        _in_words(need, lq), free, size, ", or ".join(changes()) or "a smaller network",
     )  # fmt: skip
+
+
+def _in_words(need: Need, lq: Tensor) -> str:
+    """Return what a step needs, for the warning and the error. lq: (B, T, C, H, W)."""
+    clips, frames, _, height, width = lq.shape
+    processes = f"; {need.ranks} processes" if need.ranks > 1 else ""
+    # The two parts in brackets add up to less than the total, which also has MARGIN.
+    return (
+        f"a step on {clips} clips of {frames} x {height} x {width} needs about "
+        f"{need.total:.1f} GB on the CPU ({need.ranks * need.saved / GB:.1f} GB of activations, "
+        f"{need.ranks * need.fixed / GB:.1f} GB of weights, gradients and moments{processes})"
+    )
 
 
 def need_of_step(net: VRT, lq: Tensor, is_half: bool, has_average: bool, ranks: int) -> Need:

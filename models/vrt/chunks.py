@@ -45,28 +45,16 @@ class InChunks(torch.autograd.Function):
     Call `InChunks.apply(x, work, *weights)` without autocast. The weights have the order of
     work.names. Each weight is an argument, because autograd finds no tensors within other objects.
 
-    Forward and backward use these parts of `work`, a `Work` (work.py):
-
-        pieces(samples)    all chunks of all samples: (sample, chunk, factors of stochastic depth)
-        hidden(...)        computes a chunk up to its last layer: y is the residual, h the input of
-                           fc2. y is None if the layer has no residual, and h is None if stochastic
-                           depth has dropped the MLP.
-        has_own_attention, keeps_attention     whether there is a tape, and whether it records
-
-    What must stay:
-
-        Forward and backward go through the chunks in the order of work.pieces. The tape is read in
-        the order in which it was written, and the last bits of the gradients depend on the order.
-
-        The graph of a chunk is freed in its round of the loop in backward: `torch.autograd.grad`
-        frees all that the graph has saved, unless it is told retain_graph=True. The names of the
-        round (tokens, y, h, ...) stay until the next round gives them new values, so the values of
-        one more chunk are in memory. test_fake_gpu.py measures the memory.
-
     One chunk in forward, and in backward (from right to left):
 
-        x  --take-->  tokens  --hidden-->  y, h  --last layer-->  out
+        x  --take-->  tokens  --work.hidden-->  y, h  --last layer fc2-->  out
         grad_x  <--put--  grad_tokens  <--autograd--  gradients of y, h  <--by hand--  grad
+
+    y is the residual, and h the input of fc2. y is None if the layer has no residual. h is None if
+    stochastic depth has dropped the MLP.
+
+    What must stay: both passes go through the chunks in the order of work.pieces, because the tape
+    is read in the order in which it was written.
     """
 
     @staticmethod
@@ -154,6 +142,9 @@ class InChunks(torch.autograd.Function):
                 del grad_branch  # frees it before step 3
 
             # 3. Run backward through the graph of this chunk, to its tokens and to the weights.
+            # This frees what the graph has saved, before the next chunk: do not retain the graph.
+            # The names of this round (tokens, y, h, ...) keep their tensors until the next round
+            # gives them new values, so the values of one more chunk are in memory.
             inputs = [tokens] + [w[name] for name in with_graph]
             grad_tokens, *grads_of_weights = _through_graph(outputs, gradients, inputs)
             for name, grad_weight in zip(with_graph, grads_of_weights, strict=True):
