@@ -1,6 +1,7 @@
 """Choose where torch's compiler keeps its code.
 
-model_vrt.py calls this before it compiles a network (the option train.compile).
+model_state.py calls this before it compiles a network (the option train.compile). Free to change:
+the folder, but only to a folder that no other user can write to.
 """
 
 import os

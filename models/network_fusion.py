@@ -2,6 +2,9 @@
 
 weights/operator.pth and weights/motion.pth are weights of this network.
 
+What must stay: the attribute `fusion`, because the names of the tensors in these files begin with
+it (test_shipped_weights_hold_their_network_and_restore_in_float32 loads them).
+
 Tests: tests/parts/models/test_select_network.py, test_weights.py
 """
 

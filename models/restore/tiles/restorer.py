@@ -6,6 +6,10 @@
           run_padded     one tile, padded to a size that the network takes (padding.py)
             _run_network the network itself, on its device and in its precision
 
+E.g. a clip of 14 frames, and tiles of 12 frames x 256 px: stream_clip restores the frames 0 ... 11,
+then 2 ... 13. The frames 2 ... 11 are weighted means of both. restore_space cuts the frames into
+squares of 256 x 256 pixels.
+
 In: a network and a `Tiling` (plan.py), from network_method.py for a test, or from validation.py for
 a training; and a reader of a clip. Out: restored frames on the CPU, one by one. run_job.py writes
 them, and validated_clip.py scores them.
@@ -73,26 +77,6 @@ class Restorer:
         """Return the tiles in use, in words."""
         return self.tiling.describe()
 
-    def with_cache(self, reader: FrameReader) -> FrameReader:
-        """Return the reader with a cache for the frames of one tile in time.
-
-        `frames` reads each clip through a cache. validated_clip.py calls this before, and passes
-        the cached reader to `frames`, so that it can read the input of the last tile once more. If
-        a reader has a cache already, it is returned unchanged.
-        """
-        if isinstance(reader, FrameCache):
-            return reader
-        # A network that interpolates reads other frames than it returns. So `_interpolate_frames`
-        # makes another cache.
-        if self.tiling.spec.interpolates:
-            return reader
-        frames_of_tile = self.tiling.num_frame_testing
-        if frames_of_tile == WHOLE:
-            frames_of_tile = len(reader.stems)
-        # A cache smaller than a tile would read the frames that two tiles share twice.
-        capacity = frames_of_tile + SPARE_FRAMES
-        return FrameCache(reader, capacity)
-
     def frames(
         self, reader: FrameReader | ClipWithGaps, wanted: range, tick: Tick = lambda _: None
     ) -> Iterator[Tensor]:
@@ -107,42 +91,6 @@ class Restorer:
             yield from self._interpolate_frames(clip_with_gaps, wanted, tick)
         else:
             yield from self._restore_frames(reader, wanted, tick)
-
-    def _interpolate_frames(
-        self, reader: ClipWithGaps, wanted: range, tick: Tick
-    ) -> Iterator[Tensor]:
-        """Yield the frames `wanted` of a clip with gaps, see `frames`.
-
-        The frames around the gaps are put one behind the other, as if they were one clip. E.g.
-        length 4, two given frames on either side of a gap: 0 0 | 1 2 for gap 0, where frame 0 is
-        repeated because no frame is before it, then 0 1 | 2 3 for gap 1. The tiles in time have
-        this length and no overlap (`Tiling.of`), so each tile is one gap.
-        """
-        length = self.tiling.spec.least_frames  # given frames that the network takes for a gap
-        selection = frames_around_gaps(reader, wanted, length)
-        # The cache has each frame of the clip once, however often it is in the selection. Two
-        # neighbouring gaps share all but one of their frames. So with a cache of little more than
-        # `length` frames, each frame is read once.
-        capacity = length + SPARE_FRAMES
-        frames_of_gaps = FrameCache(reader.clip, capacity=capacity, selection=selection)
-
-        def tick_of_wanted_frames(done_frames: float) -> None:
-            # `_restore_frames` counts frames of the selection. The caller counts wanted frames.
-            done_share = done_frames / len(selection)
-            tick(done_share * len(wanted))
-
-        restored = self._restore_frames(
-            frames_of_gaps, range(len(selection)), tick_of_wanted_frames
-        )
-        # The network makes one new frame of `length` given frames. `_restore_frames` needs as many
-        # results as given frames, so `_run_network` repeats the new frame `length` times. Here only
-        # the first repetition is taken, e.g. for length 4 the results 0, 4, 8, ...
-        new_frames = itertools.islice(restored, 0, None, length)
-        for index in wanted:
-            if reader.gaps[index] is None:
-                yield reader.frame(index)["lq"]
-            else:
-                yield next(new_frames)
 
     def _restore_frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield what the network makes of the frames `wanted`. Memory holds one tile in time.
@@ -194,6 +142,26 @@ class Restorer:
             devices.free_kept_memory(self.device)
             self.tiling = next_tiling
             logger.warning("out of memory; trying again with %s", next_tiling.describe())
+
+    def with_cache(self, reader: FrameReader) -> FrameReader:
+        """Return the reader with a cache for the frames of one tile in time.
+
+        `frames` reads each clip through a cache. validated_clip.py calls this before, and passes
+        the cached reader to `frames`, so that it can read the input of the last tile once more. If
+        a reader has a cache already, it is returned unchanged.
+        """
+        if isinstance(reader, FrameCache):
+            return reader
+        # A network that interpolates reads other frames than it returns. So `_interpolate_frames`
+        # makes another cache.
+        if self.tiling.spec.interpolates:
+            return reader
+        frames_of_tile = self.tiling.num_frame_testing
+        if frames_of_tile == WHOLE:
+            frames_of_tile = len(reader.stems)
+        # A cache smaller than a tile would read the frames that two tiles share twice.
+        capacity = frames_of_tile + SPARE_FRAMES
+        return FrameCache(reader, capacity)
 
     def _next_tiling(self, cache: FrameReader) -> Tiling | None:
         """Return the tiling to try after an out-of-memory error in this clip.
@@ -249,3 +217,39 @@ class Restorer:
         new_frame = out[:, :1]  # (B, 1, C', sH, sW)
         frame_count = inputs[0].shape[1]
         return new_frame.expand(-1, frame_count, -1, -1, -1)
+
+    def _interpolate_frames(
+        self, reader: ClipWithGaps, wanted: range, tick: Tick
+    ) -> Iterator[Tensor]:
+        """Yield the frames `wanted` of a clip with gaps, see `frames`.
+
+        The frames around the gaps are put one behind the other, as if they were one clip. E.g.
+        length 4, two given frames on either side of a gap: 0 0 | 1 2 for gap 0, where frame 0 is
+        repeated because no frame is before it, then 0 1 | 2 3 for gap 1. The tiles in time have
+        this length and no overlap (`Tiling.of`), so each tile is one gap.
+        """
+        length = self.tiling.spec.least_frames  # given frames that the network takes for a gap
+        selection = frames_around_gaps(reader, wanted, length)
+        # The cache has each frame of the clip once, however often it is in the selection. Two
+        # neighbouring gaps share all but one of their frames. So with a cache of little more than
+        # `length` frames, each frame is read once.
+        capacity = length + SPARE_FRAMES
+        frames_of_gaps = FrameCache(reader.clip, capacity=capacity, selection=selection)
+
+        def tick_of_wanted_frames(done_frames: float) -> None:
+            # `_restore_frames` counts frames of the selection. The caller counts wanted frames.
+            done_share = done_frames / len(selection)
+            tick(done_share * len(wanted))
+
+        restored = self._restore_frames(
+            frames_of_gaps, range(len(selection)), tick_of_wanted_frames
+        )
+        # The network makes one new frame of `length` given frames. `_restore_frames` needs as many
+        # results as given frames, so `_run_network` repeats the new frame `length` times. Here only
+        # the first repetition is taken, e.g. for length 4 the results 0, 4, 8, ...
+        new_frames = itertools.islice(restored, 0, None, length)
+        for index in wanted:
+            if reader.gaps[index] is None:
+                yield reader.frame(index)["lq"]
+            else:
+                yield next(new_frames)

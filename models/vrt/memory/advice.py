@@ -1,6 +1,6 @@
 """Say which options make a training step smaller, for a step that ran out of memory.
 
-`out_of_memory_error` makes the error, and `suggest_changes` its option lines, those first which
+`out_of_memory_error` makes the error, and `suggest_changes` makes its option lines. The first lines
 change the result least.
 
 What must stay: each line is accepted on the command line, and makes the step smaller.
