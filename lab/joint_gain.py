@@ -5,32 +5,26 @@
     python lab/joint_gain.py --videos VIDEOS --ways motion [--part photos]
 
 A way is a method of main_test_vrt.py: the operator (weights/operator.pth, a network), `--method
-joint`, or weights/motion.pth. All ways restore the same clips. A part says what the clips show:
+joint`, or weights/motion.pth. All ways restore the same clips. --part says what the clips show:
 
     choose, report  the test sets of lab/quality.py
-    seven           the training videos, with seven real frames in an exposure. An exposure of the
-                    parts above has one to four real frames, and optical flow makes the light
-                    between them. With seven real frames it makes less of the light.
-    seven_others    the videos of choose and report, with seven real frames in an exposure. Nothing
-                    was trained on these videos.
-    photos          photographs under exact motion: layers cover each other, and no optical flow is
-                    used
+    seven           the training videos, with seven real frames in an exposure. The parts above have
+                    one to four, and optical flow makes the light between them
+    seven_others    the videos of choose and report, with seven real frames in an exposure
+    photos          photographs under exact motion: layers cover each other, without optical flow
 
 A condition says how the clips are recorded: with a rig of data/cameras/rig.py, e.g. `ideal`, or
 with one of two false models of the frame. `means` takes means of display values instead of light,
-and `curve` another curve from light to display values.
-
-The ways are told nothing about the cameras. All read the clips with spike.calibration=auto, which
-finds the place of the spike camera and the time and length of the exposures.
+and `curve` another curve from light to display values. No way is told anything about the cameras:
+spike.calibration=auto finds their place and the times of the exposures.
 
 The program writes the scores of each condition to <out>/<way>_<part>_<condition>.json, where <way>
-is the last way. It prints a table with a row for each condition. docs/benchmarks/quality.md has the
-figures.
+is the last way, and prints a table. docs/benchmarks/quality.md has the figures.
 
-What must stay: the names of the written files, and what a clip is made from. If the program is
-called again, it takes the clips and frames that are there, even if this file would make other clips
-now. Free to change: the table, which is all that tests/parts/house/test_joint_gain.py tests. Free
-to add: a way, a part or a condition.
+What must stay: the names of the written files, and what a clip is made from. Clips and frames that
+are there are used again, even if this file would make other clips now. Free to change: the table,
+which is all that tests/parts/house/test_joint_gain.py tests. Free to add: a way, a part or a
+condition.
 """
 
 import argparse

@@ -4,31 +4,22 @@
     python lab/motion_seeds.py --videos VIDEOS [--updates 800] [--seeds 0 1 2]
     python lab/motion_seeds.py --videos VIDEOS --parts few --clips report_rig report_dim
 
-The learned steps improve the frame of the operator (weights/operator.pth, a network). They work
-with equations along the motion, and with the proposal, a frame that solves these equations. There
-are two parts: "good" for good light, and "few" for few spikes. The control is the same conv net,
-which sees neither the motion nor its equations. lab/train_motion.py explains all of them.
+How much do the gains over the operator depend on the seed? How much is left without the motion and
+its equations? lab/train_motion.py explains the operator, the learned steps, their two parts ("good"
+light and "few" spikes), and the control, which sees neither the motion nor its equations.
 
-This program answers two questions. How much do the gains over the operator depend on the seed? How
-much is left without the motion and its equations?
-
-The program works in this order:
+The program works in this order. lab/motion_runs/ has the parts:
 
     train_all    for each run and each part: new steps -> <out>/steps/<run>_<part>.pt
     scores_of    all runs restore the same clips of lab/joint_gain.py -> <out>/seeds_<...>.json
     table_of     the gains over the operator, a row for each set of clips
 
 A run is a kind of steps ("equations" or "plain"), a seed, and a number of updates. One more plain
-run has twice as many updates. So it has more CPU time than a run with the equations.
-
-The clips are restored by the class that main_test_vrt.py uses
-(data.motion.restorer.MotionRestorer), so its rules for dark frames and still pixels hold. But all
-runs restore a frame together: its first estimate, its motion and its proposal are computed once.
-The shipped weights are restored beside the runs. Their scores must equal the scores of
-lab/joint_gain.py, which shows that both programs restore alike.
+run has twice as many updates, so it has more CPU time than a run with the equations. The shipped
+weights are restored beside the runs: their scores must equal the scores of lab/joint_gain.py.
 
 Steps and scores that are there are not made again. Delete <out>/samples and <out>/steps after a
-change of the training. The modules of lab/motion_runs/ train, restore and print.
+change of the training.
 
 What must stay: a frame is restored as main_test_vrt.py restores it
 (test_a_method_scores_as_the_test_program_with_its_weights), and the control does not see the motion

@@ -11,40 +11,23 @@ order:
     the motion within the exposure gives equations, and a frame that solves them: the proposal
     learned steps (three small passes, MotionSteps) mix z_0, the proposal and the equations
 
-This program trains only the learned steps. A step of the optimizer is called an update on this
-page, and --steps is the number of updates. The program uses one thread of a CPU.
+This program trains only the learned steps, on one thread of a CPU. There are two parts of them, for
+frames with few spikes and for good light: --part says which is trained. The other part stays as in
+--begin. A sample is one frame of a clip, with everything that its equations need.
+lab/motion_steps/sets.py says what the clips show. Clips and samples in <out> are used again.
 
-Samples. A sample is one frame of a clip, with everything that its equations need. Clips are made
-from three sources:
-
-    "videos"   training videos of lab/quality.py, with seven real frames in an exposure
-    "stills"   single frames of these videos
-    "photos"   photographs
-
-The motion of "stills" and "photos" is exact, because `PhotoScene` moves layers that cover each
-other and uses no optical flow. The samples show bright and dim light, and mistakes that a user may
-make: other cameras, a spike camera that is not calibrated, blurry frames that are means of display
-values, and wrong motion. No sample comes from the validation videos ("choose" in lab/quality.py),
-the test videos ("report"), or the photographs on which lab/joint_gain.py tests. Clips and samples
-that are already in <out> are used again.
-
-Few or many spikes. The fusion has two parts: learned steps for frames with few spikes, and learned
-steps for good light. --part says which part is trained. The other part stays as in --begin.
-
-A control. --plain trains the same network on the same samples, but hides the motion and its
+--plain trains a control: the same network on the same samples, without the motion and its
 equations. The difference of the two gains is what the motion and its equations are worth.
 
-The program writes <out>/motion.pth every 500 updates and at the end. Every 100 updates it prints by
-how many dB the learned steps improve on the operator.
+The program writes <out>/motion.pth every 500 updates and at the end. (An update is a step of the
+optimizer; --steps is their number.) Every 100 updates it prints by how many dB the learned steps
+improve on the operator.
 
 What must stay: the order of the random draws, because with another order a seed gives other
 weights, and the keys of the written weights, which models/fusion/fusion_motion.py reads. Free to
-change: the values at the head of each module of lab/motion_steps/. They count for the next training
-only.
-
-Tests: tests/parts/house/test_train_motion.py trains for 12 updates on one sample.
-test_a_training_is_repeated_by_its_seed notices a number that does not come from the seed, but not
-another order of the draws. No test makes the clips and samples.
+change: the values at the head of each module of lab/motion_steps/, for the next training.
+Tests: tests/parts/house/test_train_motion.py trains for 12 updates on one sample. No test makes the
+clips and samples.
 """
 
 import argparse

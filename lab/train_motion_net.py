@@ -4,30 +4,25 @@
     python lab/train_motion_net.py --videos VIDEOS --out FILE [--minutes 45] [--seed 0]
 
 The network learns from scenes whose motion is known exactly (`Scene`): a background, and up to five
-things in front of it. Each of them moves, turns, grows and shears along its own curve. They are cut
-from frames of the training videos of lab/quality.py, from photographs of scikit-image on which
-lab/joint_gain.py does not test, and from drawings. Two simulated spike cameras see each scene, each
-in another light. The data of one step of the training flow in this order:
+things in front of it, each with its own motion. Two simulated spike cameras see each scene, each in
+another light. The data of one step of the training flow in this order, through the modules
+textures, scenes, samples, batches and loss of lab/motion_net/:
 
     all_textures -> random_scene -> recorded (spikes, blurry frame) -> Sample
     8 samples -> batch_of -> turned -> MotionNet -> loss_of
-
-The modules of lab/motion_net/ have these functions: textures, scenes, samples, batches and loss.
 
 The program uses one thread of a CPU. It writes the weights to FILE every 30 seconds and at the end,
 and prints the mean error of the motion. lab/train_motion.py reads FILE, and trains the rest of
 weights/motion.pth behind the network.
 
-What must stay: the order of the random draws. All random numbers come from one generator, one after
-the other. A new draw, or another order of two draws, changes all scenes after it. No test notices,
-but a training cannot be repeated then. lab/vrt_curve.py draws its scenes and computes its loss with
-functions of lab/motion_net/. Free to change, for the next training: the values in
-lab/motion_net/training.py and lab/motion_net/loss.py.
+What must stay: the order of the random draws. All random numbers come from one generator, so a new
+draw changes all scenes after it, and a training cannot be repeated. No test notices.
+Free to change, for the next training: the values in lab/motion_net/training.py and
+lab/motion_net/loss.py. lab/vrt_curve.py uses functions of lab/motion_net/, too.
 
-Tests: tests/parts/house/test_vrt_curve.py draws scenes and computes the loss, but it looks at none
-of these numbers. E.g. it passes if a true shift has the wrong sign. No test runs `train`. So train
-for two minutes after a change: the printed error must become clearly smaller than the printed
-length, e.g. 0.7 of 1.2 pixels. With the wrong sign of y it stays as large as the length.
+No test runs `train`. tests/parts/house/test_vrt_curve.py passes if a true shift has the wrong sign.
+So train for two minutes after a change: the printed error must become clearly smaller than the
+printed length, e.g. 0.7 of 1.2 pixels. With the wrong sign of y it stays as large as the length.
 """
 
 import argparse

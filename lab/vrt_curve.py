@@ -3,41 +3,32 @@
 
     python lab/vrt_curve.py --videos VIDEOS --out FOLDER --form FORM [--minutes 8 16 24] [--seed 0]
 
-Why: a Video Restoration Transformer (VRT) restores a frame with the help of the other frames of its
-clip, by attention. The default of this project has no attention over frames. Its frames are made in
-three steps:
+A Video Restoration Transformer (VRT) restores a frame with the help of the other frames of its
+clip, by attention. The default of this project has no attention over frames. It makes a frame in
+three steps. --form says where attention is added:
 
     1  weights/operator.pth, the operator, restores each blurry frame with the help of its spikes
     2  a small network finds the motion within the exposure, also from spikes
     3  the learned steps of weights/motion.pth improve the frame along this motion
-
-Would attention make them better? --form says where it is added:
 
     motion   in step 2, the network that finds the motion and its expected error
     prior    in step 3, between the learned steps
     behind   after step 1, behind the frames of the operator, as VRT is used in the option files
 
 For each form two networks are trained: one with attention over frames, and a control without. They
-have about the same number of parameters. Both begin at the same seed, see the same training data in
-the same order, and are tested on the same data. The tests come from the videos coffee and walker,
-and the training data do not. The scores are written to FOLDER/vrt_curve_FORM.json, see `measure`.
-
-A point of the curve is a time of training. Time is CPU time of one thread (`time.process_time`), so
-other programs on the machine do not count. Making scenes and clips does not count either. The
-learning rate stays constant, and the tested weights are a moving average of the newest weights. So
-the weights at a point do not depend on how long the training goes on, and one training makes all
-points.
+have about the same number of parameters, and see the same training data in the same order. The
+tests come from videos on which nothing is trained. A point of the curve is a time of training: the
+CPU time of one thread, so other programs on the machine do not count. The scores are written to
+FOLDER/vrt_curve_FORM.json, see `measure`.
 
 If the program is stopped, repeat the command: it goes on from the state of the training in FOLDER,
 which is saved each minute. docs/benchmarks/quality_networks.md has the figures.
 
-What must stay: the order of the random draws, so that a training can be repeated by its seed, and
-the keys of the written JSON, because such files are in docs/benchmarks/quality. Both networks of a
-form get the same time and the same data
+What must stay: the order of the random draws, and the keys of the written JSON, because such files
+are in docs/benchmarks/quality. Both networks of a form get the same time and the same data
 (test_both_networks_of_a_form_are_trained_for_the_same_time), and the control sees no other frame
 (test_attention_sees_the_other_frames_and_the_control_does_not).
 Free to add: a form, which is a module of lab/vrt_forms/ and an entry of FORMS.
-tests/parts/house/test_vrt_curve.py trains each form for a second.
 """
 
 import argparse

@@ -46,6 +46,11 @@ class ClipSet:
 # Name -> set. A name is a folder below --out. "seven": seven real frames in an exposure. "usual":
 # as many as the program chooses. "means", with sum_gamma: blurry frames that are means of display
 # values, which no camera makes.
+#
+# The sets show bright and dim light, and what a user may meet: other cameras, and a spike camera
+# that is not calibrated. The motion of "stills" and "photos" is exact, because `PhotoScene` moves
+# layers that cover each other, without optical flow.
+#
 # `train` draws from the sets in this order. With another order, a new set or a new weight, the same
 # seed draws other samples.
 SETS = {

@@ -1,4 +1,4 @@
-"""Where a program writes a picture, page or video that the user has given no name."""
+"""Choose where a program writes a picture, page or video that the user has given no name."""
 
 import tempfile
 from pathlib import Path

@@ -9,6 +9,9 @@ the same levels:
 
 So a test can ask whether a crop shows the same place in all three. The clips lie in two folders, as
 the GoPro set does: GOPRO_Large and GOPRO_Large_spike_seq.
+
+What must stay: what the files show, because many tests compute it from the levels. Free to add: an
+argument whose default changes no file.
 """
 
 import json

@@ -6,6 +6,10 @@ Tests of motion compare an estimated motion with the true motion, which `Scene.s
 
 Times are in exposures. An exposure is the time of one frame, and time 0 is the middle of the clip.
 A plane is one reading of the spike camera; an exposure has `planes` of them.
+
+What must stay: the picture and the spikes of a scene, so also the order of its draws. Another
+picture gives other errors, and the tests compare errors with limits. Free to add: a field with a
+default that changes nothing.
 """
 
 import json

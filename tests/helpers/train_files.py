@@ -3,6 +3,9 @@
 `write_options` writes clips and an option file, `train` runs main_train_vrt.py on them. Frames have
 32 x 32 pixels, the network has one block a stage, and a run takes seconds on one core. The results
 of a run are read by `latest_checkpoint`, `history` and `files_of_run`.
+
+What must stay: the numbers of clips, frames and steps, because tests count them. A test that needs
+other options gives them as arguments.
 """
 
 import json

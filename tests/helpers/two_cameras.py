@@ -3,6 +3,9 @@
 Tests of calibration make a matrix (`similarity`), record the scene through it (`record`,
 `write_pair`), and compare the matrix that a program finds with the true matrix (`error_px`).
 A size is always (height, width). A matrix (3, 3) maps a spike pixel (x, y, 1) to an RGB pixel.
+
+What must stay: the order of the draws in `texture` and `record`. Another picture gives other
+errors, and the tests compare errors with limits, e.g. LIMIT_PX.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

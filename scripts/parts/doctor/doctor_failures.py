@@ -1,8 +1,10 @@
 """What doctor.py finds, as a table, and what the known failures in a log mean.
 
 doctor.py calls `read_log` for its option --log, and `table` for its output. A `Finding` is a row of
-this table. known_failures.json has a row for each known failure: add a row there to explain a new
-one. The first row that matches a line counts, so a special row comes before a general row.
+this table.
+
+Free to add: a row of known_failures.json, which explains a failure. The first row that matches a
+line counts, so a special row comes before a general row.
 
 Tests: tests/parts/scripts/test_doctor.py
 """

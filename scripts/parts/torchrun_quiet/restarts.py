@@ -6,6 +6,8 @@ again either.
 
 scripts/torchrun_quiet.py calls `never_restart_after_final_codes` before it starts torchrun's agent,
 the process that starts and watches the ranks of a host.
+
+Free to change: FINAL_CODES, if docs/troubleshooting.md says the same of the code.
 """
 
 from pathlib import Path
