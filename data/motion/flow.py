@@ -57,10 +57,9 @@ def motion_of(
     spikes = median_spikes(recording)
     is_dim = spikes < DIM_SPIKES
     is_noisy = spikes < NOISY_SPIKES
-    all_times = [0.0, *search_times]
-    pictures = pictures_at(recording, view, gain, all_times, spikes)
-    picture_at = dict(zip(all_times, pictures, strict=True))  # time -> (H, W) uint8
-    times = sorted(picture_at)
+    times = sorted({0.0, *search_times})  # K times; 0 is the sharp instant
+    pictures = pictures_at(recording, view, gain, times, spikes)
+    picture_at = dict(zip(times, pictures, strict=True))  # time -> (H, W) uint8
     exact_dis = _make_dis(is_noisy)
     quick_dis = exact_dis if is_dim else _make_quick_dis(is_noisy)
 
@@ -68,8 +67,7 @@ def motion_of(
     shifts = np.stack([shifts_at[time] for time in times])
     curves = curves_of(times, shifts, _error_by_length(shifts), with_shake=not is_dim)
 
-    pictures_in_order = [picture_at[time] for time in times]
-    shifts, errors = _second_search(exact_dis, quick_dis, pictures_in_order, times, curves)
+    shifts, errors = _second_search(exact_dis, quick_dis, pictures, times, curves)
     if is_noisy:
         errors *= FACTOR_IF_NOISY
     curves = curves_of(times, shifts, errors, with_shake=not is_dim)

@@ -136,17 +136,9 @@ class MotionNet(nn.Module):
         self.nets = nn.ModuleList(nets)
 
         # Buffers that are not saved, because they follow from the constants above.
-        middles = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2  # in elevenths of an exposure
-        # In halves of an exposure after the sharp instant, because HALF_EXPOSURE is 5.5 elevenths.
-        tau = (middles / HALF_EXPOSURE - SHARP_INSTANT).astype(np.float32)
+        tau = _middles_of_windows()
         self.register_buffer("tau", torch.from_numpy(tau), persistent=False)
-
-        # Fit a parabola to values v in the windows of the exposure, by least squares:
-        # v(tau) = constant + slope tau + curvature tau^2. The pseudoinverse gives the three numbers
-        # from the values. The constant is left out, because only the change in time is needed.
-        powers = np.stack([tau[INSIDE] ** power for power in range(3)], axis=1)  # (11, 3)
-        three_rows = np.linalg.pinv(powers)  # (3, 11): constant, slope, curvature
-        fit = three_rows[1:].astype(np.float32)
+        fit = _fit_of_parabola(tau[INSIDE])
         self.register_buffer("parabola_fit", torch.from_numpy(fit), persistent=False)
 
     def forward(self, pictures: Tensor, scene: Tensor, levels: int = len(LEVELS)) -> list[Curves]:
@@ -209,6 +201,28 @@ class MotionNet(nn.Module):
         motion_left = least_squares(moved_pictures, scene, self.parabola_fit)  # (B, 8, h, w)
         scaled_curve = curve / USUAL_SHIFT
         return torch.cat((moved_pictures, motion_left, scene, scaled_curve, log_error), dim=1)
+
+
+def _middles_of_windows() -> np.ndarray:
+    """Return the middle of each window as a time tau, (15,) float32."""
+    middles = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2  # in elevenths of an exposure
+    # In halves of an exposure, and after the sharp instant.
+    return (middles / HALF_EXPOSURE - SHARP_INSTANT).astype(np.float32)
+
+
+def _fit_of_parabola(tau: np.ndarray) -> np.ndarray:
+    """Return the matrix (2, n) that gives slope and curvature of n values by least squares.
+
+        value(tau) = constant + slope tau + curvature tau^2
+
+    The constant is left out, because only the change in time is needed.
+
+    tau: (n,), the times of the values.
+    """
+    powers = np.stack([tau**power for power in range(3)], axis=1)  # (n, 3)
+    # The pseudoinverse turns n values into the three numbers of the nearest parabola.
+    three_rows = np.linalg.pinv(powers)  # (3, n): constant, slope, curvature
+    return three_rows[1:].astype(np.float32)
 
 
 def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequential:
