@@ -12,14 +12,6 @@ the logarithm of the mean brightness, and the contrast of the blurry frame. All 
 or less, in good and in dim light. spike_windows.py says what the count and the light of a window
 are.
 
-Lengths of time. Training had exposures of 88 planes, where a plane is one binary picture of the
-spike camera. For the network, exposures of all lengths must look alike:
-
-    eleventh       1/11 of the exposure, 8 planes in training: the length of a window within it
-    usual plane    1/88 of the exposure, 1 plane in training. E.g. an exposure of 176 planes has
-                   usual planes of 2 planes each
-    rate           spikes per usual plane
-
 What must stay: all of it, in values and in order. weights/motion.pth was trained on these inputs.
 With other inputs the network finds a wrong motion, and no error says so.
 test_what_the_network_sees_has_the_order_of_its_training notices another order or unit. Whoever
@@ -41,7 +33,13 @@ from data.motion.view import View
 from data.spike.pictures import LUMA, to_display, to_linear
 from utils.contract import MotionNetwork
 
-# As in the training of the weights. Another number would make other windows than they have learned.
+# Training had exposures of 88 planes, where a plane is one binary picture of the spike camera. For
+# the network, exposures of all lengths must look alike. So lengths are parts of the exposure:
+#
+#     eleventh       1/11 of the exposure, 8 planes in training: the length of a window within it
+#     usual plane    1/88 of the exposure, 1 plane in training. E.g. an exposure of 176 planes has
+#                    usual planes of 2 planes each
+#     rate           spikes per usual plane
 ELEVENTHS = 11  # number of elevenths in an exposure
 USUAL_PLANES = 8  # number of usual planes in an eleventh
 

@@ -73,8 +73,7 @@ LEAST_PICTURE = 0.11
 # A window has at most this share of the planes of the exposure. It matters in dim light: a larger
 # value would blur, a smaller value would leave more noise.
 MOST_PICTURE = 0.4
-# Least number of spikes in an exposure where it is a divisor: without it, an exposure without any
-# spike would divide by 0.
+# An exposure without any spike counts as this number of spikes, which is a divisor.
 LEAST_DIVISOR = 1e-6
 
 
@@ -85,8 +84,8 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
 
         weight of the longest window = log(share / shortest) / log(longest / shortest)
 
-    where share is what the pixel needs: it has the weight 0 at the shortest share, and 1 at the
-    longest share.
+    where share is what the pixel needs. E.g. with the shares 0.1 (shortest) and 0.4 (longest), a
+    pixel has the weight 0 at the share 0.1, 1/2 at 0.2, and 1 at 0.4.
 
     times, spikes: as in `pictures_at`.
     """
@@ -95,13 +94,14 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
 
     # A pixel of median light or less has the longest window. E.g. 30 spikes in the exposure:
     # 3 / 30 = 0.1 is less than LEAST_PICTURE, so all pixels have the shortest window.
-    share_at_median = SPIKES_OF_PICTURE / max(spikes, LEAST_DIVISOR)
+    spikes_at_median = max(spikes, LEAST_DIVISOR)
+    share_at_median = SPIKES_OF_PICTURE / spikes_at_median
     longest_share = float(np.clip(share_at_median, LEAST_PICTURE, MOST_PICTURE))
     if longest_share <= LEAST_PICTURE:
         return list(short_rates)
 
     most_spikes = _most_spikes(short_rates, recording.length)  # (h, w)
-    needed_share = SPIKES_OF_PICTURE / np.maximum(most_spikes, max(spikes, LEAST_DIVISOR))
+    needed_share = SPIKES_OF_PICTURE / np.maximum(most_spikes, spikes_at_median)
     share = np.clip(needed_share, LEAST_PICTURE, longest_share)
     weight_of_long = np.log(share / LEAST_PICTURE) / np.log(longest_share / LEAST_PICTURE)
     weight_of_long = weight_of_long.astype(np.float32)  # (h, w)

@@ -135,8 +135,9 @@ def after_all_rounds(estimate: Estimate) -> Estimate:
     run_rounds(estimate, sigma=coarse_sigma, rounds=8)
     run_rounds(estimate, sigma=3.0, rounds=6)
     run_rounds(estimate, sigma=TIME_SIGMA, rounds=8)
-    # The last rounds change the matrix only, so a fixed matrix needs none of them.
-    run_rounds(estimate, sigma=FINE_SIGMA, rounds=0 if estimate.is_matrix_fixed else 4)
+    # The last rounds change the matrix only.
+    if not estimate.is_matrix_fixed:
+        run_rounds(estimate, sigma=FINE_SIGMA, rounds=4)
     # Compute `explained` anew: a round computes it before its step, and the last rounds on finer
     # details. It must be of the final estimate, and on details of one size for all estimates.
     estimate.explained = explained_share(estimate, TIME_SIGMA)
