@@ -31,7 +31,6 @@ def learned_motion(start: Method, fusion: Any, build: Callable[[], Any]) -> Lear
     def parts(device: torch.device) -> LearnedParts:
         """Return the learned parts of the fusion on a device. Reads the weights anew."""
         net = build().to(device).eval()
-        # `find` is a function that estimates the motion within an exposure.
         find = finder_of(net.motion_by, net.motion_net, device)
         # Some weights have further steps for dim light, where spikes are few. Other weights use the
         # same steps in any light.

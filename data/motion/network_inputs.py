@@ -1,16 +1,17 @@
 """Make the inputs of the network of motion from the spikes and the blurry frame of an exposure.
 
 The network (models/fusion/motion_net.py) sees the spikes in K windows of time around the sharp
-instant, the time of the wanted sharp frame. For each window it gets two pictures (h, w), on the
-grid of the spike camera:
+instant, the time of the wanted sharp frame. It gets pictures (h, w) on the grid of the spike
+camera:
 
-    picture 0    sqrt(light / mean light) - 1                    0 is the mean light
-    picture 1    (count - expected count) / sqrt(variance)       0 is no change in the window
+    of each window     picture 0    sqrt(light / mean light) - 1               0: the mean light
+                       picture 1    (count - expected count) / sqrt(variance)  0: no change
+    of the exposure    scene 0      logarithm of the brightness around each pixel
+                       scene 1      logarithm of the mean brightness
+                       scene 2      contrast of the blurry frame
 
-and for the exposure three channels, the scene: the logarithm of the brightness around each pixel,
-the logarithm of the mean brightness, and the contrast of the blurry frame. All values are about 1
-or less, in good and in dim light. spike_windows.py says what the count and the light of a window
-are.
+The pictures of the windows have values of about 1, in good and in dim light. spike_windows.py says
+what the count and the light of a window are.
 
 What must stay: all of it, in values and in order. weights/motion.pth was trained on these inputs.
 With other inputs the network finds a wrong motion, and no error says so.

@@ -157,8 +157,7 @@ class MotionNet(nn.Module):
         curve = pictures.new_zeros(batch, COEFFICIENTS, height // size, width // size)
         log_error = pictures.new_zeros(batch, 1, height // size, width // size)
         curves_of_levels = []
-        # strict=False, because with `levels` there are fewer nets than entries of LEVELS.
-        for net, level in zip(self.nets[:levels], LEVELS, strict=False):
+        for net, level in zip(self.nets[:levels], LEVELS[:levels], strict=True):
             small_pictures = F.avg_pool2d(pictures, level.size)  # (B 15, 2, h, w) of the level
             small_scene = F.avg_pool2d(scene, level.size)  # (B, 3, h, w) of the level
 
