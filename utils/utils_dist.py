@@ -15,23 +15,9 @@ that leaves one out lets the others wait for it, until the watchdog ends the run
 
 In a single process there is no process group, and every function works the same.
 
-This page has the start and the end of a run. Everything else that a program needs of its ranks can
-be called by this page too (`__all__`). The modules in utils/dist do the work:
-
-    identity               which rank this process is
-    collectives            barrier, gather_objects, from_rank, ...
-    agreement              all ranks have the same value, or all of them end
-    stop                   signals that ask for a stop, and the vote on it
-    failure, lost_contact  who reports an error, and with which exit code all end
-    group, timeout         torch's process group, and the time-out of its collectives
-    launchers, platforms   which rank this is, from the variables of the environment; with
-                           launcher_table, node_launch, launch_variables
-    open_store, rendezvous how the ranks meet, in a key-value store; with waiting, round
-    watchdog, beats        end a run that hangs, and name the rank that stands still; with
-                           watchdog_thread, guard, stall_report, leave
-    process                processes and signals of this host; with claims, stacks
-    message                objects as bytes
-    state                  `RUN`: what this process knows of its run
+This page has the start and the end of a run. The modules in utils/dist do all other work, and
+utils/dist/__init__.py lists them. What a program needs of them can be called by this page
+(`__all__`).
 
 What must stay: the order of the lines of a start and of an end, because each request to the store
 waits for the others; and that an error ends all ranks, with one report and one exit code

@@ -169,7 +169,10 @@ def _sign_off(store: Store) -> None:
     # Wait until each process that has joined has signed off, or is gone without signing off.
     known_as_gone: set[int] = set()  # ranks whose process is gone
     gone_without_sign = 0  # number of these ranks that have not signed off
-    while signed_off + gone_without_sign < store.add(JOINED, 0) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        joined = store.add(JOINED, 0)  # adding 0 reads the number
+        if signed_off + gone_without_sign >= joined:
+            return
         time.sleep(0.02)
         for rank, state in states.items():
             if rank in known_as_gone or not is_gone(state):
@@ -178,4 +181,4 @@ def _sign_off(store: Store) -> None:
             # A rank that signed off before it ended is counted in `signed_off` already.
             if not store.check([f"left/{rank}"]):
                 gone_without_sign += 1
-        signed_off = store.add("left", 0)  # adding 0 reads the number
+        signed_off = store.add("left", 0)

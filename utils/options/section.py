@@ -68,8 +68,12 @@ class Section(BaseModel):
 def with_tuples(value: Any, annotation: Any) -> Any:
     """Return `value` with tuples in place of lists, where `annotation` has tuples.
 
-    JSON has no tuples, so a file gives a list, e.g. [3, 4] for tuple[int, int]. In a strict model
-    pydantic takes no list for a tuple. Items of a wrong type or number stay: pydantic refuses them.
+    JSON has no tuples, so a file gives a list, and a strict model of pydantic takes no list for a
+    tuple. E.g.
+
+        [3, 4]             with tuple[int, int]               (3, 4)
+        [[3, 4], [5, 6]]   with list[tuple[int, int]] | None  [(3, 4), (5, 6)]
+        [3, 4, 5]          with tuple[int, int]               (3, 4, 5), which pydantic refuses
     """
     if not isinstance(value, list):
         return value
@@ -86,10 +90,15 @@ def with_tuples(value: Any, annotation: Any) -> Any:
     if kind is list and inner_types:
         return [with_tuples(item, inner_types[0]) for item in value]
     if kind is tuple:
-        is_long = Ellipsis in inner_types  # tuple[int, ...]: any number of items
-        item_types = inner_types[:1] * len(value) if is_long else inner_types
-        known = [with_tuples(item, of) for item, of in zip(value, item_types, strict=False)]
-        return (*known, *value[len(known) :])
+        item_types = inner_types
+        if Ellipsis in inner_types:  # tuple[int, ...]: any number of items, all of the first type
+            item_types = inner_types[:1] * len(value)
+        items = []
+        # `strict=False`: items beyond the types follow below.
+        for item, item_type in zip(value, item_types, strict=False):
+            items.append(with_tuples(item, item_type))
+        items += value[len(items) :]
+        return tuple(items)
     return value
 
 

@@ -108,14 +108,16 @@ def _resolve_part(
     outer_section = _section_of(raw, outer)  # the dict that holds the section
     if outer_section is None:
         return  # `datasets` is missing, or no section: `read_section` decides later
-    if is_dataset and name not in outer_section:
-        return  # a data set may be missing; a network and a loss may not
-    section = outer_section.pop(name, {})
-    is_empty_dataset = is_dataset and not section
-    if not isinstance(section, dict) or is_empty_dataset:
-        # An empty data set counts as null. `read_section` refuses any other value that is no dict.
-        outer_section[name] = section or None
+    if is_dataset and not outer_section.get(name):
+        # A data set may be missing. An empty one counts as missing.
+        if name in outer_section:
+            outer_section[name] = None
         return
+    # A missing network or loss counts as {}, so its registry says which keys are missing.
+    section = outer_section.pop(name, {})
+    if not isinstance(section, dict):
+        outer_section[name] = section or None
+        return  # `read_section` refuses the value later
 
     registry = parts[kind]
     own_values = _without_keys_of_other_part(section, where, registry, sources)

@@ -94,6 +94,17 @@ def _check_file(path: Path) -> int:
     Raises RefusedFile or OSError. A file that torch.save did not write may pass. torch.load refuses
     it later, and says what is wrong with it.
     """
+    operation_count = _check_archive(path)
+    if operation_count is None:
+        operation_count = _check_old_file(path)
+    return operation_count
+
+
+def _check_archive(path: Path) -> int | None:
+    """Return the number of operations of the pickle in a file of torch 1.6 or later.
+
+    Returns None if the file is no such archive, or a damaged one.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -111,11 +122,17 @@ def _check_file(path: Path) -> int:
         # ValueError, EOFError: the directory names bytes that are not in the file.
         # NotImplementedError: a compression or a version of zip that Python does not know.
         # RuntimeError: an encrypted member.
-        # In each case go on with the check of old files. It can only refuse more. If the file is a
-        # damaged archive, torch.load will name the damage.
-        pass
-    # The pickles of an old file follow one another. `_check_pickle` reads up to the end of a
-    # pickle, so the next call reads the next pickle.
+        # If the file is a damaged archive, torch.load will name the damage.
+        return None
+
+
+def _check_old_file(path: Path) -> int:
+    """Return the number of operations of the five pickles of an old file, of torch before 1.6.
+
+    Any other file may be given: a pickle that is none counts as no operation.
+    """
+    # The pickles follow one another. `_check_pickle` reads up to the end of a pickle, so the next
+    # call reads the next pickle.
     operation_count = 0
     with open(path, "rb") as file:
         for _ in range(OLD_PICKLES):
