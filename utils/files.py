@@ -86,18 +86,15 @@ def rest_of(descriptor: int, count: int = -1) -> bytes:
 
     count: largest number of bytes to return, -1: all.
     """
-    has_limit = count >= 0
     parts = []
-    bytes_left = count  # stays -1 without a limit
-    while bytes_left != 0:
+    bytes_left = math.inf if count < 0 else count
+    while bytes_left > 0:
         # os.read may return fewer bytes than asked for, and none at the end of the file.
-        byte_count = min(bytes_left, READ_AT_ONCE) if has_limit else READ_AT_ONCE
-        part = os.read(descriptor, byte_count)
+        part = os.read(descriptor, int(min(bytes_left, READ_AT_ONCE)))
         if not part:
             break
         parts.append(part)
-        if has_limit:
-            bytes_left -= len(part)
+        bytes_left -= len(part)
     return b"".join(parts)
 
 
@@ -233,10 +230,12 @@ def claim_run_folder(folder: Path, patterns: Iterable[str], is_ours: bool) -> No
             existing_names.append(path.name)
     # What the folder holds that no run may write over, in words for the error.
     content_of_others = ""
-    if not is_ours and (folder / RESULTS).is_file():
-        content_of_others = "the results of a test"
-    elif existing_names and not is_ours and not (folder / MARK).is_file():
-        content_of_others = f"files that no run of this program made: {', '.join(existing_names)}"
+    if not is_ours:
+        if (folder / RESULTS).is_file():
+            content_of_others = "the results of a test"
+        elif existing_names and not (folder / MARK).is_file():
+            names = ", ".join(existing_names)
+            content_of_others = f"files that no run of this program made: {names}"
     if content_of_others:
         raise OptionError(
             what=f"the folder of the run holds {content_of_others}",

@@ -67,6 +67,14 @@ def _use_of_host(proc: Path) -> Use:
     return total - free, total
 
 
+class _GroupFiles(NamedTuple):
+    """How a version of control groups names what this program reads."""
+
+    used: str  # name of the file with the used bytes
+    limit: str  # name of the file with the largest number of bytes
+    prefix: str  # what the names in memory.stat begin with, e.g. "total_" in "total_active_file"
+
+
 def _uses_of_groups(line: str, groups: Path) -> list[Use]:
     """Return (used, total) of a control group and of the groups around it, the innermost first.
 
@@ -100,14 +108,6 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
         with suppress(OSError, ValueError, KeyError):
             uses.append(_use_of_group(folder, names))
     return uses
-
-
-class _GroupFiles(NamedTuple):
-    """How a version of control groups names what this program reads."""
-
-    used: str  # name of the file with the used bytes
-    limit: str  # name of the file with the largest number of bytes
-    prefix: str  # what the names in memory.stat begin with, e.g. "total_" in "total_active_file"
 
 
 def _use_of_group(folder: Path, names: _GroupFiles) -> Use:

@@ -183,8 +183,8 @@ def _end_after_error(error: BaseException) -> NoReturn:
         leave(code, RUN.store)  # ends this process
     # This is a single process, or one of several that failed before it knew its rank.
     process.write_exit_file(code)
-    # If several ranks fail alike, one has claimed the report for all. The claim ends with its
-    # process, so it waits for the others. Otherwise a later one would report the same error again.
+    # If several ranks fail alike, only the first of them has reported. Its claim ends with its
+    # process, so it waits for the others here. Otherwise a later rank would report again.
     outlast_siblings()
     process.kill_trees()  # loader processes, for which Python's exit handlers could wait for ever
     _forget_run()

@@ -62,7 +62,7 @@ def gather_objects(obj: Any) -> list[Any]:
 
         # Then exchange the bytes, padded with zeros to the largest size.
         largest = max(byte_counts)
-        own_padded = torch.zeros(largest, dtype=torch.uint8)
+        own_padded = torch.zeros(largest, dtype=torch.uint8)  # (largest,)
         own_padded[: len(own_bytes)] = own_bytes
         padded_bytes = []
         for _ in byte_counts:
@@ -176,7 +176,7 @@ def state_from_rank_0(state: Any) -> Any:
         else:
             flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
         # Send the numbers as bytes, because gloo does not know every dtype.
-        content = flat.view(torch.uint8).to(get_device())
+        content = flat.view(torch.uint8).to(get_device())  # (number of bytes,)
         dist.broadcast(content, 0)
         if is_main_process():
             return tensor

@@ -1,5 +1,7 @@
 """Read a node list of SLURM, e.g. "gpu[003-007,9],cpu1": its number of hosts, its first host.
 
+What must stay: the first host. Every task computes it by itself, and all tasks meet there.
+
 Tests (tests/stories/test_launch.py): test_the_hosts_of_a_node_list_are_counted,
 test_the_first_host_of_a_node_list.
 """

@@ -5,6 +5,8 @@ returns "" if the environment does not have the value. Most cells read a variabl
 item of a list of hosts (`first_of`, `count_of`, `position_in`). The functions below them read what
 one launcher says in a form of its own.
 
+What must stay: a cell raises no error, because an environment may hold anything.
+
 Tests: tests/stories/test_launch.py.
 """
 

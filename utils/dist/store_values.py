@@ -78,7 +78,7 @@ def unseal(key: str, value: str | bytes) -> str:
         raise foreign_value(key) from e
     if not RUN.job_key:
         return text
-    proof, _, content = text.partition(" ")
+    proof, _, content = text.partition(" ")  # '5f0c2a... {"beat": 512}' at its first blank
     # compare_digest takes the same time for each wrong proof. Otherwise somebody could measure how
     # many characters of a guess are right.
     if not hmac.compare_digest(proof.encode(), _proof(key, content).encode()):
@@ -87,7 +87,7 @@ def unseal(key: str, value: str | bytes) -> str:
 
 
 def _proof(key: str, text: str) -> str:
-    """Return the proof that the writer of a text has the job key.
+    """Return the proof (HMAC, in hex) that the writer of a text has the job key.
 
     The proof depends on the store key as well. So a value that was copied to another key is found.
     """

@@ -166,9 +166,9 @@ class Options(Section):
         """
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
         # A run that was started twice within one second gets "_2" behind the time.
-        earlier_starts = sum(path.name.startswith(name) for path in folder.glob("*.json"))
-        if earlier_starts:
-            name += f"_{earlier_starts + 1}"
+        earlier_files = [path for path in folder.glob("*.json") if path.name.startswith(name)]
+        if earlier_files:
+            name += f"_{len(earlier_files) + 1}"
         target = folder / f"{name}.json"
         options = {"$version": VERSION, **redact(self.plain())}
         text = json.dumps(options, indent=2)

@@ -82,6 +82,7 @@ class Experiment:
         The writers also get some numbers of each rank. Scripts read this line, so its form stays
         (test_the_log_has_a_line_for_a_step).
 
+        progress: where the run stands.
         ranks: what each rank measured in the steps since the last line.
         grad_norms: gradient norms of these steps; empty if all of them were skipped.
         eta: the time that remains, e.g. "1 d 03:12:00". Empty if it is not known.
@@ -143,6 +144,7 @@ class Experiment:
     ) -> None:
         """Log the means of a validation, and write its curves and pictures.
 
+        progress: where the run stands.
         scalars: tag -> number: means over the clips and scores of single clips. E.g. "val/psnr" is
             the mean of the restored frames, and "val/psnr_input" is the mean of the blurry frames.
         panels: clip -> title -> panel, a picture, e.g. the restored frame. The panels of a clip

@@ -99,12 +99,21 @@ def entries_of(path: Path) -> list[dict[str, Any] | None]:
         # The last item of the split is the text behind the last end of line: no complete line.
         lines = path.read_bytes().split(b"\n")[:-1]
         return [_entry_of(line) for line in lines]
-    # A .json. An error of any kind here means that the file has another form.
+    return _entries_of_curves(path)
+
+
+def _entries_of_curves(path: Path) -> list[dict[str, Any] | None]:
+    """Return the entries of a .json, which holds a curve for each scalar.
+
+    E.g. {"train/loss": [[100, 0.02]], "train/lr": [[100, 0.0004]]} has one entry,
+    {"step": 100, "train/loss": 0.02, "train/lr": 0.0004}.
+
+    Raises DataError if the file has another form.
+    """
     try:
         # Older versions wrote NaN, which is no JSON. json calls parse_constant for NaN and Inf.
         curves = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-        # From a curve for each scalar to an entry for each step.
-        entry_at: dict[int, dict[str, Any]] = {}
+        entry_at: dict[int, dict[str, Any]] = {}  # step -> entry
         for tag, curve in curves.items():
             for step, value in curve:
                 if step not in entry_at:

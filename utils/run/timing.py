@@ -101,8 +101,8 @@ class StepTimer:
 
     def __init__(self) -> None:
         self.line = Span()  # since the last log line
-        self.epoch = Span()
-        self.epoch_begin = time.perf_counter()
+        self.epoch = Span()  # since the epoch began, without the first step of the process
+        self.epoch_begin = time.perf_counter()  # when the epoch began, with this step
         self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
         self._is_warm = False  # whether the first step is done
         # What `_faded_sums` returned at the last log line: (faded steps, faded seconds).

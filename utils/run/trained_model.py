@@ -1,6 +1,7 @@
 """What a run needs of its model, and of the batches that the loader yields.
 
-utils/run/ imports neither models/ nor data/. models.model_vrt has the members of `TrainedModel`.
+utils/run/ imports neither models/ nor data/. models/model_vrt.py has the members of `TrainedModel`.
+A new member here must be added there.
 """
 
 from pathlib import Path
