@@ -182,6 +182,137 @@ def read_options(path: str | None, overrides: Sequence[str]) -> Options | None:
     return opt
 
 
+# ---- A user's own clips ----------------------------------------------------------------------
+
+
+class OwnRestoration(NamedTuple):
+    """A user's own clips, and what restores them."""
+
+    method: Method
+    clips: Sequence[ClipReader]
+    frames_note: str  # which of their frames are restored, in words for the report
+    # The section `spike`, by which the spikes are read, as plain values. None without spikes.
+    spike_options: dict[str, Any] | None
+
+
+def job_on_own_clips(
+    files: OwnFiles, request: TestRequest, chosen: ChosenMethod, opt: Options | None
+) -> Job:
+    """Return the job to restore a user's own clips, or spikes by a formula. Writes nothing.
+
+    files: the user's files, `request.own_files`.
+    request: the command line.
+    chosen: the formula and the joint solution that --method asks for, each None if it does not.
+    opt: the option file, which describes the network. None without --opt: then the weights file
+    describes its network.
+    """
+    with naming_spike_size_flag():  # errors in the block name the flag --spike-size
+        if chosen.formula is None:
+            own = own_clips_by_network(chosen.joint, files, request.network, opt)
+        else:
+            own = own_clips_by_formula(chosen.formula, chosen.joint, files, request.method_name)
+
+    # The title of the report: the folder of several clips, or the name of the only clip.
+    clips = own.clips
+    title = clips[0].name
+    if files.input is not None and len(clips) > 1:
+        title = Path(files.input).name
+    results = request.results
+    save_forms = results.save or forms_like_input(clips, own.method)
+    metric = opt.metric if opt is not None else MetricOptions()
+    assert results.output is not None  # `read_request` has refused clips without --output
+    return Job(
+        method=own.method,
+        clips=clips,
+        outputs=outputs_of(Path(results.output), save_forms, results.fps, own.method, metric),
+        lpips=results.lpips,
+        overwrite=results.overwrite,
+        title=title,
+        expected=len(clips),
+        reading_options={"spike": own.spike_options},
+        frames_note=own.frames_note,
+    )
+
+
+def own_clips_by_network(
+    joint: JointOptions | None, files: OwnFiles, network: NetworkFlags, opt: Options | None
+) -> OwnRestoration:
+    """Return the clips of `files`, to be restored by a network. Reads its weights.
+
+    joint: the options of the joint solution, which may improve the frames of the network.
+    opt: the option file, or None: then the weights file describes its network.
+    """
+    # `read_request` has refused a network without weights and without frames.
+    assert network.weights is not None
+    assert files.input is not None
+    # What the option file says of the network.
+    description = opt.portable() if opt is not None else None
+    saved = read_saved(network.weights, description)
+    # The section `spike` of the training, with the user's changes. None without spikes.
+    spike_options = spikes_for_network(saved, files, network)
+    method = with_improvement(network_for_own_clips(saved, network), joint, saved)
+    opened = clips_with_frames(
+        files.input,
+        files.spike,
+        files.gt,
+        spike_options,
+        scale=saved.scale,
+        training_spikes=saved.spike_data,  # what the weights say of the spikes of their training
+    )
+    clips = opened.clips
+    # A network that makes frames between the frames has another number of frames to restore.
+    if saved.spec.interpolates:
+        clips = [InterpolatedClip(clip) for clip in clips]
+    return OwnRestoration(method, clips, opened.frames_note, spike_options)
+
+
+def own_clips_by_formula(
+    formula: Reconstruction, joint: JointOptions | None, files: OwnFiles, method_name: str | None
+) -> OwnRestoration:
+    """Return the clips of `files`, to be restored by a formula, or by the joint solution.
+
+    method_name: the name after --method, for errors.
+
+    Raises OptionError if the method needs blurry frames and there is no --input.
+    """
+    assert files.spike is not None  # `read_request` has refused a formula without --spike
+    # The section `spike`, made in three steps. E.g. with --spike-size 250 400:
+    #
+    #     asked           {"type": "dat", "h": 250, "w": 400}: what the command line says
+    #     section         the same, checked, as an object. The formula has set its own keys
+    #     spike_options   the object as a dict, with all keys
+    asked = changed_spikes(
+        {"type": "dat"}, files, keys_of_method=SET_BY_METHOD, method_name=method_name
+    )
+    section = spikes_for_formula(formula, files.spike, asked)
+    spike_options = section.plain()
+    if files.input is not None:
+        opened = clips_with_frames(files.input, files.spike, files.gt, spike_options)
+    elif formula.is_grey:
+        opened = clip_of_spikes(files.spike, files.gt, section)
+    else:
+        raise OptionError(
+            what=f"--method {method_name} needs the blurry frames",
+            where="--input",
+            expected="the frames of the exposures",
+            do="add --input PATH, or use another method",
+        )
+    # With `joint`, the frames of the formula are the first estimates of the joint solution.
+    method = with_improvement(formula, joint, saved=None)
+    return OwnRestoration(method, opened.clips, opened.frames_note, spike_options)
+
+
+def forms_like_input(clips: Sequence[ClipReader], method: Method) -> Sequence[str]:
+    """Return the forms in which the results are saved without --save, e.g. ("video", "comparison").
+
+    A film gives a film, and a folder of frames gives frames.
+    """
+    kind = "video" if clips[0].fps is not None else "frames"
+    if method.instants > 1:
+        return (kind, "comparison", "slowmotion")
+    return (kind, "comparison")
+
+
 # ---- The clips of datasets.test --------------------------------------------------------------
 
 
@@ -251,136 +382,6 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
         },
         frames_note=frames_of_test_set(section, saved is not None and saved.spec.interpolates),
     )
-
-
-# ---- A user's own clips ----------------------------------------------------------------------
-
-
-class OwnRestoration(NamedTuple):
-    """A user's own clips, and what restores them."""
-
-    method: Method
-    clips: Sequence[ClipReader]
-    frames_note: str  # which of their frames are restored, in words for the report
-    # The section `spike`, by which the spikes are read, as plain values. None without spikes.
-    spike_options: dict[str, Any] | None
-
-
-def job_on_own_clips(
-    files: OwnFiles, request: TestRequest, chosen: ChosenMethod, opt: Options | None
-) -> Job:
-    """Return the job to restore a user's own clips, or spikes by a formula. Writes nothing.
-
-    files: the user's files, `request.own_files`.
-    request: the command line.
-    chosen: the formula and the joint solution that --method asks for, each None if it does not.
-    opt: the option file, which describes the network. None without --opt: then the weights file
-    describes its network.
-    """
-    with naming_spike_size_flag():  # errors in the block name the flag --spike-size
-        if chosen.formula is not None:
-            own = own_clips_by_formula(chosen.formula, chosen.joint, files, request.method_name)
-        else:
-            own = own_clips_by_network(chosen.joint, files, request.network, opt)
-
-    # The title of the report: the folder of several clips, or the name of the only clip.
-    clips = own.clips
-    title = clips[0].name
-    if files.input is not None and len(clips) > 1:
-        title = Path(files.input).name
-    results = request.results
-    save_forms = results.save or forms_like_input(clips, own.method)
-    metric = opt.metric if opt is not None else MetricOptions()
-    assert results.output is not None  # `read_request` has refused clips without --output
-    return Job(
-        method=own.method,
-        clips=clips,
-        outputs=outputs_of(Path(results.output), save_forms, results.fps, own.method, metric),
-        lpips=results.lpips,
-        overwrite=results.overwrite,
-        title=title,
-        expected=len(clips),
-        reading_options={"spike": own.spike_options},
-        frames_note=own.frames_note,
-    )
-
-
-def own_clips_by_formula(
-    formula: Reconstruction, joint: JointOptions | None, files: OwnFiles, method_name: str | None
-) -> OwnRestoration:
-    """Return the clips of `files`, to be restored by a formula, or by the joint solution.
-
-    method_name: the name after --method, for errors.
-
-    Raises OptionError if the method needs blurry frames and there is no --input.
-    """
-    assert files.spike is not None  # `read_request` has refused a formula without --spike
-    # The section `spike`, made in three steps. E.g. with --spike-size 250 400:
-    #
-    #     asked           {"type": "dat", "h": 250, "w": 400}: what the command line says
-    #     section         the same, checked, as an object. The formula has set its own keys
-    #     spike_options   the object as a dict, with all keys
-    asked = changed_spikes(
-        {"type": "dat"}, files, keys_of_method=SET_BY_METHOD, method_name=method_name
-    )
-    section = spikes_for_formula(formula, files.spike, asked)
-    spike_options = section.plain()
-    if files.input is not None:
-        own = clips_with_frames(files.input, files.spike, files.gt, spike_options)
-    elif formula.is_grey:
-        own = clip_of_spikes(files.spike, files.gt, section)
-    else:
-        raise OptionError(
-            what=f"--method {method_name} needs the blurry frames",
-            where="--input",
-            expected="the frames of the exposures",
-            do="add --input PATH, or use another method",
-        )
-    # With `joint`, the frames of the formula are the first estimates of the joint solution.
-    method = with_improvement(formula, joint, saved=None)
-    return OwnRestoration(method, own.clips, own.frames_note, spike_options)
-
-
-def own_clips_by_network(
-    joint: JointOptions | None, files: OwnFiles, network: NetworkFlags, opt: Options | None
-) -> OwnRestoration:
-    """Return the clips of `files`, to be restored by a network. Reads its weights.
-
-    joint: the options of the joint solution, which may improve the frames of the network.
-    opt: the option file, or None: then the weights file describes its network.
-    """
-    # `read_request` has refused a network without weights and without frames.
-    assert network.weights is not None
-    assert files.input is not None
-    # What the option file says of the network.
-    description = opt.portable() if opt is not None else None
-    saved = read_saved(network.weights, description)
-    spike_options = spikes_for_network(saved, files, network)
-    method = with_improvement(network_for_own_clips(saved, network), joint, saved)
-    own = clips_with_frames(
-        files.input,
-        files.spike,
-        files.gt,
-        spike_options,
-        scale=saved.scale,
-        training_spikes=saved.spike_data,  # what the weights say of the spikes of their training
-    )
-    clips = own.clips
-    # A network that makes frames between the frames has another number of frames to restore.
-    if saved.spec.interpolates:
-        clips = [InterpolatedClip(clip) for clip in clips]
-    return OwnRestoration(method, clips, own.frames_note, spike_options)
-
-
-def forms_like_input(clips: Sequence[ClipReader], method: Method) -> Sequence[str]:
-    """Return the forms in which the results are saved without --save, e.g. ("video", "comparison").
-
-    A film gives a film, and a folder of frames gives frames.
-    """
-    kind = "video" if clips[0].fps is not None else "frames"
-    if method.instants > 1:
-        return (kind, "comparison", "slowmotion")
-    return (kind, "comparison")
 
 
 # ---- For a test set and for a user's own clips -----------------------------------------------
