@@ -35,6 +35,7 @@ KINDS = {
     "rank0": ExpectedOutput("STUCK", "in strike"),
     "worker": ExpectedOutput("STUCK", "in __getitem__"),  # of a loader process
     "gil": ExpectedOutput("SILENT", "in strike"),  # C code that holds Python's lock
+    "gil on all ranks": ExpectedOutput("SILENT", "in strike"),
     "stop": ExpectedOutput("SILENT", "the process is stopped"),
     "kill": ExpectedOutput("DEAD", "is gone"),
     "exception": ExpectedOutput("DataError", "clip 7 is short", is_error=True),

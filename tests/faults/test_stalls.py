@@ -62,6 +62,16 @@ def test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end(kind, ranks, rank,
         assert trial.exit_codes == [70]
 
 
+def test_ranks_that_all_hang_in_c_code_are_reported_once():
+    trial = run_stall("gil on all ranks", ranks=2, rank=0, stall_s=STALL_S)
+
+    # No rank is left that could report. So the guard of one rank reports, which may be either rank.
+    assert re.fullmatch(r"rank [01] is SILENT", "".join(trial.blamed)), trial.text
+    assert trial.has_stack, trial.text
+    assert 0 not in trial.exit_codes
+    assert not trial.left
+
+
 def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
     weights = tmp_path / "weights.pth"
     # Weights of the network "odd", which is one convolution.

@@ -103,9 +103,17 @@ def _has_siblings(mark: str | None) -> bool:
 
     mark: end of the names of the memory files of this run, or None: any process of this Python.
     """
-    # All processes below the same parent, without this process and its own descendants.
-    own_tree = {os.getpid(), *descendants_of(os.getpid())}
-    others = set(descendants_of(os.getppid())) - own_tree
+    return has_ranks(os.getppid(), os.getpid(), mark)
+
+
+def has_ranks(parent: int, without: int, mark: str | None) -> bool:
+    """Return whether a rank that the process `parent` has started is alive.
+
+    parent: process id of the launcher. without: process id of a rank that does not count, together
+        with its own descendants. mark: as in `outlast_siblings`.
+    """
+    uncounted = {os.getpid(), without, *descendants_of(without)}
+    others = set(descendants_of(parent)) - uncounted
     for pid in others:
         with suppress(OSError):  # the process has ended meanwhile
             is_python = os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe")

@@ -2,7 +2,8 @@
 
 A rank hangs beyond its own watchdog if C code holds Python's lock (the GIL): no thread of the rank
 runs then. So the rank sends a heartbeat to another process, the guard, which ends the rank if the
-heartbeat stays away. The timer of faulthandler could do this too. But this timer also counts the
+heartbeat stays away. If other ranks run on, they report the rank. If none does, e.g. because all
+ranks hang in the same C code, the guard reports it. The timer of faulthandler could do this too. But this timer also counts the
 time in which the process is suspended, and it reports only "Timeout (0:00:10)!".
 
     start_guard    starts the process `python -S -m utils.dist.guard`, called by the rank
@@ -22,18 +23,26 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from utils import system
 from utils.dist.awake_clock import AwakeClock
-from utils.dist.process import die_with_parent, process_state, signals_held, write_exit_file
+from utils.dist.claims import first_to_claim, has_ranks
+from utils.dist.process import (
+    die_with_parent,
+    process_parent,
+    process_state,
+    signals_held,
+    write_exit_file,
+)
 from utils.dist.stacks import dump_stacks
 from utils.errors import StallError
 
 
 def start_guard(
-    rank: int, limit_s: float, stack_file: str, is_alone: bool, log_file: str | None
+    rank: int, limit_s: float, stack_file: str, mark: str | None, log_file: str | None
 ) -> subprocess.Popen[bytes] | None:
     """Start the guard of this process: another process, which runs `guard`. Returns the guard.
 
@@ -46,13 +55,14 @@ def start_guard(
     rank: number of this rank, for the report.
     limit_s: seconds without a heartbeat after which the guard ends this process.
     stack_file: path of the memory file for the stacks.
-    is_alone: whether there is no other rank, which would report the stall.
+    mark: end of the names of the memory files of this run (`stacks.run_mark`), by which the guard
+        knows the other ranks, who report the stall. None if there is no other rank.
     log_file: path of the log of the run, or None if this rank has none.
     """
     if not system.has_proc():
         return None
     # In the order of the parameters of `guard`, which gets them as a list.
-    arguments = json.dumps([rank, os.getpid(), limit_s, stack_file, is_alone, log_file])
+    arguments = json.dumps([rank, os.getpid(), limit_s, stack_file, mark, log_file])
     # -S starts Python without installed packages, which the guard does not need.
     command = [sys.executable, "-S", "-m", "utils.dist.guard", arguments]
     root = Path(__file__).resolve().parents[2]
@@ -72,8 +82,13 @@ def start_guard(
 LAST_WORDS_S = 5
 
 
+# Seconds after the end of its rank in which the guard waits for the end of the other ranks of this
+# host. If all of them hang in the same C code, their guards end them at nearly the same time.
+OTHERS_END_S = 2.0
+
+
 def guard(
-    rank: int, pid: int, limit_s: float, stack_file: str, is_alone: bool, log_file: str | None
+    rank: int, pid: int, limit_s: float, stack_file: str, mark: str | None, log_file: str | None
 ) -> None:
     """Watch a rank until it ends, and end it if it sends no heartbeat for limit_s seconds.
 
@@ -87,19 +102,19 @@ def guard(
     if silent_s is None:
         return  # the rank has ended
 
-    # The order of these three steps matters. Read the stacks first, while the rank lives. Then end
-    # the rank. Write the report last, because the terminal may be paused. For the report the guard
+    # The order of these steps matters. Read the stacks first, while the rank lives. Then end the
+    # rank. Write the report last, because the terminal may be paused. For the report the guard
     # outlives the rank, but at most LAST_WORDS_S.
+    launcher = process_parent(pid)
     stacks = ""
-    if is_alone:
-        with suppress(OSError), open(stack_file, "a+b", buffering=0) as file:
-            stacks = dump_stacks(file, pid)
+    with suppress(OSError), open(stack_file, "a+b", buffering=0) as file:
+        stacks = dump_stacks(file, pid)
     system.ask_for_signal_at_end_of_parent(number=0)  # 0: no signal, so the guard outlives the rank
     signal.alarm(LAST_WORDS_S)  # ends the guard after this time
     write_exit_file(StallError.exit_code)
     os.kill(pid, signal.SIGKILL)
-    if not is_alone:
-        return  # the other ranks report
+    if mark is not None and _others_report(launcher, pid, mark):
+        return
     error = StallError(
         what=f"rank {rank} is SILENT: its threads did not run for {silent_s:.1f} s: C code "
         "holds Python's lock",
@@ -108,6 +123,26 @@ def guard(
         do="see its stack below",
     )
     _write_last_words(f"{error}\n\nStacks of rank {rank}:\n{stacks}\n".encode(), log_file)
+    if mark is not None:
+        # The claim of `_others_report` ends with this process. Leave the other guards time to ask.
+        time.sleep(1.0)
+
+
+def _others_report(launcher: int, pid: int, mark: str) -> bool:
+    """Return whether another rank of this host, or its guard, reports the stall.
+
+    A rank that still runs reports it, or has done so. If no rank is left, nobody has: all of them
+    hung, and their guards ended them. Then one guard of the host reports
+    (test_ranks_that_all_hang_in_c_code_are_reported_once).
+
+    launcher: process id of the parent of the ranks. pid: process id of the rank of this guard.
+    """
+    deadline = time.monotonic() + OTHERS_END_S
+    while has_ranks(launcher, pid, mark):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.05)
+    return not first_to_claim(f"silent {mark}")
 
 
 def _wait_for_silence(pid: int, limit_s: float) -> float | None:

@@ -1,6 +1,6 @@
 """Functions on the processes of this host: which there are, their signals, and their end.
 
-* `process_state`, `descendants_of` and `machine` tell which processes there are. They read /proc,
+* `process_state`, `process_parent`, `descendants_of` and `machine` tell which processes there are. They read /proc,
   the folder in which Linux shows its processes.
 * `main_thread_writes` tells whether the main thread waits for a terminal.
 * `signals_held` and `leave_signals_to_parent` keep signals away from loader processes (the
@@ -73,6 +73,16 @@ def process_state(pid: int) -> str | None:
         if not system.has_proc() and system.is_alive(pid):
             return "R"
         return None
+
+
+def process_parent(pid: int) -> int:
+    """Return the process id of the parent of a process, or 0 if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    # E.g. "4711 (python (3)) S 1 ...": letter and parent follow the last bracket.
+    return int(text.rpartition(b")")[2].split()[1])
 
 
 def descendants_of(pid: int) -> list[int]:

@@ -52,7 +52,7 @@ from utils.dist.leave import (
     write_to_log_and_stderr,
     write_to_log_file,
 )
-from utils.dist.stacks import dump_stacks, kill_rank, stack_file_name, stacks_of
+from utils.dist.stacks import dump_stacks, kill_rank, run_mark, stack_file_name, stacks_of
 from utils.dist.stall_report import text_of_stall
 from utils.dist.state import RUN
 from utils.dist.store_values import Failure, ForeignValueError, State, printable_text, seal, unseal
@@ -155,8 +155,8 @@ class Watchdog(threading.Thread):
         # The other ranks can tell more about a silent rank than the guard can. So the guard waits
         # 4 s longer than the other ranks, in which they report and end this rank.
         guard_limit_s = budgets.stall_s + 4
-        is_alone = self.store is None  # a single process
-        self.guard = start_guard(self.rank, guard_limit_s, self.stack_path, is_alone, log_file())
+        mark = None if self.store is None else run_mark()  # None: a single process
+        self.guard = start_guard(self.rank, guard_limit_s, self.stack_path, mark, log_file())
         self.budgets = budgets
         # Other ranks report a silent rank only if its last beat has a budget above 0. So write such
         # a beat before the main thread goes on, because the main thread may hang at once.
