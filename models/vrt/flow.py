@@ -69,16 +69,20 @@ def _adjacent_pairs(levels: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
     levels: the pyramid, (B, N, 3, h, w) each. Returns tensors (2 B (N - 1), 3, h, w).
     """
-    # Do not share slices between the two loops, and do not join the loops, because autograd sums
-    # the gradients of a frame in this order. Another order changes the last bits.
+    # Autograd sums the gradients of a frame in the order of these slices, and another order changes
+    # the last bits. So do not join the loops, do not share the slices, and keep their order.
     references = []
     for level in levels:
-        first_then_second = torch.stack((level[:, :-1], level[:, 1:]))  # (2, B, N - 1, 3, h, w)
-        references.append(first_then_second.flatten(0, 2))
+        first = level[:, :-1]  # the first frame of each pair, (B, N - 1, 3, h, w)
+        second = level[:, 1:]
+        both = torch.stack((first, second))  # (2, B, N - 1, 3, h, w)
+        references.append(both.flatten(0, 2))
     neighbours = []
     for level in levels:
-        second_then_first = torch.stack((level[:, 1:], level[:, :-1]))
-        neighbours.append(second_then_first.flatten(0, 2))
+        second = level[:, 1:]
+        first = level[:, :-1]
+        both = torch.stack((second, first))
+        neighbours.append(both.flatten(0, 2))
     return references, neighbours
 
 

@@ -77,8 +77,8 @@ def nearest4(x: Tensor, flow: Tensor) -> Tensor:
     for column in (positions_x.floor().long(), positions_x.ceil().long()):
         for row in (positions_y.floor().long(), positions_y.ceil().long()):
             is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-            # `gather` needs valid indices. So take a border pixel for a pixel outside, and set it
-            # to 0 afterwards.
+            # `gather` takes the number of a pixel, counted row by row. It needs valid numbers, so
+            # take a border pixel for a pixel outside, and set it to 0 afterwards.
             index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)  # (n, h, w)
             index = index.view(n, 1, -1).expand(-1, c, -1)  # (n, c, h w)
             corner = pixels.gather(2, index).view(n, c, height, width)

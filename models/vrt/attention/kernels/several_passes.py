@@ -14,22 +14,8 @@ which the forward kernel has written:
 
 A * multiplies two matrices number by number. Without a sign, it is the matrix product.
 
-Arguments, which are the same for all three, because one function launches them:
-
-    qkv, grad_qkv         (n, T, 3, HEADS, HD), query, key and value of each token; their gradients
-    bias                  (HEADS, keys, queries), times log2(e), or None. Added to the logits. For
-                          gradient_of_queries (HEADS, queries, keys)
-    region_row, regions   the masks, as regions.mask_table makes them. None without masks
-    out, grad             (n, T, HEADS, HD), O and dO
-    grad_stride           numbers from a row of dO to the next row, HEADS * HD or more
-    log_sums, delta       (n, HEADS, T), L and delta of each query
-    grad_bias             (groups, HEADS, keys, queries), the sum of dS of each group of windows
-    n, group_size         number of windows; number of windows that a program goes through
-    scale, exp2_scale     factor of the logits; the same, times log2(e)
-    T, HEADS, HD, PAD     tokens of a window; heads; channels of a head, and with padding
-    MUTUAL                whether the queries come from the other frame of the pair
-    HAS_BIAS, HAS_MASK    whether there is a bias; whether there are masks
-    QUERIES, KEYS         queries and keys of a tile
+All three kernels take the same arguments, because one function launches them. They are explained at
+`gradient_of_queries`.
 
 What must stay: the order of the sums, because another order changes the last bits of a training. No
 test notices: tests/parts/models/test_triton.py runs the kernels in Triton's interpreter, which sums
@@ -60,16 +46,35 @@ from models.vrt.attention.kernels.parts import (
 # by 16. Both numbers change with the size of the frames.
 @jit(do_not_specialize=["n", "group_size"])
 def gradient_of_queries(
-    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
-    grad_qkv, grad_bias, n, group_size, exp2_scale, scale,
-    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
-    MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
+    qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
+    bias,  # input (HEADS, queries, keys): added to the logits, times log2(e); or None. The other
+    #        two kernels get it transposed: (HEADS, keys, queries)
+    region_row,  # input (n,): for each window, its row in `regions`; None without masks
+    regions,  # input (rows, T): for each token, the number of its region; None without masks
+    out,  # input (n, T, HEADS, HD): O
+    grad,  # input (n, T, HEADS, HD): dO
+    grad_stride: tl.constexpr,  # numbers from a row of dO to the next row, HEADS * HD or more
+    log_sums,  # input (n, HEADS, T): L of each query
+    delta,  # (n, HEADS, T): delta of each query. This kernel writes it, the other two read it
+    grad_qkv,  # result (n, T, 3, HEADS, HD): dQ, dK and dV of each token
+    grad_bias,  # result (groups, HEADS, keys, queries): the sum of dS of each group
+    n,  # number of windows
+    group_size,  # number of windows that a program goes through
+    exp2_scale,  # factor of the logits, times log2(e)
+    scale,  # factor of the logits
+    T: tl.constexpr,  # tokens of a window
+    HEADS: tl.constexpr,  # heads
+    HD: tl.constexpr,  # channels of a head
+    PAD: tl.constexpr,  # channels of a head with padding, a power of two
+    MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
+    HAS_BIAS: tl.constexpr,  # whether there is a bias
+    HAS_MASK: tl.constexpr,  # whether there are masks
+    QUERIES: tl.constexpr,  # queries in a tile
+    KEYS: tl.constexpr,  # keys in a tile
+):
     """Write dQ = scale dS K and delta, for one tile of queries of one head, in a group of windows.
 
-    Reads qkv, bias, out, grad and log_sums. Writes delta, which the other two kernels read, and the
-    place of the queries in grad_qkv. grad_bias is not used.
+    Writes delta, and the place of the queries in grad_qkv. grad_bias is not used.
 
     E.g. windows of T = 384 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has
     6 tiles, so 36 programs. Program 40 computes head 4, queries 0 ... 63, window 1.
@@ -130,8 +135,8 @@ def gradients_of_keys(
 ):  # fmt: skip
     """Write dV = P^T dO and dK = scale dS^T Q, for one tile of keys of one head, in a group.
 
-    Reads qkv, bias, grad, log_sums and delta. Writes the places of the keys and values in grad_qkv.
-    out and grad_bias are not used.
+    The arguments are as in `gradient_of_queries`. Writes the places of the keys and values in
+    grad_qkv. out and grad_bias are not used.
 
     E.g. windows of T = 384 tokens, 6 heads, tiles of 64 keys, groups of one window: a window has 6
     tiles, so 36 programs. Program 40 computes head 4, keys 0 ... 63, window 1.
@@ -197,8 +202,8 @@ def gradient_of_bias(
     """Write the sum of dS over a group of windows, for one tile of the (keys, queries) of one head.
 
     `WindowAttention.backward` adds the sums of all groups, which gives the gradient of the bias.
-    Without a bias, this kernel is not launched. Reads qkv, bias, grad, log_sums and delta. Writes
-    grad_bias. out, grad_qkv, scale and HAS_BIAS are not used.
+    Without a bias, this kernel is not launched. The arguments are as in `gradient_of_queries`.
+    Writes grad_bias. out, grad_qkv, scale and HAS_BIAS are not used.
 
     E.g. T = 192 tokens, 6 heads, tiles of 64 x 64: the matrix has 9 tiles, so there are 54 programs
     for each group of windows. Tile 5 is the part of keys 64 ... 127 and queries 128 ... 191:
