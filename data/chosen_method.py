@@ -12,7 +12,7 @@ makes the method (data/motion/joint_method.py).
 What must stay: each refusal comes before a file of clips or weights is read
 (tests/stories/test_bad_input.py). A new formula is an entry in data/reconstruct.py.
 
-Tests: tests/stories/test_reconstruct.py, test_joint.py
+Tests: tests/stories/test_reconstruct.py, tests/stories/test_joint.py
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from utils.errors import OptionError
 
 @dataclass(frozen=True)
 class ChosenMethod:
-    """What restores the frames, as far as it needs no weights."""
+    """A formula, the joint solution, or both. Neither needs weights."""
 
     # The formula of the frames or first estimates. None if a network makes them.
     formula: Reconstruction | None

@@ -12,8 +12,8 @@ worker hangs or dies, an error names the samples that this worker had to read. m
 makes the `TrainLoader`.
 
 What must stay: a worker that hangs or dies ends the run with an error that names its samples and
-its rank (test_startup.py, test_system.py). Free to change: how the workers read, because a sample
-depends on its (epoch, index) alone.
+its rank. Free to change: how the workers read, because a sample depends on its (epoch, index)
+alone.
 
 Tests: tests/dist/test_resume.py (the order after a resume),
 tests/faults/test_startup.py and tests/parts/utils/test_system.py (workers that hang or die)

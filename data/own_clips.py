@@ -6,7 +6,7 @@ formula, `spikes_for_formula` does. data/clips/clip_reader.py opens the files.
 
 What must stay: the sentences of `OwnClips.frames_note`, which are part of the protocol of a test.
 
-Tests: tests/stories/test_main_test.py, test_reconstruct.py
+Tests: tests/stories/test_main_test.py, tests/stories/test_reconstruct.py
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""Which samples a rank reads in an epoch, and in which order.
+"""Choose which samples a rank reads in an epoch, and in which order.
 
-The loader (data/loader.py) asks the sampler here for the samples of its rank. The order is made
-anew for each epoch. So a run that resumes within an epoch reads on with the next sample, also with
-another number of ranks.
+The loader (data/loader.py) asks the sampler here for the samples of its rank. The order of an epoch
+follows from the seed and the epoch alone. So a run that resumes within an epoch reads on with the
+next sample, also with another number of ranks.
 
 What must stay: the order depends only on seed, epoch, position and the size of the global batch. So
 a run may resume with other numbers of ranks and workers, if the global batch has as many samples as

@@ -7,7 +7,7 @@ builds the data set, and puts what the other functions return into its `Job`
 What must stay: `keys_of_scores`, by which a continued test knows its own results
 (test_results_of_other_settings_are_not_taken_over). Free to change: the words for the report.
 
-Tests: tests/stories/test_main_test.py, test_kair_files.py
+Tests: tests/stories/test_main_test.py, tests/stories/test_kair_files.py
 """
 
 from collections.abc import Sequence
@@ -49,11 +49,13 @@ def refuse_output_among_data(folder: Path, dataset: Any) -> None:
 
 
 def count_of_expected_clips(dataset: Any, clips: Sequence[ClipReader]) -> int:
-    """Return the number of clips in the folder of a test set, of which `clips` may be a part.
+    """Return the number of clips in the folder of a test set, also of clips that are not tested.
 
     datasets.test.meta_info_file may list only some clips of the folder. All are counted, so that
     the report says that its averages leave clips out
     (test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete).
+
+    clips: the clips that are tested.
     """
     if not hasattr(dataset, "count_folders"):  # a dataset class of a user's own
         return len(clips)

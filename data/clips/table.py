@@ -127,8 +127,8 @@ class ClipTable(Clips):
         if "spike" in self.kinds:
             read_spikes = self._spikes(number, paths["spike"], range(first, end))
             # If one file holds the planes of all frames, the times of the frames say which planes
-            # belong to which frame. The names tell the times: without a frame "0003" between "0002"
-            # and "0004", the planes of the missing frame belong to none.
+            # belong to which frame. The names tell the times. E.g. if the frame "0003" is missing
+            # between "0002" and "0004", its planes belong to no frame.
             if self.source.has_one_spike_file:
                 times = times_of_names(stems)
         return Clip(

@@ -13,8 +13,8 @@ anything is read.
 
 What must stay: this comparison. Otherwise a small file could fill the memory, because its header
 may state an array of any size, and a few compressed bytes may unpack to gigabytes
-(test_an_npz_of_many_arrays_is_refused and the tests beside it).
-Free to change: how much is kept in memory, and how many planes are read at once.
+(test_an_npz_of_many_arrays_is_refused and the tests beside it). Free to change: how much is kept in
+memory, and how many planes are read at once.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_small_hostile_files.py (small
 files of huge arrays)

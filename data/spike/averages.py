@@ -6,8 +6,10 @@
 The firing rate is the number of spikes per plane. Counts are whole numbers and are divided once, so
 a window and the reversed window give the same bits.
 
-What must stay: every number, because trained networks expect these channels.
-test_spike_represent.py compares with the formulas in the docstrings.
+What must stay: every number, because trained networks expect these channels. A variant with other
+numbers is a new function with a name of its own (docs/extending.md, representation).
+
+Tests: tests/parts/data/test_spike_represent.py (compares with the formulas in the docstrings)
 """
 
 import math

@@ -4,9 +4,10 @@ All modules of this folder raise `SpikeFileError`. The rest of the project turns
 DataError (data/cameras/spike_errors.py). `file_errors` does the same for the errors of damaged
 files, so that a caller meets one class of errors only.
 
-What must stay: random bytes in a file raise SpikeFileError and nothing else. test_any_bytes.py (in
-tests/parts/data, as all tests named in this folder) notices. The words of the errors may change;
-tests quote some of them.
+What must stay: random bytes in a file raise SpikeFileError and nothing else. Free to change: the
+words of the errors, together with the tests that quote them.
+
+Tests: tests/parts/data/test_any_bytes.py
 """
 
 import os

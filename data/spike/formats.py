@@ -16,9 +16,12 @@ header, so the caller gives their size:
     packed_file.py   checks of packed content      headers.py   other files are refused
     arrays.py        .npy and .npz                 errors.py    SpikeFileError
 
-To add a format, add its suffix to FORMATS, and a branch to `open_spikes`, `count_planes` and
-`write_spikes`. What must stay: the bytes of each format (test_spike_formats.py), and published
-files are readable (test_published_streams.py).
+What must stay: the bytes of each format, because users and published data have such files.
+Free to add: a format. It needs its suffix in FORMATS, and a branch in `open_spikes`, `count_planes`
+and `write_spikes`.
+
+Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_published_streams.py (published
+files are readable)
 """
 
 import errno

@@ -10,8 +10,10 @@
 A plane is one read-out of the camera, a bit for each pixel.
 
 What must stay: the fields of `SpikeGeometry` and its `repr`, because option files, dataset.json and
-digests of runs contain them (test_spike_formats.py). A new field comes at the end, with a default
-that means what was done before.
+digests of runs contain them.
+Free to add: a field at the end, with a default that means what was done before.
+
+Tests: tests/parts/data/test_spike_formats.py
 """
 
 import dataclasses

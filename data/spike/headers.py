@@ -7,7 +7,7 @@ SpikeFileError if they are the beginning of another format, or text.
 Spikes are random bits, too. So a rule must be so strict that spikes of any scene practically never
 fulfil it. Free to add: a mark with as many fixed bits as the marks in MARKS.
 
-Tests: test_spike_formats.py, test_any_bytes.py
+Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_any_bytes.py
 """
 
 import re

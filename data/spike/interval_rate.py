@@ -3,8 +3,10 @@
 The firing rate of a pixel is 1 / (planes from one spike to the next). It follows motion faster than
 a mean over a window, but it has the noise of a single interval.
 
-What must stay: every number, because trained networks expect these channels.
-test_spike_represent.py compares with the formula in the docstring.
+What must stay: every number, because trained networks expect these channels. A variant with other
+numbers is a new function with a name of its own (docs/extending.md, representation).
+
+Tests: tests/parts/data/test_spike_represent.py (compares with the formula in the docstring)
 """
 
 from typing import Any

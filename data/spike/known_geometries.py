@@ -1,7 +1,8 @@
 """List the planes of published data, for messages: which of them fit a file of some size?
 
 No file is read differently because of this list. So a geometry may be added.
-Test: test_spike_formats.py
+
+Tests: tests/parts/data/test_spike_formats.py
 """
 
 # Geometries of published data, most common first: (height, width, head columns). Head columns are

@@ -24,8 +24,9 @@ A pixel with a single spike has the light 1 / T, where T is the number of planes
 spikes has no light.
 
 What must stay: all numbers, bit for bit, because the channels of training samples consist of them.
-How they are computed is free, if it is as fast: test_spike_simulate.py compares every pixel with a
-plain loop.
+Free to change: how they are computed, if it is as fast.
+
+Tests: tests/parts/data/test_spike_simulate.py (compares every pixel with a plain loop)
 """
 
 import itertools
@@ -49,12 +50,12 @@ class Intervals:
 
 
 def intervals_of(stream: np.ndarray) -> Intervals:
-    """Find the intervals of each pixel. The head of this file says how long the outer ones are.
+    """Find the intervals of each pixel. The head of this file says how long the outer two are.
 
     E.g. T = 10 and spikes in the planes 3 and 7. The ends are 4 and 8, and the interval between
     them has 4 planes. So the first interval goes from 0 to 4, and the last one from 8 to 12.
 
-    A pixel with a single spike has no whole interval. T stands for the length of one.
+    A pixel with a single spike has no interval beside the outer two. Both get T planes.
     """
     planes = len(stream)
     # Time at which each plane ends, 1 ... T.
@@ -72,7 +73,7 @@ def intervals_of(stream: np.ndarray) -> Intervals:
     # The numbers are signed from here on, because `begin` may be negative.
     first = first.astype(np.int32)
     last = last.astype(np.int32)
-    is_single = first == last
+    is_single = first == last  # also without a spike, but then the light is 0 in any case
     after_first = np.where(is_single, planes, after_first.astype(np.int32))
     before_last = np.where(is_single, planes, before_last.astype(np.int32))
     # The spike before the first one is not in the file, so the first interval begins at 0 or

@@ -9,7 +9,7 @@ values of a frame at the same time and place:
 The model with the smaller error is the answer, and k is the firing rate at full light. The answer
 is for people (scripts/spike_tool.py, warnings of the data check); no sample depends on it.
 
-Test: test_spike_simulate.py
+Tests: tests/parts/data/test_spike_simulate.py
 """
 
 from dataclasses import dataclass

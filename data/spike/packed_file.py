@@ -7,7 +7,11 @@ Packed planes (packing.py) have no header. So three checks find wrong files and 
        the layout of this sensor, and must not be there otherwise (sps100.py).
     3. The size of the file is a whole number of planes (`planes_in`).
 
-Tests: test_spike_formats.py, test_any_bytes.py, test_published_streams.py (published files pass)
+What must stay: published files pass, and each of the checks, because a wrong file or option would
+give noise without an error.
+
+Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_any_bytes.py,
+tests/parts/data/test_published_streams.py (published files pass)
 """
 
 import numpy as np

@@ -9,8 +9,10 @@ The form of packed planes, which the public readers of SpikeCV, S-SDM and Spike-
 `SpikeGeometry` has fields for the exceptions: rows top first, lines that are longer than a row of
 the image, and bits in the other order.
 
-What must stay: which bit is which pixel. test_spike_formats.py compares all geometries with this
-definition, written as plain loops. How the bytes of a crop are found and unpacked may change.
+What must stay: which bit is which pixel. Free to change: how the bytes of a crop are found and
+unpacked.
+
+Tests: tests/parts/data/test_spike_formats.py (compares with this definition, in plain loops)
 """
 
 import numpy as np

@@ -6,7 +6,9 @@
 E.g. the display value 0.5 is the light 0.5 ** 2.2 = 0.22.
 
 What must stay: all numbers, bit for bit, because made data sets and training samples consist of
-them. test_spike_simulate.py and test_published_streams.py notice.
+them.
+
+Tests: tests/parts/data/test_display_values.py
 """
 
 import numpy as np

@@ -6,7 +6,8 @@
 A channel is a plane, so its values are 0 and 1. The options rate, light and gamma have no effect.
 
 What must stay: which plane is which channel, because trained networks expect it.
-test_spike_represent.py notices.
+
+Tests: tests/parts/data/test_spike_represent.py
 """
 
 from typing import Any, Literal

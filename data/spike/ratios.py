@@ -11,9 +11,10 @@ The blurry frame is the mean of the light over the exposure. So the sharp frame 
 The light of each plane comes from the intervals between spikes: 1 / interval in all planes between
 two spikes (light.py). So a window may be shorter than an interval.
 
-What must stay: every number, because trained networks expect these channels.
-test_spike_represent.py notices. A variant with other numbers is a new function with a name of its
-own (docs/extending.md, representation).
+What must stay: every number, because trained networks expect these channels. A variant with other
+numbers is a new function with a name of its own (docs/extending.md, representation).
+
+Tests: tests/parts/data/test_spike_represent.py
 """
 
 import math

@@ -10,8 +10,9 @@ The table is complete only after represent.py was imported, because represent.py
 of all representations. So other code takes REPRESENTATIONS from represent.py.
 
 What must stay: names and meanings of the fields, because files of users set them
-(docs/extending.md). A new field needs a default that changes nothing.
-tests/stories/test_extending.py runs the page.
+(docs/extending.md). Free to add: a field with a default that changes nothing.
+
+Tests: tests/stories/test_extending.py (runs the code of docs/extending.md)
 """
 
 from collections.abc import Callable

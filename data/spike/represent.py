@@ -18,7 +18,7 @@ array, which `represent` may change. Its keyword parameters become option keys o
 `spike.representation`. docs/options.md is made from its docstring: the first paragraph, and the
 paragraphs that explain keys.
 
-Two rules hold for every representation, and test_spike_represent.py tries both with random options:
+Two rules hold for every representation:
 
     * Every formula works per pixel. So a crop, a flip or a turn of the planes gives the same crop,
       flip or turn of the channels.
@@ -27,6 +27,8 @@ Two rules hold for every representation, and test_spike_represent.py tries both 
 
 What must stay: every number of every representation, because trained networks expect these
 channels. A better formula gets a new name. Option names and defaults are part of option files.
+
+Tests: tests/parts/data/test_spike_represent.py (tries both rules with random options)
 """
 
 import math

@@ -9,8 +9,10 @@ gives a spike and is reset. A plane is one read-out of all pixels. A spike is a 
 Light is linear, and 1 at full light.
 
 What must stay: all numbers, bit for bit, because made data sets consist of them. So the order of
-random draws and of sums is fixed. test_spike_simulate.py compares with a plain loop over pixels and
-planes, test_published_streams.py with published simulators.
+random draws and of sums is fixed.
+
+Tests: tests/parts/data/test_spike_simulate.py (compares with a plain loop over pixels and planes,
+and with a published simulator)
 """
 
 from collections.abc import Iterable

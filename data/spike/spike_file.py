@@ -4,7 +4,9 @@
 an array of NumPy. Only the bytes of the wanted planes and pixels are read.
 
 What must stay: the spikes of a crop are equal to the crop of the spikes, in each format.
-test_spike_formats.py notices. Free: how many planes `parts` reads at a time.
+Free to change: how many planes `parts` reads at a time.
+
+Tests: tests/parts/data/test_spike_formats.py
 """
 
 from collections.abc import Iterator

@@ -12,7 +12,11 @@ plane. A capture may begin within a plane. The words tell where the first whole 
 
 Source: SpikeCV, load_dat.py and sps_parser.py. Files of an SPS100 are only read, not written.
 
-Tests: test_spike_formats.py, e.g. test_a_capture_of_the_sps100_may_start_within_a_plane
+What must stay: which bit is which pixel, and which files count as files of this sensor.
+
+Tests: tests/parts/data/test_spike_formats.py, e.g.
+test_a_capture_of_the_sps100_may_start_within_a_plane and
+test_a_capture_of_the_sps100_is_no_file_of_another_camera
 """
 
 import numpy as np

@@ -4,9 +4,11 @@ The state of a synapse follows the time between two spikes of its pixel, smoothe
 intervals. So the firing rate can be read from the state at any plane. `tfstp` has the equations,
 and `_Synapses` computes them for all pixels, plane after plane.
 
-What must stay: every number, because trained networks expect these channels.
-test_spike_represent.py compares with a loop over the spikes of a pixel, test_published_streams.py
-with a published stream.
+What must stay: every number, because trained networks expect these channels. A variant with other
+numbers is a new function with a name of its own (docs/extending.md, representation).
+
+Tests: tests/parts/data/test_spike_represent.py (compares with a loop over the spikes of a pixel),
+tests/parts/data/test_published_streams.py (restores published streams)
 """
 
 import numpy as np

@@ -19,8 +19,10 @@ charge of several spikes. Three rules say what happens with the charge that is l
     light drops    Otherwise a dark plane would fire from the light before it.
 
 What must stay: all numbers, bit for bit, because training samples consist of them. Another rule or
-order fails test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says
-(test_spike_simulate.py). Free: how the numbers are computed, if it is as fast.
+order fails test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says. Free to change: how
+the numbers are computed, if it is as fast.
+
+Tests: tests/parts/data/test_spike_simulate.py
 """
 
 import numpy as np
