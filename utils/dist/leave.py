@@ -10,7 +10,7 @@ other ranks would never learn the cause
 (test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end,
 test_a_rank_signs_off_once_though_two_of_its_threads_end_it).
 
-Tests: tests/faults/test_stalls.py, tests/dist/test_life.py, tests/parts/utils/test_process.py.
+Tests: tests/faults/test_stalls.py, tests/dist/test_dist.py, tests/dist/test_life.py.
 """
 
 import logging

@@ -38,7 +38,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from utils.dist.awake_clock import AwakeClock
 from utils.dist.rendezvous import MET, not_arrived
 from utils.dist.state import LaunchInfo
-from utils.dist.waiting import CHECK_S, place, wait_for, within
+from utils.dist.waiting import CHECK_S, rank_on_host, wait_for, within
 from utils.errors import DistError
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def _check_address_resolves(launch: LaunchInfo) -> None:
             if clock.now() > limit_s - least_left_s:
                 raise DistError(
                     what=f"MASTER_ADDR does not resolve: {launch.master_addr}",
-                    where=place(launch),
+                    where=rank_on_host(launch),
                     expected="the name or address of the host of rank 0",
                     do=f"correct MASTER_ADDR ({e})",
                 ) from e
@@ -101,7 +101,7 @@ def _open_on_rank_0(launch: LaunchInfo) -> TCPStore:
         # another host.
         raise DistError(
             what=f"rank 0 cannot reach its own store at {address}",
-            where=place(launch),
+            where=rank_on_host(launch),
             expected="MASTER_ADDR names the host that rank 0 runs on",
             do="correct MASTER_ADDR",
         ) from e
@@ -114,7 +114,7 @@ def _open_on_rank_0(launch: LaunchInfo) -> TCPStore:
             do += f"; torch says: {str(e).splitlines()[0]}"
         raise DistError(
             what=what,
-            where=place(launch),
+            where=rank_on_host(launch),
             expected="a free MASTER_PORT on the host of rank 0",
             do=do,
         ) from e
@@ -194,7 +194,7 @@ def _connect(launch: LaunchInfo) -> TCPStore:
     except (TimeoutError, TorchDistError) as e:
         raise DistError(
             what=f"what listens at {host}:{port} is not the store of this run",
-            where=place(launch),
+            where=rank_on_host(launch),
             expected="rank 0 of the same run on that port",
             do="choose another MASTER_PORT, the same on all ranks",
         ) from e
@@ -222,7 +222,7 @@ def _wait_until_open(launch: LaunchInfo) -> None:
                 reason = errno.errorcode.get(e.errno, e)  # e.g. "ECONNREFUSED"
                 raise DistError(
                     what=f"nobody answers at {host}:{port} after {waited_s:.0f} s ({reason})",
-                    where=place(launch),
+                    where=rank_on_host(launch),
                     expected="rank 0 listening on MASTER_ADDR:MASTER_PORT",
                     do="check that rank 0 was started, that MASTER_ADDR is its host, "
                     "and that no firewall blocks the port",
@@ -246,7 +246,7 @@ def _refuse_run_under_way(store: Store, launch: LaunchInfo) -> None:
     raise DistError(
         what=f"another run is under way at {launch.master_addr}:{launch.master_port}: "
         "all of its ranks have met",
-        where=place(launch),
+        where=rank_on_host(launch),
         expected="rank 0 of the same run on that port, and each RANK once",
         do="choose another MASTER_PORT, the same on all ranks, or end the other run",
     )

@@ -28,7 +28,7 @@ from torch.distributed import Store
 
 from utils.dist.state import RUN, LaunchInfo
 from utils.dist.store_values import ForeignValueError, seal, unseal
-from utils.dist.waiting import place, wait_for
+from utils.dist.waiting import rank_on_host, wait_for
 from utils.errors import DistError
 
 # The key of the number of processes that have joined. A rank that joined twice counts twice.
@@ -69,7 +69,7 @@ def _note_arrival(store: Store, launch: LaunchInfo) -> None:
     if store.add(f"arrived/{launch.rank}", 1) > 1:
         raise DistError(
             what=f"rank {launch.rank} arrived twice",
-            where=place(launch),
+            where=rank_on_host(launch),
             expected="each RANK once",
             do="correct RANK, or end the other run that uses this MASTER_PORT",
         )
@@ -114,7 +114,7 @@ def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) ->
         except ForeignValueError as e:
             raise DistError(
                 what=f"what arrived as rank {rank} does not have the key of this start",
-                where=place(launch),
+                where=rank_on_host(launch),
                 expected="ranks of one start alone; each has SPIKEVRT_JOB_KEY from its launcher",
                 do="if you start the ranks yourself, give all of them the same SPIKEVRT_JOB_KEY, "
                 "or unset it; else somebody else reaches the port: see docs/ddp.md on trust",
@@ -125,7 +125,7 @@ def not_arrived(ranks: str, launch: LaunchInfo) -> DistError:
     """Return the error of a meeting that lasts too long. ranks: e.g. "ranks 2, 5 of 8"."""
     return DistError(
         what=f"{ranks} did not arrive in {launch.join_s:.0f} s",
-        where=place(launch),
+        where=rank_on_host(launch),
         expected="WORLD_SIZE processes, each with its own RANK",
         do="look into the logs of these ranks; SPIKEVRT_JOIN_TIMEOUT sets the seconds to wait",
     )

@@ -80,7 +80,7 @@ def within(seconds: float, function: Callable[[], Result]) -> Result:
     return call.result()
 
 
-def place(launch: LaunchInfo) -> str:
+def rank_on_host(launch: LaunchInfo) -> str:
     """Return the rank and its host, for errors: "rank 1 of 4 on host a (torchrun launch)"."""
     rank = f"rank {launch.rank} of {launch.world_size}"
     return f"{rank} on {socket.gethostname()} ({launch.mode} launch)"

@@ -70,18 +70,13 @@ LONG_PHASE_S = 1.0
 # silence, e.g. while a user selects text in the terminal, needs no line.
 TELL_AFTER_S = 10.0
 
-# What the reporting rank waits for in `_report`, e.g. if rank 3 is stuck:
-#
-#     at once          the reporting rank claims the failure of rank 3 in the store
-#     within 1.5 s     rank 3 reads the failure with a beat, and writes its stacks into the store
-#     then             the report is written, and REPORTED is set, so that the other ranks may end
-#     within 0.5 s     rank 3 sees REPORTED, and ends. If it does not, it is killed
-#
-# Seconds for the stacks. A stuck rank beats twice a second, so this is three beats. A silent rank
-# will hardly answer, so the shorter wait is for a rank that is only slow.
+# Seconds that `_report` waits for the stacks of a stuck rank: three beats, because the rank beats
+# twice a second.
 STUCK_ANSWERS_S = 1.5
+# Seconds that `_report` waits for the stacks of a silent rank. It will hardly answer, so this wait
+# is for a rank that is only slow.
 SILENT_ANSWERS_S = 0.5
-# Seconds for a stuck rank to end itself: one beat.
+# Seconds that `_report` waits until a stuck rank has ended itself: one beat.
 STUCK_ENDS_S = 0.5
 # Seconds without an answer of the store, three beats, after which a rank ends if the process that
 # hosts the store is gone. The store will never answer again, so a longer wait only delays the end.
@@ -148,12 +143,12 @@ class Watchdog(threading.Thread):
         watchdog.go_on()  # the time of the present phase counts from now on
         # With at least six beats within the shortest limit, one late beat makes no rank silent.
         self.interval_s = min(BEAT_S, budgets.stall_s / 6)
-        # The clock asks for the time at each beat. If more than slice_s have passed since the last
-        # question, it takes the rest for a suspended process and does not count it. Twice the
-        # interval leaves room for a late beat.
+        # The clock is asked at each beat. It counts at most slice_s between two questions, because
+        # in a longer time the process may have been suspended. Twice the interval leaves room for a
+        # late beat.
         self.beats.clock.slice_s = 2 * self.interval_s
-        # The other ranks can tell more about a silent rank than the guard can. So the guard waits
-        # 4 s longer than the other ranks, in which they report and end this rank.
+        # The guard waits 4 s longer than the other ranks, in which they report and end this rank:
+        # they can tell more about a silent rank than the guard can.
         guard_limit_s = budgets.stall_s + 4
         mark = None if self.store is None else run_mark()  # None: a single process
         self.guard = start_guard(self.rank, guard_limit_s, self.stack_path, mark, log_file())
@@ -348,12 +343,12 @@ class Watchdog(threading.Thread):
         """Report the rank that stops the run, with its stacks, and end the run.
 
         The caller has written the failure into the store (`claim_failure`), where every rank reads
-        it with its next beat. So what the ranks do now, in this order:
+        it with its next beat. E.g. if rank 3 is stuck, this happens now, in this order:
 
-            1  a stuck rank reads the failure, and writes its stacks into the store (`_follow`)
-            2  this rank takes these stacks, and writes the report
-            3  this rank sets the key REPORTED, for which the other ranks wait before they end
-            4  this rank kills the rank that stops the run, if it has not ended itself
+            within 1.5 s   rank 3 reads the failure, and writes its stacks into the store
+            then           this rank writes the report, and sets the key REPORTED
+            within 0.5 s   rank 3 and all others see REPORTED, and end (`_follow`)
+            then           this rank kills rank 3, if it has not ended, and ends itself
         """
         rank = verdict.rank
         if self.store is not None:

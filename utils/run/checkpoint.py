@@ -199,19 +199,23 @@ def _rename_versions(path: Path, keep: int) -> None:
     keep: number of former versions that stay. E.g. 2: X_previous -> X_previous2, and then X ->
         X_previous. The X_previous2 from before is lost.
     """
-    # The names from the newest version to the oldest, e.g. for keep 2: X, X_previous, X_previous2.
-    versions = [path, path.with_name(f"{path.stem}_previous{path.suffix}")]
-    for number in range(2, keep + 1):
-        versions.append(path.with_name(f"{path.stem}_previous{number}{path.suffix}"))
-    # Rename the oldest version first, so that no version is overwritten before it has a new name.
-    # E.g. keep 2: first number 2 (from versions[1] to versions[2]), then number 1. Test:
+    # Rename the oldest version first, so that no version is overwritten before it has a new name:
+    # the number is e.g. 2 first (X_previous -> X_previous2), and then 1 (X -> X_previous). Test:
     # test_as_many_former_versions_as_asked_for_are_used_in_turn.
     for number in range(keep, 0, -1):
-        newer = versions[number - 1]
-        older = versions[number]
+        newer = _version(path, number - 1)
+        older = _version(path, number)
         if newer.exists():
             _link(_sidecar_of(newer), _sidecar_of(older))
             _link(newer, older)
+
+
+def _version(path: Path, number: int) -> Path:
+    """Return the file of a version: 0 is X.pth, 1 X_previous.pth, 2 X_previous2.pth, ..."""
+    if number == 0:
+        return path
+    count = "" if number == 1 else str(number)
+    return path.with_name(f"{path.stem}_previous{count}{path.suffix}")
 
 
 def _link(source: Path, target: Path) -> None:
