@@ -1,7 +1,5 @@
 """Write the report of a rank that stands still: who, where, since when, and beside which others.
 
-The report has the error, a table of the last beat of every rank, and the stacks of the rank.
-
 Free to change: the texts, together with docs/ddp.md, which explains the table, and
 tests/faults/test_stalls.py, which reads it.
 """

@@ -12,7 +12,7 @@ one rank at a time looks, and only if it has been too long in a phase itself.
 
 Seconds are measured on the AwakeClock of the rank that judges, which stands still while the process
 is suspended. So the clocks of the hosts need not agree, and a pause of the whole run makes no rank
-late.
+late. If one rank alone is suspended, the others see it fall silent.
 
 What must stay: one rank is named, and it is the cause (test_a_host_that_falls_silent_is_named_once,
 test_a_rank_that_is_waited_for_is_named_once). Free to change: QUIET_S, within the limits that its
@@ -60,10 +60,6 @@ class Judge:
         A watched rank is DEAD if its process is gone, and SILENT if it does not beat. If this rank
         has been too long in its phase, it looks for the rank that the others wait for, which is
         STUCK or SILENT.
-
-        Seconds count only while this process runs (AwakeClock). If the whole run is suspended for
-        an hour, the clock counts at most `slice_s` of the hour, e.g. 1 s. If one rank alone is
-        suspended, the others see it fall silent.
 
         stall_s: seconds without a beat after which a rank is silent. None before `Watchdog.watch`:
             then only the end of a process counts.

@@ -1,17 +1,15 @@
 """Note where the main thread of this rank is, for the watchdog, which ends a run that hangs.
 
-A run of several ranks hangs if one rank stops, because the other ranks wait in a collective for
-this rank. So each rank has three threads and one small process:
+A run of several ranks hangs if one rank stops, because the others wait for it in a collective. So
+each rank has:
 
-* The main thread trains. When it begins another part of its work, it notes the name of this part,
-  the *phase*, in `RUN.place`, e.g. "forward" at step 120. This needs no lock, and no request to the
-  key-value store of the run. The functions of this page do it.
-* The watchdog thread (utils/dist/watchdog_thread.py) has its own connection to this store. Every
-  half second it writes the phase of the main thread into the store (a *beat*), and reads the beats
-  of a few other ranks (utils/dist/beats.py).
-* A second thread ends the process if the watchdog thread hangs in a request to the store.
-* The guard (utils/dist/guard.py) is a process. It ends the rank if none of the three threads can
-  run, because C code holds Python's lock.
+* The main thread, which trains. Before each part of its work it notes the name of the part, the
+  *phase*, in `RUN.place`, e.g. "forward" at step 120. The functions of this page do it.
+* The watchdog thread (watchdog_thread.py). Every half second it writes this phase into the
+  key-value store of the run (a *beat*), and reads the beats of a few other ranks (beats.py).
+* A second thread, which ends the process if the watchdog thread hangs in a request to the store.
+* The guard (guard.py), a process, which ends the rank if C code holds Python's lock, so that none
+  of the three threads can run.
 
 The watchdogs end all ranks within seconds if a rank is
 

@@ -26,7 +26,7 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     """Set one option as the command line says. Raises OptionError if it cannot be read.
 
     `load_options` calls this for the overrides. Programs with flags that set options call it as
-    well, e.g. main_test_vrt.py. Tests: test_option.py, the tests with "override" in their names.
+    well, e.g. main_test_vrt.py.
 
     raw: sections and options, changed in place
     override: "section.key=value"; the value is JSON, else a string

@@ -126,13 +126,9 @@ class Registry:
         return self._models[name]
 
     def _make_model(self, name: str) -> type[Section]:
-        """Make the model of a part's section.
+        """Make the model of a part's section, from the parameters of its constructor.
 
-        The three kinds of parameters, as in the example of `Registry`:
-
-            width: int = 16                              a key with a type and a default
-            window: WindowOptions                        the keys of this Section
-            fusion: Annotated[dict | str, FUSIONS] = "none"  a key with the section of a nested part
+        `Registry` explains the three kinds of parameters.
         """
         # pydantic's `create_model` takes key -> (type, default). A default of `...` means that the
         # key is required. The type key accepts only the name of this part.

@@ -5,9 +5,8 @@
     planned_steps   how many steps the whole run has
     left_to_do      what comes next: a validation, steps, or nothing
 
-What must stay: the names of the fields of both classes, because a checkpoint holds them by name and
-runs of earlier versions are resumed. A new field of `Progress` needs a default, for checkpoints
-without it, and a line in utils/run/saved_state.py.
+What must stay: the names of the fields of both classes, because checkpoints hold them by name. A
+new field of `Progress` needs a line in utils/run/saved_state.py.
 
 Tests: test_the_planned_end and test_when_a_run_is_finished (tests/stories/test_checkpoint.py).
 """

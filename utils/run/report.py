@@ -39,8 +39,8 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     """Return the report of a run as one HTML page, which needs no other file.
 
     The page is made from templates/run.html. A new argument of `render` is a new variable there.
-    Words and order of the page are free to change. What must be on it is in test_results.py
-    (test_the_page_of_a_run_shows_its_scores, and the tests after it).
+    Words and order of the page are free to change. test_the_page_of_a_run_shows_its_scores, and the
+    tests after it, say what must be on it.
 
     folder: the folder of the run.
     history: the history of the run.
