@@ -32,6 +32,7 @@ Find a rank that hangs.
 
     watchdog.py          notes what this rank does
     watchdog_thread.py   beats, listens, ends the run
+    paused_terminal.py   waits for a terminal, which are no stall
     beats.py             what ranks write and read twice a second
     verdict.py           which rank is to blame
     awake_clock.py       counts seconds without suspension

@@ -37,7 +37,7 @@ from typing import NoReturn
 from torch.distributed import Store
 
 from utils import system
-from utils.dist import process, watchdog
+from utils.dist import watchdog
 from utils.dist.awake_clock import AwakeClock
 from utils.dist.beats import BEAT_S, Beats, claim_failure, is_gone, read_states
 from utils.dist.claims import first_to_claim
@@ -52,6 +52,7 @@ from utils.dist.leave import (
     write_to_log_and_stderr,
     write_to_log_file,
 )
+from utils.dist.paused_terminal import PausedTerminal
 from utils.dist.stacks import dump_stacks, kill_rank, run_mark, stack_file_name, stacks_of
 from utils.dist.stall_report import text_of_stall
 from utils.dist.state import RUN
@@ -63,13 +64,9 @@ from utils.options.watchdog_options import WatchdogOptions
 
 STALL_CODE = StallError.exit_code  # exit code of a run that hangs
 
-# Seconds of a phase after which the watchdog asks the system whether the main thread waits for a
-# terminal. Most phases are shorter, so most beats need no such question.
-LONG_PHASE_S = 1.0
-# Seconds after which the log file tells that the store or the terminal does not answer. A shorter
-# silence, e.g. while a user selects text in the terminal, needs no line.
+# Seconds after which the log file tells that the store does not answer. A shorter silence needs no
+# line.
 TELL_AFTER_S = 10.0
-
 # Seconds that `_report` waits for the stacks of a stuck rank: three beats, because the rank beats
 # twice a second.
 STUCK_ANSWERS_S = 1.5
@@ -121,11 +118,9 @@ class Watchdog(threading.Thread):
         # What the main thread does.
         self.place = RUN.place  # the phase of the last beat
         # When this phase began, on the clock of the beats. The time since then must stay below the
-        # limit of the phase. While the main thread waits for a paused terminal, each beat sets
-        # `phase_began` to the present, so the time stays 0.
+        # limit of the phase.
         self.phase_began = self.beats.clock.now()
-        self.blocked_since: float | None = None  # since when the main thread waits for a terminal
-        self.has_told_of_block = False  # whether the log file has the line about this wait
+        self.paused_terminal = PausedTerminal(self.rank)
 
         # The stacks go into a file in memory, so that nothing is left on the disk. The file also
         # proves that this process is a rank of this run: before another rank signals or kills a
@@ -246,8 +241,9 @@ class Watchdog(threading.Thread):
             self.place = place
             in_phase_s = time.monotonic() - place.since
             self.phase_began = now - min(in_phase_s, self.beats.clock.slice_s)
-        if self._waits_for_terminal(now):
-            self.phase_began = now  # so the age of the phase stays 0
+        # While the main thread waits for a paused terminal, the time in the phase stays 0.
+        if self.paused_terminal.holds_main_thread(now, in_phase_s=now - self.phase_began):
+            self.phase_began = now
         return {
             "phase": place.phase,
             "step": place.step,
@@ -258,35 +254,6 @@ class Watchdog(threading.Thread):
             "host": self.host,
             "facts": RUN.facts,
         }
-
-    def _waits_for_terminal(self, now: float) -> bool:
-        """Return whether the main thread waits in a write to a paused terminal.
-
-        After TELL_AFTER_S seconds this writes a line into the log file. Test:
-        test_a_paused_terminal_is_no_stall.
-
-        now: time of the clock of the beats.
-        """
-        # In a new phase do not ask the system, because asking costs time. But ask on if the last
-        # answer was yes (`blocked_since` is set): the phase then looks new because `_own_state`
-        # keeps its age at 0.
-        is_new_phase = now - self.phase_began < LONG_PHASE_S
-        was_blocked = self.blocked_since is not None
-        if is_new_phase and not was_blocked:
-            return False
-        if not process.main_thread_writes():
-            self.blocked_since = None
-            self.has_told_of_block = False
-            return False
-        if self.blocked_since is None:
-            self.blocked_since = now
-        if now - self.blocked_since > TELL_AFTER_S and not self.has_told_of_block:
-            self.has_told_of_block = True
-            write_to_log_file(
-                f"rank {self.rank} waits for its terminal, which takes no output (Ctrl-S, a "
-                "selection, a pager); the run goes on as soon as the terminal does"
-            )
-        return True
 
     # ---- The thread that watches the watchdog thread -----------------------------------------
 

@@ -32,8 +32,8 @@ LARGEST_COUNT = 2**40
 # `ge` means "greater or equal", `le` "less or equal".
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
-# Tables of a checkpoint that training restores -> whether the table may be missing. An older version
-# may not have written it, or its run did not need it.
+# The tables that training restores -> whether a checkpoint may lack the table, because an older
+# version did not write it, or because its run did not need it.
 TABLES = {
     "options": False,
     "model_state_dict": False,

@@ -1,0 +1,51 @@
+"""Tell whether the main thread waits for a paused terminal, which is no fault of the run.
+
+A paused terminal (Ctrl-S, a selection, `less`) takes no output, so a main thread that writes to it
+waits. The watchdog thread asks with each beat, and does not count this time as time in the phase.
+
+Test: test_a_paused_terminal_is_no_stall (tests/dist/test_dist.py).
+"""
+
+from utils.dist import process
+from utils.dist.leave import write_to_log_file
+
+# Seconds of a phase after which the system is asked whether the main thread waits for a terminal.
+# Most phases are shorter, so most beats need no such question.
+LONG_PHASE_S = 1.0
+# Seconds after which the log file tells of the wait. A shorter wait, e.g. while a user selects text
+# in the terminal, needs no line.
+TELL_AFTER_S = 10.0
+
+
+class PausedTerminal:
+    """Knows whether the main thread of this rank waits for its terminal, and since when."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.waits_since: float | None = None  # None if the main thread does not wait
+        self.has_told = False  # whether the log file has the line about this wait
+
+    def holds_main_thread(self, now: float, in_phase_s: float) -> bool:
+        """Return whether the main thread waits. Writes a line into the log after TELL_AFTER_S.
+
+        now: time of the clock of the beats.
+        in_phase_s: seconds that count in the present phase. They stay 0 during a wait.
+        """
+        # In a new phase do not ask the system, because asking costs time. But if the last answer
+        # was yes, ask again: the phase only looks new, because its seconds stay 0.
+        is_new_phase = in_phase_s < LONG_PHASE_S
+        if is_new_phase and self.waits_since is None:
+            return False
+        if not process.main_thread_writes():
+            self.waits_since = None
+            self.has_told = False
+            return False
+        if self.waits_since is None:
+            self.waits_since = now
+        if now - self.waits_since > TELL_AFTER_S and not self.has_told:
+            self.has_told = True
+            write_to_log_file(
+                f"rank {self.rank} waits for its terminal, which takes no output (Ctrl-S, a "
+                "selection, a pager); the run goes on as soon as the terminal does"
+            )
+        return True
