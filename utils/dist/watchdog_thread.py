@@ -292,7 +292,7 @@ class Watchdog(threading.Thread):
     def _longest_silence_s(self, stall_s: float) -> float:
         """Return how many seconds the store may be silent before this rank ends.
 
-        the run is ending                                        EXIT_S
+        a failure ends the run already                           EXIT_S
         the process of rank 0, which hosts the store, is gone    HOST_GONE_S, at most stall_s
         otherwise                                                stall_s
         """
@@ -332,7 +332,7 @@ class Watchdog(threading.Thread):
         if self.store is not None:
             self.store.set(REPORTED, "1")
             if rank != self.rank and verdict.kind != "DEAD":
-                # A silent rank cannot end itself, so it is killed.
+                # A stuck rank gets the time to end itself. A silent rank cannot, so kill it.
                 time.sleep(STUCK_ENDS_S)
                 kill_rank(self.beats.states[rank]["pid"], stack_file_name(rank))
         leave(STALL_CODE, self.store)
