@@ -3,8 +3,10 @@
 A rank hangs beyond its own watchdog if C code holds Python's lock (the GIL): no thread of the rank
 runs then. So the rank sends a heartbeat to another process, the guard, which ends the rank if the
 heartbeat stays away. If other ranks run on, they report the rank. If none does, e.g. because all
-ranks hang in the same C code, the guard reports it. The timer of faulthandler could do this too. But this timer also counts the
-time in which the process is suspended, and it reports only "Timeout (0:00:10)!".
+ranks hang in the same C code, the guard reports it.
+
+The timer of faulthandler could end a rank, too. But this timer also counts the time in which the
+process is suspended, and it reports only "Timeout (0:00:10)!".
 
     start_guard    starts the process `python -S -m utils.dist.guard`, called by the rank
     guard          its main function
@@ -56,7 +58,7 @@ def start_guard(
     limit_s: seconds without a heartbeat after which the guard ends this process.
     stack_file: path of the memory file for the stacks.
     mark: end of the names of the memory files of this run (`stacks.run_mark`), by which the guard
-        knows the other ranks, who report the stall. None if there is no other rank.
+        finds the other ranks, which report the stall. None if there is no other rank.
     log_file: path of the log of the run, or None if this rank has none.
     """
     if not system.has_proc():
@@ -80,8 +82,6 @@ def start_guard(
 # Longest time, in seconds, that a guard takes to write its report. If the terminal is paused, the
 # write never returns, and the guard ends after this time.
 LAST_WORDS_S = 5
-
-
 # Seconds after the end of its rank in which the guard waits for the end of the other ranks of this
 # host. If all of them hang in the same C code, their guards end them at nearly the same time.
 OTHERS_END_S = 2.0
@@ -131,8 +131,8 @@ def guard(
 def _others_report(launcher: int, pid: int, mark: str) -> bool:
     """Return whether another rank of this host, or its guard, reports the stall.
 
-    A rank that still runs reports it, or has done so. If no rank is left, nobody has: all of them
-    hung, and their guards ended them. Then one guard of the host reports
+    A rank that still runs reports the stall, or has reported it. If no rank is left, all of them
+    hung, and their guards ended them. Then the guard that claims the report first reports
     (test_ranks_that_all_hang_in_c_code_are_reported_once).
 
     launcher: process id of the parent of the ranks. pid: process id of the rank of this guard.

@@ -1,7 +1,7 @@
 """Functions on the processes of this host: which there are, their signals, and their end.
 
-* `process_state`, `process_parent`, `descendants_of` and `machine` tell which processes there are. They read /proc,
-  the folder in which Linux shows its processes.
+* `process_state`, `process_parent`, `descendants_of` and `machine` tell which processes there are.
+  They read /proc, the folder in which Linux shows its processes.
 * `main_thread_writes` tells whether the main thread waits for a terminal.
 * `signals_held` and `leave_signals_to_parent` keep signals away from loader processes (the
   processes of a DataLoader, which read samples).
