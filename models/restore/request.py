@@ -10,11 +10,11 @@ parts on by name. E.g. `--input a.mp4 --spike b.dat --output out --tile 12,256` 
 There are two forms of a command line: the user's own clips (--input, or --spike with a --method),
 or the clips of an option file (--opt, datasets.test). In the second form own_files is None.
 
-A value may come from four sources. The first that gives it wins: the command line, the option file,
-the weights file, the dataset.json beside the spikes (test_weights_on_the_command_line_come_first).
-So a missing flag is None here, and later pages look for the value elsewhere.
+What must stay: a missing flag is None here, because later pages then look for the value elsewhere.
+The first source that has it wins: the command line, the option file, the weights file, the
+dataset.json beside the spikes (test_weights_on_the_command_line_come_first).
 
-A new flag needs a line in flags.py, a field in one of the classes below, and a line in
+Free to add: a flag. It needs a line in flags.py, a field in one of the classes below, and a line in
 `read_request`. If it excludes other flags, it also needs a refusal (refused_flags.py).
 
 Tests: tests/parts/utils/test_results.py, tests/stories/test_main_test.py, test_bad_input.py
@@ -179,15 +179,23 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
     refuse_contradictions(args, given_keys, is_of_own_clips)
 
+    # The arguments "method.key=value" are options of the method. The others change how the spikes
+    # of a user's clips are read, or they change the option file.
     of_method, others = _split_overrides(args)
     formula, joint = _sections_of_method(args, of_method)
+    if is_of_own_clips:
+        own_files = _own_files(args, others)
+        overrides_of_file = ()
+    else:
+        own_files = None
+        overrides_of_file = others
     return TestRequest(
         opt=args.opt,
-        overrides=() if is_of_own_clips else others,
+        overrides=overrides_of_file,
         formula=formula,
         joint=joint,
         method_name=args.method,
-        own_files=_own_files(args, others) if is_of_own_clips else None,
+        own_files=own_files,
         network=NetworkFlags(args.weights, tiles, args.dtype, args.sigma),
         results=ResultFlags(
             output=args.output,
