@@ -27,45 +27,48 @@ from utils.errors import CheckpointError
 from utils.run import checkpoint
 from utils.run.torch_file import RefusedFile, load_plain
 
-# Advice in several errors.
-DOWNLOAD = "download it again"
-# First bytes of a file, as a regular expression -> what the file is, and what to do. The first
-# expression that matches wins, so an empty file (`$`) comes last.
-MARKS = {
-    rb"version https://git-lfs": (
-        "a pointer of Git LFS, whose file was not fetched",
-        "run `git lfs pull` in its repository, or download the file itself",
-    ),
-    # Perhaps the three bytes that mark UTF-8, perhaps spaces, then a tag.
-    rb"(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml|head)": (
-        "an HTML page, as a browser shows it",
-        "download the file that the page shows or links to: at GitHub it has /raw/ or "
-        "/releases/download/ in it",
-    ),
-    # A bracket, then a quotation mark or a closing bracket: {"a..., ["a..., {} or [].
-    rb"\s*[{\[]\s*[\"}\]]": ("JSON text", DOWNLOAD),
-    # Eight bytes with the length of the header, then the header, which is JSON.
-    rb".{8}\{\"": ("a safetensors file", "save its tensors with torch.save as a .pth"),
-    rb"\x93NUMPY": ("a NumPy array (.npy)", "give the .pth"),
-    rb"\x1f\x8b": ("a file compressed with gzip", "unpack it and give the .pth in it"),
-    rb"(\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07)": (
-        "an archive (xz, 7z or RAR)",
-        "unpack it and give the .pth in it",
-    ),
-    rb"\x00+$": ("a file of zeros, as a broken download or a full disk leaves it", DOWNLOAD),
-    rb"$": ("an empty file", DOWNLOAD),
-}
-# Endings of weights files, to find one in a zip file around it.
-SUFFIXES = (".pth", ".pt", ".ckpt", ".pkl", ".bin", ".safetensors")
 # A pickle names the function that makes a NumPy scalar, by the name in NumPy 2 or in NumPy 1.
 SCALAR_NAMES = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
-# The message of torch.load about an object of another program, e.g. "GLOBAL lightning.Trainer was
-# not an allowed global".
-NOT_ALLOWED = re.compile(r"GLOBAL (\S+) was not an allowed global")
-
 # `load_content` holds this lock while it reads a file, because torch's list of allowed names
 # belongs to the whole process.
 _lock_of_allowed_names = threading.Lock()
+
+
+def load_content(path: Path, mmap: bool = False) -> Any:
+    """Read what torch.save wrote to `path`: plain types, and tensors on the CPU.
+
+    NumPy scalars become numbers of Python. mmap: whether each tensor is read only when it is used.
+
+    Raises CheckpointError, which says what the file is, if the file is something else.
+    """
+    try:
+        # torch keeps one list of allowed names for the whole process. Without the lock, a thread
+        # could remove the names while another thread still reads with them.
+        with _lock_of_allowed_names:
+            return _load_with_scalars(path, mmap)
+    except checkpoint.UNREADABLE as e:
+        raise no_weights(path, e) from e
+
+
+def _load_with_scalars(path: Path, mmap: bool) -> Any:
+    """Read a file as `load_plain` does, but also a file that holds NumPy scalars."""
+    # Few files hold NumPy scalars. If a file holds one, `load_plain` refuses the file, and names
+    # the function that makes the scalar.
+    try:
+        return load_plain(path, mmap)
+    except checkpoint.UNREADABLE as e:
+        has_scalars = any(name in str(e) for name in SCALAR_NAMES)
+        if not has_scalars:
+            raise
+    # Pairs: our stand-in, and the name in a pickle that it replaces.
+    stand_ins: list[Any] = [(_ScalarType, "numpy.dtype")]
+    for name in SCALAR_NAMES:
+        stand_ins.append((_scalar, name))
+    with torch.serialization.safe_globals(stand_ins):
+        return load_plain(path, mmap)
+
+
+# ---- NumPy scalars -------------------------------------------------------------------------
 
 
 class _ScalarType:
@@ -103,38 +106,41 @@ def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
     return array[0].item()
 
 
-def load_content(path: Path, mmap: bool = False) -> Any:
-    """Read what torch.save wrote to `path`: plain types, and tensors on the CPU.
+# ---- What a file is that holds no weights ----------------------------------------------------
 
-    NumPy scalars become numbers of Python. mmap: whether each tensor is read only when it is used.
-
-    Raises CheckpointError, which says what the file is, if the file is something else.
-    """
-    try:
-        # torch keeps one list of allowed names for the whole process. Without the lock, a thread
-        # could remove the names while another thread still reads with them.
-        with _lock_of_allowed_names:
-            return _load_with_scalars(path, mmap)
-    except checkpoint.UNREADABLE as e:
-        raise no_weights(path, e) from e
-
-
-def _load_with_scalars(path: Path, mmap: bool) -> Any:
-    """Read a file as `load_plain` does, but also a file that holds NumPy scalars."""
-    # Few files hold NumPy scalars. If a file holds one, `load_plain` refuses the file, and names
-    # the function that makes the scalar.
-    try:
-        return load_plain(path, mmap)
-    except checkpoint.UNREADABLE as e:
-        has_scalars = any(name in str(e) for name in SCALAR_NAMES)
-        if not has_scalars:
-            raise
-    # Pairs: our stand-in, and the name in a pickle that it replaces.
-    stand_ins: list[Any] = [(_ScalarType, "numpy.dtype")]
-    for name in SCALAR_NAMES:
-        stand_ins.append((_scalar, name))
-    with torch.serialization.safe_globals(stand_ins):
-        return load_plain(path, mmap)
+# Advice in several errors.
+DOWNLOAD = "download it again"
+# First bytes of a file, as a regular expression -> what the file is, and what to do. The first
+# expression that matches wins, so an empty file (`$`) comes last.
+MARKS = {
+    rb"version https://git-lfs": (
+        "a pointer of Git LFS, whose file was not fetched",
+        "run `git lfs pull` in its repository, or download the file itself",
+    ),
+    # Perhaps the three bytes that mark UTF-8, perhaps spaces, then a tag.
+    rb"(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml|head)": (
+        "an HTML page, as a browser shows it",
+        "download the file that the page shows or links to: at GitHub it has /raw/ or "
+        "/releases/download/ in it",
+    ),
+    # A bracket, then a quotation mark or a closing bracket: {"a..., ["a..., {} or [].
+    rb"\s*[{\[]\s*[\"}\]]": ("JSON text", DOWNLOAD),
+    # Eight bytes with the length of the header, then the header, which is JSON.
+    rb".{8}\{\"": ("a safetensors file", "save its tensors with torch.save as a .pth"),
+    rb"\x93NUMPY": ("a NumPy array (.npy)", "give the .pth"),
+    rb"\x1f\x8b": ("a file compressed with gzip", "unpack it and give the .pth in it"),
+    rb"(\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07)": (
+        "an archive (xz, 7z or RAR)",
+        "unpack it and give the .pth in it",
+    ),
+    rb"\x00+$": ("a file of zeros, as a broken download or a full disk leaves it", DOWNLOAD),
+    rb"$": ("an empty file", DOWNLOAD),
+}
+# Endings of weights files, to find one in a zip file around it.
+SUFFIXES = (".pth", ".pt", ".ckpt", ".pkl", ".bin", ".safetensors")
+# The message of torch.load about an object of another program, e.g. "GLOBAL lightning.Trainer was
+# not an allowed global".
+NOT_ALLOWED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 
 
 def no_weights(path: Path, error: Exception) -> CheckpointError:
