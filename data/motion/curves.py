@@ -11,9 +11,11 @@ lab/joint_gain.py, the curves alone brought the end-point error from 1.30 to 1.2
 K is the number of times, and H x W the size of a frame. Shifts are x and y in RGB pixels. Times are
 planes after the sharp instant.
 
-What must stay: a curve is 0 at the sharp instant.
+What must stay: a curve is 0 at the sharp instant. With other curves, the weights of the fusion
+"motion" fit a little worse, because they were trained with motions along these curves.
 
-Tests: tests/parts/data/test_flow.py compares motions with the true motion of simulated scenes.
+Tests: tests/parts/data/test_flow.py compares motions with the true motion of simulated scenes. It
+passes with RIDGE = 0 or 0.01, too, and with STEP_OF_SHAKE = 1.
 """
 
 import numpy as np
