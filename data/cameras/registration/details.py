@@ -179,8 +179,8 @@ def _compared_pixels(
         * overexposed in the frame, so that the frame does not show their light
         * at the edge of the plane, where the blur repeats pixels, too
 
-    No test notices if one of the three kinds is compared. lab/calibration_trials.py shows whether
-    the fits are still as exact.
+    test_registration_fit.py passes with a margin of 0, and with overexposed pixels, too.
+    lab/calibration_trials.py says whether the fits are still as exact.
 
     u, v: places of the pixels in the frame, (h, w). overexposed: blurred, (H, W).
     sigma: size of the details in spike pixels. every: distance of the pixels.

@@ -3,15 +3,16 @@
 The equations B x = b and S l = y are linear in the light x = z^2.2, and not in the display values z
 that are wanted. But if z changes by a small d, what the cameras see changes in proportion to d:
 
-    the spike camera integrates    what the cameras see of d
-    light                          A d = (B (slope d), S luma(slope d))        slope = dx / dz at z
-    display values                 A d = (B (slope d), S luma(d))
+    A d = (B (slope d), S luma(slope d))    if the spike camera integrates light
+    A d = (B (slope d), S luma(d))          if it integrates display values
+
+    slope = dx / dz at z
 
 The normal equations of the change d need three things of A, with W = w^2:
 
-    A^T W A d    by `weighted_change`, w A d, and `adjoint`, A^T w
-    A^T W r      by `gradient`; r are the residuals at z
-    R            by `row_sums`: the sum of each row of A^T W A over the pixels of one colour
+    A^T W A d    in two steps: `weighted_change` gives w A d, and `adjoint` gives A^T w of it
+    A^T W r      `gradient`; r are the residuals at z
+    R            `row_sums`: the sum of each row of A^T W A over the pixels of one colour
 
 `System.robust_weights` gives the weights w = (w_b, w_s) at z. cameras.py has B and S, with their
 adjoints.

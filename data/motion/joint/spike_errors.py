@@ -4,8 +4,8 @@ spike_equations.py measures the grey value y = n / (gain (end - begin)): the pix
 thresholds of light in the time from begin to end, in planes. The error of n has two causes:
 
     rounding      the times of both spikes are rounded to whole planes. Each rounding has the
-                  variance 1/12 plane^2, so the time between them has 1/6. In this time n changes by
-                  the rate r per plane, so n has the variance r^2 / 6
+                  variance 1/12 plane^2, so the time between them has the variance 1/6. An error of
+                  one plane changes n by the rate r, so n has the variance r^2 / 6
     thresholds    each threshold differs by chance, by the share j of itself
 
     var(n) = r^2 / 6 + j^2 n        r = n / (end - begin), the rate in spikes per plane
