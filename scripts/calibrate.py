@@ -47,6 +47,7 @@ from scripts.parts.spike_tool.spike_geometry import (
     given_geometry,
     single_geometry,
 )
+from utils.arguments import plane_rate
 from utils.errors import OptionError
 from utils.image import encode_rgb, imwrite_rgb
 from utils.output_folder import refuse_existing
@@ -258,7 +259,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="with --geometry: search offsets from -N to N planes",
     )
-    add("--tick-hz", type=float, help="planes per second; only written to the file")
+    add("--tick-hz", type=plane_rate, help="planes per second; only written to the file")
     add("--out", type=Path, required=True, help="new file of the calibration, JSON")
     add("--overlay", type=Path, help="new image; default: the name of --out with .png")
     command = parser.parse_args(arguments)

@@ -36,6 +36,7 @@ from scripts.parts.convert_options.svrt_splits import (
     divide_totals,
 )
 from scripts.parts.exit_codes import with_exit_code
+from utils.arguments import plane_side
 from utils.errors import OptionError
 from utils.files import write_whole
 from utils.options.kair_keys import KAIR_ONLY
@@ -141,7 +142,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--out", required=True, help="the new option file; an existing file is never overwritten"
     )
     parser.add_argument(
-        "--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane"
+        "--spike-size", nargs=2, type=plane_side, metavar=("H", "W"), help="size of a spike plane"
     )
     parser.add_argument(
         "--drop", nargs="+", default=[], metavar="KEY", help="keys of FILE that may be left out"

@@ -35,6 +35,7 @@ import numpy as np
 
 from scripts.parts.default_output import ROOT, default_output
 from scripts.parts.exit_codes import with_exit_code
+from utils.arguments import plane_side
 from utils.errors import OptionError
 from utils.files import write_whole
 from utils.image import render
@@ -186,7 +187,7 @@ def read_command(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--spike", required=True, metavar="PATH", help="spikes of the clip, as for main_test_vrt.py"
     )
-    add("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
+    add("--spike-size", nargs=2, type=plane_side, metavar=("H", "W"), help="size of a spike plane")
     add("--weights", type=Path, default=WEIGHTS, help="weights; default weights/motion.pth")
     add(
         "--frames", type=int, nargs="+", default=[0], metavar="N", help="numbers, from 0; default 0"

@@ -53,7 +53,7 @@ from scripts.parts.spike_tool.spike_views import (
     write_images,
     write_video,
 )
-from utils.arguments import frame_rate
+from utils.arguments import frame_rate, plane_rate
 from utils.errors import OptionError
 from utils.image import IMAGE_SUFFIXES, imwrite_rgb
 from utils.output_folder import refuse_existing
@@ -357,7 +357,7 @@ def add_method(parser: argparse.ArgumentParser) -> None:
         help=f"method of the reconstruction, as in main_test_vrt.py; tfstp sees the last {HISTORY} "
         "planes (default: %(default)s)",
     )
-    parser.add_argument("--tick-hz", type=float, help="planes per second, to show the time")
+    parser.add_argument("--tick-hz", type=plane_rate, help="planes per second, to show the time")
     parser.add_argument(
         "--fps",
         type=frame_rate,

@@ -14,6 +14,19 @@ def frame_rate(text: str) -> float:
     return rate
 
 
+def plane_rate(text: str) -> float:
+    """Return the planes per second of a spike camera. It must be above 0 and finite."""
+    return frame_rate(text)
+
+
+def plane_side(text: str) -> int:
+    """Return the height or width of a spike plane in pixels. It must be at least 1."""
+    side = int(text)
+    if side < 1:
+        raise ValueError(text)
+    return side
+
+
 def seed(text: str) -> int:
     """Return a seed of numpy's generators. It must be at least 0."""
     number = int(text)

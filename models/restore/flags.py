@@ -18,7 +18,7 @@ from typing import Any
 
 from models.restore.outputs import VIDEOS
 from utils import VERSION
-from utils.arguments import frame_rate
+from utils.arguments import frame_rate, plane_side
 from utils.options.command_line import OptionParser
 from utils.options.foreign_flags import add_launch_flags
 
@@ -110,7 +110,7 @@ def _add_flags_of_clips(add: Callable[..., Any]) -> None:
     add(
         "--spike", metavar="PATH", help="spike file of the whole clip, or folder with one per frame"
     )
-    add("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
+    add("--spike-size", nargs=2, type=plane_side, metavar=("H", "W"), help="size of a spike plane")
     add("--gt", metavar="PATH", help="sharp frames or video, to score against")
 
 

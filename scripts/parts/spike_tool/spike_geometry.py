@@ -39,6 +39,7 @@ from data.spike.errors import SpikeFileError
 from data.spike.geometry import SPS100_SIDE, SpikeGeometry
 from data.spike.headers import HEAD_BYTES, refuse_other_format
 from data.spike.known_geometries import KNOWN_GEOMETRIES
+from utils.arguments import plane_side
 from utils.errors import DataError
 
 # Value of --bit-order -> its meaning, for sentences that are printed.
@@ -80,7 +81,7 @@ def add_geometry(parser: argparse.ArgumentParser) -> None:
     """Add the options that `GeometryOptions.of` reads."""
     parser.add_argument(
         "--size",
-        type=int,
+        type=plane_side,
         nargs=2,
         metavar=("H", "W"),
         help="size of a spike plane; default: the size of the array, else the size in "

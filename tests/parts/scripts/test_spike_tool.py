@@ -45,6 +45,24 @@ GAMMA = 2.2
 GAP = 2
 
 
+# ---- The command line ----
+
+
+@pytest.mark.parametrize(
+    "words", ["info --size 0 400", "view --size 250 -4", "play --tick-hz nan", "play --tick-hz 0"]
+)
+def test_a_size_or_a_rate_that_no_camera_has_is_refused(published_stream, tmp_path, capsys, words):
+    command, *flags = words.split()
+    out = [] if command == "info" else ["--out", tmp_path / "out.mp4"]
+
+    with pytest.raises(SystemExit) as ended:
+        run_spike_tool(command, published_stream, *flags, *out)
+
+    assert ended.value.code == 2
+    assert f"argument {flags[0]}: invalid" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 # ---- Files of spikes ----
 
 
