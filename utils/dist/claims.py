@@ -4,7 +4,8 @@ Each of these ranks claims a name, e.g. the text of the error. Only the first ra
 reports (`first_to_claim`). The claim ends with its process. So the first rank waits until the
 others have asked and ended (`outlast_siblings`); else a later one would report again.
 
-What must stay: a claim of another user silences no report. Free to change: CLAIM_S.
+What must stay: a claim of another user silences no report; and this module imports no installed
+package, because the guard (utils/dist/guard.py) uses it. Free to change: CLAIM_S.
 
 Tests: tests/dist/test_trust.py, test_ranks_of_one_launch_report_the_same_error_once.
 """
@@ -94,23 +95,18 @@ def outlast_siblings(mark: str | None = None) -> None:
     with suppress(ValueError):  # only the main thread may set a signal handler
         # torchrun sends SIGTERM to all ranks as soon as one of them has ended.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while time.monotonic() < deadline and _has_siblings(mark):
+    while time.monotonic() < deadline:
+        if not has_ranks(parent=os.getppid(), without=os.getpid(), mark=mark):
+            return
         time.sleep(0.02)
-
-
-def _has_siblings(mark: str | None) -> bool:
-    """Return whether another rank with the same parent is alive.
-
-    mark: end of the names of the memory files of this run, or None: any process of this Python.
-    """
-    return has_ranks(os.getppid(), os.getpid(), mark)
 
 
 def has_ranks(parent: int, without: int, mark: str | None) -> bool:
     """Return whether a rank that the process `parent` has started is alive.
 
-    parent: process id of the launcher. without: process id of a rank that does not count, together
-        with its own descendants. mark: as in `outlast_siblings`.
+    parent: process id of the launcher.
+    without: process id of a rank that does not count, nor do its descendants.
+    mark: end of the names of the memory files of this run, or None: any process of this Python.
     """
     uncounted = {os.getpid(), without, *descendants_of(without)}
     others = set(descendants_of(parent)) - uncounted

@@ -105,7 +105,7 @@ def guard(
     # The order of these steps matters. Read the stacks first, while the rank lives. Then end the
     # rank. Write the report last, because the terminal may be paused. For the report the guard
     # outlives the rank, but at most LAST_WORDS_S.
-    launcher = process_parent(pid)
+    launcher = process_parent(pid)  # to be asked before the rank ends
     stacks = ""
     with suppress(OSError), open(stack_file, "a+b", buffering=0) as file:
         stacks = dump_stacks(file, pid)
