@@ -13,8 +13,8 @@ here, which any class with the same members fulfils:
                     what the fusion "motion" and data/motion know of each other
 
 What must stay: the names of the members, because researchers' own classes fulfil these protocols as
-well (docs/extending.md): test_each_program_works_with_new_parts. Free to change: a member may be
-added. Classes that were written before lack it, so read it with `getattr` and a default.
+well (docs/extending.md, tests/stories/test_extending.py). Free to change: a member may be added.
+Classes that were written before lack it, so read it with `getattr` and a default.
 
 Sizes: H and W are height and width of a frame, h and w of a spike plane. C is the number of
 colours, S the number of spike channels, s the scale, and K the number of sharp instants for each

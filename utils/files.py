@@ -13,7 +13,8 @@ What must stay: the checks before a file is written. If a check is loosened, a u
 Free to change: READ_AT_ONCE, and how files are read.
 
 Tests: tests/parts/utils/test_output_folder.py, tests/parts/data/test_files.py, and for
-`claim_run_folder` test_training_refuses_a_folder_with_strangers_under_its_names.
+`claim_run_folder` tests/stories/test_foreign_files.py
+(test_training_refuses_a_folder_with_strangers_under_its_names).
 """
 
 import errno

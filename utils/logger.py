@@ -11,7 +11,8 @@ What must stay: the names of the two files, the form of a line, and the keys of 
 report, the documents and users' scripts read them (test_the_log_has_a_line_for_a_step,
 test_the_page_of_a_run_shows_a_repeated_warning_once). Free to change: when a failure is reported.
 
-Tests: tests/parts/utils/test_process.py, tests/stories/test_main_train.py
+Tests: tests/parts/utils/test_process.py, tests/parts/utils/test_results.py,
+tests/stories/test_main_train.py
 """
 
 import json

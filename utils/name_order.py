@@ -4,7 +4,7 @@ What must stay: the order, because it decides which frames of a clip are neighbo
 (test_frames_are_in_the_order_of_their_numbers for `natural_key`,
 test_images_are_sorted_by_the_numbers_in_their_names for `are_values`).
 
-Tests: tests/parts/data/test_files.py.
+Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_frame_times.py.
 """
 
 import re

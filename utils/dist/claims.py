@@ -7,7 +7,8 @@ others have asked and ended (`outlast_siblings`); else a later one would report 
 What must stay: a claim of another user silences no report; and this module imports no installed
 package, because the guard (utils/dist/guard.py) uses it. Free to change: CLAIM_S.
 
-Tests: tests/dist/test_trust.py, test_ranks_of_one_launch_report_the_same_error_once.
+Tests: tests/dist/test_trust.py, tests/faults/test_startup.py
+(test_ranks_of_one_launch_report_the_same_error_once).
 """
 
 import errno

@@ -8,8 +8,8 @@ When `init_dist` begins, the ranks have met in the store (utils/dist/rendezvous.
 What must stay: the variables of torchrun in the environment, because libraries and scripts of users
 read them; and the order of the requests to the store, which is equal on all ranks.
 
-Tests: tests/dist/test_dist.py, tests/parts/utils/test_gpu.py,
-test_a_process_group_that_is_there_already_is_used_then_left.
+Tests: tests/dist/test_dist.py, tests/parts/utils/test_gpu.py, tests/stories/test_launch.py
+(test_a_process_group_that_is_there_already_is_used_then_left).
 """
 
 import os

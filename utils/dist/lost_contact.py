@@ -8,7 +8,8 @@ with the count of the collectives that it has entered.
 What must stay: every rank that lost a contact comes to `_suspects`, which counts them in the store.
 Free to change: the waits, and the pattern of texts, if a new version of torch has other words.
 
-Tests: test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torch.
+Test: test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torch
+(tests/dist/test_dist.py).
 """
 
 import re

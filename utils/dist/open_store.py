@@ -19,7 +19,8 @@ What must stay: the ranks of one host listen on the loopback alone
 grow with the number of ranks (test_each_request_of_a_start_is_for_one_key). Free to change: time
 limits and texts.
 
-Tests: tests/faults/test_startup.py, tests/dist/test_torchrun.py, tests/dist/test_trust.py.
+Tests: tests/faults/test_startup.py, tests/faults/test_scale.py, tests/dist/test_torchrun.py,
+tests/dist/test_trust.py.
 """
 
 import errno

@@ -19,7 +19,8 @@ What must stay:
 
 Free to change: time limits and texts.
 
-Tests: tests/faults/test_startup.py, tests/dist/test_torchrun.py, tests/dist/test_trust.py.
+Tests: tests/faults/test_startup.py, tests/faults/test_scale.py, tests/dist/test_torchrun.py,
+tests/dist/test_trust.py.
 """
 
 from collections.abc import Iterable

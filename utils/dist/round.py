@@ -5,7 +5,7 @@
 What must stay: the requests of a rank and their order
 (test_each_request_of_a_start_is_for_one_key).
 
-Tests: tests/dist/test_dist.py, tests/faults/test_startup.py.
+Tests: tests/dist/test_dist.py, tests/faults/test_startup.py, tests/faults/test_scale.py.
 """
 
 from typing import NamedTuple

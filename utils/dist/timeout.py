@@ -4,8 +4,7 @@ Both end a run that hangs. The watchdog also names the rank that stands still, a
 process group cannot. So the watchdog must come first: each of its limits has to be shorter than the
 time-out. But a user may set the time-out by NCCL_TIMEOUT, in seconds, and this value counts.
 
-Tests: test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused,
-test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longer.
+Tests: tests/faults/test_startup.py, the tests with "time_out_of_collectives" in their names.
 """
 
 import logging

@@ -13,7 +13,8 @@ the same lock (test_a_second_run_in_a_folder_is_refused). A run whose folder is 
 (test_a_run_whose_folder_is_moved_saves_its_checkpoint_there). Free to change: how long a lock is
 waited for (test_the_lock_of_another_host_is_waited_for_longer).
 
-Tests: tests/parts/utils/test_output_folder.py, tests/stories/test_foreign_files.py.
+Tests: tests/parts/utils/test_output_folder.py, tests/stories/test_foreign_files.py,
+tests/dist/test_changed_resume.py, tests/dist/test_life.py, tests/stories/test_checkpoint.py.
 """
 
 import fcntl

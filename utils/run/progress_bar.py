@@ -7,7 +7,7 @@ What must stay: a bar never ends or blocks a run, also if the terminal is closed
 (test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log), and it tears no line
 (test_the_bar_tears_no_line_of_the_log). Free to change: how the bar looks.
 
-Tests: tests/parts/utils/test_progress.py.
+Tests: tests/parts/utils/test_progress.py, tests/parts/utils/test_process.py.
 """
 
 import os

@@ -6,6 +6,8 @@ checkpoint, so the new file hides what an earlier start wrote after this step.
 What must stay: each step is shown once, also if the clock of the host went back
 (test_tensorboard_shows_each_step_once_after_a_second_start,
 test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back).
+
+Tests: tests/dist/test_changed_resume.py.
 """
 
 import json

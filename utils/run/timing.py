@@ -10,7 +10,7 @@ work that callers give to `StepTimer.part` ("data", "compute", "epoch_start") ar
 history with "_share" behind them.
 
 Tests: tests/parts/utils/test_progress.py, and for the clock of the device
-test_the_event_files_hold_the_times_of_each_rank.
+tests/parts/utils/test_health.py (test_the_event_files_hold_the_times_of_each_rank).
 """
 
 import math

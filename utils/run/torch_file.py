@@ -18,7 +18,8 @@ What must stay: each check, because it stops a file that somebody could make (SE
 test_hostile_weights.py has such files. Free to change: a check may become stricter, if each file of
 torch.save still passes (test_the_shipped_weights_and_shared_tensors_are_read).
 
-Tests: tests/parts/models/test_hostile_weights.py, tests/parts/models/test_any_weights.py.
+Tests: tests/parts/models/test_hostile_weights.py, tests/parts/models/test_any_weights.py, and for
+checksums tests/stories/test_checkpoint.py.
 """
 
 import pickletools

@@ -2,6 +2,8 @@
 
 What must stay: the secret key of W&B reaches no file of the run
 (test_weights_and_biases_runs_offline_and_the_key_reaches_no_file).
+
+Test: tests/stories/test_main_train.py.
 """
 
 import logging

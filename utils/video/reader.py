@@ -12,7 +12,8 @@ What must stay: the frames and the times of a film, because they decide the samp
 (test_every_frame_of_a_video_keeps_its_time, test_the_frames_of_a_video_are_read_in_any_order). Free
 to change: how much is kept in memory.
 
-Tests: tests/parts/utils/test_video.py, tests/stories/test_foreign_files.py
+Tests: tests/parts/utils/test_video.py, tests/parts/data/test_files.py,
+tests/stories/test_foreign_files.py
 """
 
 import logging

@@ -8,7 +8,7 @@ Every time stamp and every row of a frame is kept: nothing is dropped, doubled o
 What must stay: the times of the frames (test_every_frame_of_a_video_keeps_its_time), and that a
 file with the name of the film is always whole. Free to change: RATE_FACTOR.
 
-Tests: tests/parts/utils/test_video.py
+Tests: tests/parts/utils/test_video.py, tests/parts/data/test_files.py
 """
 
 import logging
