@@ -45,8 +45,8 @@ class Features(NamedTuple):
 
     # (H, W, 5). The channels are
     #     0, 1, 2  the three colours
-    #     3        the square of grey, which describes the response curve
-    #     4        the Laplacian of grey, which describes the blur of the spike camera's lens
+    #     3        the square of grey. A response curve is about b grey + c grey^2
+    #     4        the Laplacian of grey. A lens that blurs a little adds a multiple of it to grey
     values: np.ndarray
     overexposed: np.ndarray  # (H, W), the fraction of overexposed pixels around a pixel, 0 ... 1
 
@@ -130,7 +130,8 @@ class Pair:
         # From the clock of the exposure to the clock of the stream, where plane 0 is at time 0.
         last = len(self.sums) - 1
         times = np.clip(times + self.before, 0, last)
-        plane = np.minimum(times.astype(int), last - 1)  # (h,). The minimum: plane + 1 must exist
+        # The whole part of each time, (h,). At most last - 1, because plane + 1 must exist.
+        plane = np.minimum(times.astype(int), last - 1)
         fraction = (times - plane).astype(np.float32)  # (h,)
 
         # Row y of the result comes from row y of sums[plane[y]].
