@@ -16,7 +16,7 @@ layers decides their random initial weights
 (test_shipped_weights_hold_their_network_and_restore_in_float32 loads such files). Free to change:
 the texts of errors.
 
-Tests: tests/parts/models/test_fusion.py, tests/stories/test_extending.py
+Tests: tests/parts/models/test_fusion.py, test_weights.py, tests/stories/test_extending.py
 """
 
 from typing import Literal

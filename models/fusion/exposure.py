@@ -13,7 +13,7 @@ What must stay: the names of modules and the order of the channels of `pictures`
 (test_shipped_weights_hold_their_network_and_restore_in_float32); and the order of sums in training
 (test_exact_step.py). Free to change: how much is computed at a time, and the texts of errors.
 
-Tests: tests/parts/models/test_fusion.py, test_exact_step.py
+Tests: tests/parts/models/test_fusion.py, test_weights.py, test_exact_step.py
 """
 
 import torch

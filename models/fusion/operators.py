@@ -17,7 +17,8 @@ What must stay: the names of modules, because they are the names of tensors in w
 which layers are built, because it decides their random initial weights. Free to add: an operator,
 in a file of its own.
 
-Tests: tests/parts/models/test_fusion.py, test_exact_step.py, tests/stories/test_extending.py
+Tests: tests/parts/models/test_fusion.py, test_weights.py, test_exact_step.py,
+tests/stories/test_extending.py
 """
 
 import torch

@@ -13,6 +13,8 @@ What must stay: the order of the unknowns (derivatives.py), and the values of th
 test_the_other_values_follow_a_time_that_stops_at_its_limit tries the solution.
 test_the_offset_of_a_known_camera_is_found_in_a_pan_even_if_it_is_not_sure notices a narrow prior of
 the offset. Only the bits of lab/calibration_trials.py show that a prior is wider.
+
+Tests: tests/parts/data/test_registration_all_pixels.py, tests/parts/data/test_registration_fit.py
 """
 
 import numpy as np

@@ -7,6 +7,8 @@ r changes with the matrix and with the times. The derivative by a is -F.
 A round on all pixels makes the columns of J = dr / d(unknowns) of them, and a round on parts uses
 the first two. The order of the columns must stay, because a step has the same order.
 test_each_column_is_the_derivative_of_the_residuals notices a wrong column.
+
+Tests: tests/parts/data/test_registration_all_pixels.py
 """
 
 import numpy as np

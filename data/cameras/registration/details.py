@@ -13,6 +13,8 @@ notices another blur of the frame, another filter, or another time for the rows.
 test_a_count_varies_by_its_part_behind_the_point tries the noise.
 
 rounds.py calls `frame_features` and `comparable_views`. The equations of a round read `Details`.
+
+Tests: tests/parts/data/test_registration_fit.py, tests/parts/data/test_registration_all_pixels.py
 """
 
 import math

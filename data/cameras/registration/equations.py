@@ -15,6 +15,8 @@ Besides H and g, a round needs two corrections, because J and r are noisy:
 What must stay: H and g, and the order of their sums, because they decide the bits of each result.
 test_a_camera_is_found_from_a_start_that_is_off notices a missing pull, and
 test_a_pan_leaves_aligned_cameras_as_they_are a noise of 0.
+
+Tests: tests/parts/data/test_registration_fit.py
 """
 
 from dataclasses import dataclass

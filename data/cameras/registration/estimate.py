@@ -5,9 +5,11 @@ some amounts of CHANGES for the matrix (matrix.py), and a change of each time. A
 because its equations hold for small changes only. So each step has limits, and the times have
 limits as a whole, too.
 
-What must stay: the limits, because other limits give other results. Tests:
+What must stay: the limits, because other limits give other results.
 test_times_step_within_their_limits has the limits of the times, and
 test_a_camera_is_found_from_a_start_that_is_off notices a LARGEST_STEP that is too small.
+
+Tests: tests/parts/data/test_registration_rounds.py, tests/parts/data/test_registration_fit.py
 """
 
 from collections.abc import Sequence

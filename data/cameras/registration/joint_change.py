@@ -18,6 +18,8 @@ become a product `@`, which may sum in another order and change the last bit of 
 What must stay: the bits of the result (fit.py says why).
 test_the_joint_change_makes_the_shifts_of_the_parts notices a wrong change, and
 test_parallax_makes_the_change_less_sure a wrong variance.
+
+Tests: tests/parts/data/test_registration_parts.py
 """
 
 from dataclasses import dataclass

@@ -13,6 +13,8 @@ matrix from pixels to these coordinates:
 The order of CHANGES is the order of the first columns of J (data/cameras/registration/
 derivatives.py), and must stay. test_a_change_of_the_matrix_moves_places_as_computed and
 test_each_column_is_the_derivative_of_the_residuals notice another order.
+
+Tests: tests/parts/data/test_registration_parts.py, tests/parts/data/test_registration_all_pixels.py
 """
 
 from collections.abc import Sequence

@@ -17,6 +17,8 @@ become a product `@`, which may sum in another order and change the last bit of 
 What must stay: PARTS and the limits of a usable part, because other values give other results.
 test_parts_without_texture_in_two_directions_are_not_used tries the limits, and
 lab/calibration_trials.py says how good the errors are.
+
+Tests: tests/parts/data/test_registration_parts.py
 """
 
 from typing import NamedTuple

@@ -10,6 +10,8 @@ another field needs a new FORMAT in data/cameras/self_calibration.py. If one of 
 out, test_a_value_is_applied_if_it_is_sure_and_differs_from_the_start fails, or
 test_a_value_with_a_large_error_is_not_sure. docs/benchmarks/calibration.md explains the words of
 the log.
+
+Tests: tests/parts/data/test_registration_result.py, tests/parts/data/test_self_calibration.py
 """
 
 from dataclasses import dataclass

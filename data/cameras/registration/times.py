@@ -20,6 +20,8 @@ The limits of own lie between wrong results and right results that were measured
 test_a_pan_leaves_aligned_cameras_as_they_are notices if the middle is always used, and
 test_a_share_that_looks_like_a_sharper_lens_is_not_used if the length is. How the functions are
 split is free.
+
+Tests: tests/parts/data/test_registration_fit.py
 """
 
 from typing import NamedTuple

@@ -11,8 +11,8 @@ The pair also mends broken spike pixels, and bins pixels of large planes.
 To add a feature of the frame, add a channel in `Pair.features`, and raise FEATURES. The order of
 the channels is free. Any other change of a value changes the results of all fits.
 
-Tests: test_broken_pixels_repeat_their_neighbours, and the whole fits of
-tests/parts/data/test_registration_fit.py, e.g. with binned pixels.
+Tests: tests/parts/data/test_registration_all_pixels.py (broken pixels), and the whole fits of
+tests/parts/data/test_registration_fit.py, e.g. with binned pixels
 """
 
 from dataclasses import dataclass

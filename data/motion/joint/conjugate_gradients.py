@@ -19,7 +19,7 @@ The algorithm is 9.1 of Saad, Iterative Methods for Sparse Linear Systems, 2003.
     direction p    residual r    divided_residual z    step_length alpha    energy (r, z)
 
 What must stay: each step, because callers stop after a few of them, before the solution is reached.
-test_conjugate_gradients_solve_the_normal_equations (tests/parts/data/joint) notices a wrong step.
+tests/parts/data/joint/test_conjugate_gradients.py notices a wrong step.
 """
 
 from collections.abc import Callable

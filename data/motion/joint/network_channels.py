@@ -23,8 +23,8 @@ Residuals are limited first, and changes at the end, because an equation may be 
 What must stay: the channels, their order, and their scales, because the network was trained on
 them. With other ones it still runs, but its frames are worse. So another value of a constant below
 needs a new training, too. tests/stories/test_motion_weights.py notices if the first two channels of
-`evidence` change places, and test_the_equations_pull_a_frame_towards_the_sharp_one if the changes
-of colours and grey do in `pulls`. No test notices a channel of another scale.
+`evidence` change places, and tests/parts/data/joint/test_network_channels.py if the changes of
+colours and grey do in `pulls`. No test notices a channel of another scale.
 """
 
 import math

@@ -21,9 +21,9 @@ It is about e^2 for a small error e, and far less for a large one. The minimum o
 least squares with smaller weights where residuals are large (`System.robust_weights`).
 
 What must stay: residuals and weights, because the network of the fusion "motion" was trained on
-them. test_the_sharp_frame_along_the_true_motion_fits_all_equations (tests/parts/data/joint) notices
-wrong residuals. No test notices another `CAUCHY`: measure it (docs/benchmarks/quality_details.md,
-"Its constants").
+them. In tests/parts/data/joint/test_equations.py,
+test_the_sharp_frame_along_the_true_motion_fits_all_equations notices wrong residuals. No test
+notices another `CAUCHY`: measure it (docs/benchmarks/quality_details.md, "Its constants").
 """
 
 import torch
