@@ -134,17 +134,18 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
     """Return the standard variables of a process that stands for a node.
 
     They have the names that the platform PAI-DLC uses, where RANK and WORLD_SIZE count nodes.
-    `node_launch.node_variables` reads them. For each value the first of these that is known counts:
+    `node_launch.node_variables` reads them. E.g. for node 1 of 2 with 8 GPUs each:
 
-        MASTER_ADDR      MASTER_ADDR of `env`, the cell `address`
-        MASTER_PORT      MASTER_PORT of `env`, the cell `port`, DEFAULT_PORT
-        NPROC_PER_NODE   the cell `gpus`, at most the visible GPUs; the visible GPUs; 1
+        RANK=1 WORLD_SIZE=2 NPROC_PER_NODE=8 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
+
+    gpu_count: number of GPUs that this process sees.
     """
     gpus = _number(row.gpus(env))
     if gpus == 0:  # the platform does not tell the number
         gpus = max(1, gpu_count)  # without GPUs, one process on the CPU
     if gpu_count:
         gpus = min(gpus, gpu_count)  # CUDA_VISIBLE_DEVICES may hide some GPUs
+    # MASTER_ADDR and MASTER_PORT of the environment count, and else the cells of the table.
     variables = {
         "RANK": row.node_rank(env),
         "WORLD_SIZE": row.nodes(env),

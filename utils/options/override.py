@@ -30,6 +30,7 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
 
     raw: sections and options, changed in place
     override: "section.key=value"; the value is JSON, else a string
+    sources: where each option came from, for messages. Gets the place of this option
     """
     # A key is words with dots between them, e.g. "train.amp.enable".
     key, equals, text = override.partition("=")

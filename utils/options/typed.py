@@ -56,6 +56,7 @@ def read_options(
     here.
 
     values: the sections as an option file holds them, e.g. {"task": "a", "netG": {...}}
+    parts: the registries of networks, datasets and losses
     sources: where the values came from; None if they come from no file
     """
     if sources is None:

@@ -176,6 +176,8 @@ def _fit_position_to_data(
 
     order_then: the order that the checkpoint was written with, or None if it is not known.
     order: the order of this start.
+    resumed: the checkpoint.
+    options: all options of this start.
 
     The two errors are needed, because a queue may start a run again after a host or a disk was
     lost. The run must not continue with half of its GPUs or half of its clips. But if the user has
@@ -217,6 +219,7 @@ def _warn_of_changes(changes: list[str], epoch: int, ranks: int, ranks_then: int
 
     changes: what has changed, e.g. ["samples a step 8 -> 4"]
     epoch: number of the epoch that begins, from 0
+    ranks, ranks_then: number of ranks now, and of the start that wrote the checkpoint
     """
     if changes:
         logger.warning(
