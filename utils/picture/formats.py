@@ -96,6 +96,7 @@ def read_webp(content: bytes) -> Header | None:
     The kind of the first chunk tells how the size is stored in it. One of the chunks may be EXIF,
     with the orientation.
     """
+    # The size ends with byte 29 at the latest.
     if len(content) < 30:
         return None
     first_kind = content[12:16]
