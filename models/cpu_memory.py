@@ -33,31 +33,6 @@ from utils.host_memory import host_memory
 
 logger = logging.getLogger(__name__)
 
-# Weights, gradients and the two moments of Adam, all float32.
-BYTES_PER_PARAMETER = 16
-# Averaged weights (train.E_decay), float32.
-BYTES_PER_AVERAGED = 4
-# What autograd saves on a CPU, as numbers of float32 values. For each pixel of an input frame,
-# `saved_per_pixel` adds up
-#
-#     once                            SAVED_OF_FLOW, or without flow SAVED_OF_ALL_FRAMES
-#     for each block                  (SAVED_OF_BLOCK + SAVED_OF_ATTENTION) channels / scale^2
-#     for each stage that aligns      (SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE sources)
-#                                         channels / scale^2
-#     once, for super-resolution      SAVED_OF_UPSAMPLING upscale^2
-#
-# A stage at 1 / scale of the resolution has one token (pixel of its features) for scale^2 pixels of
-# the frame. The numbers were fitted to what `saved_bytes` (models/vrt/memory/saved_bytes.py) counts
-# in small networks. If a network comes to save 25 % more or less, test_cpu_memory.py fails: then
-# fit the numbers again.
-SAVED_OF_FLOW = 870.0  # for the optical flow
-SAVED_OF_ALL_FRAMES = 500.0  # for the convolution over all frames, in a network without flow
-SAVED_OF_BLOCK = 1.05  # for the input of a block
-SAVED_OF_ATTENTION = 1.35  # for attention, unless the backward pass recomputes it
-SAVED_OF_ALIGNMENT = 8.0  # for a stage that aligns frames, whatever the number of sources is
-SAVED_OF_SOURCE = 10.5  # for each source, i.e. each frame that is aligned to another frame
-SAVED_OF_UPSAMPLING = 200.0  # for the layers of super-resolution, per pixel of the output
-BYTES_PER_VALUE = 4
 # A refusal must be certain, so it counts only this share of the estimated activations. The estimate
 # may be 25 % too high: then the true need is 1 / 1.25 = 0.8 of it. 0.75 leaves some room.
 CERTAIN_SHARE = 0.75
@@ -93,7 +68,7 @@ def check_memory(
 ) -> None:
     """Warn if a step on clips like `lq` does not fit into the free memory of this host. Collective.
 
-    Only VRT is checked, because the numbers at the top are for its layers.
+    Only VRT is checked, because the numbers SAVED_OF_... are for its layers.
 
     lq: (B, T, C, H, W). is_half: whether autocast computes in 16 bits.
     has_average: whether the run keeps averaged weights.
@@ -144,6 +119,12 @@ def _in_words(need: Need, lq: Tensor) -> str:
     )
 
 
+# Weights, gradients and the two moments of Adam, all float32.
+BYTES_PER_PARAMETER = 16
+# Averaged weights (train.E_decay), float32.
+BYTES_PER_AVERAGED = 4
+
+
 def need_of_step(net: VRT, lq: Tensor, is_half: bool, has_average: bool, ranks: int) -> Need:
     """Estimate the memory of a step. ranks: number of processes on this host.
 
@@ -159,6 +140,29 @@ def need_of_step(net: VRT, lq: Tensor, is_half: bool, has_average: bool, ranks: 
     if is_half:
         saved //= 2  # 2 bytes per value instead of 4
     return Need(parameter_count * bytes_per_parameter, int(saved), ranks)
+
+
+# What autograd saves on a CPU, as numbers of float32 values. For each pixel of an input frame,
+# `saved_per_pixel` adds up
+#
+#     once                            SAVED_OF_FLOW, or without flow SAVED_OF_ALL_FRAMES
+#     for each block                  (SAVED_OF_BLOCK + SAVED_OF_ATTENTION) channels / scale^2
+#     for each stage that aligns      (SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE sources)
+#                                         channels / scale^2
+#     once, for super-resolution      SAVED_OF_UPSAMPLING upscale^2
+#
+# A stage at 1 / scale of the resolution has one token (pixel of its features) for scale^2 pixels of
+# the frame. The numbers were fitted to what `saved_bytes` (models/vrt/memory/saved_bytes.py) counts
+# in small networks. If a network comes to save 25 % more or less, test_cpu_memory.py fails: then
+# fit the numbers again.
+SAVED_OF_FLOW = 870.0  # for the optical flow
+SAVED_OF_ALL_FRAMES = 500.0  # for the convolution over all frames, in a network without flow
+SAVED_OF_BLOCK = 1.05  # for the input of a block
+SAVED_OF_ATTENTION = 1.35  # for attention, unless the backward pass recomputes it
+SAVED_OF_ALIGNMENT = 8.0  # for a stage that aligns frames, whatever the number of sources is
+SAVED_OF_SOURCE = 10.5  # for each source, i.e. each frame that is aligned to another frame
+SAVED_OF_UPSAMPLING = 200.0  # for the layers of super-resolution, per pixel of the output
+BYTES_PER_VALUE = 4
 
 
 def saved_per_pixel(net: VRT) -> float:

@@ -44,30 +44,6 @@ def load_weights(
     return report
 
 
-class SpoiltWeightsError(CheckpointError):
-    """Weights that fit the network, but hold NaN."""
-
-
-def _refuse_nan(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
-    """Raise SpoiltWeightsError if a parameter is NaN, e.g. in weights of a training that diverged.
-
-    A network with such weights restores NaN, and a training skips each step and blames the samples.
-    Buffers are not looked at, because NaN may be a mark in them.
-    """
-    spoilt = []
-    for name, _ in net.named_parameters():
-        if name in weights and weights[name].isnan().any():
-            spoilt.append(name)
-    if spoilt:
-        raise SpoiltWeightsError(
-            what=f"the weights hold NaN in {len(spoilt)} tensors, {spoilt[0]} among them",
-            where=where,
-            expected="numbers",
-            do="take weights that were saved before the training diverged, e.g. "
-            "checkpoint_latest_previous.pth or checkpoint_best.pth of its run",
-        )
-
-
 # Smallest share of the tensors that must match without `strict`. If a smaller share matches, the
 # file most likely belongs to another network, and a training would begin almost from random
 # weights without a word. With 1.0, a network with one more layer than the file could not begin
@@ -171,3 +147,30 @@ def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor |
     if noise_channels:  # the noise map is the last channel
         wide[:, -1] = in_file[:, -1]
     return wide
+
+
+# ---- Weights with NaN ------------------------------------------------------------------------
+
+
+class SpoiltWeightsError(CheckpointError):
+    """Weights that fit the network, but hold NaN."""
+
+
+def _refuse_nan(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Raise SpoiltWeightsError if a parameter is NaN, e.g. in weights of a training that diverged.
+
+    A network with such weights restores NaN, and a training skips each step and blames the samples.
+    Buffers are not looked at, because NaN may be a mark in them.
+    """
+    spoilt = []
+    for name, _ in net.named_parameters():
+        if name in weights and weights[name].isnan().any():
+            spoilt.append(name)
+    if spoilt:
+        raise SpoiltWeightsError(
+            what=f"the weights hold NaN in {len(spoilt)} tensors, {spoilt[0]} among them",
+            where=where,
+            expected="numbers",
+            do="take weights that were saved before the training diverged, e.g. "
+            "checkpoint_latest_previous.pth or checkpoint_best.pth of its run",
+        )
