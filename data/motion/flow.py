@@ -131,19 +131,40 @@ def _second_search(
     Returns the shifts (K, H, W, 2) and the errors (K, H, W), both 0 at the sharp instant.
     """
     mean_picture = _mean_picture(pictures, curves)
+    sharp = times.index(0)
     shifts = np.zeros_like(curves)
-    errors = np.zeros(curves.shape[:3], np.float32)
-    for index, time in enumerate(times):
-        if time == 0:
+    differences = np.zeros(curves.shape[:3], np.float32)  # of the shifts there and back
+    for index, picture in enumerate(pictures):
+        if index == sharp:
             continue
-        shifts_there = _search_shifts(exact_dis, mean_picture, pictures[index], curves[index])
+        if _is_between(index, sharp):
+            shifts[index] = _search_shifts(quick_dis, mean_picture, picture, curves[index])
+            continue
+        shifts_there = _search_shifts(exact_dis, mean_picture, picture, curves[index])
         # The search back begins at about the inverse of the shifts there: back(p) = -there(q) with
         # q + there(q) = p. Because q is not known, p - there(p) is taken for q.
         inverse = -values_at_shifts(shifts_there, -shifts_there)
-        shifts_back = _search_shifts(quick_dis, pictures[index], mean_picture, inverse)
+        shifts_back = _search_shifts(quick_dis, picture, mean_picture, inverse)
         shifts[index] = shifts_there
-        errors[index] = expected_error(shifts_there, shifts_back)
+        differences[index] = mean_difference(shifts_there, shifts_back)
+
+    errors = np.zeros_like(differences)
+    for index, of_time in enumerate(shifts):
+        if index == sharp:
+            continue
+        if _is_between(index, sharp):
+            # The two neighbours, of which one may be the sharp instant, where the difference is 0.
+            differences[index] = (differences[index - 1] + differences[index + 1]) / 2
+        errors[index] = expected_error(of_time, differences[index])
     return shifts, errors
+
+
+def _is_between(index: int, sharp: int) -> bool:
+    """Return whether a time has no search back: each second time, counted from the sharp instant.
+
+    E.g. of the nine times 0 to 8 with the sharp instant 4: 1, 3, 5 and 7.
+    """
+    return (index - sharp) % 2 == 1
 
 
 def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
@@ -164,11 +185,16 @@ def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
 # but in noisy pictures they follow the noise.
 PATCH = 16
 STRIDE = 4
+# Most steps in which DIS moves a square towards the place that fits best. The default of DIS is 25.
+# 12 save 15 % of the time of the motion and change the gain by -0.01 to +0.02 dB. 6 would save
+# 25 %, but the photograph rocket, a few bright points on black, would lose 0.2 dB.
+DESCENT_STEPS = 12
 
 
 def _make_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
     """Make the optical flow DIS. For noisy pictures, it compares larger squares."""
     dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
+    dis.setGradientDescentIterations(DESCENT_STEPS)
     if is_noisy:
         dis.setPatchSize(PATCH)
         dis.setPatchStride(STRIDE)
@@ -229,10 +255,19 @@ ERROR_BY_DIFFERENCE = 0.7  # more for each pixel by which the shifts there and b
 DIFFERENCE_SIGMA = 4.0
 
 
-def expected_error(shifts_there: np.ndarray, shifts_back: np.ndarray) -> np.ndarray:
-    """Return the expected length of the error (H, W) of `shifts_there`, in pixels.
+def expected_error(shifts: np.ndarray, difference: np.ndarray) -> np.ndarray:
+    """Return the expected length of the error (H, W) of shifts, in pixels.
 
-        LEAST_ERROR + ERROR_BY_LENGTH |there(p)| + ERROR_BY_DIFFERENCE (mean of difference)(p)
+        LEAST_ERROR + ERROR_BY_LENGTH |shift| + ERROR_BY_DIFFERENCE difference
+
+    shifts: (H, W, 2), from the sharp instant to another time.
+    difference: (H, W), by how much the shifts there and back differ (`mean_difference`).
+    """
+    return _error_by_length(shifts) + ERROR_BY_DIFFERENCE * difference
+
+
+def mean_difference(shifts_there: np.ndarray, shifts_back: np.ndarray) -> np.ndarray:
+    """Return by how much shifts there and back differ (H, W), in pixels, as Gaussian means.
 
         difference(p) = |there(p) + back(p + there(p))|
 
@@ -246,8 +281,7 @@ def expected_error(shifts_there: np.ndarray, shifts_back: np.ndarray) -> np.ndar
     there_and_back = shifts_there + values_at_shifts(shifts_back, shifts_there)
     difference = lengths_of(there_and_back)
     # The size (0, 0) lets OpenCV choose the size of the kernel for this sigma.
-    mean_difference = cv2.GaussianBlur(difference, (0, 0), DIFFERENCE_SIGMA)
-    return _error_by_length(shifts_there) + ERROR_BY_DIFFERENCE * mean_difference
+    return cv2.GaussianBlur(difference, (0, 0), DIFFERENCE_SIGMA)
 
 
 def _error_by_length(shifts: np.ndarray) -> np.ndarray:

@@ -29,6 +29,9 @@ from torch import Tensor
 from data.motion.joint.sampling import corners_of, weights_of
 from data.motion.joint.sparse import csr_matrix
 
+# 16 bits without a sign have this many values, 0 to 65535.
+MOST_OF_16_BITS = 2**16
+
 
 class SortedSamples(NamedTuple):
     """Samples in the order of their corners, the numbers of the pixels above and to the left.
@@ -45,23 +48,32 @@ class SortedSamples(NamedTuple):
 def sort_samples(positions: Tensor, size: tuple[int, int]) -> SortedSamples:
     """Sort samples in the order of their corners. Arguments: as in `corners_of`."""
     corners = corners_of(positions, size)
-    numbers = _order_of(corners.corner)
+    numbers = _order_of(corners.corner, corners.pixel_count)
     samples_per_corner = torch.bincount(corners.corner, minlength=corners.pixel_count)  # (P,)
     begins = torch.zeros(corners.pixel_count + 1, dtype=torch.int32, device=positions.device)
     begins[1:] = samples_per_corner.cumsum(0)  # begins[0] is 0
     # The weights are computed in the new order, because two numbers of each sample are faster to
     # sort than four weights.
-    weights = weights_of(corners.right[numbers], corners.below[numbers])
+    # `index_select` takes a third of the time of `[numbers]`.
+    weights = weights_of(
+        corners.right.index_select(0, numbers), corners.below.index_select(0, numbers)
+    )
     return SortedSamples(numbers, begins, weights, corners.offsets)
 
 
-def _order_of(values: Tensor) -> Tensor:
-    """Return the numbers of values (N,) int32 in ascending order of the values, (N,) int64."""
-    if values.device.type != "cpu":
-        return torch.argsort(values, stable=True)
+def _order_of(corners: Tensor, pixel_count: int) -> Tensor:
+    """Return the numbers of corners (N,) int32 in ascending order of the corners, (N,) int64.
+
+    pixel_count: P. The corners are 0 to P - 1.
+    """
+    if corners.device.type != "cpu":
+        return torch.argsort(corners, stable=True)
     # On a CPU, numpy takes less than half of the time of torch: the corners of a smooth motion are
-    # nearly sorted.
-    return torch.from_numpy(np.argsort(values.numpy(), kind="stable"))
+    # nearly sorted. With 16 bits, it takes half of that.
+    values = corners.numpy()
+    if pixel_count <= MOST_OF_16_BITS:
+        values = values.astype(np.uint16)
+    return torch.from_numpy(np.argsort(values, kind="stable"))
 
 
 class AdjointOfSums:

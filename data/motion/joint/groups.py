@@ -111,15 +111,20 @@ def plane_groups(
     middles = (edges[:-1] + edges[1:]) / 2
 
     # All planes of a group get the shifts at its middle.
-    shifts = []  # (H, W, 2) of each group
+    shifts: list[np.ndarray] = []  # (H, W, 2) of each group
     errors = []  # (H, W) of each group
     for time in middles.tolist():
-        shifts_to_sharp, errors_of_shifts = motion.back(time - recording.sharp)
+        # The motion from the group before the former group to the former group goes on.
+        start = 2 * shifts[-1] - shifts[-2] if len(shifts) >= 2 else None
+        shifts_to_sharp, errors_of_shifts = motion.back(time - recording.sharp, start)
         shifts.append(shifts_to_sharp)
         errors.append(errors_of_shifts)
     shares = exposure_shares(recording, edges, delays)
     shifts_of_groups = tensor_of(np.stack(shifts), device)
-    lengths = torch.hypot(shifts_of_groups[..., 0], shifts_of_groups[..., 1])  # (G, H, W)
+    # `torch.hypot` has the same results, and takes three times as long.
+    x = shifts_of_groups[..., 0]
+    y = shifts_of_groups[..., 1]
+    lengths = (x * x).addcmul_(y, y).sqrt_()  # (G, H, W)
     return PlaneGroups(
         edges,
         shifts_of_groups,

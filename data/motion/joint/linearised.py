@@ -23,6 +23,7 @@ test_the_first_step_changes_the_frame_as_the_equations_pull_it notices a wrong a
 kinds of spike cameras, and test_the_divisor_has_the_row_sums_of_the_normal_equations wrong sums.
 """
 
+import torch
 from torch import Tensor
 
 from data.motion.joint.system import System
@@ -38,13 +39,16 @@ class Linearised:
         self._r_b, self._r_s = system.residuals(z)
         self._w_b, self._w_s = system.robust_weights(self._r_b, self._r_s)
         self._slope = slope_of(z)  # dx / dz, (3, H, W)
+        # What `gradient` and `row_sums` need of B^T. Two pictures at once take less time.
+        squares = self._w_b**2
+        self._gradient_x, self._sums_x = self._cameras.adjoints_of_blurry(
+            torch.stack((squares * self._r_b, squares))
+        )
 
     def weighted_change(self, d: Tensor) -> tuple[Tensor, Tensor]:
         """Return w A d, (3, H, W) and (M, h, w). d: change of z, (3, H, W)."""
         change_of_light = self._slope * d
-        # None: the camera integrates light, and `Cameras` (cameras.py) takes the luma of the change
-        # of light.
-        change_integrated = luma(d) if self._is_display else None
+        change_integrated = luma(d if self._is_display else change_of_light)
         blurry, spikes = self._cameras(change_of_light, change_integrated)
         return blurry.mul_(self._w_b), spikes.mul_(self._w_s)
 
@@ -52,7 +56,14 @@ class Linearised:
         """Return A^T w (blurry, spikes), (3, H, W). blurry: (3, H, W). spikes: (M, h, w)."""
         # Back to light x (3, H, W), and to what the spike camera integrates, l (1, H, W).
         to_x, to_l = self._cameras.adjoint(self._w_b * blurry, self._w_s * spikes)
-        # The adjoint of the luma: `weights * to_l`, (3, H, W). In place, to save memory.
+        return self._to_display(to_x, to_l)
+
+    def _to_display(self, to_x: Tensor, to_l: Tensor) -> Tensor:
+        """Return a change of z (3, H, W) from changes of x (3, H, W) and l (1, H, W).
+
+        to_x is overwritten, to save memory.
+        """
+        # The adjoint of the luma: `weights * to_l`, (3, H, W).
         weights = luma_weights(to_l.device)
         if self._is_display:
             return to_x.mul_(self._slope).addcmul_(weights, to_l)  # slope to_x + weights to_l
@@ -60,7 +71,8 @@ class Linearised:
 
     def gradient(self) -> Tensor:
         """Return A^T W r, (3, H, W): how the equations would change z."""
-        return self.adjoint(self._w_b * self._r_b, self._w_s * self._r_s)
+        to_l = self._cameras.adjoint_of_spikes(self._w_s**2 * self._r_s)
+        return self._to_display(self._gradient_x.clone(), to_l)
 
     def row_sums(self) -> Tensor:
         """Return R, (3, H, W): the sums of the rows of A^T W A over the pixels of one colour.
@@ -69,7 +81,8 @@ class Linearised:
         """
         # The sums of all rows of a matrix are its product with a picture of ones. B takes means, so
         # B 1 = 1, and the sums of B^T w_b^2 B are B^T w_b^2. S takes means, too.
-        sums_x, sums_l = self._cameras.adjoint(self._w_b**2, self._w_s**2)
+        sums_x = self._sums_x
+        sums_l = self._cameras.adjoint_of_spikes(self._w_s**2)
         # The luma has a weight for each colour. It comes twice, once in S and once in S^T.
         sums_rgb = luma_weights(sums_l.device) ** 2 * sums_l  # (3, H, W)
         if self._is_display:

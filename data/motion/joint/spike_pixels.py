@@ -26,11 +26,12 @@ test_the_adjoint_of_the_cameras_is_exact another adjoint.
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from data.motion.joint.area_means import AreaMeans
+from data.motion.joint.lens import blur, gaussian_kernel
 from data.motion.joint.sampling import corners_of, grid_positions, weights_of
 from data.motion.joint.sparse import product, sparse_matrix
 from data.motion.view import View
@@ -58,15 +59,12 @@ class SpikePixels:
         points = view.points_on_frame()  # (h m, w n, 2), x and y in RGB pixels
         positions = torch.from_numpy(points).to(device)
 
-        # D as a matrix (h w, H W), and the transposed matrix for the adjoint.
+        # D as a matrix (h w, H W).
         entries = _entries_of_D(positions, view)
         pixel_count = height * width
         spike_pixel_count = view.plane[0] * view.plane[1]
         self._D = sparse_matrix(
             entries.spike_pixels, entries.pixels, entries.values, (spike_pixel_count, pixel_count)
-        )
-        self._D_transposed = sparse_matrix(
-            entries.pixels, entries.spike_pixels, entries.values, (pixel_count, spike_pixel_count)
         )
 
         # L. Sigma in RGB pixels: sigma in spike pixels, times the RGB pixels along the longer side
@@ -75,6 +73,7 @@ class SpikePixels:
         # None: the lens does not blur, so L changes nothing.
         self._kernel = gaussian_kernel(sigma).to(device) if sigma > 0 else None
 
+        self.area_means = AreaMeans(view, self._kernel, device)
         self.are_on_frame = _shares_on_frame(positions, view) > ON_FRAME
         # Where each RGB pixel lies on the spike plane, (1, H, W, 2).
         on_plane = torch.from_numpy(view.pixels_on_plane()).to(device)
@@ -82,23 +81,12 @@ class SpikePixels:
 
     def __call__(self, pictures: Tensor) -> Tensor:
         """Return D L of N grey pictures (N, H, W): what the spike pixels see, (N, h, w)."""
-        seen = product(self._D, _columns_of(self._lens(pictures)))  # (h w, N)
+        seen = self.means(_columns_of(self._lens(pictures)))  # (h w, N)
         return seen.t().reshape(-1, *self.view.plane)
 
-    def adjoint(self, seen: Tensor) -> Tensor:
-        """Return the adjoint L^T D^T (N, H, W) of what the spike pixels see, (N, h, w)."""
-        pictures = product(self._D_transposed, _columns_of(seen))  # (H W, N)
-        pictures = pictures.t().reshape(-1, *self.view.size)
-        if self._kernel is None:
-            return pictures
-        # L^T by autograd: the gradient of a linear map is its adjoint, and it is the same at all
-        # inputs, e.g. at zeros. Gradients are switched on here, because callers may run under
-        # no_grad.
-        with torch.enable_grad():
-            zeros = torch.zeros_like(pictures).requires_grad_()
-            blurred_zeros = self._lens(zeros)
-        [adjoint] = torch.autograd.grad(blurred_zeros, zeros, grad_outputs=pictures)
-        return adjoint
+    def means(self, columns: Tensor) -> Tensor:
+        """Return D of N pictures as columns: (H W, N) -> (h w, N), without a blur by the lens."""
+        return product(self._D, columns)
 
     def to_frame(self, values: Tensor) -> Tensor:
         """Interpolate values of the spike pixels, (C, h, w), to the RGB pixels, (C, H, W)."""
@@ -180,23 +168,3 @@ def _entries_of_D(positions: Tensor, view: View) -> MatrixEntries:
         pixels.append(corners.corner[counts] + offset)
         values.append(weights[counts] / (down * across))
     return MatrixEntries(torch.cat(spike_pixels), torch.cat(pixels), torch.cat(values))
-
-
-# ---- The lens ----
-
-
-def gaussian_kernel(sigma: float) -> Tensor:
-    """Return a Gaussian kernel (n,) whose sum is 1. n is odd and reaches to 3 sigma."""
-    radius = int(np.ceil(3 * sigma))
-    distance = torch.arange(-radius, radius + 1) / sigma
-    kernel = torch.exp(-(distance**2) / 2)
-    return kernel / kernel.sum()
-
-
-def blur(pictures: Tensor, kernel: Tensor) -> Tensor:
-    """Blur pictures (N, 1, H, W) along rows and columns. Edge pixels are repeated."""
-    radius = len(kernel) // 2
-    pictures = F.pad(pictures, (radius, radius, radius, radius), mode="replicate")
-    along_rows = kernel[None, None, None]  # (1, 1, 1, n)
-    along_columns = kernel[None, None, :, None]  # (1, 1, n, 1)
-    return F.conv2d(F.conv2d(pictures, along_rows), along_columns)

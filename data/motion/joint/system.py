@@ -78,9 +78,9 @@ class System:
 
     def _compute_residuals(self, z: Tensor) -> Residuals:
         """Compute what `residuals` returns."""
-        # None: the camera integrates light, and `Cameras` computes the luma of the light itself.
-        integrated = luma(z) if self.is_display else None
-        blurry_seen, spikes_seen = self.cameras(light_of(z), integrated)
+        x = light_of(z)
+        integrated = luma(z if self.is_display else x)  # l, (1, H, W)
+        blurry_seen, spikes_seen = self.cameras(x, integrated)
         return self.rgb.b - blurry_seen, self.spikes.y - spikes_seen
 
     def robust_weights(self, r_b: Tensor, r_s: Tensor) -> tuple[Tensor, Tensor]:

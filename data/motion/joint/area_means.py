@@ -1,0 +1,138 @@
+"""Take the means of a picture over the area of a spike pixel, at each place of the frame.
+
+A spike pixel sees the mean of a part of the frame. While the scene moves, this part moves over the
+sharp frame. So the means are taken once for the sharp frame, at each place where a spike pixel may
+lie, and the moments of an exposure sample them (chunk.py):
+
+    m = K L l
+
+    l    (1, H, W), a grey picture
+    L    blur by the lens of the spike camera, a Gaussian
+    K    mean over the points of a spike pixel whose middle lies at this place
+    m    (1, H + 1, W + 1), the means
+
+The places are a grid of the step 1 like the RGB pixels, but shifted against them, and one row and
+column larger. It is shifted so that the middle of the spike plane's middle pixel is a place. E.g.
+if both cameras are aligned and a spike pixel covers 2 x 2 RGB pixels, the middles of all spike
+pixels lie between four RGB pixels. So the places lie there, too, and m is the mean of these four.
+
+All spike pixels count as turned and as large as the middle one. If one camera is tilted, this is a
+little wrong near the edges.
+
+What must stay: `adjoint` is the adjoint of `__call__`, or conjugate gradients do not converge. In
+tests/parts/data/joint/test_cameras.py, test_the_cameras_see_what_their_equations_say notices other
+means, and test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations another adjoint.
+"""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.motion.joint.lens import blur
+from data.motion.view import View
+
+# A fraction of a pixel that is nearer to 0 or 1 than this is taken as 0: it differs by rounding.
+SAME_PLACE = 1e-3
+
+
+class AreaMeans:
+    """K L: the linear map from a grey picture to its means over the area of a spike pixel.
+
+    view: where the spike pixels lie on the frame.
+    kernel: the Gaussian of the lens, (n,). None: the lens does not blur.
+
+    Attributes:
+    size: (H + 1, W + 1) of the picture of the means.
+    middles: (h, w, 2) float32, x and y of the middle of each spike pixel on this picture.
+    """
+
+    def __init__(self, view: View, kernel: Tensor | None, device: torch.device) -> None:
+        self._kernel = kernel
+        self._frame_size = view.size
+        height, width = view.size
+        self.size = (height + 1, width + 1)
+
+        # Points and middles of all spike pixels, x and y in RGB pixels.
+        plane_height, plane_width = view.plane
+        down, across = view.points_in_pixel
+        points = view.points_on_frame().reshape(plane_height, down, plane_width, across, 2)
+        middles = points.mean(axis=(1, 3))  # (h, w, 2)
+        middle_of_plane = (plane_height // 2, plane_width // 2)
+        # By how much the places lie to the right of and below RGB pixels, x and y in [0, 1).
+        shift = middles[middle_of_plane] % 1
+        shift[shift > 1 - SAME_PLACE] = 0
+        # The first place has its x and y at shift - 1, so that no RGB pixel lies outside the grid.
+        self.middles = torch.from_numpy(middles - shift + 1).to(device)
+
+        # A mean is the sum over these RGB pixels: steps from the pixel above and to the left of the
+        # place, with their weights.
+        from_middle = points[middle_of_plane[0], :, middle_of_plane[1]] - middles[middle_of_plane]
+        self._parts = _parts_of(shift + from_middle.reshape(-1, 2))
+        # The number of rows and columns by which the frame is extended on each side.
+        self._border = max(max(abs(y), abs(x)) for y, x, _ in self._parts) + 1
+
+    def __call__(self, l: Tensor) -> Tensor:  # noqa: E741
+        """Return K L l (1, H + 1, W + 1). l: (1, H, W)."""
+        if self._kernel is not None:
+            [l] = blur(l[None], self._kernel)  # noqa: E741
+        border = self._border
+        [[extended]] = F.pad(l[None], (border, border, border, border), mode="replicate")
+        means = torch.zeros(self.size, dtype=l.dtype, device=l.device)
+        for y, x, weight in self._parts:
+            means.add_(self._part(extended, y, x), alpha=weight)
+        return means[None]
+
+    def adjoint(self, means: Tensor) -> Tensor:
+        """Return the adjoint L^T K^T (1, H, W) of means (1, H + 1, W + 1)."""
+        height, width = self._frame_size
+        border = self._border
+        extended = means.new_zeros(height + 2 * border, width + 2 * border)
+        for y, x, weight in self._parts:
+            self._part(extended, y, x).add_(means[0], alpha=weight)
+        # The adjoint of repeating the edges: what lies beyond an edge is added to the edge.
+        extended[border] += extended[:border].sum(0)
+        extended[border + height - 1] += extended[border + height :].sum(0)
+        rows = extended[border : border + height]
+        rows[:, border] += rows[:, :border].sum(1)
+        rows[:, border + width - 1] += rows[:, border + width :].sum(1)
+        l = rows[None, :, border : border + width].contiguous()  # noqa: E741
+        if self._kernel is None:
+            return l
+        # L^T by autograd: the gradient of a linear map is its adjoint, and it is the same at all
+        # inputs, e.g. at zeros. Gradients are switched on here, because callers may run under
+        # no_grad.
+        with torch.enable_grad():
+            zeros = torch.zeros_like(l).requires_grad_()
+            [blurred_zeros] = blur(zeros[None], self._kernel)
+        [adjoint] = torch.autograd.grad(blurred_zeros, zeros, grad_outputs=l)
+        return adjoint
+
+    def _part(self, extended: Tensor, y: int, x: int) -> Tensor:
+        """Return, for each place, the pixel of the extended frame that lies (y, x) further.
+
+        It is a view (H + 1, W + 1), so whoever changes it changes `extended`. The first place lies
+        to the right of and below RGB pixel (-1, -1).
+        """
+        rows, columns = self.size
+        first_row = self._border - 1 + y
+        first_column = self._border - 1 + x
+        return extended[first_row : first_row + rows, first_column : first_column + columns]
+
+
+def _parts_of(points: np.ndarray) -> list[tuple[int, int, float]]:
+    """Return the pixels that the mean over points is made of: y, x and weight of each.
+
+    points: (N, 2), x and y in pixels. Each of them is interpolated from four pixels.
+    """
+    weights: dict[tuple[int, int], float] = {}  # (y, x) -> weight
+    for point_x, point_y in points.tolist():
+        left = math.floor(point_x)
+        above = math.floor(point_y)
+        for y in (above, above + 1):
+            for x in (left, left + 1):
+                weight = (1 - abs(point_y - y)) * (1 - abs(point_x - x)) / len(points)
+                weights[y, x] = weights.get((y, x), 0.0) + weight
+    return [(y, x, weight) for (y, x), weight in weights.items() if weight > SAME_PLACE**2]

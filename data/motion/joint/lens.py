@@ -1,0 +1,28 @@
+"""Blur pictures as the lens of the spike camera does.
+
+SpikePixels (spike_pixels.py) blurs what the spike camera sees, and AreaMeans (area_means.py) the
+sharp frame. test_the_cameras_see_what_their_equations_say in
+tests/parts/data/joint/test_cameras.py notices if one of them does not blur.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def gaussian_kernel(sigma: float) -> Tensor:
+    """Return a Gaussian kernel (n,) whose sum is 1. n is odd and reaches to 3 sigma."""
+    radius = int(np.ceil(3 * sigma))
+    distance = torch.arange(-radius, radius + 1) / sigma
+    kernel = torch.exp(-(distance**2) / 2)
+    return kernel / kernel.sum()
+
+
+def blur(pictures: Tensor, kernel: Tensor) -> Tensor:
+    """Blur pictures (N, 1, H, W) along rows and columns. Edge pixels are repeated."""
+    radius = len(kernel) // 2
+    pictures = F.pad(pictures, (radius, radius, radius, radius), mode="replicate")
+    along_rows = kernel[None, None, None]  # (1, 1, 1, n)
+    along_columns = kernel[None, None, :, None]  # (1, 1, n, 1)
+    return F.conv2d(F.conv2d(pictures, along_rows), along_columns)
