@@ -10,9 +10,11 @@ intervals.py              finds these intervals
 spike_errors.py           the expected error of y
 groups.py                 the moments into which an exposure is divided, and the motion at each
 cameras.py                what both cameras see of a frame: B and S, and their adjoints
-chunk.py                  the part of B and S for some moments
+chunk.py                  the samples of a picture at some moments, for B and S
 sampling.py               the four pixels of a sample; adjoint_of_samples.py maps back to them
 spike_pixels.py           what the spike pixels see of a picture
+area_means.py             the mean over a spike pixel at each place of the frame
+lens.py                   the blur by the lens of the spike camera
 sparse.py                 sparse matrices
 values.py                 display values, light and luma
 

@@ -4,10 +4,10 @@ A pixel of the spike camera fires each time when it has integrated a fixed amoun
 threshold. So the time between two of its spikes tells its mean grey value in this time. There is an
 equation per interval between two spikes:
 
-    S l = sum over groups g of c_g D L l(p + u_g(p)) = y        weight w_s = 1 / (error of y)
+    S l = sum over groups g of c_g m(v + u_g(v)) = y        weight w_s = 1 / (error of y)
 
     l             what the spike camera integrates of the sharp frame: its luma
-    D L           what the spike pixels see of a picture (spike_pixels.py)
+    m             means of l over the area of a spike pixel (area_means.py); v is its middle
     begin, end    times of the two spikes, in planes (binary pictures of the spike camera)
     c_g           share of group g, a part of the planes (groups.py), in the time from begin to end
     y             n / (gain (end - begin)), the measured grey value

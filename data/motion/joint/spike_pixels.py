@@ -1,4 +1,4 @@
-"""Map pictures from RGB pixels to spike pixels, as the spike camera sees them, and back.
+"""Map pictures from RGB pixels to spike pixels, as the spike camera sees them, and values back.
 
 The spike camera has a lens of its own, and its pixels cover other areas than the RGB pixels. So a
 spike pixel sees the mean of a part of the frame:
@@ -14,14 +14,14 @@ The area of a spike pixel is sampled at m x n points, about one for each RGB pix
 (`View.points_in_pixel`). A point lies between four RGB pixels and is interpolated from them. So a
 row of D has an entry for each point and each of its four RGB pixels.
 
-Two maps lead back, from spike pixels to RGB pixels. The adjoint L^T D^T belongs to the equations:
-it gives the value of a spike pixel to all RGB pixels that it sees, times their weights. `to_frame`
-interpolates values that are known for spike pixels, e.g. how far each of them is trusted.
+One map leads back, from spike pixels to RGB pixels: `to_frame` interpolates values that are known
+for spike pixels, e.g. how far each of them is trusted.
 
-What must stay: `SpikePixels.adjoint` is the adjoint of `SpikePixels.__call__`, or conjugate
-gradients do not converge. In tests/parts/data/joint/test_cameras.py,
-test_the_cameras_see_what_their_equations_say notices another map, and
-test_the_adjoint_of_the_cameras_is_exact another adjoint.
+For a scene in motion, the equations of an exposure take the mean at each place of the sharp frame
+(`area_means`, area_means.py).
+
+What must stay: D. In tests/parts/data/joint/test_cameras.py,
+test_the_cameras_see_what_their_equations_say notices another map.
 """
 
 from typing import NamedTuple
@@ -50,6 +50,7 @@ class SpikePixels:
 
     Attributes:
     view: the argument of the constructor.
+    area_means: K L, the means over the area of a spike pixel at each place of the frame.
     are_on_frame: whether each spike pixel lies on the frame with all its points, (h, w) bool.
     """
 

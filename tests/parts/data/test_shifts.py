@@ -39,6 +39,19 @@ def test_the_way_back_of_an_even_motion_is_its_negative():
     assert back[..., 0] == pytest.approx(np.full(SIZE, -5.0))
 
 
+def test_a_near_start_gives_the_same_way_back():
+    # A zoom: a pixel moves in proportion to its column, so a fifth of an error is left by a step.
+    zoom = motion_by({-10.0: 0.0, 0.0: 0.0, 10.0: 0.0})
+    zoom.shifts[2, ..., 0] = 0.2 * np.arange(SIZE[1], dtype=np.float32)
+    former, _ = zoom.back(9.0)
+
+    back, _ = zoom.back(10.0, start=former)
+
+    # What is at column c of the other time was at c / 1.2.
+    columns = np.arange(SIZE[1])
+    assert back[..., 0] == pytest.approx(np.tile(columns / 1.2 - columns, (SIZE[0], 1)), abs=0.01)
+
+
 def test_the_times_of_a_motion_lead_away_from_the_sharp_instant():
     stream = np.zeros((100, 2, 2), np.uint8)
     # 40 planes before the sharp instant, and 48 planes after it.

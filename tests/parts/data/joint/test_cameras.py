@@ -1,4 +1,4 @@
-"""data/motion/joint/cameras.py and spike_pixels.py: what both cameras see, and the adjoint.
+"""data/motion/joint/cameras.py and area_means.py: what both cameras see, and the adjoint.
 
 A frame has H x W RGB pixels, a plane (one binary picture of the spike camera) h x w spike pixels.
 The planes of an exposure are divided into G groups, and a spike pixel has M intervals between
@@ -14,8 +14,8 @@ import torch
 from data.motion.joint import cameras as cameras_module
 from data.motion.joint.cameras import Cameras
 from data.motion.joint.groups import exposure_shares
-from data.motion.joint.spike_pixels import SpikePixels, blur, gaussian_kernel
-from data.motion.joint.values import luma
+from data.motion.joint.lens import blur, gaussian_kernel
+from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.view import View
 from tests.helpers.joint_case import CPU, Case
 from tests.helpers.made_exposures import ALIGNED, PLANES, dark_exposure
@@ -95,32 +95,75 @@ def plainly_seen(
     """Return B x (3, H, W) and S l (M, h, w), written down as the equations say.
 
         B x = sum over groups g of s_g x(p + u_g(p))
-        S l = sum over groups g of c_g D L l(p + u_g(p))
+        S l = sum over groups g of c_g m(v + u_g(v))        m: the means of l
 
     It is slow and simple, and autograd can go through it.
     x: (3, H, W), light. l: (1, H, W), what the spike camera integrates.
     """
-    height, width = made.view.size
-    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    p = torch.stack((columns, rows), dim=-1)  # (H, W, 2): x and y of each pixel
+    p = pixels_of(made.view.size)
     blurry = torch.zeros_like(x)
     spikes = torch.zeros(INTERVALS, *made.view.plane)
     for g in range(len(made.shifts)):
-        positions = p + made.shifts[g]
         s_g = made.shares[g][:, None]  # (H, 1)
-        blurry += s_g * sample_picture(x, positions)
+        blurry += s_g * sample_picture(x, p + made.shifts[g])
         c_g = made.coverage[:, g]  # (M, h, w)
-        spikes += c_g * seen_by_spike_pixels(sample_picture(l, positions), made.view)
+        spikes += c_g * seen_of_moved_means(l, made.shifts[g], made.view)
     return blurry, spikes
 
 
-def seen_by_spike_pixels(grey: torch.Tensor, view: View) -> torch.Tensor:
-    """Return D L of a picture (1, H, W): blur it by the lens, and take means. Returns (1, h, w)."""
-    if view.lens_blur:
-        sigma = view.lens_blur * max(view.points_in_pixel)  # RGB pixels
-        grey = blur(grey[None], gaussian_kernel(sigma))[0]
-    points = sample_picture(grey, torch.from_numpy(view.points_on_frame()))  # (1, h m, w n)
+def pixels_of(size: tuple[int, int]) -> torch.Tensor:
+    """Return x and y of each pixel of a picture, (H, W, 2)."""
+    rows, columns = torch.meshgrid(torch.arange(size[0]), torch.arange(size[1]), indexing="ij")
+    return torch.stack((columns, rows), dim=-1)
+
+
+def seen_of_moved_means(grey: torch.Tensor, shifts: torch.Tensor, view: View) -> torch.Tensor:
+    """Return m(v + u(v)) for the middle v of each spike pixel, (1, h, w).
+
+    m is the picture of the means over the area of a spike pixel. It is known at a grid of places,
+    which lie like the middle of the middle spike pixel between RGB pixels. u(v) is the mean of the
+    shifts over the spike pixel.
+
+    grey: (1, H, W). shifts: (H, W, 2).
+    """
+    (plane_height, plane_width), (down, across) = view.plane, view.points_in_pixel
+    points = torch.from_numpy(view.points_on_frame())
+    points = points.reshape(plane_height, down, plane_width, across, 2)
+    middles = points.mean(dim=(1, 3))  # (h, w, 2)
+    row, column = plane_height // 2, plane_width // 2
+    beside_pixel = middles[row, column] % 1
+
+    # m at the places, from one row and column above and to the left of the frame.
+    places = pixels_of((view.size[0] + 1, view.size[1] + 1)) - 1 + beside_pixel
+    blurred = blurred_by_lens(grey, view)
+    at_points = []
+    for y in range(down):
+        for x in range(across):
+            from_middle = points[row, y, column, x] - middles[row, column]
+            at_points.append(sample_picture(blurred, places + from_middle))
+    means = torch.stack(at_points).mean(0)
+
+    mean_shifts = seen_by_spike_pixels(shifts.permute(2, 0, 1), view, has_lens=False)
+    return sample_picture(means, middles + mean_shifts.permute(1, 2, 0) + 1 - beside_pixel)
+
+
+def seen_by_spike_pixels(pictures: torch.Tensor, view: View, has_lens: bool = True) -> torch.Tensor:
+    """Return D L of pictures (N, H, W): blur them by the lens, and take means. Returns (N, h, w).
+
+    has_lens: whether the lens blurs.
+    """
+    if has_lens:
+        pictures = blurred_by_lens(pictures, view)
+    points = sample_picture(pictures, torch.from_numpy(view.points_on_frame()))  # (N, h m, w n)
     return torch.nn.functional.avg_pool2d(points, view.points_in_pixel)
+
+
+def blurred_by_lens(pictures: torch.Tensor, view: View) -> torch.Tensor:
+    """Return L of pictures (N, H, W), in the same shape."""
+    if not view.lens_blur:
+        return pictures
+    sigma = view.lens_blur * max(view.points_in_pixel)  # RGB pixels
+    return blur(pictures[:, None], gaussian_kernel(sigma))[:, 0]
 
 
 def sample_picture(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -148,14 +191,26 @@ def test_the_cameras_see_what_their_equations_say(shifted_cameras):
     assert torch.allclose(spikes, plain_spikes, atol=2e-5)
 
 
-def test_without_a_grey_picture_the_spike_camera_sees_the_luma_of_the_colours(shifted_cameras):
-    x = torch.rand(3, *shifted_cameras.view.size)
+@pytest.mark.parametrize("to_rgb", [ALIGNED, TURNED], ids=["aligned", "turned"])
+def test_if_all_pixels_move_alike_the_spike_camera_sees_the_moved_picture(to_rgb):
+    view = View((48, 60), (16, 20), to_rgb, is_display=False, lens_blur=0.3)
+    shifts = torch.tensor([2.3, -1.6]).expand(1, *view.size, 2)
+    # A smooth picture, because the places of `TURNED` do not fit all spike pixels.
+    rows = torch.linspace(0, 3, 48)[:, None]
+    columns = torch.linspace(0, 4, 60)
+    grey = (torch.sin(rows) * torch.cos(columns))[None]
+    one = torch.ones(1, 1, *view.plane)
+    cameras = Cameras(SpikePixels(view, CPU), shifts, torch.ones(1, 48), one)
 
-    blurry, spikes = shifted_cameras.cameras(x)
+    _, seen = cameras(torch.zeros(3, *view.size), grey)
 
-    blurry_of_both, spikes_of_luma = shifted_cameras.cameras(x, luma(x))
-    assert torch.allclose(blurry, blurry_of_both, atol=2e-5)
-    assert torch.allclose(spikes, spikes_of_luma, atol=2e-5)
+    moved = sample_picture(grey, pixels_of(view.size) + shifts[0])
+    in_truth = seen_by_spike_pixels(moved, view)
+    inside = (..., slice(4, -4), slice(4, -4))  # the edges move out of the frame
+    assert torch.allclose(seen[inside], in_truth[inside], atol=2e-3)
+    # The picture has values from -1 to 1, and it has moved by far more than the limit.
+    unmoved = seen_by_spike_pixels(grey, view)
+    assert (unmoved - in_truth)[inside].abs().max() > 0.05
 
 
 def test_cameras_are_the_same_if_their_groups_are_computed_one_after_the_other(
