@@ -128,6 +128,15 @@ def error_on_last_rank() -> None:
             raise DataError("clip 7 is short", "7.dat", "100 bytes", "copy it again")
 
 
+def two_different_errors() -> None:
+    """Fail on ranks 1 and 2 with two errors, in a block that all ranks leave together."""
+    with utils_dist.all_ranks_or_none():
+        if utils_dist.get_rank() == 1:
+            raise DataError("clip 9 is short", "9.dat", "100 bytes", "copy it again")
+        if utils_dist.get_rank() == 2:
+            raise OptionError("unknown option y", "file", "y", "z")
+
+
 def exception_while_others_stand_in_a_collective() -> None:
     """Fail on the last rank, while the other ranks wait for it."""
     if utils_dist.get_rank() == utils_dist.get_world_size() - 1:
