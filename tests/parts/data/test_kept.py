@@ -340,13 +340,18 @@ def touch(path: Path) -> None:
     os.utime(path, (1, 1))  # another time of change
 
 
+def add_note(path: Path) -> None:
+    """Add a file that the check does not read. Only the state of the folder changes."""
+    path.with_name("note.txt").write_text("a note")
+
+
 def copy_clip(path: Path) -> None:
     """Copy the whole clip of a picture, so that there is one more clip."""
     clip = path.parent.parent
     shutil.copytree(clip, clip.with_name("clip2"))
 
 
-@pytest.mark.parametrize("change", [remove, rewrite, touch, copy_clip])
+@pytest.mark.parametrize("change", [remove, rewrite, touch, add_note, copy_clip])
 def test_files_that_changed_are_checked_anew(root, change):
     values = data_section(root, **RGB)
     checked_at_start(values, root)
