@@ -119,6 +119,10 @@ def _describe_tuple(item_types: Sequence[Any]) -> str:
     return f"list of {', '.join(texts)}"
 
 
+# pydantic's name of a limit -> its sign.
+SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
 def _bounds(limits: Sequence[Any]) -> str:
     """Return the limits of a plain type in words, e.g. ">= 0, < 1", or "" without limits.
 
@@ -129,7 +133,7 @@ def _bounds(limits: Sequence[Any]) -> str:
     # The regular expression that a text must match, or "". Of two limits, the first one counts.
     pattern = ""
     for limit in limits:
-        for attribute, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
+        for attribute, sign in SIGNS.items():
             value = getattr(limit, attribute, None)
             if value is not None:
                 bounds[sign] = value
