@@ -37,6 +37,7 @@ def agreed_value(key: str, option: Any, info: DatasetInfo, default: Any = None) 
     for value in (option, recorded, default):
         if value is not None:
             return value
+    # Only h and w come here: all other keys have a default.
     raise OptionError(
         what=f"spike.{key} is missing",
         where=f"spike.{key}",
