@@ -137,6 +137,12 @@ def planes_of_the_files_beside(root):
     return {"spike": spike}
 
 
+def a_part_of_each_file(root):
+    # The planes 4 ... 19 of each file are read.
+    part = {"first": 4, "count": 16}
+    return {"spike": {"type": "dat", "center": "file", **part, "representation": BINS}}
+
+
 def one_spike_file_for_a_clip(root):
     spikes = root / "GOPRO_Large_spike_seq/train"
     for clip in list(spikes.iterdir()):
@@ -175,6 +181,7 @@ KINDS = [
     frames_alone,
     sharp_instants,
     planes_of_the_files_beside,
+    a_part_of_each_file,
     one_spike_file_for_a_clip,
     a_rate_for_one_clip,
     a_listed_part,
