@@ -141,8 +141,9 @@ class Samples(Dataset):
     def __len__(self):
         return len(self.samples)
 
-    def __getitem__(self, sample_id):
-        return self.samples[sample_id[1]]
+    def __getitem__(self, index):
+        _, number = index
+        return self.samples[number]
 
 
 def first_batch(*samples):
