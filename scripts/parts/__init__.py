@@ -8,6 +8,7 @@ A folder has the parts of the program with its name. Other programs may use them
 
     spike_tool/           spike files: their size, their pictures, simulated spikes
     calibrate/            where and when two cameras see the same
+    compare_runs/         tables of training runs, and of tests
     show_sample/          the page of a sample
     convert_options/      option files of S-VRT
     prepare_gopro_spike/  clips from videos; data/making/ makes each clip
