@@ -12,7 +12,7 @@ A folder has the parts of the program with its name. Other programs may use them
     show_sample/          the page of a sample
     convert_options/      option files of S-VRT
     prepare_gopro_spike/  clips from videos; data/making/ makes each clip
-    doctor/               checks of a host, and failures in a log
+    doctor/               checks of host, ranks and training, and failures in a log
     make_sample_data/     the scene of a made clip
     torchrun_quiet/       ranks of one host
 

@@ -5,6 +5,8 @@
 
 tests/helpers/fake_gpu.py puts `attention_of_a_gpu` in place of torch's function.
 tests/parts/models/test_fake_gpu.py compares the calls.
+
+What must stay: the rules of torch, which `backend` repeats. A new version of torch may have others.
 """
 
 import collections

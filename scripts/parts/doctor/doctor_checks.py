@@ -6,11 +6,12 @@
         check_training     options, data, network and a step    (doctor_training.py)
 
 Each check gives a `Finding`: what was seen and, if something is wrong, why it matters and the cure.
-A rank is one process of a training.
+A rank is one process of a training. A function whose docstring says "Collective" waits for all
+ranks.
 
-What must stay: the order of the checks, because several wait for all ranks, and so all ranks must
-come to them in the same order (test_two_ranks_are_examined_together). A new check yields its
-findings in one of the three functions.
+What must stay: all ranks make the checks in the same order, because several checks wait for all
+ranks (test_two_ranks_are_examined_together). Free to add: a check, which yields its findings in one
+of the three functions.
 
 Tests: tests/parts/scripts/test_doctor.py
 """
