@@ -132,6 +132,7 @@ def _bounds(limits: Sequence[Any]) -> str:
     bounds = {}  # sign -> value. Of two limits with the same sign, the last one counts.
     # The regular expression that a text must match, or "". Of two limits, the first one counts.
     pattern = ""
+    least_length = 0  # of a text
     for limit in limits:
         for attribute, sign in SIGNS.items():
             value = getattr(limit, attribute, None)
@@ -139,7 +140,10 @@ def _bounds(limits: Sequence[Any]) -> str:
                 bounds[sign] = value
         if not pattern:
             pattern = getattr(limit, "pattern", None) or ""
+        least_length = max(least_length, getattr(limit, "min_length", None) or 0)
     text = ", ".join(f"{sign} {value}" for sign, value in bounds.items())
     if pattern:
         text += f"that matches {pattern}"
+    elif least_length == 1:
+        text += "that is not empty"
     return text
