@@ -140,33 +140,8 @@ def build_page(gr: Any, folder: Path) -> Any:
         # The last restoration of the visitor (`Work`). Gradio keeps one value for each visitor.
         work = gr.State(value=None, time_to_live=VISITOR_S, delete_callback=forget)
 
-        # What the visitor gives. tests/stories/test_app.py finds the fields by their elem_id.
         gr.Markdown(ABOUT)
-        with gr.Row():
-            file_field = partial(gr.File, file_count="multiple", height=160)
-            frames = file_field(label="Blurry film, or frames", elem_id="frames")
-            spikes = file_field(label="Spike file, or one for each frame", elem_id="spikes")
-            sharp = file_field(label="Sharp film or frames, to score against", elem_id="sharp")
-        with gr.Row():
-            # NETWORK restores with the chosen weights. JOINT begins with the frames that these
-            # weights give, and refines all frames of the clip together, so that they agree with the
-            # blurry frames and the spikes. The METHODS are formulas without weights.
-            method = gr.Dropdown([NETWORK, JOINT, *METHODS], value=NETWORK, label="Method")
-            weights = gr.Dropdown(
-                [*WEIGHTS], value=SHIPPED_WEIGHTS.stem, label="Weights (of network and joint)"
-            )
-            # With 0, the program finds the value: from dataset.json, or else from the spikes.
-            side_field = partial(gr.Number, value=0, precision=0, minimum=0)
-            height = side_field(label="Height of a spike plane (0: automatic)", elem_id="height")
-            width = side_field(label="Width of a spike plane (0: automatic)", elem_id="width")
-            rate = gr.Number(
-                value=0,
-                label="Spikes per plane of a pixel at full light (0: automatic)",
-                elem_id="rate",
-            )
-            more = gr.Textbox(
-                label="Options such as spike.key=value, each in a line of its own", lines=2
-            )
+        fields = fields_of_visitor(gr)
         with gr.Row():
             demo = gr.Button("Take the demo clip", elem_id="demo")
             start = gr.Button("Restore", variant="primary", elem_id="restore")
@@ -180,18 +155,15 @@ def build_page(gr: Any, folder: Path) -> Any:
         download = gr.File(label="Results", interactive=False, elem_id="download")
         messages = gr.Textbox(label="What the program says", lines=8, max_lines=24, elem_id="said")
 
-        # What the buttons do. The arguments of `click` are handler, inputs, outputs. The handler of
-        # "Restore" is `restore`, which hands `inputs` on to `start_work`. So two orders must stay:
-        # the inputs are the arguments of `start_work`, and the outputs are the values that
-        # `restore` yields.
-        inputs = [frames, spikes, sharp, method, weights, height, width, rate, more]
+        # What the buttons do. The arguments of `click` are handler, inputs, outputs. The outputs of
+        # `restore` are the values of `PageState`, so their order must stay.
         outputs = [work, state, messages, slider, number, download]
         for_page_only = {"api_visibility": "private"}  # for this page only, not for programs
-        clip = [frames, spikes, sharp]
+        clip = [fields.frames, fields.spikes, fields.sharp]
         demo.click(partial(demo_clip, folder), inputs=None, outputs=clip, **for_page_only)
         # Gradio's own progress bar would cover the fields that show the progress here.
         without_bar = {**for_page_only, "show_progress": "hidden"}
-        running = start.click(partial(restore, gr, folder), [work, *inputs], outputs, **without_bar)
+        running = start.click(partial(restore, gr, folder), [work, *fields], outputs, **without_bar)
         # The button "Cancel" does two things at once: gradio calls `stop`, which kills the process
         # of the restoration, and gradio closes the generator `restore` (`cancels`). What happens
         # depends on whether the process ends before the generator is closed:
@@ -204,6 +176,57 @@ def build_page(gr: Any, folder: Path) -> Any:
         # If the visitor moves on while a frame is read, only the last position counts.
         number.release(compare, [work, number], slider, **without_bar, trigger_mode="always_last")
     return page
+
+
+class Fields(NamedTuple):
+    """The fields of the page that a visitor fills in.
+
+    `restore` hands their values on to `start_work`. So their order must stay: it is the order of
+    the arguments of `start_work` after the folder.
+    """
+
+    frames: Any
+    spikes: Any
+    sharp: Any
+    method: Any
+    weights: Any
+    height: Any
+    width: Any
+    rate: Any
+    more: Any
+
+
+def fields_of_visitor(gr: Any) -> Fields:
+    """Make the fields of the page, and return them. gr: the package gradio.
+
+    tests/stories/test_app.py finds the fields by their elem_id.
+    """
+    with gr.Row():
+        file_field = partial(gr.File, file_count="multiple", height=160)
+        frames = file_field(label="Blurry film, or frames", elem_id="frames")
+        spikes = file_field(label="Spike file, or one for each frame", elem_id="spikes")
+        sharp = file_field(label="Sharp film or frames, to score against", elem_id="sharp")
+    with gr.Row():
+        # NETWORK restores with the chosen weights. JOINT begins with the frames that these
+        # weights give, and refines all frames of the clip together, so that they agree with the
+        # blurry frames and the spikes. The METHODS are formulas without weights.
+        method = gr.Dropdown([NETWORK, JOINT, *METHODS], value=NETWORK, label="Method")
+        weights = gr.Dropdown(
+            [*WEIGHTS], value=SHIPPED_WEIGHTS.stem, label="Weights (of network and joint)"
+        )
+        # With 0, the program finds the value: from dataset.json, or else from the spikes.
+        side_field = partial(gr.Number, value=0, precision=0, minimum=0)
+        height = side_field(label="Height of a spike plane (0: automatic)", elem_id="height")
+        width = side_field(label="Width of a spike plane (0: automatic)", elem_id="width")
+        rate = gr.Number(
+            value=0,
+            label="Spikes per plane of a pixel at full light (0: automatic)",
+            elem_id="rate",
+        )
+        more = gr.Textbox(
+            label="Options such as spike.key=value, each in a line of its own", lines=2
+        )
+    return Fields(frames, spikes, sharp, method, weights, height, width, rate, more)
 
 
 # ---- What the buttons do ---------------------------------------------------------------------

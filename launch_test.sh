@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Test on N processes of this machine; clips, and parts of long clips, are shared out, the numbers do not depend on N.
+# Test on N processes of this machine. Clips, and parts of long clips, are shared out. The numbers
+# do not depend on N.
 #
 # usage: ./launch_test.sh N FILE [section.key=value ...] [--weights PATH ...]
 #        ./launch_test.sh N --weights PATH --input PATH --output DIR [...]
@@ -7,10 +8,12 @@
 #   ./launch_test.sh 2 options/vrt/000_train_vrt_sample_rgbspike.json --save comparison
 #   ./launch_test.sh 4 --weights models/500_G.pth --input blur/ --spike spikes/ --output restored
 #
-# FILE: an option file with datasets.test. Without N: NPROC_PER_NODE, as platforms set it that start one process per
-# node. More in docs/testing.md. The exit code is the run's own.
+# FILE: an option file with datasets.test. Without N: NPROC_PER_NODE, as platforms set it that start
+# one process per node. More in docs/testing.md. The exit code is the run's own.
 set -euo pipefail
 
-main=main_test_vrt.py default=''
+# What launch.sh starts. There is no option file if the user gives none.
+main=main_test_vrt.py
+default=''
 # shellcheck source=scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/launch.sh"

@@ -6,10 +6,12 @@
 #   ./launch_train.sh 1 options/vrt/000_train_vrt_sample_rgbspike.json
 #   ./launch_train.sh 4 FILE --use_amp train.accumulation_steps=2
 #
-# N=1: plain python; N>1: torchrun. Without N: NPROC_PER_NODE, as platforms set it that start one process per node.
-# FILE defaults to the GoPro reference experiment. The exit code is the run's own.
+# N=1: plain python; N>1: torchrun. Without N: NPROC_PER_NODE, as platforms set it that start one
+# process per node. FILE defaults to the GoPro reference experiment. The exit code is the run's own.
 set -euo pipefail
 
-main=main_train_vrt.py default=options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json
+# What launch.sh starts, and the option file if the user gives none.
+main=main_train_vrt.py
+default=options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json
 # shellcheck source=scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/launch.sh"

@@ -105,8 +105,10 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #             clips=[the reader of street],  # its `frame(0)` reads street/000000.png
 #             outputs=Outputs("out", save=("comparison", "frames"), ...), ...)
 #     restore_clips (models/restore/run_job.py): asks the method for the frames of each clip
-#         14 tensors (3, H, W), one after the other: each becomes out/street/000000.png ...
-#         When the clip is finished: out/clips/street.json, out/street_comparison.mp4
+#         restorer = job.method.restorer(device)   # models/restore/tiles/restorer.py
+#         restorer.frames(the reader, range(14))   # yields 14 tensors (3, H, W)
+#         Each tensor becomes a file at once: out/street/000000.png ... out/street/000013.png
+#         After the last one: out/clips/street.json, out/street_comparison.mp4
 #     write_report (models/restore/report.py): the results of all clips
 #         out/metrics.json, out/table.txt, out/report.html
 #

@@ -19,7 +19,7 @@ What must stay:
 
 * names and keys, because option files have them (test_the_files_of_kair_load_unchanged),
 * the order of random draws, because a resumed run must see the same samples
-  (test_a_denoising_sample_is_a_function_of_epoch_and_index).
+  (test_a_seed_gives_the_noise_that_it_always_gave).
 
 Free to add: a key with a default that leaves all samples as they are, or a dataset in a file of its
 own (docs/extending.md).

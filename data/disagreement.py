@@ -6,8 +6,10 @@ Three causes are tried one after the other:
     shifted    the phase correlation is sure of a shift
     unknown    neither: other spikes, another size, or a picture without texture
 
-What must stay: the options that a text names. test_spikes_that_are_shifted_are_named and the tests
-beside it (tests/parts/scripts/test_show_sample.py) notice. The other words may change.
+What must stay: the options that a text names, because the user checks them. Free to change: the
+other words.
+
+Tests: tests/parts/data/test_disagreement.py, tests/parts/scripts/test_show_sample.py
 """
 
 from collections.abc import Sequence

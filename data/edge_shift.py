@@ -8,8 +8,10 @@
 What must stay: how two pictures are compared, because the limits below were measured with it. Two
 tests in tests/parts/scripts/test_show_sample.py notice a change:
 
-    test_spikes_that_are_shifted_are_named           another blur, or a wrong sign of the shift
-    test_the_page_says_that_spikes_and_frame_agree   another border
+    test_spikes_that_are_shifted_are_named           a stronger blur, or a wrong sign of the shift
+    test_a_small_shift_beside_a_large_one_is_named   another length of the sides
+
+No test notices another BORDER.
 """
 
 from collections.abc import Sequence

@@ -21,6 +21,7 @@ tests/faults/test_startup.py and tests/parts/utils/test_system.py (workers that 
 
 import hashlib
 import itertools
+import logging
 import re
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -31,6 +32,7 @@ from typing import Any
 import cv2
 from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate, get_worker_info
 
+from data.clips.sample_check import refuse_wrong_samples, warning_of_range
 from data.sample_order import ResumableDistributedSampler
 from utils import device as devices
 from utils import utils_dist
@@ -38,6 +40,8 @@ from utils.dist import process, watchdog
 from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.options.loader_options import LoaderOptions
 from utils.run.position import DataOrder
+
+logger = logging.getLogger(__name__)
 
 # Texts of torch's errors if /dev/shm has no room for a micro-batch.
 OUT_OF_SHM = re.compile(r"</torch_\w+>|shared memory|[Bb]us error")
@@ -104,6 +108,7 @@ class TrainLoader:
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         lines = "\n".join(names)
         self.sample_digest = hashlib.sha256(lines.encode()).hexdigest()[:12]
+        self.is_range_checked = False  # whether `warning_of_range` has seen a micro-batch
         self.loader = self._loader_of_torch()
 
     def _loader_of_torch(self) -> DataLoader:
@@ -172,6 +177,9 @@ class TrainLoader:
                 error = micro_batch
                 error.where += f", rank {self.rank}"
                 raise error
+            if not self.is_range_checked:
+                self.is_range_checked = True
+                self._warn_of_range(micro_batch)
             # Tell the watchdog of each micro-batch, and not only of each step. The reason: each of
             # the micro-batches of a step may take up to dataloader_timeout_s.
             watchdog.go_on()
@@ -179,6 +187,12 @@ class TrainLoader:
             if len(step) == self.accumulation_steps:
                 yield step
                 step = []
+
+    def _warn_of_range(self, micro_batch: dict[str, Any]) -> None:
+        """Warn on rank 0 if the first micro-batch of the run has no values of a display."""
+        warning = warning_of_range(micro_batch)
+        if warning and self.rank == 0:
+            logger.warning("%s", warning)
 
     # ---- Workers that hang or die -----------------------------------------------------------
 
@@ -301,6 +315,10 @@ class _Batches(Dataset):
                 # Make a new error of the four texts alone, because the old error may refer to
                 # objects that cannot be sent to the main process.
                 return type(e)(e.what, where, e.expected, e.do)
+        try:
+            refuse_wrong_samples(items, f"{type(self.dataset).__name__}, (epoch, index) {index}")
+        except DataError as e:
+            return e
         return default_collate(items)
 
 

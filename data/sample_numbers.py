@@ -18,10 +18,10 @@ serial number i. With shares, an epoch takes more samples from one root and fewe
     frames_to_play    the frames of a sample that begins at this frame
 
 What must stay: every result, because a resumed run must see the samples that it would have seen
-without the interruption (test_shares_give_the_same_samples_each_time,
-test_a_sample_depends_on_seed_epoch_and_index_only).
+without the interruption.
 
-Tests: tests/parts/data/test_manifest.py (shares), tests/parts/data/test_dataset_video_rgbspike.py
+Tests: tests/parts/data/test_sample_numbers.py (has numbers that must stay),
+tests/parts/data/test_manifest.py (shares), tests/parts/data/test_dataset_video_rgbspike.py
 """
 
 from collections.abc import Sequence

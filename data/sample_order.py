@@ -4,12 +4,12 @@ The loader (data/loader.py) asks the sampler here for the samples of its rank. T
 follows from the seed and the epoch alone. So a run that resumes within an epoch reads on with the
 next sample, also with another number of ranks.
 
-What must stay: the order depends only on seed, epoch, position and the size of the global batch. So
-a run may resume with other numbers of ranks and workers, if the global batch has as many samples as
-before (test_the_order_follows_from_seed_with_epoch, test_no_two_ranks_have_the_same_sample).
+What must stay: the order of a seed and an epoch (test_a_seed_gives_the_order_that_it_always_gave).
+It depends on nothing else but the size of the global batch. So a run may resume with other numbers
+of ranks and workers, if the global batch has as many samples as before.
 
-Tests: tests/parts/data/test_dataset_video_rgbspike.py (the samples of each rank),
-tests/dist/test_resume.py (the order after a resume)
+Tests: tests/parts/data/test_sample_numbers.py, tests/parts/data/test_dataset_video_rgbspike.py (the
+samples of each rank), tests/dist/test_resume.py (the order after a resume)
 """
 
 from collections.abc import Iterator

@@ -37,7 +37,7 @@ from data.cameras.registration.matrix import nominal_matrix
 from data.cameras.registration.result import FitResult
 from data.cameras.registration.view import View
 from data.cameras.rig import Rig
-from scripts.make_sample_data import PLANES, make_layers, render
+from scripts.parts.make_sample_data.sample_layers import PLANES, make_layers, render
 
 FRAMES = 8  # of a clip
 SIDE = 160  # of a frame, in pixels

@@ -5,18 +5,15 @@
 Every recipe trains the published batch of 8 clips per step: GPUs x clips at once x passes. A GPU
 with little memory takes few clips at once, and sums the gradients of several passes.
 
-The memory of a step is computed from the memory of one clip, which docs/memory.md says ("A = 4.47
-GB"). A step takes at most half of the memory that it may use of a card, so there is a
-large reserve. The reserve costs little: fewer clips at once need more passes, but several passes
-compute nothing twice. Without the reserve, blocks might have to be computed again in the backward
-pass (netG.checkpoint).
+The memory of a step is computed from the memory of one clip, which docs/memory.md says
+("A = 4.47 GB"). It is more than what a GPU uses: an H200 took 34.3 GB for 8 clips where 39.7 GB are
+computed (docs/gpu.md). A step takes at most half of the memory that it may use of a card. This
+large reserve costs little: fewer clips at once need more passes, but several passes compute nothing
+twice. Without it, blocks might have to be computed again in the backward pass (netG.checkpoint).
 
-The computed memory is more than the memory that is used. An H200 took 34.3 GB for 8 clips where
-39.7 GB are computed, and 5.1 GB for one clip (docs/gpu.md).
-
-Another value of a constant below changes the rows. Then change the tables of both pages, their
-Chinese pages and the files in options/gpu as well: tests/parts/models/test_fake_gpu.py notices if
-one of them says something else than this program.
+Free to change: the constants below, with the tables of both pages, their Chinese pages and the
+files in options/gpu. tests/parts/models/test_fake_gpu.py notices if one of them says something else
+than this program.
 """
 
 import re

@@ -36,7 +36,7 @@ from data.spike.geometry import SpikeGeometry
 from data.spike.pictures import to_grey, to_linear
 from data.spike.simulate import IntegrateAndFire
 from lab.tools import ROOT
-from scripts.make_sample_data import texture
+from scripts.parts.make_sample_data.sample_layers import texture
 from tests.helpers.train_files import network_section
 
 FRAMES = 8  # of a clip

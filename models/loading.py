@@ -33,6 +33,7 @@ def load_weights(
     the network is unchanged: callers rely on this.
     """
     report, fitting = compare_weights(net, weights, where, strict)
+    _refuse_whole_numbers(net, fitting, where)
     _refuse_nan(net, fitting, where)
     of_network = net.state_dict()
     for name in fitting:
@@ -154,6 +155,22 @@ def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor |
 
 class SpoiltWeightsError(CheckpointError):
     """Weights that fit the network, but hold NaN."""
+
+
+def _refuse_whole_numbers(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Raise SpoiltWeightsError if a parameter is an integer, e.g. after a quantization.
+
+    torch would load it without a word, but its scale is missing or its decimals are lost.
+    """
+    for name, _ in net.named_parameters():
+        if name in weights and not weights[name].is_floating_point():
+            dtype = str(weights[name].dtype).removeprefix("torch.")
+            raise SpoiltWeightsError(
+                what=f"the weights hold a tensor of {dtype}, {name}",
+                where=where,
+                expected="floating-point numbers",
+                do="take the weights as the training saved them, without quantization",
+            )
 
 
 def _refuse_nan(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:

@@ -239,27 +239,33 @@ def add_scores(
     gave NaN or Inf, the image is None and each score is NaN.
     more_scores: function (image, sharp) -> further scores, e.g. {"lpips": 0.12}, or None.
     """
-    values = {metric.name: math.nan for metric in metrics}
-    if image is not None:
-        luma: tuple[np.ndarray, np.ndarray] | None = None  # computed once, if it is needed
-        for metric in metrics:
-            if metric.on_luma:
-                if luma is None:
-                    luma = (rgb_to_y(image), rgb_to_y(sharp))
-                restored_frame, sharp_frame = luma
-            else:
-                restored_frame = image
-                sharp_frame = sharp
-            # Copies, because a metric of a user may compute in place.
-            score = metric.score(restored_frame.copy(), sharp_frame.copy())
-            values[metric.name] = _number(score, metric.name)
-    if more_scores is not None and image is not None:
-        values |= more_scores(image, sharp)
+    if image is None:
+        values = {metric.name: math.nan for metric in metrics}
+    else:
+        values = _values_of(image, sharp, metrics)
+        if more_scores is not None:
+            values |= more_scores(image, sharp)
 
     # Append each value to the list of its kind and metric. The first frame makes the lists.
     columns = scores.setdefault(kind, {})
     for name, value in values.items():
         columns.setdefault(name, []).append(value)
+
+
+def _values_of(image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]) -> dict[str, float]:
+    """Return the value of each metric, by name. image, sharp: as in `add_scores`."""
+    values = {}
+    luma: tuple[np.ndarray, np.ndarray] | None = None  # computed once, if a metric needs it
+    for metric in metrics:
+        pair = (image, sharp)
+        if metric.on_luma:
+            if luma is None:
+                luma = (rgb_to_y(image), rgb_to_y(sharp))
+            pair = luma
+        # Copies, because a metric of a user may compute in place.
+        score = metric.score(pair[0].copy(), pair[1].copy())
+        values[metric.name] = _number(score, metric.name)
+    return values
 
 
 def _number(score: Any, name: str) -> float:

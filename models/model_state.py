@@ -37,7 +37,7 @@ from models.schedules import lr_at
 from models.select_network import define_G
 from models.vrt.forms import stand_ins
 from utils import utils_dist
-from utils.errors import CheckpointError
+from utils.errors import CheckpointError, NonFiniteError
 from utils.options.models import Options
 from utils.run import changed_options, checkpoint
 from utils.run.saved_state import TAKE_ANOTHER
@@ -217,7 +217,10 @@ class ModelState:
         The keys are part of the checkpoint format. `_load_training` must accept a checkpoint of an
         older version that lacks a new key. The experiment (utils/run) adds the keys of the run to
         the file: "options", "step", and others.
+
+        Raises NonFiniteError if trained weights hold NaN or Inf.
         """
+        self._refuse_to_save_spoilt_weights()
         return to_cpu(
             {
                 "model_state_dict": unwrap_ddp(self.netG).state_dict(),
@@ -229,6 +232,24 @@ class ModelState:
                 "network": self.network_options,
             }
         )
+
+    def _refuse_to_save_spoilt_weights(self) -> None:
+        """Raise NonFiniteError if trained weights hold NaN or Inf: they replace no good checkpoint.
+
+        A step whose loss or gradient is NaN is skipped. But the update itself may overflow, e.g.
+        with a learning rate that is far too high. Then no later step can succeed.
+        """
+        for name, parameter in unwrap_ddp(self.netG).named_parameters():
+            # A parameter that is not trained may be a mask of -Inf.
+            if parameter.requires_grad and not parameter.isfinite().all():
+                raise NonFiniteError(
+                    what=f"the weights have become NaN or Inf ({name} among them), and are not "
+                    "saved",
+                    where="the update of the weights, in a step since the last save",
+                    expected="numbers",
+                    do="lower train.G_optimizer_lr, and start the same command again: it resumes "
+                    "from the last checkpoint",
+                )
 
     def save_weights(self, folder: Path, step: int) -> None:
         """Write <step>_G.pth and, if there is a netE, <step>_E.pth.

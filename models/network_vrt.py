@@ -84,8 +84,17 @@ class VRT(nn.Module):
     to 6 are for stages 1 to 7. All further entries are for the layers of stage 8.
     indep_reconsts: indices into depths of the layers that process each frame separately.
     mul_attn_ratio: share of the blocks of a stage that have mutual attention.
+    mlp_ratio: width of the hidden layer of a block's MLP, divided by the width of the block.
+    qkv_bias: whether queries, keys and values have a bias.
+    qk_scale: factor of the logits of the attention. With null it is the published one, one over the
+    square root of the channels of a head.
+    drop_path_rate: probability of dropping a branch of the last block in a training step. It rises
+    evenly from 0 in the first block.
     pa_frames: number of neighbours that are aligned to each frame, 2, 4 or 6. With 0 the network
     interpolates frames.
+    deformable_groups: number of groups of channels in the alignment. The channels of a group are
+    aligned with the same offsets.
+    nonblind_denoising: whether the last input channel is a map of the noise.
     spynet_path: file with the weights of the flow network. With null the flow is zero at first.
     use_checkpoint_attn, use_checkpoint_ffn: whether backward recomputes this branch of every block,
     except in the stages of no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into
@@ -120,15 +129,14 @@ class VRT(nn.Module):
         # Share of a stage's blocks, from its first on, that have mutual attention: the two frames
         # of a window attend to each other.
         mul_attn_ratio: float = 0.75,
-        mlp_ratio: float = 2.0,  # width of the hidden layer of a block's MLP / width of the block
-        qkv_bias: bool = True,  # whether queries, keys and values have a bias
-        qk_scale: float | None = None,  # factor of the attention's logits; None: the published one
-        # Probability of dropping a branch of the last block. It rises from 0 in the first block.
+        mlp_ratio: float = 2.0,
+        qkv_bias: bool = True,
+        qk_scale: float | None = None,
         drop_path_rate: float = 0.2,
         spynet_path: str | None = None,
         pa_frames: Literal[0, 2, 4, 6] = 2,
-        deformable_groups: int = 16,  # the channels of a group are aligned with the same offsets
-        nonblind_denoising: bool = False,  # whether the last input channel is a noise map
+        deformable_groups: int = 16,
+        nonblind_denoising: bool = False,
         use_checkpoint_attn: bool = False,
         use_checkpoint_ffn: bool = False,
         no_checkpoint_attn_blocks: list[int] = [],  # noqa: B006

@@ -14,10 +14,11 @@ planes, and the share of these planes in which the frame was exposed. The scene 
 form writes the file for `spike.calibration`, and an overlay image beside it to look at. Nothing is
 overwritten. docs/data_format.md, section "Two cameras".
 
-Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring. The fit of
-`spike.calibration` "auto" (data/cameras/registration) makes it exact, and finds the time. Parts
-of the plane that are matched on their own measure the error that is left. All places are (x, y)
-with pixel centres at whole numbers, as in data/cameras/calibration.py.
+How it is found. Features of both images (SIFT, RANSAC) give a rough position, for any turn, scale
+and mirroring. The fit of `spike.calibration` "auto" (data/cameras/registration) makes the position
+exact. Then single parts of the plane are matched on their own, to measure the error that is left.
+The second form uses the same fit, with a matrix that stays. All places are (x, y) with pixel
+centres at whole numbers, as in data/cameras/calibration.py.
 """
 
 import argparse

@@ -25,69 +25,35 @@ must have scored the same frames.
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from models.metrics import COLUMNS, METRICS_OF_TESTS, format_score
-from models.restore.scores import START_OF_LPIPS_NOTE
+from scripts.parts.compare_runs.table_of_tests import METRICS_FILE, tests_table
+from scripts.parts.compare_runs.tables_of_runs import RESTORED_PSNR, runs_tables
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import write_whole
-from utils.options.section import flatten_options
 from utils.output_folder import refuse_existing
-from utils.results import markdown_table, plain_table, read_json
+from utils.results import markdown_table, plain_table
 from utils.run import figures, history, report
 
+# This file has the command line, the figures and the gain. The tables are in
+# scripts/parts/compare_runs/.
+#
 # What must stay: the exit code of --at-least, on which users' scripts rely
-# (test_a_run_must_gain_three_decibels_in_its_last_validation); and tests are compared only if they
-# have scored the same frames.
-# Free to change: tables and figures, which are for people.
+# (test_a_run_must_gain_three_decibels_in_its_last_validation).
+# Free to change: figures, which are for people.
 # Tests: tests/parts/utils/test_results.py and test_history.py. For the table of tests:
 # tests/stories/test_reconstruct.py and test_protocols.py.
 #
 # Throughout this file, `runs` is the name of each run (or test) in the output -> its path, and a
 # history is the name of each scalar, e.g. "train/loss", -> its entries (step, value).
 
-METRICS_FILE = "metrics.json"  # the scores of a test; a folder with this file is a folder of a test
-RESTORED_PSNR = "val/psnr"  # scalar: PSNR of the restored frames at a validation
 BLURRY_PSNR = "val/psnr_input"  # scalar: PSNR of the blurry frames at the same validation
 LINE_WIDTH = 100  # characters in a line of a table
-ALWAYS_DIFFERENT = (".task", ".path.root")  # options that are not compared, because all runs differ
-SHOWN_CLIPS = 5  # clips that an error names; the others are probably different for the same reason
-
-
-class Table(NamedTuple):
-    """A table to print. Each row has a cell for each word of the header."""
-
-    rows: list[list[str]]
-    header: list[str]
-
-
-class TestRow(NamedTuple):
-    """A row of the table of tests: a test, or the input."""
-
-    method: str  # e.g. "tfp", or "network, " and its weights
-    averages: dict[str, float]  # metric -> mean over the clips
-
-
-class InputOfClip(NamedTuple):
-    """What a test read of one clip. Two tests of the same clip must agree in it."""
-
-    stems: list[str] | None  # names of the frames
-    scores: dict[str, float]  # metric -> score of the blurry frames
-
-
-class ScoredTest(NamedTuple):
-    """A test, with what another test must have too, so that the two can be compared."""
-
-    name: str  # of the test in the table
-    scoring: str  # how metrics were computed, in words
-    clips: dict[str, InputOfClip]
 
 
 @with_exit_code
@@ -255,212 +221,6 @@ def check_gain(run: Path, at_least: float) -> int:
     verdict = "as expected" if is_enough else "NOT as expected"
     print(f"gain after {step} iterations: {gain:+.2f} dB, {verdict}: at least {at_least:g} dB")
     return 0 if is_enough else 1
-
-
-# ---- The tables of training runs --------------------------------------------------------------
-#
-# Test: test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_differ
-
-
-def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
-    """Return a table of the scores of training runs.
-
-    If options of the runs differ, a second table has a row for each of these options.
-    """
-    rows = []
-    options_of_runs = []  # of each run: dotted key -> value, e.g. ".netG.depths" -> [8, 8]
-    for name, run in runs.items():
-        rows.append([name, *run_cells(run)])
-        options: dict[str, Any] = {}
-        file = report.newest_options(history.folder_of(run) / "options")
-        if file:  # a history file alone has no options beside it
-            options = dict(flatten_options(read_json(file), name=""))
-        options_of_runs.append(options)
-    tables = [Table(rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])]
-
-    rows_of_options = different_options(options_of_runs)
-    if rows_of_options:
-        tables.append(Table(rows_of_options, ["option", *runs]))
-    return tables
-
-
-def different_options(options_of_runs: list[dict[str, Any]]) -> list[list[str]]:
-    """Return a row for each option that differs: its key, and its value in each run or "-"."""
-    # All keys of any run, each once, in the order in which they appear first.
-    keys: list[str] = []
-    for options in options_of_runs:
-        for key in options:
-            if key not in keys:
-                keys.append(key)
-    rows = []
-    for key in keys:
-        values = [str(options.get(key, "-")) for options in options_of_runs]
-        is_equal = len(set(values)) == 1
-        if not is_equal and key not in ALWAYS_DIFFERENT:
-            rows.append([key.removeprefix("."), *values])
-    return rows
-
-
-def run_cells(run: Path) -> list[Any]:
-    """Return the cells of a run: best PSNR, its step, last loss, last speed, parameters.
-
-    A cell without a value is "-".
-    """
-    scalars = history.read_history(run)
-
-    # The best validation. Of equal validations it is the last one, because `max` compares the steps
-    # of equal values. A validation with NaN does not count.
-    best = "-"
-    best_step = "-"
-    validations = []
-    for step, value in scalars.get(RESTORED_PSNR, []):
-        if math.isfinite(value):
-            validations.append((value, step))
-    if validations:
-        psnr, step = max(validations)
-        best = f"{psnr:.2f}"
-        best_step = str(step)
-
-    last_values = []
-    for tag in ("train/loss", "train/it_per_s"):
-        if tag in scalars:
-            _, value = scalars[tag][-1]
-            last_values.append(f"{value:.4g}")
-        else:
-            last_values.append("-")
-
-    # The file about the machine and the network, which older runs do not have.
-    environment = history.folder_of(run) / report.ENVIRONMENT_NAME
-    about = read_json(environment) if environment.is_file() else {}
-    return [best, best_step, *last_values, about.get("parameters", "-")]
-
-
-# ---- The table of tests -----------------------------------------------------------------------
-#
-# Two tests that scored other frames, or scored in another way, must never stand in one table
-# (test_a_test_on_other_frames_is_refused_in_the_table,
-# test_results_of_different_protocols_are_not_compared).
-
-
-def tests_table(folders: Mapping[str, Path]) -> Table:
-    """Return a table of several tests on the same frames: first the input, then a row for each.
-
-    A metric that a test does not have, such as RGB PSNR of grey frames, is a dash. Raises DataError
-    if a test has no scores, or if two tests were scored differently or on different frames.
-    """
-    table_rows: dict[str, TestRow] = {}
-    first: ScoredTest | None = None
-    for name, folder in folders.items():
-        result = read_test(name, folder)
-        averages = result["averages"]
-        test = scored_test(name, result)
-        # All tests have the same input, so the first test says its scores.
-        if first is None:
-            first = test
-            table_rows["input"] = TestRow(method="", averages=averages.get("input", {}))
-        refuse_other_scoring(first, test)
-        refuse_other_frames(first, test)
-        # A formula has the key "method" in its protocol, a network the key "weights".
-        about = result["protocol"]
-        method = about.get("method")
-        if not method:
-            method = f"network, {about.get('weights', '')}"
-        table_rows[name] = TestRow(method, averages["restored"])
-
-    # A column for each metric that any row has, in the order of COLUMNS.
-    metrics = []
-    for metric in COLUMNS:
-        if any(metric in row.averages for row in table_rows.values()):
-            metrics.append(metric)
-    rows = []
-    for name, row in table_rows.items():
-        scores = [format_score(metric, row.averages.get(metric)) for metric in metrics]
-        rows.append([name, row.method, *scores])
-    return Table(rows, ["test", "method", *(COLUMNS[metric].title for metric in metrics)])
-
-
-def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
-    """Return what a test must have in common with another test.
-
-    result: the content of its metrics.json.
-    """
-    # If LPIPS was computed, the text goes on with its network and weights, e.g. "...; LPIPS: ...".
-    # Tests with other weights of LPIPS may be compared, so this part is cut off.
-    scoring, _, _ = result["protocol"].get("metrics", "").partition(START_OF_LPIPS_NOTE)
-    # The frames of each clip and the scores of its input tell two test sets apart.
-    clips = {}
-    for clip, of_clip in result["clips"].items():
-        clips[clip] = InputOfClip(of_clip.get("stems"), of_clip.get("input", {}))
-    return ScoredTest(name, scoring, clips)
-
-
-def read_test(name: str, folder: Path) -> dict[str, Any]:
-    """Return the metrics.json of a test. Raises DataError if it is no result with scores."""
-    test = read_json(folder / METRICS_FILE)
-    has_all_keys = False
-    if isinstance(test, dict):
-        has_all_keys = all(key in test for key in ("protocol", "clips", "averages"))
-    if not has_all_keys:
-        raise DataError(
-            what="no results of a test",
-            where=str(folder / METRICS_FILE),
-            expected="what main_test_vrt.py writes",
-            do="repeat it",
-        )
-    if not test["averages"].get("restored"):
-        raise DataError(
-            what="a test without scores",
-            where=name,
-            expected="a test with sharp frames",
-            do="leave it out",
-        )
-    return test
-
-
-def refuse_other_scoring(first: ScoredTest, test: ScoredTest) -> None:
-    """Raise DataError if a test was scored in another way than the first test."""
-    if test.scoring != first.scoring:
-        raise DataError(
-            what=f"{first.name} and {test.name} were scored differently: {first.scoring}, "
-            f"{test.scoring}",
-            where=test.name,
-            expected="the same metric.values and metric.mean",
-            do="repeat one of the tests",
-        )
-
-
-def refuse_other_frames(first: ScoredTest, test: ScoredTest) -> None:
-    """Raise DataError if a test has other clips, frames or input than the first test."""
-    different = []
-    clips_of_both = {**first.clips, **test.clips}  # each clip once
-    for clip in clips_of_both:
-        if not is_same_input(first.clips.get(clip), test.clips.get(clip)):
-            different.append(clip)
-    if different:
-        raise DataError(
-            what=f"{first.name} and {test.name} were not scored on the same frames and input: "
-            f"{', '.join(different[:SHOWN_CLIPS])}",
-            where=test.name,
-            expected="tests of the same clips, frames and input",
-            do="repeat one of the tests",
-        )
-
-
-def is_same_input(first: InputOfClip | None, second: InputOfClip | None) -> bool:
-    """Return whether two tests of a clip had the same frames, and the same scores of the input."""
-    if first is None or second is None:  # one of the tests does not have this clip
-        return False
-    has_same_frames = first.stems == second.stems
-    return has_same_frames and _rounded(first.scores) == _rounded(second.scores)
-
-
-def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
-    """Return the scores that every test has (METRICS_OF_TESTS), with 6 digits.
-
-    LPIPS does not count, because it differs a little between devices. Metrics of metric.more do not
-    count, because each test may have others.
-    """
-    return {name: round(scores[name], 6) for name in METRICS_OF_TESTS if name in scores}
 
 
 if __name__ == "__main__":

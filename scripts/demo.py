@@ -40,8 +40,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 from data.spike.pictures import to_linear
-from scripts.make_sample_data import RGB, SAMPLE, SPIKES, Size, make_layers, make_sample, render
+from scripts.make_sample_data import RGB, SAMPLE, SPIKES, Size, make_sample
 from scripts.parts.exit_codes import with_exit_code
+from scripts.parts.make_sample_data.sample_layers import make_layers, render
 from utils.files import write_whole
 from utils.image import imread_rgb
 from utils.run.history import LINES_NAME

@@ -57,7 +57,12 @@ def printable(text: str) -> str:
     Names of files and keys of options come from other people. A terminal would obey control
     characters in them, and could then show something else than the text.
     """
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROLS.sub(_written_out, text)
+
+
+def _written_out(found: re.Match[str]) -> str:
+    """Return a character as an escape, e.g. the character ESC as the four characters \\x1b."""
+    return found[0].encode("unicode_escape").decode()
 
 
 # `SpikeVRTError.__str__` prints the advice behind the 12 characters "  do        ". An advice of

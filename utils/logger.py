@@ -91,6 +91,15 @@ class _FileHandler(_ReportsOnceHandler, logging.FileHandler):
         """Open the file. FileHandler calls this."""
         return open_kept(Path(self.baseFilename), self.mode, encoding="utf-8")
 
+    def reopen_if_removed(self) -> None:
+        """Make the file again if somebody has removed it. Else its lines would go nowhere."""
+        # A file without any name in a folder is removed. A file that was moved has its new name.
+        if self.stream is None or os.fstat(self.stream.fileno()).st_nlink:
+            return
+        self.close()
+        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+        self.stream = self._open()
+
 
 class _WarningsHandler(_FileHandler):
     """Appends warnings and errors as JSON lines {"time", "text"}, for the report of a run."""
@@ -160,3 +169,10 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     for handler in handlers:
         handler.setFormatter(_LineFormatter(form, TIME))
         root.addHandler(handler)
+
+
+def reopen_removed_logs() -> None:
+    """Make the files of the log again if somebody has removed them."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _FileHandler):
+            handler.reopen_if_removed()

@@ -125,8 +125,8 @@ def publish_folder(scratch: Path, target: Path) -> None:
     Raises DataError if something else has the name `target`. An empty folder is replaced.
     """
     if os.path.lexists(target):
-        is_empty_folder = not target.is_symlink() and target.is_dir() and not any(target.iterdir())
-        if not is_empty_folder:
+        is_folder = target.is_dir() and not target.is_symlink()
+        if not is_folder or any(target.iterdir()):
             raise DataError(
                 what="the folder appeared meanwhile",
                 where=str(target),

@@ -106,7 +106,7 @@ def markdown_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
     """Return rows as a Markdown table. A float has three significant digits, e.g. 31.2."""
     cells = []
     for row in rows:
-        cells.append([f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row])
+        cells.append([_cell_text(value) for value in row])
     # The line of dashes below the header makes it a table.
     widths = _widths(cells, header)
     lines = []
@@ -115,6 +115,11 @@ def markdown_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
         padded_cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append(f"| {' | '.join(padded_cells)} |")
     return "\n".join(lines)
+
+
+def _cell_text(value: Any) -> str:
+    """Return a value as `markdown_table` shows it, e.g. 31.2345 -> "31.2"."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _widths(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list[int]:

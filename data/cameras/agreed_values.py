@@ -8,8 +8,8 @@ A value may be given in two places. Then both must be equal, because one of them
     360              250                   an error
     missing          missing               the default; an error if there is none
 
-What must stay: this order, because data sets and option files rely on it. test_spike_source.py and
-test_timing.py (in tests/parts/data) notice.
+What must stay: this order, because data sets and option files rely on it.
+tests/parts/data/test_dataset_video_rgbspike.py notices another order, and a missing error.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -37,6 +37,7 @@ def agreed_value(key: str, option: Any, info: DatasetInfo, default: Any = None) 
     for value in (option, recorded, default):
         if value is not None:
             return value
+    # Only h and w come here: all other keys have a default.
     raise OptionError(
         what=f"spike.{key} is missing",
         where=f"spike.{key}",

@@ -122,18 +122,17 @@ def image_of_ratios(
 ) -> np.ndarray:
     """Return channels (S, H, W) of the representation "relative" as display values (H, W).
 
+    The light of the sharp moment is r * c / (1 - c), divided by its brightest pixel:
+
+        r   channel of a window: the light of the sharp moment, divided by the light of the exposure
+        c   last channel: a confidence n / (n + a), where n is the number of spikes in the exposure
+            and a is a constant
+
+    The reason: the light of the exposure is proportional to n, so the light of the sharp moment is
+    proportional to r * n. From c follows n = a * c / (1 - c). The constant a has no effect.
+
     half_windows: the option of this name. light: what the sensor integrated. gamma: gamma of the
     channels.
-
-    The channels are
-
-        r   for each window, the light of the sharp moment divided by the light of the exposure
-        c   the last channel, a confidence n / (n + a), where n is the number of spikes in the
-            exposure and a is a constant
-
-    The light of the exposure is proportional to n, so the light of the sharp moment is proportional
-    to r * n. From c follows n = a * c / (1 - c). So the result is r * c / (1 - c), divided by its
-    brightest pixel. The constant a has no effect.
     """
     # Of several windows, take the channel of the window with the middle length: of the half_windows
     # (12, 2, 6), channel 2.

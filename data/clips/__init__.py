@@ -37,4 +37,5 @@ Take the clips of a user, or hand clips to a test.
     user_folders.py     pictures and films in a folder; user_frames.py reads them
     user_spike_files.py spike files of a user; film_times.py finds when frames were taken
     readers.py          the clips of a test set; content.py makes a digest of them
+    sample_check.py     refuses what a user's data set returns if it is no sample or frame
 """

@@ -11,8 +11,8 @@ it, and data/clips/clip_cache.py reads it:
     <path>/<clip>/spike.u8         (planes, bytes of a plane) uint8: the planes of all spike files
                                    of the clip one after the other, packed as in a .dat
 
-What must stay: all of it. Whoever changes the content of these files must raise `FORMAT`, so that
-old caches are refused (test_a_cache_of_an_earlier_version_is_read).
+What must stay: all of it (test_a_cache_has_the_form_that_it_always_had). If the content of these
+files must change, raise `FORMAT`, so that old caches are refused.
 
 Tests: tests/parts/data/test_clip_cache.py
 """
@@ -29,8 +29,7 @@ from utils.json_file import read_json
 FORMAT = 1
 INDEX = "index.json"  # the file of a cache that lists its clips
 # Fields of a `Clip` that the index stores. The other fields follow from the options at each start.
-# These names are keys of the index, so a change needs another FORMAT
-# (test_a_cache_of_an_earlier_version_is_read).
+# These names are keys of the index, so a change needs another FORMAT.
 STORED_FIELDS_OF_CLIP = (
     "name",
     "stems",

@@ -3,8 +3,7 @@
 A stem is the name of a file without its ending: "000047" of "000047.png". Files of different kinds,
 e.g. 47.png and 000047.dat, belong to one frame if their stems have one key.
 
-What must stay: the keys. They decide which files belong together, and in which order the frames
-come (test_frames_are_in_the_order_of_their_numbers).
+What must stay: the keys, because they decide which files belong together.
 
 Tests: tests/parts/data/test_manifest.py
 """

@@ -11,10 +11,11 @@ first, by the project's own code (utils/picture), and the picture is turned here
 What must stay:
 
 * A picture is returned whole and upright, or it is refused
-  (test_a_jpeg_without_its_end_is_refused, test_a_picture_is_turned_as_its_orientation_says,
-  test_a_damaged_picture_is_read_or_refused).
-* Its size is checked before it is decoded, because a header of a few bytes can state a picture that
-  fills the memory.
+  (test_a_png_without_its_end_is_refused, test_a_jpeg_without_its_end_is_refused,
+  test_a_picture_is_turned_as_its_orientation_says).
+* A damaged file raises DataError and no other error (test_a_damaged_picture_is_read_or_refused).
+* The size is checked before the picture is decoded, because a header of a few bytes can state a
+  picture that fills the memory.
 
 Free to add: a kind in `OTHER_KINDS`.
 

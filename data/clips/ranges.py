@@ -9,10 +9,9 @@ Clips of 2, 3 and 1 frames have, among the frames of all clips, the numbers
 The ranges are stored as `begins`: the first number of each range, and then the end of the last one,
 here [0, 2, 5, 6]. So range i has the numbers begins[i] ... begins[i + 1] - 1.
 
-What must stay: the results, because samples are numbered with them
-(test_a_sample_depends_on_seed_epoch_and_index_only).
+What must stay: the results, because samples are numbered with them.
 
-Tests: tests/parts/data/test_kept.py, tests/parts/data/test_dataset_video_rgbspike.py
+Tests: tests/parts/data/test_sample_numbers.py, tests/parts/data/test_kept.py
 """
 
 from collections.abc import Sequence

@@ -33,6 +33,7 @@ from data.clips.cache_format import INDEX
 from data.clips.clip_cache import CacheReader
 from data.clips.content import digest_of_clips
 from data.clips.listed_files import stamp
+from data.clips.sample_check import refuse_wrong_frame
 
 
 class Reader:
@@ -86,9 +87,12 @@ class Reader:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the tensors of the first frame.
 
-        Only the shapes are kept, because the tensors of all clips would fill the memory.
+        Only the shapes are kept, because the tensors of all clips would fill the memory. Raises
+        DataError if the frame is no dict of tensors.
         """
-        return {kind: tuple(tensor.shape) for kind, tensor in self.frame(0).items()}
+        frame = self.frame(0)
+        refuse_wrong_frame(frame, f"clip {self.name}, frame {self.stems[0]}")
+        return {kind: tuple(tensor.shape) for kind, tensor in frame.items()}
 
     @property
     def size(self) -> tuple[int, int]:

@@ -99,8 +99,8 @@ def _has_all_folders(folders: Texts, table: ClipTable) -> bool:
 def _have_states(folders: Texts, states: np.ndarray) -> bool:
     """Return whether all folders still have the states of the record.
 
-    Without this question, a file that was added, removed or renamed would go unnoticed
-    (test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files).
+    Without this question, a file that was added, removed or renamed could go unnoticed
+    (test_files_that_changed_are_checked_anew).
 
     folders: their paths. states: (folders, 2), the two numbers of each `State`.
     """

@@ -12,11 +12,11 @@ The program runs `plan_clip` in several processes. So it takes and returns value
 pickled. If a clip cannot be made, it returns the error and does not raise it, so that the program
 can show the errors of all clips.
 
-What must stay: the record of a clip, because data sets are continued only if it is equal
-(test_a_second_start_changes_no_file).
+What must stay: the record of a clip, because data sets are continued only if it is equal.
 Free to change: further checks, the texts, and the estimate of bytes.
 
-Tests: tests/parts/scripts/test_prepare_gopro_spike.py
+Tests: tests/parts/data/test_made_records.py (the record),
+tests/parts/scripts/test_prepare_gopro_spike.py
 """
 
 import hashlib

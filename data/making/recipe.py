@@ -13,7 +13,7 @@ continued and published. So neither the order of random draws nor the arithmetic
 files must change, raise VERSION.
 Free to add: a setting. `Recipe.record` says what it needs.
 
-Tests: tests/parts/scripts/test_prepare_gopro_spike.py
+Tests: tests/parts/data/test_made_records.py, tests/parts/scripts/test_prepare_gopro_spike.py
 """
 
 from typing import Any, Literal

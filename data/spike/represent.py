@@ -139,7 +139,7 @@ def _with_gamma(channels: np.ndarray, light: str, gamma: float) -> np.ndarray:
     light: what the channels hold: "linear" light, or "display" values of gamma 2.2.
     gamma: gamma of the result. 1: linear light, 2.2: display values.
 
-    Test: test_relative_light_of_display_values_is_the_ratio_to_the_power_of_gamma
+    Test: test_relative_light_of_a_sensor_of_display_values_is_the_ratio_as_it_is
     """
     # Display values to the power of 2.2 are linear light. Linear light to the power of 1 / gamma
     # has the wanted gamma. Both steps are one power.

@@ -32,15 +32,20 @@ def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
     """
     scores: dict[str, list[float]] = {"restored": [], "input": []}
     for file in sorted((clip / "sharp").iterdir()):
-        sharp = read_bgr(str(file)).astype(np.float32)
-        blurry = read_bgr(str(clip / "blur" / file.name)).astype(np.float32)
-        frame = read_bgr(str(restored / file.name)).astype(np.float32)
+        sharp = _levels_of(file)
+        blurry = _levels_of(clip / "blur" / file.name)
+        frame = _levels_of(restored / file.name)
 
         is_moving = _moving_pixels(blurry, sharp)
         if is_moving.mean() > LEAST_MOVING:
             scores["restored"].append(_psnr((frame - sharp)[is_moving]))
             scores["input"].append(_psnr((blurry - sharp)[is_moving]))
     return {kind: float(np.mean(values)) for kind, values in scores.items()}
+
+
+def _levels_of(picture: Path) -> np.ndarray:
+    """Return a picture (H, W, 3) float32, in levels of 8 bits: 0 to 255."""
+    return read_bgr(str(picture)).astype(np.float32)
 
 
 def _moving_pixels(blurry: np.ndarray, sharp: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from data.spike.geometry import SpikeGeometry
 from data.spike.pictures import to_grey, to_linear
 from data.spike.simulate import IntegrateAndFire
 from lab.tools import compared
-from scripts.make_sample_data import texture
+from scripts.parts.make_sample_data.sample_layers import texture
 from utils.results import markdown_table as table
 
 # Sizes as in GoPro with spikes.

@@ -76,16 +76,7 @@ class BehindForm(Form):
         return net
 
     def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
-        pictures = draw_clip(self.clips, rng)
-        height, width = pictures.sharp.shape[-2:]
-        top = int(rng.integers(height - BEHIND_SIDE + 1))
-        left = int(rng.integers(width - BEHIND_SIDE + 1))
-        mirrored, upside_down, transposed = rng.integers(0, 2, size=3).astype(bool).tolist()
-        turn = Turn(mirrored, upside_down, transposed)
-        rows = slice(top, top + BEHIND_SIDE)
-        columns = slice(left, left + BEHIND_SIDE)
-        z_0 = turn.apply(pictures.z_0[..., rows, columns])
-        sharp = turn.apply(pictures.sharp[..., rows, columns])
+        z_0, sharp = random_crop(draw_clip(self.clips, rng), rng)
         restored = net(z_0[None])[0]  # (N, 3, 32, 32), a batch of one clip
         e = (restored - sharp).square().mean()
         e_0 = (z_0 - sharp).square().mean()
@@ -101,6 +92,21 @@ class BehindForm(Form):
                 restored = net(z_0[None])[0]
                 scores[light][name] = gain_db(restored, z_0, pictures.sharp)
         return scores
+
+
+def random_crop(pictures: Pictures, rng: np.random.Generator) -> Pictures:
+    """Cut a square of BEHIND_SIDE pixels out of a clip, and mirror and transpose it at random."""
+    height, width = pictures.sharp.shape[-2:]
+    top = int(rng.integers(height - BEHIND_SIDE + 1))
+    left = int(rng.integers(width - BEHIND_SIDE + 1))
+    rows = slice(top, top + BEHIND_SIDE)
+    columns = slice(left, left + BEHIND_SIDE)
+    mirrored, upside_down, transposed = rng.integers(0, 2, size=3).astype(bool).tolist()
+    turn = Turn(mirrored, upside_down, transposed)
+    return Pictures(
+        z_0=turn.apply(pictures.z_0[..., rows, columns]),
+        sharp=turn.apply(pictures.sharp[..., rows, columns]),
+    )
 
 
 class FrameNet(nn.Module):

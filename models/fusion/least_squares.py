@@ -27,8 +27,9 @@ ADDED_TO_SQUARED_GRADIENT = 2e-3
 # Least squares: the largest motion that is believed, in pixels of the level. A gradient describes a
 # picture only within a pixel or two.
 LARGEST_MOTION = 2.0
-# Side of the squares of pixels over which least squares are taken. It is odd, so a square has a
-# middle pixel. Larger squares average over more noise, and mix the motions of more objects.
+# Least squares are taken over SQUARE_SIDE x SQUARE_SIDE pixels around each pixel. The number is
+# odd, so that there is a middle pixel. A larger number averages over more noise, and mixes the
+# motions of more objects.
 SQUARE_SIDE = 5
 
 
@@ -40,8 +41,8 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
 
         change = -(g_x x + g_y y)
 
-    Each square of pixels gives one such equation per pixel, and x and y are their least-squares
-    solution.
+    5 x 5 pixels around a pixel give one such equation each, and x and y of the pixel are their
+    least-squares solution.
 
     moved_pictures: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant.
     scene: (B, 3, h, w), see `SCENE_CHANNELS` in motion_net.py.
@@ -61,9 +62,9 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     change = _changes_in_time(light, count, scene, parabola_fit)  # (B, 4, h, w)
     g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 
-    # The normal equations are made of sums of products over squares of pixels. Means do as well
-    # as sums, because x and y are quotients of them. The first three products have 1 channel
-    # each. The last two have 4 channels each, one for each change.
+    # The normal equations are made of sums of products over the 5 x 5 pixels. Means do as well as
+    # sums, because x and y are quotients of them. The first three products have 1 channel each. The
+    # last two have 4 channels each, one for each change.
     products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
     means = F.avg_pool2d(
         torch.cat(products, dim=1),

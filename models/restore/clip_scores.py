@@ -18,9 +18,7 @@ import numpy as np
 
 from models.metrics import METRICS_OF_TESTS, Metric, Scores, add_scores, choose_metrics
 from utils.dist import watchdog
-from utils.image import (
-    scored_values,
-)
+from utils.image import scored_values
 from utils.options.val_options import MetricOptions
 
 # A function (restored frame, sharp frame) -> {name of a score: value}, e.g. {"lpips": 0.12}, for

@@ -6,7 +6,8 @@ option file are not read any more.
 
 What must stay: the frames that `frames_of` returns, because the restoration, the scores and the
 report pair them with the names of the frames. The keys of `reading_options` must stay too, because
-they are stored (test_results_of_other_settings_are_not_taken_over).
+they are stored (test_results_of_other_settings_are_not_taken_over). Free to add: a field. Both
+functions of main_test_vrt.py that make a `Job` must fill it in.
 
 Tests: tests/stories/test_main_test.py
 """

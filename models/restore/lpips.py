@@ -1,5 +1,6 @@
-"""LPIPS, a learned image distance (Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018), version 0.1 on
-AlexNet.
+"""LPIPS, a learned distance between two images, version 0.1 on AlexNet.
+
+Source: Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018.
 
 Both images go through AlexNet, and are compared after each of five ReLUs. There f are the features
 of the restored image, and g the features of the sharp image. Both are normalised to length 1 at

@@ -9,7 +9,8 @@ The user may not change the kind of the channels, because the network was traine
 (`kind_differences` in models/select_network.py names its keys).
 
 What must stay: each refusal, because a network gives wrong frames for channels of another kind,
-without an error.
+without an error. A new key of the section `spike` that describes the files of a training must be
+dropped in `spikes_for_network`.
 
 Tests: tests/stories/test_main_test.py, test_reconstruct.py
 """

@@ -17,7 +17,8 @@ block `all_ranks_or_none` ends all ranks. At the end of the block the ranks wait
 
 What must stay: a second run computes no finished frame again
 (test_a_second_run_writes_no_finished_file_again), and the keys of the settings, by which a
-continued test knows its own results (test_results_of_other_settings_are_not_taken_over).
+continued test knows its own results (test_results_of_other_settings_are_not_taken_over). Free to
+change: which rank takes which piece.
 
 Tests: tests/stories/test_main_test.py, tests/parts/utils/test_output_folder.py
 """

@@ -103,7 +103,11 @@ def collect(
 
 
 def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -> dict[str, Any]:
-    """Return the averages of one kind, e.g. of "restored". rows: the clips that have this kind."""
+    """Return the averages of one kind, e.g. of "restored".
+
+    rows: the clips that have this kind. E.g. for "restored", each row has
+        {"restored": {"psnr": 30.1}, "per_frame": {"restored": {"psnr": [30.2, 30.0]}}, ...}.
+    """
     averages: dict[str, Any] = {}
     frame_count = 0  # each metric has one value for each frame, so all metrics have this count
     for metric in rows[0][kind]:

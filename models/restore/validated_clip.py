@@ -61,7 +61,7 @@ class ClipValidator:
         scores: Scores = {}
         panels = {}
         restored_frames = restorer.frames(cache, indices, tick)  # one at a time
-        for index, frame in zip(indices, restored_frames, strict=True):
+        for index, instants in zip(indices, restored_frames, strict=True):
             watchdog.go_on()  # tells the watchdog that this rank still works
             item = cache.frame(index)  # {"lq": ..., "gt": ...}, and "spike" if the clip has spikes
             lq = item["lq"]  # the blurry frame, (3, H, W), or (4, H, W) with a noise map
@@ -70,15 +70,15 @@ class ClipValidator:
             if lq.shape[-2:] != size:
                 # Super-resolution: the input is scored at the size of the sharp frame.
                 lq = torch.nn.functional.interpolate(lq[None], size, mode="bicubic")[0]
-            is_finite = bool(frame.isfinite().all())
-            if not is_finite:
+            # The network returns one sharp frame, or K: one for each instant of the exposure. The
+            # middle one is compared with gt.
+            frame = middle_instant(instants, restorer.tiling.spec.out_instants)
+            is_finite = bool(instants.isfinite().all())
+            if is_finite:
+                self._add_scores(scores, frame, lq, gt)
+            else:
                 nonfinite_count += 1
-            # A network with several instants returns a sharp frame for each instant of the
-            # exposure. The middle one is compared with gt.
-            frame = middle_instant(frame, restorer.tiling.spec.out_instants)
-            # For None in place of a frame, all scores are NaN.
-            scored_frame = frame if is_finite else None
-            self._add_scores(scores, scored_frame, lq, gt)
+                self._add_scores(scores, None, lq, gt)  # all scores of the frame are NaN
             is_middle = index == len(clip.stems) // 2
             if is_shown and is_middle:
                 panels = _panels_of(clip, index, item, lq, frame)

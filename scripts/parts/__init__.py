@@ -8,10 +8,12 @@ A folder has the parts of the program with its name. Other programs may use them
 
     spike_tool/           spike files: their size, their pictures, simulated spikes
     calibrate/            where and when two cameras see the same
+    compare_runs/         tables of training runs, and of tests
     show_sample/          the page of a sample
     convert_options/      option files of S-VRT
     prepare_gopro_spike/  clips from videos; data/making/ makes each clip
-    doctor/               checks of a host, and failures in a log
+    doctor/               checks of host, ranks and training, and failures in a log
+    make_sample_data/     the scene of a made clip
     torchrun_quiet/       ranks of one host
 
     uploaded_clip.py      for app.py: checks the files of a visitor, and restores them

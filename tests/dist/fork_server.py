@@ -1,27 +1,32 @@
 """Starts the processes of tests as forks of one process that has imported torch already.
 
 Importing torch and its compiler takes three seconds of a core, many times the work of a rank in a
-test. The data flow is:
+test. A process starts like this:
 
-    test         -> ForkServer.start: a request (script, arguments, environment) through a socket
+    test         calls `ForkServer.start`, which sends a request (script, arguments, environment)
     serve        forks a child for each request, and tells its pid, later its exit code
     become       turns the child into the process that was asked for
     main         gives the script of the child, which is to run as __main__
     run_to_end   runs the script from its first line, and ends the process
 
-A child may start Python programs itself: torchrun's agent starts ranks. These programs are forks as
-well, see `fork_what_children_start`.
-
 A child is a real process: it has a session, an environment and standard streams of its own, and it
-ends with its own exit code. What is imported before the fork are the libraries and the modules of
-the project. A script outside of the repository may belong to a changed copy of the project, so its
-child imports the project anew.
+ends with its own exit code. It differs from a new Python in two ways:
 
-All children share the salt of Python's hash(). So a test of "the same bits in another process"
-starts a new Python instead.
+* The libraries and the modules of the project are imported already. A script outside of the
+  repository may belong to a changed copy of the project, so its child imports the project anew.
+* All children share the salt of Python's hash(). So a test of "the same bits in another process"
+  starts a new Python instead.
+
+A child may start Python programs itself, e.g. torchrun's agent starts ranks. These programs are
+forks as well, see `fork_what_children_start`.
 
 tests/conftest.py starts one fork server for all workers of pytest-xdist. tests/dist/launching.py
 decides which processes are started here.
+
+What you may change: names can be added to LIBRARIES (a library that is missing there is imported by
+each child anew, which only takes time). A name may be added to LATE_VARIABLES only if nothing reads
+it during an import. A new step of `serve` must keep the process at one thread, see `main`. Every
+test of several ranks uses this page; tests/dist/test_dist.py is the shortest.
 """
 
 from __future__ import annotations
@@ -50,7 +55,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Taken here, because a script of a test removes it from the module.
+# Python's function that calls what was registered with `atexit`. It is kept here, because a script
+# of a test removes it from the module.
 RUN_EXIT_FUNCTIONS = atexit._run_exitfuncs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,8 +138,9 @@ LIBRARIES = (
 PROGRAMS = ("main_train_vrt", "main_test_vrt")
 # The packages of the project in which these modules are.
 PACKAGES = ("data", "models", "utils")
-# Beginnings of the names of variables that are read by no library, and by no module of the project,
-# while it is imported. So a child may have other values than the fork server had at its imports.
+# Beginnings of names of environment variables that nothing reads during the imports, neither a
+# library nor the project. So a child may have other values of them than the fork server has. A
+# process that needs another value of any other variable, e.g. OMP_NUM_THREADS, is a new Python.
 LATE_VARIABLES = (
     "RANK",
     "LOCAL_",
@@ -177,7 +184,7 @@ class ForkedProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, negative for a signal. None as far as is known: the process runs."""
+        """The exit code, negative for a signal. None until a message has told of the end."""
         return self.server.ended.get(self.pid)
 
     def poll(self) -> int | None:
@@ -199,7 +206,8 @@ class ForkedProcess:
         deadline = time.monotonic() + timeout
         while self.returncode is None:
             seconds_left = deadline - time.monotonic()
-            # Each message counts that has come already, so look once more after the deadline.
+            # The message of the end may have come before the deadline, and not be read yet. So look
+            # once more after the deadline.
             self.server.receive(max(0.0, seconds_left))
             if self.returncode is None and seconds_left <= 0:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
@@ -209,7 +217,7 @@ class ForkedProcess:
         """Send a signal, unless the process has ended."""
         if self.poll() is not None:
             return
-        # The process may have ended without the message of its end being here.
+        # The process may have ended, and the message of its end may still be on its way.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -228,7 +236,8 @@ class ForkServer:
         self.env = clean_env()
         self.ended: dict[int, int] = {}
         self.process: subprocess.Popen[bytes] | None = None
-        self.started_pids: list[int] = []  # children whose start was told, and not yet taken
+        # Children of whose start a message has told, until `start` returns them.
+        self.started_pids: list[int] = []
         if ADDRESS not in os.environ:
             os.environ[ADDRESS] = f"spikevrt-tests-{os.getpid()}"
             self.process = self._start_server()
@@ -254,7 +263,7 @@ class ForkServer:
 
     def can_start(self, env: Mapping[str, str]) -> bool:
         """Return whether a fork can have this environment."""
-        return differ_late(self.env, env)
+        return differ_in_late_variables_only(self.env, env)
 
     def start(
         self,
@@ -268,7 +277,8 @@ class ForkServer:
         """Start a process.
 
         argv: a script and its arguments. env: the whole environment. out, err: open files.
-        gate: a pipe; the process begins once the other end of the pipe is closed. None: at once.
+        gate: a pipe; the process begins once the other end of the pipe is closed. Without a gate it
+            begins at once.
         cwd: the folder in which the process runs. A relative script is looked for in ROOT all the
         same.
         """
@@ -291,7 +301,8 @@ class ForkServer:
                 raise RuntimeError("the fork server has ended")
             told = json.loads(message)
             if told["code"] is None:
-                # The system uses the numbers of ended processes again.
+                # A child has started. The system gives the numbers of ended processes again, so
+                # forget the former process of this number.
                 self.ended.pop(told["pid"], None)
                 self.started_pids.append(told["pid"])
             else:
@@ -309,8 +320,8 @@ class ForkServer:
 fork_server = cache(ForkServer)
 
 
-def differ_late(env: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Return whether two environments differ in `LATE_VARIABLES` alone."""
+def differ_in_late_variables_only(env: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Return whether all variables but LATE_VARIABLES are the same in two environments."""
     for name in env.keys() | other.keys():
         is_late = name.startswith(LATE_VARIABLES)
         if not is_late and env.get(name) != other.get(name):
@@ -319,7 +330,7 @@ def differ_late(env: Mapping[str, str], other: Mapping[str, str]) -> bool:
 
 
 def clean_env() -> dict[str, str]:
-    """Return the environment of a rank: as tests began, one thread, and no GPU."""
+    """Return the environment that each process of a test has: one thread, and no GPU."""
     return {
         **INHERITED,
         "OMP_NUM_THREADS": "1",
@@ -336,6 +347,12 @@ def serve(listener: socket.socket) -> list[str]:
 
     In the fork server this never returns: the process ends with its last connection. In a child it
     returns the script and its arguments.
+
+    The selector waits for three kinds of sources, which its `select` returns when they have news:
+
+        the listener         a worker of the tests connects
+        a child (a pidfd)    the child has ended
+        a connection         a worker asks for a child, or has gone
     """
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
@@ -343,42 +360,54 @@ def serve(listener: socket.socket) -> list[str]:
     while True:
         for key, _ in selector.select():
             source: Any = key.fileobj
-            # A worker of the tests connects.
             if source is listener:
                 connection = listener.accept()[0]
                 connections.add(connection)
                 selector.register(connection, selectors.EVENT_READ)
                 continue
-            # A child has ended. Its source is a descriptor of the process (pidfd), and its data say
-            # who asked for the child.
-            if key.data is not None:
+
+            # Only a child has data, which were given when it was registered below.
+            has_child_ended = key.data is not None
+            if has_child_ended:
                 pid, asked_by = key.data
                 selector.unregister(source)
                 os.close(source)
                 _, status = os.waitpid(pid, 0)
                 tell(asked_by, pid, os.waitstatus_to_exitcode(status))
                 continue
-            # A worker asks for a child, or has gone. A worker that ends without having read all of
-            # its messages resets the connection.
-            message = b""
-            streams: list[int] = []
-            with contextlib.suppress(ConnectionResetError):
-                message, streams, _, _ = socket.recv_fds(source, MESSAGE_BYTES, MOST_FILES)
-            if not message:
+
+            message, streams = receive_request(source)
+            has_worker_gone = not message
+            if has_worker_gone:
                 selector.unregister(source)
                 connections.remove(source)
                 if not connections:
                     os._exit(0)
                 continue
+
             pid = os.fork()
             if pid == 0:
                 for resource in (selector, listener, *connections):
                     resource.close()
                 return become(json.loads(message), streams)
+            # The child has its own copies of the streams.
             for stream in streams:
                 os.close(stream)
             selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, source))
             tell(source, pid, None)
+
+
+def receive_request(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Return the request of a worker and its streams, see `become`.
+
+    The request is b"" if the worker has gone.
+    """
+    message = b""
+    streams: list[int] = []
+    # A worker that ends without having read all of its messages resets the connection.
+    with contextlib.suppress(ConnectionResetError):
+        message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, MOST_FILES)
+    return message, streams
 
 
 def tell(connection: socket.socket, pid: int, code: int | None) -> None:
@@ -403,8 +432,8 @@ def become(request: dict[str, Any], streams: list[int]) -> list[str]:
         os.dup2(1, 0)
     start_afresh(request["env"])
     os.chdir(request["cwd"])
-    # After the end of the interpreter, the libraries take a quarter of a second of a core to clean
-    # up. Leave this out: `_exit` ends the process where C's exit handlers would begin.
+    # When Python has ended, C's exit handlers of the libraries run for a quarter of a second of a
+    # core. `on_exit` makes `_exit` the first of these handlers, so the others are left out.
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)
     return request["argv"]
@@ -416,7 +445,7 @@ def start_afresh(env: Mapping[str, str]) -> None:
     os.closerange(3, max(open_files) + 1)
     os.environ.clear()
     os.environ.update(env)
-    # Python keeps the folder for temporary files. None: TMPDIR is read again.
+    # Python remembers the folder for temporary files. With None it reads TMPDIR again.
     tempfile.tempdir = None
     # Python seeds its own random generator anew after a fork. NumPy does not.
     numpy_random = importlib.import_module("numpy.random")
@@ -434,12 +463,14 @@ def forget_project() -> None:
 def run_to_end(script: types.CodeType, names: dict[str, Any]) -> None:
     """Run the script of this child with these global names, and end the process.
 
-    Python would now take all libraries apart, object by object. This takes a third of a second of a
-    core, because it copies the memory that the child shares with the fork server. So this function
-    does what Python does before that, and leaves. It returns only if standard output or error
-    cannot be written: Python then reports this, and has an exit code for it.
+    At the end of a script, Python (1) waits for threads, calls what was registered with `atexit`
+    and writes the output. Then it (2) takes all libraries apart, object by object. Part 2 takes a
+    third of a second of a core, because it copies the memory that the child shares with the fork
+    server. So this function does part 1 and ends the process without part 2.
 
-    An error of the script is raised, and SystemExit with a message too: Python prints them.
+    Some ends are left to Python, which prints the error and has an exit code for it. So this
+    function raises an error of the script, and SystemExit with a message. It returns if standard
+    output or error cannot be written.
     """
     exit_code = 0
     try:
@@ -449,7 +480,7 @@ def run_to_end(script: types.CodeType, names: dict[str, Any]) -> None:
             raise
         exit_code = end.code or 0
 
-    # Both are private functions of Python, and have no public form.
+    # `_shutdown` and RUN_EXIT_FUNCTIONS are private functions of Python without a public form.
     private: Any = threading
     private._shutdown()  # waits for the threads that are no daemons
     RUN_EXIT_FUNCTIONS()
@@ -465,8 +496,10 @@ def run_to_end(script: types.CodeType, names: dict[str, Any]) -> None:
 
 # ---- In a child that starts another Python program ----------------------------------------------
 #
-# A program that is started must find nothing of the program that has started it. A launcher that is
-# no fork itself starts new Pythons, as for users:
+# A program that is started must find nothing of the program that has started it, e.g. no handler of
+# a signal. `replace_program` sees to this.
+#
+# A launcher that is no fork itself starts new Pythons, as for users. One test keeps this form:
 # test_a_signal_to_the_launcher_saves_the_run_for_another_start.
 
 
@@ -496,8 +529,9 @@ def fork_what_children_start() -> None:
             stdout=self._stdout,
             stderr=self._stderr,
             start_new_session=True,
-            # Called in the new process, before it would become another program. The threads in
-            # which the agent keeps its store are not in the new process, which does not use them.
+            # `preexec_fn` is called in the new process, before this would become `command`. It
+            # never returns, so the new process goes on as a fork. A fork has one thread: it lacks
+            # the threads of the agent's store, which it does not use.
             preexec_fn=lambda: replace_program(argv, env),
         )
 
@@ -512,23 +546,29 @@ def fork_what_children_start() -> None:
 
 
 def script_of(command: Sequence[str], env: Mapping[str, str]) -> list[str] | None:
-    """Return the script of a command, and its arguments. Return None if it needs a new Python."""
+    """Return the script of a command, and its arguments. Return None if it needs a new Python.
+
+    E.g. [sys.executable, "-u", "main_train_vrt.py", "--opt", "a.json"] gives the last three items.
+    """
     python, *argv = command
-    # What is written arrives at once. `replace_program` writes so in any case.
+    # -u: what is written arrives at once. This is so in `replace_program` in any case.
     if argv[0] == "-u":
         argv = argv[1:]
     is_script = python == sys.executable and argv[0].endswith(".py")
     is_found = Path(argv[0]).is_absolute() or Path.cwd() == ROOT
-    return argv if is_script and is_found and differ_late(os.environ, env) else None
+    can_have_env = differ_in_late_variables_only(os.environ, env)
+    if is_script and is_found and can_have_env:
+        return argv
+    return None
 
 
 def replace_program(argv: list[str], env: Mapping[str, str]) -> NoReturn:
     """Run a script in this process, and end the process with it, as `exec` would.
 
-    What the former program has left behind in Python is undone: its handlers of signals, its output
-    that is not yet written, its modules of the project, what it would do at its end.
+    It undoes what the former program has left behind in Python: its handlers of signals, its output
+    that is not yet written, its modules of the project, and what it would do at its end.
     """
-    # A signal that is ignored stays so. The rest is as at the start of Python.
+    # As with `exec`, an ignored signal stays ignored. Other signals are as at the start of Python.
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
@@ -537,7 +577,7 @@ def replace_program(argv: list[str], env: Mapping[str, str]) -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     sys.stdout = sys.__stdout__ = unbuffered(1)
     sys.stderr = sys.__stderr__ = unbuffered(2)
-    # What is done at the end of the former program, e.g. a temporary folder that is removed.
+    # The former program would do this at its end, e.g. remove a temporary folder.
     finalize: Any = weakref.finalize
     finalize._registry.clear()
     start_afresh(env)

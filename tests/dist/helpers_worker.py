@@ -1,8 +1,14 @@
-"""One rank of tests/dist/test_dist.py: runs the case that its first argument names.
+"""One rank of a test of several ranks: runs the case that its first argument names.
 
-A case is a function of this page, e.g. `collectives`. Before it, the ranks meet, unless the case
-does this itself. Several cases make one rank fail or stand still. The test then reads what the
-ranks say, and their exit codes.
+    helpers_worker.py CASE [FILE]
+
+A case is a function of this page, e.g. `collectives`. Before it, `main` makes the process group,
+unless the case does this itself (BEGINS_ITSELF). Several cases make one rank fail or stand still.
+The test then reads what the ranks say, and their exit codes.
+
+A new case is a new function here, which a test names. tests/dist/test_dist.py, test_trust.py and
+tests/faults/test_startup.py run the present ones. These tests look for the texts of the errors, and
+time the sleeps: change both together.
 """
 
 import json
@@ -22,21 +28,23 @@ from utils.errors import DataError, OptionError
 from utils.options.watchdog_options import WatchdogOptions
 
 # What torch says when NCCL, the library by which GPUs exchange tensors, has failed. Tests have no
-# GPUs, so the cases raise these errors themselves.
-NCCL = (
-    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, {}\n"
-    "Last error:\n{}"
+# GPUs, so the cases raise errors with these texts themselves.
+NCCL_PLACE = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, "
+# On a rank whose peer has gone.
+NCCL_PEER_HAS_GONE = (
+    f"{NCCL_PLACE}remote process exited\n"
+    "ncclRemoteError: A call failed possibly due to a remote process exiting prematurely.\n"
+    "Last error:\n"
+    "socketProgress: Connection closed by remote peer"
 )
-SYSTEM = (
-    "unhandled system error\nncclSystemError: System call (e.g. socket, malloc) or external "
-    "library call failed."
+# On the rank that has the cause.
+NCCL_DISK_IS_FULL = (
+    f"{NCCL_PLACE}unhandled system error\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed.\n"
+    "Last error:\n"
+    "/dev/shm/nccl-x, error: No space left on device"
 )
-REMOTE = (
-    "remote process exited\nncclRemoteError: A call failed possibly due to a remote process "
-    "exiting prematurely."
-)
-CLOSED = "socketProgress: Connection closed by remote peer"
-FULL = "/dev/shm/nccl-x, error: No space left on device"
+TEN_MINUTES_S = 600  # longer than every limit of a test
 
 
 def collectives() -> None:
@@ -49,11 +57,11 @@ def collectives() -> None:
     gathered = utils_dist.gather_objects({"rank": rank})
     with utils_dist.all_ranks_or_none():
         utils_dist.check_same_on_all_ranks("the seeds", value=7)
-    store = RUN.store
-    print(json.dumps({
-        "gathered": gathered, "store_s": store.timeout.total_seconds() if store else 60,
-        "network": os.environ.get("GLOO_SOCKET_IFNAME"),
-    }))  # fmt: skip
+    # A single rank has no store. It prints the limit of the store of several ranks, so that the
+    # test expects the same of all.
+    store_s = RUN.store.timeout.total_seconds() if RUN.store else 60
+    network = os.environ.get("GLOO_SOCKET_IFNAME")  # set by init_dist, of several ranks
+    print(json.dumps({"gathered": gathered, "store_s": store_s, "network": network}))
 
 
 def four_beats() -> None:
@@ -65,7 +73,7 @@ def four_beats() -> None:
 
 
 def work() -> None:
-    """Take steps of one collective each until the file exists that the second argument names."""
+    """Take steps of one collective each, until the file of the second argument exists."""
     utils_dist.begin(WatchdogOptions(stall_s=4, start_s=60, validate_s=4, save_s=4), timeout_s=60)
     print("at work", flush=True)
     step = 0
@@ -88,30 +96,36 @@ def write_much() -> None:
 def nccl_of_a_peer_and_of_its_own_host() -> None:
     """Rank 0 hears that a peer has gone before rank 1 tells why."""
     if utils_dist.get_rank() == 0:
-        raise DistBackendError(NCCL.format(REMOTE, CLOSED))
+        raise DistBackendError(NCCL_PEER_HAS_GONE)
     time.sleep(1)
-    raise DistBackendError(NCCL.format(SYSTEM, FULL))
+    raise DistBackendError(NCCL_DISK_IS_FULL)
 
 
 def nccl_of_a_peer() -> None:
     """Rank 0 hears that a peer has gone. The peer itself says nothing for ten minutes."""
     if utils_dist.get_rank() == 0:
-        raise DistBackendError(NCCL.format(REMOTE, CLOSED))
-    time.sleep(600)
+        raise DistBackendError(NCCL_PEER_HAS_GONE)
+    time.sleep(TEN_MINUTES_S)
 
 
 def second_life() -> None:
-    """Meet the other ranks, and say so.
-
-    Rank 1 died in its first life, before it met the others, see `main`. The second argument is a
-    file that it left behind, so that its second life knows of the first.
-    """
+    """Meet the other ranks, and say so. Before that rank 1 has died once, see `end_first_life`."""
     utils_dist.barrier()
     print(f"second life of rank {utils_dist.get_rank()}", flush=True)
 
 
+def end_first_life(mark: Path) -> None:
+    """End rank 1 before it meets the others, unless it has died once.
+
+    mark: a file that its first life leaves behind, so that its second life knows of the first.
+    """
+    if os.environ["RANK"] == "1" and not mark.exists():
+        mark.touch()
+        sys.exit(1)
+
+
 def different_values() -> None:
-    """Compare a value that differs between pairs of ranks."""
+    """Compare a value that is 0 on ranks 0 and 1, and 1 on rank 2."""
     utils_dist.check_same_on_all_ranks("the seeds", utils_dist.get_rank() // 2)
 
 
@@ -128,6 +142,15 @@ def error_on_last_rank() -> None:
             raise DataError("clip 7 is short", "7.dat", "100 bytes", "copy it again")
 
 
+def two_different_errors() -> None:
+    """Fail on ranks 1 and 2 with two errors, in a block that all ranks leave together."""
+    with utils_dist.all_ranks_or_none():
+        if utils_dist.get_rank() == 1:
+            raise DataError("clip 9 is short", "9.dat", "100 bytes", "copy it again")
+        if utils_dist.get_rank() == 2:
+            raise OptionError("unknown option y", "file", "y", "z")
+
+
 def exception_while_others_stand_in_a_collective() -> None:
     """Fail on the last rank, while the other ranks wait for it."""
     if utils_dist.get_rank() == utils_dist.get_world_size() - 1:
@@ -139,7 +162,7 @@ def exception_while_others_compute() -> None:
     """Fail on rank 0, while the other ranks compute for ten minutes and notice nothing."""
     if utils_dist.get_rank() == 0:
         raise DataError("clip 8 is short", "8.dat", "100 bytes", "copy it again")
-    time.sleep(600)
+    time.sleep(TEN_MINUTES_S)
 
 
 def two_threads_leave() -> None:
@@ -148,38 +171,40 @@ def two_threads_leave() -> None:
     Rank 0 waits until this process is gone, and tells how often it signed off.
     """
     pids = utils_dist.gather_objects(os.getpid())
-    if utils_dist.get_rank():
+    if utils_dist.get_rank() == 1:
+        exit_code = 3
         for _ in range(2):
-            threading.Thread(target=leave, args=(3, RUN.store)).start()
-        time.sleep(600)
+            threading.Thread(target=leave, args=(exit_code, RUN.store)).start()
+        time.sleep(TEN_MINUTES_S)
     while Path(f"/proc/{pids[1]}").exists():
         time.sleep(0.01)
-    print(json.dumps({"signed off": RUN.store.add("left", 0)}), flush=True)
+    sign_offs = RUN.store.add("left", 0)  # adds nothing, and returns the counter
+    print(json.dumps({"signed off": sign_offs}), flush=True)
     raise DataError("the end", "x", "y", "z")
 
 
 def barrier_without_the_last_rank() -> None:
     """Wait for the last rank, which does not come for ten minutes."""
     if utils_dist.get_rank() == utils_dist.get_world_size() - 1:
-        time.sleep(600)
+        time.sleep(TEN_MINUTES_S)
     utils_dist.barrier()
+
+
+# Cases that call `begin`, which makes the process group and gives the watchdog its limits of time.
+# In the other cases `main` makes the group, and no phase has a limit.
+BEGINS_ITSELF = ("four_beats", "work", "write_much")
 
 
 def main() -> None:
     """Run the case of the first argument."""
-    # The first life of rank 1 in `second_life`.
-    if (
-        sys.argv[1] == "second_life"
-        and os.environ["RANK"] == "1"
-        and not Path(sys.argv[2]).exists()
-    ):
-        Path(sys.argv[2]).touch()
-        sys.exit(1)
+    case = sys.argv[1]
+    if case == "second_life":
+        end_first_life(mark=Path(sys.argv[2]))
     with utils_dist.ranks(log=False):
-        # These cases meet by `begin`, which also starts the watchdog.
-        if sys.argv[1] not in ("four_beats", "work", "write_much"):
+        if case not in BEGINS_ITSELF:
             utils_dist.init_dist(timeout_s=60)
-        globals()[sys.argv[1]]()
+        function_of_case = globals()[case]
+        function_of_case()
 
 
 if __name__ == "__main__":

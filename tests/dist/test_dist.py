@@ -65,6 +65,8 @@ def assert_banner(output: str, rank: int, ranks: int) -> None:
         ("different_values", 2, "rank 0, 1: 0; rank 2: 1"),
         ("same_option_error", 2, "OptionError: unknown option x"),
         ("error_on_last_rank", 3, "DataError: clip 7 is short"),
+        # The lowest rank that failed reports, and all ranks end with its code.
+        ("two_different_errors", 3, "DataError: clip 9 is short"),
         ("exception_while_others_stand_in_a_collective", 1, "[rank 2] ValueError: a plain mistake"),
         ("exception_while_others_compute", 3, "DataError: clip 8 is short"),
     ],

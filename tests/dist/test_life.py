@@ -136,6 +136,24 @@ def test_a_run_takes_a_lock_again_that_somebody_removes(tmp_path):
     assert "another run is at work in this folder" in other.text
 
 
+def test_a_run_whose_folder_is_removed_goes_on_in_a_new_one_with_its_log(tmp_path):
+    options = write_odd_options(tmp_path)
+    folder = folder_of_run(options)
+
+    with Ranks(1, *odd_command(options, ENDLESS, NO_TEST)) as ranks:
+        ranks.wait_for("Iter: 3,", rank=0, limit_s=60)
+        shutil.rmtree(folder)
+        ranks.wait_for("earlier checkpoints, weights and lines of the log", rank=0, limit_s=60)
+        os.kill(ranks.processes[0].pid, signal.SIGTERM)
+        result = ranks.wait(limit_s=60)
+
+    assert result.exit_codes == [75], result.text
+    assert (folder / "checkpoints/checkpoint_latest.pth").is_file()
+    # The log and its warnings are written again, too.
+    assert "stopped by a signal" in (folder / "log/train.log").read_text()
+    assert ".lock was removed" in (folder / "log/warnings.jsonl").read_text()
+
+
 # ---- Links and permissions ----------------------------------------------------------------------
 
 

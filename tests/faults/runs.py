@@ -5,8 +5,10 @@
     signal_launcher       a signal to launch_train.sh
     restart_of_one_agent  a rank that dies before the ranks have met, under torchrun
 
-Each trial draws its moment and its victims from a seed, so the same seed repeats the trial.
-tests/faults/trials.py runs many of them, and tests/faults/test_interruptions.py a few.
+Each trial draws its moment and its victims from a seed, so the same seed strikes the same ranks in
+the same step again. tests/faults/trials.py runs many trials, and tests/faults/test_interruptions.py
+a few. These tests name the victims of their seeds, so a further draw must come after the present
+ones.
 """
 
 import os

@@ -3,8 +3,11 @@
     stall_worker.py KIND RANK STEP STALL_S [MINUTES]
 
 KIND is a kind of fault, see `strike` and `Numbers`. RANK and STEP say where the fault strikes, and
-STALL_S is the option of the watchdog. KIND "none" trains for MINUTES instead, and prints the number
-of steps and the longest step. A fault prints "FAULT at TIME" first.
+STALL_S is the option of the watchdog. A fault prints "FAULT at TIME" first. With MINUTES, KIND is
+"none": the ranks train for this time, and print the number of steps and the longest step.
+
+Free to change: the network and the samples. tests/faults/stalls.py has what must stay: it looks for
+"FAULT at", for the function names `strike` and `__getitem__` in stacks, and for "clip 7 is short".
 """
 
 import json
@@ -33,8 +36,9 @@ STALL_S = float(sys.argv[4])
 MINUTES = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
 
 FOREVER_S = 3600
-STEPS = 100  # of a run that is not limited by MINUTES
-STEP_S = 0.02  # least time of such a step
+STEPS = 100  # length of a run without MINUTES
+STEP_S = 0.02  # pause after each step of a run without MINUTES
+EXCHANGE_STEPS = 5  # after so many steps the ranks meet at a barrier, as in a validation
 
 
 def say_fault() -> None:
@@ -54,7 +58,8 @@ def strike(kind: str, step: int) -> None:
     if kind in ("barrier", "forward", "rank0"):
         time.sleep(FOREVER_S)
     elif kind in ("gil", "gil on all ranks"):
-        # The search takes years, in C code that holds Python's lock.
+        # The search tries all ways to divide 64 letters into groups, because the "b" fits none.
+        # This takes years, in C code that holds Python's lock (GIL).
         re.match(r"(a+)+$", "a" * 64 + "b")
     elif kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -71,7 +76,7 @@ class Numbers(Dataset):
         return 10**6
 
     def __getitem__(self, index: int) -> Tensor:
-        # A loader process has no rank of its own but the environment of its rank.
+        # A loader process is no rank, but it has the environment variables of its rank.
         is_struck_rank = os.environ.get("RANK", "0") == str(RANK)
         if KIND == "worker" and is_struck_rank and index == STEP:
             say_fault()
@@ -109,26 +114,11 @@ def train() -> None:
     last_at = begun_at
     longest_s = 0.0
     step = 0
-    while True:
-        if MINUTES:
-            is_over = time.monotonic() - begun_at >= 60 * MINUTES
-        else:
-            is_over = step >= STEPS
-        if is_over:
-            break
-        watchdog.phase("data", step)
-        batch = next(loader)
-        watchdog.phase("forward", step)
-        for kind in ("forward", "gil", "gil on all ranks", "stop", "kill", "exception"):
-            strike(kind, step)
-        loss = net(batch).sum()
-        # is_sync: DDP exchanges gradients in backward, so backward waits for the other ranks.
-        watchdog.phase("backward", step, is_sync=True)
-        loss.backward()
-        watchdog.phase("print", step)
-        strike("rank0", step)
+    is_over = False
+    while not is_over:
+        train_step(net, loader, step)
         step += 1
-        if step % 5 == 0:
+        if step % EXCHANGE_STEPS == 0:
             watchdog.phase("validate", step)
             strike("barrier", step)
             utils_dist.barrier()
@@ -136,12 +126,29 @@ def train() -> None:
             now = time.monotonic()
             longest_s = max(longest_s, now - last_at)
             last_at = now
-            # All ranks leave together: a rank whose time is over would leave the others waiting.
-            if any(utils_dist.gather_objects(time.monotonic() - begun_at >= 60 * MINUTES)):
-                break
+            # The clocks of the ranks differ a little. All ranks end once the time of one is over,
+            # because a rank that ends alone would leave the others waiting.
+            is_own_time_over = now - begun_at >= 60 * MINUTES
+            is_over = any(utils_dist.gather_objects(is_own_time_over))
         else:
             time.sleep(STEP_S)
+            is_over = step == STEPS
     print(json.dumps({"steps": step, "longest_step_s": round(longest_s, 2)}), flush=True)
+
+
+def train_step(net: nn.Module, loader: Iterator[Tensor], step: int) -> None:
+    """Take one step, whose phases are named as in a training. The fault may strike in it."""
+    watchdog.phase("data", step)
+    batch = next(loader)
+    watchdog.phase("forward", step)
+    for kind in ("forward", "gil", "gil on all ranks", "stop", "kill", "exception"):
+        strike(kind, step)
+    loss = net(batch).sum()
+    # is_sync: DDP exchanges gradients in backward, so backward waits for the other ranks.
+    watchdog.phase("backward", step, is_sync=True)
+    loss.backward()
+    watchdog.phase("print", step)
+    strike("rank0", step)
 
 
 if __name__ == "__main__":

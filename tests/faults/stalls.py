@@ -3,6 +3,9 @@
 `run_stall` starts tests/faults/stall_worker.py on several ranks, watches their output and their
 processes, and returns a `Trial`. tests/faults/test_stalls.py runs a few trials, and
 tests/faults/trials.py runs many.
+
+A new kind of fault needs two things: a branch in the worker that lets it happen, and an entry in
+KINDS. `Trial.is_right` must stay as strict as it is, because docs/reliability.md counts by it.
 """
 
 import math
@@ -20,12 +23,20 @@ START_S = 60.0  # seconds that the ranks may take to start
 
 
 class ExpectedOutput(NamedTuple):
-    """What the ranks must say of a fault."""
+    """What the ranks must say of a fault.
 
-    # "STUCK", "SILENT" or "DEAD", as in "rank 1 is STUCK". If `is_error`: the name of an error.
+    E.g. a rank that stands still in a forward pass must be named by "rank 1 is STUCK", and the
+    output must have the line "in strike" of its stack: ExpectedOutput("STUCK", "in strike").
+
+    verdict: "STUCK" (the rank beats, but makes no progress), "SILENT" (it gives no beats) or "DEAD"
+        (its process has gone). If `is_error`, the name of the error.
+    words: text that must be in the output as well.
+    is_error: whether the rank itself raises an error, which the ranks report in place of a verdict.
+    """
+
     verdict: str
-    words: str  # text that must be in the output as well, e.g. a line of the stack
-    is_error: bool = False  # whether the rank itself raises an error
+    words: str
+    is_error: bool = False
 
 
 # Kind of fault, see `strike` of the worker -> what the ranks must say.
@@ -40,8 +51,8 @@ KINDS = {
     "kill": ExpectedOutput("DEAD", "is gone"),
     "exception": ExpectedOutput("DataError", "clip 7 is short", is_error=True),
 }
-# Everything by which a rank blames somebody. The output of all ranks must hold it once.
-# (?=:) takes the line of the error, "DataError: ...", and leaves the ":" out of the found text.
+# Everything by which a rank blames somebody, e.g. "rank 1 is STUCK". Together, the ranks must say
+# exactly one such text. (?=:) finds the error in "DataError: ..." without its ":".
 BLAME = re.compile(
     r"rank \d+ is (?:STUCK|SILENT|DEAD)|DataError(?=:)|lost contact|has lost the store|Traceback"
 )
@@ -52,14 +63,16 @@ class Trial:
     """What became of a training whose rank was struck.
 
     kind: kind of the fault, a key of `KINDS`.
-    ranks, rank: number of ranks, and the rank that was struck.
+    ranks: number of ranks.
+    rank: the rank that was struck.
     detected_s: seconds from the fault to the first message; infinite if none came.
     gone_s: seconds from the fault to the end of the last process, loader processes included;
         infinite if a process stayed.
     left: processes that were still there at the limit, in words.
     blamed: every text that fits `BLAME`, of all ranks.
     has_stack: whether the words of `ExpectedOutput` are in the output.
-    exit_codes, text: of the ranks.
+    exit_codes: of each rank.
+    text: output of all ranks.
     """
 
     kind: str
@@ -81,7 +94,8 @@ class Trial:
         if not expected.is_error:
             blame = f"rank {self.rank} is {expected.verdict}"
         is_named_once = self.blamed == [blame]
-        return is_named_once and self.has_stack and 0 not in self.exit_codes and not self.left
+        has_every_rank_failed = 0 not in self.exit_codes
+        return is_named_once and self.has_stack and has_every_rank_failed and not self.left
 
     def __str__(self) -> str:
         said = ", ".join(self.blamed) if self.blamed else "nothing"
@@ -101,30 +115,15 @@ def run_stall(
     with Ranks(ranks, WORKER, kind, str(rank), str(step), str(stall_s)) as running:
         # Each rank leads a session, so the number of its session is its pid.
         sessions = [process.pid for process in running.processes]
-        deadline = time.time() + START_S + limit_s
-        # Times of the three events; NaN as long as they have not come.
-        fault = detected = gone = math.nan
-        while time.time() < deadline and math.isnan(gone):
-            output = "".join(running.output(number) for number in range(ranks))
-            now = time.time()
-            fault_line = re.search(r"FAULT at ([\d.]+)", output)
-            if math.isnan(fault) and fault_line:
-                fault = float(fault_line[1])
-            if math.isnan(detected) and re.search(r"StallError|DataError", output):
-                detected = now
-            # Searching all processes takes long, so search once the ranks themselves have ended.
-            have_ranks_ended = all(process_state(pid) in (None, "Z") for pid in sessions)
-            if have_ranks_ended and not processes_of(sessions):
-                gone = now
-            time.sleep(0.02)
-        left = processes_of(sessions) if math.isnan(gone) else []
+        moments = watch(running, sessions, deadline=time.time() + START_S + limit_s)
+        left = processes_of(sessions) if moments.gone is None else []
         result = running.wait(limit_s=1)
     return Trial(
         kind=kind,
         ranks=ranks,
         rank=rank,
-        detected_s=seconds_between(fault, detected),
-        gone_s=seconds_between(fault, gone),
+        detected_s=seconds_between(moments.fault, moments.detected),
+        gone_s=seconds_between(moments.fault, moments.gone),
         left=left,
         blamed=BLAME.findall(result.text),
         has_stack=KINDS[kind].words in result.text,
@@ -133,24 +132,61 @@ def run_stall(
     )
 
 
-def seconds_between(fault: float, event: float) -> float:
-    """Return the seconds from the fault to an event, infinite if one of them never came (NaN)."""
-    seconds = event - fault
-    return math.inf if math.isnan(seconds) else seconds
+@dataclass
+class Moments:
+    """When the three events of a trial came, as `time.time()`. None for an event that has not come.
+
+    fault: the rank was struck.
+    detected: a rank has written an error.
+    gone: no process of the ranks lives.
+    """
+
+    fault: float | None = None
+    detected: float | None = None
+    gone: float | None = None
+
+
+def watch(running: Ranks, sessions: list[int], deadline: float) -> Moments:
+    """Watch the ranks until all their processes are gone, or until the deadline."""
+    moments = Moments()
+    while time.time() < deadline and moments.gone is None:
+        output = "".join(running.output(rank) for rank in range(len(sessions)))
+        now = time.time()
+        # The worker says the moment of the fault itself, which is more exact than `now`.
+        fault_line = re.search(r"FAULT at ([\d.]+)", output)
+        if moments.fault is None and fault_line:
+            moments.fault = float(fault_line[1])
+        if moments.detected is None and re.search(r"StallError|DataError", output):
+            moments.detected = now
+        # Searching all processes takes long, so search once the ranks themselves have ended.
+        # process_state: None if there is no such process, "Z" (zombie) if it has ended.
+        have_ranks_ended = all(process_state(pid) in (None, "Z") for pid in sessions)
+        if have_ranks_ended and not processes_of(sessions):
+            moments.gone = now
+        time.sleep(0.02)
+    return moments
+
+
+def seconds_between(fault: float | None, event: float | None) -> float:
+    """Return the seconds from the fault to an event, infinite if one of them never came."""
+    if fault is None or event is None:
+        return math.inf
+    return event - fault
 
 
 def processes_of(sessions: list[int]) -> list[str]:
     """Return the living processes of the ranks, in words: the ranks and all that they started."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        # pid (name) state parent group session ...; the name may contain spaces.
+        # The file has "71 (pt main) S 60 71 71 ...": pid, (name), state, parent, group, session.
+        # The name may contain spaces, so take what comes after its bracket.
         try:
             values = stat.read_text().rpartition(")")[2].split()
             state = values[0]
             session = int(values[3])
         except (OSError, ValueError, IndexError):
             continue  # the process has ended meanwhile
-        is_living = state not in ("Z", "X")
+        is_living = state not in ("Z", "X")  # zombie, dead
         if session in sessions and is_living:
             pid = int(stat.parent.name)
             who = "the rank itself" if pid == session else f"process {pid}"

@@ -31,10 +31,14 @@ from utils.dist.process import descendants_of, process_state
 
 # The option watchdog.stall_s of most runs below. It must be longer than a step on a busy machine.
 STALL_S = 3.0
+# Exit code of a run that the watchdog has ended.
+STALLED = 70
 
 # ---- One rank is struck ----
 
 
+# kind: what happens to the rank, a key of tests.faults.stalls.KINDS. rank: the rank that is struck.
+# most_s: how many seconds after STALL_S all processes must be gone.
 @pytest.mark.parametrize(
     ("kind", "ranks", "rank", "most_s"),
     [
@@ -43,9 +47,9 @@ STALL_S = 3.0
         ("stop", 2, 1, 6),
         ("kill", 3, 0, 6),
         ("forward", 1, 0, 6),
-        # C code never gives back Python's lock. Without peers, the guard of the rank ends it, a
-        # process that watches the rank from outside. This takes longer, and keeps a core busy until
-        # then.
+        # C code never gives back Python's lock, and there is no other rank that could notice. So
+        # the guard of the rank ends it, a process that watches the rank from outside. This takes
+        # longer, and keeps a core busy until then.
         pytest.param("gil", 1, 0, 9, marks=pytest.mark.slow),
     ],
 )
@@ -59,7 +63,7 @@ def test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end(kind, ranks, rank,
         # as well, but it would say only "Timeout (0:00:03)!".
         assert "Timeout (" not in trial.text, trial.text
     if kind == "forward":
-        assert trial.exit_codes == [70]
+        assert trial.exit_codes == [STALLED]
 
 
 def test_ranks_that_all_hang_in_c_code_are_reported_once():
@@ -91,7 +95,7 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
         ranks=2,
     )
 
-    assert result.exit_codes == [70, 70], result.text
+    assert result.exit_codes == [STALLED, STALLED], result.text
     assert result.text.count("rank 1 is STUCK") == 1
     assert 'in phase "restore: test' in result.text
     # The stack of the rank has the line that stands still.
@@ -267,7 +271,7 @@ def test_the_status_of_a_run_that_stands_still_lists_every_rank_and_no_secret_ke
     assert asked_0["weights"] != start_0["weights"]
 
     # Afterwards the watchdog ended the run, with stacks.
-    assert result.exit_codes == [70, 70]
+    assert result.exit_codes == [STALLED, STALLED]
     assert "rank 1 is STUCK" in result.text
     assert "odd_worker.py" in result.text
     # No file and no output has a key of the service.
@@ -307,15 +311,16 @@ def test_the_command_of_the_documents_shows_the_stacks_of_a_rank_that_stands_sti
         shown = stacks_of(rank_1["pid"], limit_s=30)
 
     assert re.search(r"File .*odd_worker\.py\", line \d+ in strike", shown), shown
-    # The stacks of all threads are shown, e.g. of the watchdog.
+    # The stacks of all threads are shown, e.g. of the watchdog. Each begins with "Thread 0x" or
+    # "Current thread 0x".
     assert shown.count("hread 0x") > 1, shown
 
 
 def stacks_of(pid, limit_s):
     """Run the command of the documents for a rank until its stack has `strike`. Returns the stacks.
 
-    More than once, because the rank may reach its step 2 after the first command. The rank may also
-    write its stacks after `find` has read them, as the signal needs some time on a busy machine.
+    The first run of the command may be too early for two reasons. The rank may not have reached its
+    step 2 yet. Or, on a busy machine, it writes its stacks only after the command has read them.
     """
     command = command_for_stacks().replace("PID", pid)
     deadline = time.monotonic() + limit_s

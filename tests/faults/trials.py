@@ -8,14 +8,15 @@
 --share is the part of the full number of trials that is run. The results of each kind of trial are
 written into docs/benchmarks/faults.json as soon as it ends. --write makes the page from this file.
 
-Each kind of trial is a function (see `KINDS_OF_TRIAL`). It takes the share, and returns figures and
-a list "wrong" with the trials that did not end as they should. tests/faults/report.py has the line
-of the page for each kind. The keys of the figures are part of faults.json and of these lines.
+Each kind of trial is a function (see `KINDS_OF_TRIAL`). It takes the share, and returns figures,
+e.g. of "suspensions":
 
-A trial mostly gives an outcome: "" if it ended as it should, else a text that says what went wrong.
-To strike a rank means to let a fault happen in its process. For this, the ranks train the network
-"odd" of tests/dist/odd_worker.py, which makes the fault itself, in a chosen rank and step
-(`write_odd_options`, `odd_command`).
+    {"trials": 15, "right": 15, "wrong": []}
+
+"wrong" has a text for each trial that did not end as it should.
+
+A new kind needs an entry in KINDS_OF_TRIAL, and a row in tests/faults/report.py that names its
+figures. So do not rename a figure here alone. What counts as right must stay as strict as it is.
 """
 
 import argparse
@@ -52,8 +53,7 @@ from tests.helpers.train_files import odd_command, write_odd_options, write_opti
 
 RESULTS = ROOT / "docs/benchmarks/faults.json"
 PAGE = ROOT / "docs/reliability.md"
-# Kinds of fault in which a process stands still; in the other kinds it ends. verdict: what the
-# watchdog says of the rank, "STUCK" (it lives, but makes no progress) or "SILENT" (no sign of it).
+# Kinds of fault in which a process stands still. In the other kinds it ends.
 STALL_KINDS = [kind for kind, each in KINDS.items() if each.verdict in ("STUCK", "SILENT")]
 # watchdog.stall_s of the trials in seconds. docs/reliability.md names it. The default, 300 s, would
 # make each trial minutes long.
@@ -82,15 +82,15 @@ def results_of(outcomes: list[str], **more: Any) -> Results:
 
 # ---- Stalls and deaths ---------------------------------------------------------------------------
 
-# A function (kind of the fault, seed, number of ranks) -> the rank that is struck. The entries of
-# KINDS_OF_TRIAL give one.
+# Chooses the rank that is struck from the kind of the fault, the seed and the number of ranks, as
+# `waiting_rank` does.
 ChooseVictim = Callable[[str, int, int], int]
 
 
 def stalls(
     kinds: Iterable[str], full_number: int, choose_victim: ChooseVictim, share: float
 ) -> Results:
-    """Strike a rank of 2, 4 and 8 ranks by each kind of fault.
+    """Let each kind of fault happen in ("strike") one rank of runs of 2, 4 and 8 ranks.
 
     The watchdog must name the struck rank alone, and all processes must end with an error.
 
@@ -110,8 +110,9 @@ def stalls(
 def summary_of_stalls(trials: list[Trial]) -> Results:
     """Return the figures of stall trials.
 
-    detected_s, gone_s: seconds from the fault to the message of the watchdog, and to the end of the
-    last process. They are infinite if that never came. Infinite times do not count.
+    A trial has two times: detected_s and gone_s, the seconds from the fault to the message of the
+    watchdog and to the end of the last process. The figures leave out infinite times, of events
+    that never came. Such a trial is in "wrong".
     """
     detected = [trial.detected_s for trial in trials if math.isfinite(trial.detected_s)]
     gone = [trial.gone_s for trial in trials if math.isfinite(trial.gone_s)]
@@ -175,35 +176,57 @@ def false_alarms(share: float) -> Results:
     }
 
 
+# Prints the nanoseconds of a phase and the microseconds of a beat, see `overhead`. It runs in a
+# process of its own, because it sets the store of the process.
+OVERHEAD_SCRIPT = """
+import os
+import sys
+import time
+
+from torch.distributed import TCPStore
+
+from utils.dist import watchdog, watchdog_thread
+
+PHASES = 10**6
+start = time.perf_counter()
+for step in range(PHASES):
+    watchdog.phase("data", step)
+print((time.perf_counter() - start) / PHASES * 1e9)
+
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+store.set("met", "1")  # tells the watchdog that the ranks have met
+watchdog_thread.RUN.store = store
+dog = watchdog_thread.Watchdog()
+dog.budgets = watchdog_thread.WatchdogOptions()
+dog.beat_once()
+
+BEATS = 1000
+start = time.perf_counter()
+for _ in range(BEATS):
+    dog.beat_once()
+print((time.perf_counter() - start) / BEATS * 1e6)
+
+# A normal exit would wait for the threads of the store.
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
 def overhead(share: float) -> Results:
     """Measure what the watchdog takes from the training thread, and its own use of a core.
 
     phase_ns: nanoseconds that the training thread needs to note a new phase of its work. turn_us:
     microseconds of a beat, in which the watchdog's thread reads and writes the store of all ranks.
     """
-    # The script prints the two numbers. It ends by os._exit, because a normal exit would wait for
-    # the threads of the store.
-    script = (
-        "import time; from utils.dist import watchdog, watchdog_thread as w\n"
-        "n = 10**6; t = time.perf_counter()\n"
-        "for i in range(n): watchdog.phase('data', i)\n"
-        "print((time.perf_counter() - t) / n * 1e9)\n"
-        "from torch.distributed import TCPStore\n"
-        "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
-        "store.set('met', '1')\n"
-        "w.RUN.store = store; dog = w.Watchdog(); dog.budgets = w.WatchdogOptions()\n"
-        "dog.beat_once()\n"
-        "t = time.perf_counter()\n"
-        "for i in range(1000): dog.beat_once()\n"
-        "print((time.perf_counter() - t) / 1000 * 1e6)\n"
-        "import os, sys; sys.stdout.flush(); os._exit(0)\n"
-    )
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-c", OVERHEAD_SCRIPT]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     phase_ns, turn_us = (float(number) for number in ended.stdout.split())
-    # A step of 100 ms has five phases. A beat comes each 0.5 s, so a step has a fifth of a beat.
+
     step_s = 0.1
-    per_step_s = 5 * phase_ns / 1e9 + turn_us / 1e6 * step_s / 0.5
+    beat_s = 0.5  # from one beat to the next
+    phases_per_step = 5
+    beats_per_step = step_s / beat_s
+    per_step_s = phases_per_step * phase_ns / 1e9 + beats_per_step * turn_us / 1e6
     return {
         "phase_ns": round(phase_ns),
         "turn_us": round(turn_us, 1),
@@ -257,8 +280,8 @@ def interruptions(how: str, share: float) -> Results:
     wrong = []
     codes_right = 0
     for trial in found:
-        # With SIGKILL any exit codes are right: the killed rank gets its code from the system, and
-        # the other ranks end in whatever way.
+        # After SIGKILL any exit codes are right. The system gives the killed rank its code, and the
+        # other ranks may notice its end in several ways.
         are_codes_right = how == "kill" or set(trial.exit_codes) == {STOPPED_BY_SIGNAL}
         codes_right += are_codes_right
         if not (are_codes_right and trial.identical):

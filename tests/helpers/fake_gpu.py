@@ -21,20 +21,12 @@ the cases. These are the figures of a case (1 GB = 10^9 bytes):
     copies_from_host  number of operations on tensors of both the CPU and the GPU; a GPU waits for
                       each of them
     attention         calls of scaled_dot_product_attention, by the kernel that a GPU would choose
-                      (see `backend`)
+                      (see `backend` in gpu_attention.py)
 
-The arguments:
+How the stand-in for a GPU works:
 
-    CASE         a name in CASES; default: all
-    --kept-only  prints only kept_gb and attention, in a third of the time; no backward pass is run
-    --shallow    builds a quarter of the blocks
-    --align      prints [[shape, counted, estimated], ...] instead, the bytes that `alignment`
-                 returns for each shape in ALIGNED
-
-How the stand-in for a GPU works, in the order of this file:
-
-    Counter              counts bytes and kernels of all operations
-    backend              chooses the kernel of attention, by the rules of torch
+    Counter              counts bytes and kernels of all operations (operation_counter.py)
+    backend              chooses the kernel of attention (gpu_attention.py)
     network, count       build the network with fake tensors, and run a step of it
     alignment            runs the deformable alignment alone
     hidden_device        lets autograd run without a GPU
@@ -48,14 +40,12 @@ of this program, so a change of what is counted needs new figures there. All els
 """
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import functools
 import gc
 import json
 import sys
-import weakref
 from collections.abc import Generator
 from typing import Any
 from unittest import mock
@@ -64,15 +54,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from models.network_vrt import VRT
 from models.vrt import block, windows
-from models.vrt.attention.window import MOST_HEADS
 from models.vrt.deform_align import DeformAlign
 from models.vrt.memory.transient import alignment_transient
 from tests.helpers.cuda_autocast import CudaAutocast
+from tests.helpers.gpu_attention import CALLS_OF_ATTENTION, attention_of_a_gpu
+from tests.helpers.operation_counter import Counter
 
 # The network of the GoPro recipe.
 NETWORK: dict[str, Any] = {
@@ -100,8 +89,6 @@ CASES: dict[str, dict[str, Any]] = {
 # use 77 for "skipped".
 NO_FAKE_GPU = 77
 GB = 1e9  # bytes
-# The types of 16 bits. The fast kernels of attention compute in these types.
-HALF = (torch.bfloat16, torch.float16)
 
 # Within this mode torch makes fake tensors.
 FAKE = FakeTensorMode()
@@ -109,60 +96,27 @@ FAKE = FakeTensorMode()
 DEVICE = torch.ops.prim.device.default
 META = torch.device("meta")
 
-# Operations that run no kernel, although their schema does not call them views: they allocate
-# memory, or give a tensor another shape.
-FREE = {
-    "_unsafe_view",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "detach",
-    "lift_fresh",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """What torchvision's deformable convolution does with its columns.
-
-    The columns are the samples of the input at all 9 taps. torchvision makes them in a buffer that
-    the dispatcher of torch does not see, so `Counter` adds them.
-    """
-
-    # Index of the input image among the arguments of the operation.
-    input_index: int
-    # How often the columns are written or read.
-    passes: int
-
-
-# The passes are counted in torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu:
-# Forward, 2: it writes the columns, and reads them for the product with the weight.
-# Backward, 6: it writes zeros and a product, reads the product for the gradient of the input and
-# for the gradient of the offsets, then writes and reads the columns for the gradient of the weight.
-COLUMNS = {
-    "torchvision::deform_conv2d": Columns(input_index=0, passes=2),
-    "torchvision::_deform_conv2d_backward": Columns(input_index=1, passes=6),
-}
-# Samples that a convolution of 3 x 3 takes for a pixel.
-TAPS = 9
-# The most images for which torchvision computes the columns at once.
-MOST_FRAMES = 32
-
-# Calls of attention in the case that runs: "efficient: head 16, 128 tokens, ..." -> their number.
-CALLS_OF_ATTENTION: collections.Counter[str] = collections.Counter()
-
 
 def main() -> str:
     """Run the cases of the command line. Returns the JSON text to print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
-    parser.add_argument("--batch", type=int, default=1)
-    for flag in ("--kept-only", "--shallow", "--align"):
-        parser.add_argument(flag, action="store_true")
+    names = ", ".join(CASES)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{names}; default: all")
+    parser.add_argument("--batch", type=int, default=1, help="number of clips, default 1")
+    parser.add_argument(
+        "--kept-only",
+        action="store_true",
+        help="print only kept_gb and attention; no backward pass, in a third of the time",
+    )
+    parser.add_argument("--shallow", action="store_true", help="build a quarter of the blocks")
+    parser.add_argument(
+        "--align",
+        action="store_true",
+        help="print [[shape, counted, estimated], ...] instead: the bytes that `alignment` returns "
+        "for each shape in ALIGNED",
+    )
     args = parser.parse_args()
 
     if args.align:
@@ -189,245 +143,6 @@ def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
 
     # json.loads calls `parse_float` for each number with a point, however deep it is nested.
     return json.loads(json.dumps(figures), parse_float=two_decimals)
-
-
-# ---- Counting bytes and kernels -----------------------------------------------------------------
-
-
-def tensors(tree: Any) -> list[Tensor]:
-    """Return the tensors in nested tuples, lists and dicts."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-class Counter(TorchDispatchMode):
-    """Counts the bytes and kernels of all operations within a `with` block.
-
-    torch calls `__torch_dispatch__` in place of each operation. A mistake here only changes
-    figures, because each operation runs as it is given and its result is returned as it is.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Number of operations that run a kernel.
-        self.kernels = 0
-        # Number of operations on tensors of both devices.
-        self.copies_from_host = 0
-        # Bytes that are alive now. Python deletes a tensor as soon as nothing refers to it, and
-        # then `remove_storage` subtracts its bytes.
-        self.now = 0
-        # The most bytes that were alive at once. Whoever measures a part of a step sets `peak` to
-        # `now` before that part.
-        self.peak = 0
-        # Bytes that kernels read and write: name of the operation -> bytes.
-        self.moved: collections.Counter[str] = collections.Counter()
-        # Addresses of the storages that are alive.
-        self.alive: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and count what it needs. Returns its result.
-
-        func: the operation, e.g. torch.ops.aten.add.Tensor. args, kwargs: its arguments.
-        types: the classes of the tensors among them. torch gives them, and nobody needs them here.
-        """
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)  # fake tensors: only shapes are computed
-        name = func._schema.name.removeprefix("aten::")  # e.g. "add"
-        if name == "_scaled_dot_product_efficient_attention_backward":
-            check_strides_for_attention(args)
-
-        results = tensors(out)
-        self.count_copy_from_host([*tensors((args, kwargs)), *results])
-        # Tensors that share a storage share its bytes, so each storage counts once.
-        for storage in {tensor.untyped_storage() for tensor in results}:
-            self.add_storage(storage)
-        runs_kernel = bool(results) and name not in FREE and not is_view(func)
-        if runs_kernel:
-            # A kernel reads its inputs and writes its results.
-            self.kernels += 1
-            self.moved[name] += sum(bytes_of(tensor) for tensor in inputs_of(func, args, kwargs))
-            self.moved[name] += sum(bytes_of(tensor) for tensor in results)
-        if name in COLUMNS:
-            self.add_columns(name, args)
-        return out
-
-    def count_copy_from_host(self, used: list[Tensor]) -> None:
-        """Count an operation on tensors of both devices. used: its inputs and results."""
-        kinds = {tensor.device.type for tensor in used}
-        if kinds == {"cpu", "cuda"}:
-            self.copies_from_host += 1
-
-    def add_columns(self, name: str, args: Any) -> None:
-        """Add the columns of torchvision's kernel, for `name`, an operation in COLUMNS."""
-        columns = COLUMNS[name]
-        image = args[columns.input_index]
-        n, c, h, w = image.shape
-        bytes_of_frame = TAPS * c * h * w * image.element_size()
-        self.moved[name] += columns.passes * n * bytes_of_frame
-
-        # torchvision computes the columns of several images at once: as many as the largest
-        # divisor of n that is at most MOST_FRAMES. E.g. 20 of 40 images.
-        divisors = [number for number in range(1, MOST_FRAMES + 1) if n % number == 0]
-        self.peak = max(self.peak, self.now + bytes_of_frame * max(divisors))
-
-    def add_storage(self, storage: torch.UntypedStorage) -> None:
-        """Count the bytes of a storage as alive, until Python deletes it."""
-        # A storage that is alive has an address of its own.
-        address = storage._cdata
-        if address in self.alive:
-            return
-        size = storage.nbytes()
-        self.alive.add(address)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self.remove_storage, address, size)
-
-    def remove_storage(self, address: int, size: int) -> None:
-        """Count the bytes of a storage as free. Python calls this when it deletes the storage."""
-        self.alive.discard(address)
-        self.now -= size
-
-
-def check_strides_for_attention(args: Any) -> None:
-    """Fail if memory-efficient attention gets the output of its forward pass with other strides.
-
-    The kernel of a GPU reads this output (n, heads, T, hd) with the row stride that its own forward
-    pass has given to it, without a check. With other strides it would read wrong numbers.
-
-    args: the arguments of the backward operation: grad_out, query, key, value, attn_bias, out, ...
-    """
-    out = args[5]
-    assert out.transpose(1, 2).is_contiguous(), f"out has strides {out.stride()}"
-
-
-def is_view(func: Any) -> bool:
-    """Tell whether an operation returns a view of an argument, which needs no kernel."""
-    for result in func._schema.returns:
-        # An in-place operation returns an alias too, but it writes to it.
-        if result.alias_info and not result.alias_info.is_write:
-            return True
-    return False
-
-
-def inputs_of(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the tensors that an operation reads. An argument `out=` is only written."""
-    written = {argument.name for argument in func._schema.arguments if argument.is_out}
-    read = [value for key, value in kwargs.items() if key not in written]
-    return tensors((args, read))
-
-
-def bytes_of(tensor: Tensor) -> int:
-    """Return the bytes of memory behind a tensor.
-
-    An expanded tensor has more elements than its storage. A slice has fewer.
-    """
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
-# ---- Attention ----------------------------------------------------------------------------------
-
-
-def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
-    """Choose the kernel of scaled_dot_product_attention as torch does on a GPU.
-
-    q, k, v: (n, heads, T, hd). Returns "cudnn", "flash", "efficient" or "math". The GPU has compute
-    capability 8.0 or more.
-
-    The rules are those of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order,
-    can_use_*_attention, minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient,
-    check_attn_mask_shape), torch 2.8 to 2.15, for inputs without dropout, nesting and causal masks.
-    Where versions differ, the stricter rule holds: cuDNN comes first, as since 2.11 on the H100,
-    and storage offsets count, as in 2.15.
-    """
-    enabled = torch.backends.cuda
-    # Every fast kernel needs the channels of a head side by side in memory, one batch and one type.
-    for x in (q, k, v):
-        if x.stride(-1) != 1 or x.shape[0] != q.shape[0] or x.dtype is not q.dtype:
-            return "math"
-
-    # cuDNN: 16 bits, few channels, and no gradient of the mask. A grid of CUDA blocks has at most
-    # 65,535 blocks along an axis: here the batch and the heads.
-    head_channels = q.shape[-1]
-    is_half = q.dtype in HALF
-    has_mask_gradient = mask is not None and mask.requires_grad
-    fits_grid = max(q.shape[:2]) <= 65_535
-    suits_cudnn = is_half and head_channels % 8 == 0 and head_channels <= 128 and fits_grid
-    if enabled.cudnn_sdp_enabled() and suits_cudnn and not has_mask_gradient:
-        return "cudnn"
-
-    # Flash attention: 16 bits, and no mask.
-    suits_flash = is_half and mask is None and head_channels <= 256
-    if enabled.flash_sdp_enabled() and suits_flash:
-        return "flash"
-
-    # Memory-efficient attention: tensor cores read 16 bytes at once (minimum_gemm_alignment), e.g.
-    # 8 values of 16 bits. So the channels of a head, and the begin of each tensor, must be
-    # multiples of 8 values.
-    values = 16 // q.element_size()
-    is_aligned = head_channels % values == 0
-    for x in (q, k, v):
-        is_aligned = is_aligned and x.storage_offset() % values == 0
-    suits_mask = mask is None or mask.stride(-1) == 1
-    suits_dtype = is_half or q.dtype is torch.float32
-    suits_efficient = suits_dtype and is_aligned and suits_mask
-    if enabled.mem_efficient_sdp_enabled() and suits_efficient:
-        return "efficient"
-    return "math"
-
-
-def attention_of_a_gpu(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
-) -> Tensor:
-    """Call the kernel that a GPU would choose, and count the call in CALLS_OF_ATTENTION.
-
-    It stands in for scaled_dot_product_attention, which chooses by the device of this machine.
-    """
-    # Autocast gives the kernels inputs of 16 bits, as on a GPU.
-    if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:
-        dtype = torch.get_autocast_dtype("cuda")
-        q = q.to(dtype)
-        k = k.to(dtype)
-        v = v.to(dtype)
-        if attn_mask is not None:
-            attn_mask = attn_mask.to(dtype)
-    kind = backend(q, k, v, attn_mask)
-
-    # Count the call, e.g. "efficient: head 16, 128 tokens, gradient, mask none".
-    has_gradient = torch.is_grad_enabled() and q.requires_grad
-    gradient = "gradient" if has_gradient else "none"
-    if attn_mask is None:
-        mask_kind = "none"
-    elif attn_mask.requires_grad:
-        mask_kind = "with gradient"
-    else:
-        mask_kind = "constant"
-    windows, heads, tokens, head_channels = q.shape
-    sizes = f"head {head_channels}, {tokens} tokens"
-    CALLS_OF_ATTENTION[f"{kind}: {sizes}, {gradient}, mask {mask_kind}"] += 1
-
-    # A larger number does not fit the grid of the kernel. So the network must divide larger batches
-    # into several calls.
-    assert windows * heads <= MOST_HEADS
-    aten = torch.ops.aten
-    if kind == "efficient":
-        mask = None if attn_mask is None else attn_mask.expand(*q.shape[:3], k.shape[2])
-        results = aten._scaled_dot_product_efficient_attention(
-            q,
-            k,
-            v,
-            attn_bias=mask,
-            # Only a backward pass needs the sums of the softmax.
-            compute_log_sumexp=torch.is_grad_enabled(),
-            dropout_p=0.0,
-            is_causal=False,
-            scale=scale,
-        )
-        return results[0]
-    # "math" needs matrices in float32, and "cudnn" needs cuDNN. The network must avoid both.
-    assert kind == "flash", kind
-    results = aten._scaled_dot_product_flash_attention(
-        q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=scale
-    )
-    return results[0]
 
 
 # ---- A network of fake tensors ------------------------------------------------------------------

@@ -38,9 +38,15 @@ def moving_view() -> View:
         of_spike_pixels = cv2.resize(light, SPIKE, interpolation=cv2.INTER_AREA)
         lights.append(light)
         planes.append(np.rint(RATE * of_spike_pixels).astype(np.uint8))
-    mean_light = np.mean(lights[AROUND : AROUND + PLANES], axis=0)
-    frame = np.repeat(to_uint8(to_display(mean_light))[..., None], 3, axis=2)
+    frame = frame_of(lights[AROUND : AROUND + PLANES])
     return View(frame, np.stack(planes), before=AROUND, count=PLANES)
+
+
+def frame_of(lights: list[np.ndarray]) -> np.ndarray:
+    """Return the blurry frame (H, W, 3) uint8 of the light (H, W) of the exposed planes."""
+    mean_light = np.mean(lights, axis=0)
+    grey = to_uint8(to_display(mean_light))
+    return np.repeat(grey[..., None], 3, axis=2)
 
 
 def pan(
@@ -55,10 +61,10 @@ def pan(
     planes = PLANES * frames
     lights = []
     for plane in range(planes):
-        time = plane - planes / 2
-        lights.append(
-            cv2.getRectSubPix(picture, RGB, (SIDE + x_speed * time, SIDE + y_speed * time))
-        )
+        time = plane - planes / 2  # in planes, 0 in the middle
+        x = SIDE + x_speed * time
+        y = SIDE + y_speed * time
+        lights.append(cv2.getRectSubPix(picture, RGB, (x, y)))  # the view with this middle
     # 24 spikes per exposure at full light, as of a real camera, so with its noise. The charge of
     # each pixel begins at random: with `initial_charge` 1, anywhere below the threshold.
     sensor = IntegrateAndFire(*SPIKE, rate=0.6, rng=np.random.default_rng(3), initial_charge=1.0)
@@ -67,8 +73,7 @@ def pan(
     for begin in range(0, planes, PLANES):
         end = begin + PLANES
         unexposed = round(PLANES * (1 - share) / 2)  # planes at each end: 5 if the share is 0.75
-        mean_light = np.mean(lights[begin + unexposed : end - unexposed], axis=0)
-        frame = np.repeat(to_uint8(to_display(mean_light))[..., None], 3, axis=2)
+        frame = frame_of(lights[begin + unexposed : end - unexposed])
         before = min(AROUND, begin)
         views.append(View(frame, spikes[begin - before : end + AROUND], before, count=PLANES))
     return views

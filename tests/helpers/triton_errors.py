@@ -153,7 +153,8 @@ def norm_errors(channels: int, dtype: torch.dtype, device: str) -> list[float]:
     def exact(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.layer_norm(x, (channels,), weight, bias, EPS)
 
-    return _errors(kernel, exact, [x.to(device, dtype), weight.to(device), bias.to(device)], grad)
+    inputs = [x.to(device, dtype), weight.to(device), bias.to(device)]
+    return _errors(kernel, exact, inputs, grad)
 
 
 def gated_errors(channels: int, dtype: torch.dtype, device: str) -> list[float]:

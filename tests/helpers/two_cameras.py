@@ -190,13 +190,17 @@ def error_px(path: Path, truth: np.ndarray, mirror: str) -> tuple[float, float]:
     found = load_calibration(path)
     height, width = found.spike_size
     y, x = np.mgrid[:height:4, :width:4]
-    pixels = np.stack((x.ravel(), y.ravel()), axis=1).astype(np.float64)[None]  # (1, n, 2)
+    pixels = np.stack((x.ravel(), y.ravel()), axis=1)  # (n, 2)
+    pixels = pixels.astype(np.float64)[None]  # (1, n, 2), as OpenCV wants them
 
-    expected = cv2.perspectiveTransform(pixels, truth @ mirroring(mirror, (height, width)))[0]
+    # The places in the frame, (n, 2).
+    true_matrix = truth @ mirroring(mirror, (height, width))
+    expected = cv2.perspectiveTransform(pixels, true_matrix)[0]
     actual = cv2.perspectiveTransform(pixels, found.to_rgb())[0]
 
-    last_pixel = np.array([found.rgb_size[1], found.rgb_size[0]]) - 1  # x, y
-    is_inside = ((expected >= 0) & (expected <= last_pixel)).all(axis=1)
+    rgb_height, rgb_width = found.rgb_size
+    last_pixel = np.array([rgb_width - 1, rgb_height - 1])  # x, y
+    is_inside = np.all((expected >= 0) & (expected <= last_pixel), axis=1)
     errors = (actual - expected)[is_inside]
     distances = np.hypot(errors[:, 0], errors[:, 1])
     return float(distances.mean()), float(distances.max())

@@ -30,7 +30,7 @@ from tests.dist.launching import run_ranks
 from tests.helpers.checked import not_none
 from tests.helpers.train_files import write_options
 from utils.dist.state import RUN, LaunchInfo
-from utils.errors import CheckpointError, DataError, OptionError
+from utils.errors import CheckpointError, DataError, NonFiniteError, OptionError
 from utils.files import MARK
 from utils.options.train_options import TrainOptions
 from utils.options.watchdog_options import WatchdogOptions
@@ -706,6 +706,34 @@ def test_a_checkpoint_whose_weights_hold_nan_is_refused_with_the_former_one(tmp_
         model(tmp_path, state=state)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_weights_that_are_whole_numbers_are_refused(tmp_path, dtype):
+    state = state_of(model(tmp_path))
+    state["model_state_dict"]["conv.bias"] = state["model_state_dict"]["conv.bias"].to(dtype)
+
+    with pytest.raises(CheckpointError, match=r"conv\.bias(.|\n)*floating-point"):
+        model(tmp_path, state=state)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_have_become_nan_are_not_saved(tmp_path, value):
+    made = model(tmp_path)
+    with torch.no_grad():
+        made.netG.conv.bias[0] = value
+
+    with pytest.raises(NonFiniteError, match=r"conv\.bias among them"):
+        made.training_state()
+
+
+def test_keys_that_froze_nothing_are_not_said_to_be_trained(tmp_path, caplog):
+    caplog.set_level("INFO")
+    made = model(tmp_path, "train.fix_iter=2", 'train.fix_keys=["slow", "slwo"]')
+    for step in (1, 2):
+        made.optimize_parameters(step, [batch()])
+
+    assert "iteration 2: slow are trained from now on" in caplog.text
+
+
 def test_rank_0_alone_copies_the_state_for_a_checkpoint(tmp_path, monkeypatch):
     opt = model(tmp_path).opt
     rank_1 = LaunchInfo("torchrun", rank=1, local_rank=1, world_size=2)
@@ -787,13 +815,32 @@ def test_averages_of_another_network_are_refused_in_four_parts(tmp_path, change)
     assert refused.value.do
 
 
-@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
-@pytest.mark.parametrize("value", [torch.zeros(7), 0.5], ids=["other shape", "a number"])
-def test_moments_of_another_shape_are_refused_before_the_first_step(tmp_path, moment, value):
+WRONG_MOMENTS = {
+    "other shape": lambda moment: torch.zeros(7),
+    "a number": lambda moment: 0.5,
+    "NaN": lambda moment: moment * torch.nan,
+    "integers": lambda moment: moment.long(),
+}
+
+
+@pytest.mark.parametrize(
+    ("moment", "change"),
+    [
+        *(
+            (moment, change)
+            for moment in ("exp_avg", "exp_avg_sq")
+            for change in WRONG_MOMENTS.values()
+        ),
+        ("exp_avg_sq", lambda moment: moment - 1),
+        ("step", lambda step: step - 5),
+    ],
+)
+def test_moments_that_adam_cannot_have_are_refused_before_the_first_step(tmp_path, moment, change):
     before = model(tmp_path / "a")
     before.optimize_parameters(step=1, micro_batches=[batch()])
     saved = state_of(before)
-    saved["optimizer"]["state"][0][moment] = value
+    moments = saved["optimizer"]["state"][0]
+    moments[moment] = change(moments[moment])
 
     with pytest.raises(CheckpointError, match=moment) as refused:
         model(tmp_path / "b", state=saved)

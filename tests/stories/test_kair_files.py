@@ -851,6 +851,15 @@ def test_a_denoising_sample_is_a_function_of_epoch_and_index(clean_clips):
         assert torch.equal(found, of_new_dataset)
 
 
+def test_a_seed_gives_the_noise_that_it_always_gave(clean_clips):
+    sample = denoising(clean_clips)[(2, 0)]
+
+    # Printed by the version that had this test first. A run that is resumed must see this sample.
+    assert level_of(sample) == pytest.approx(38.4410, abs=1e-3)
+    first_values = noise_of(sample)[0, 0, 0, :3].tolist()
+    assert first_values == pytest.approx([35.7385, 17.1315, 107.1369], abs=1e-2)
+
+
 def test_noise_does_not_change_the_crop(clean_clips):
     without_noise = training_set(clean_clips, "VideoRecurrentTrainDataset")
 

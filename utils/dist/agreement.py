@@ -8,7 +8,8 @@ Both are collective: every rank calls them, in the same order.
 If another rank has failed, `PeerFailed` ends this rank, and utils/dist/failure.py reports nothing
 for it.
 
-What must stay: every rank arrives exactly once in each round, also a rank that failed.
+What must stay: every rank arrives exactly once in each round, also a rank that failed; and all
+ranks end with one exit code.
 
 Tests: test_an_error_ends_all_ranks_with_one_message_and_one_code (tests/dist/test_dist.py),
 tests/faults/test_startup.py.
@@ -61,7 +62,7 @@ class PeerFailed(BaseException):
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
-        self.exit_code = exit_code  # the exit code of the rank that has failed
+        self.exit_code = exit_code  # the exit code of the lowest rank that has failed
 
 
 # Seconds that a rank waits for lower ranks that may have failed at the same time, see
@@ -93,11 +94,12 @@ def all_ranks_or_none() -> Generator[None]:
         # A lower rank may have failed as well, and then the lower rank reports. So wait a while
         # until all ranks have arrived. Rank 0 has no lower rank, so it need not wait.
         if get_rank() > 0:
-            # `wait` returns the lowest rank that failed, with its exit code.
+            # `wait` returns the lowest rank that failed so far, with its exit code. It may be this
+            # rank itself.
             lowest_failure = meeting.wait(WAIT_FOR_LOWER_RANKS_S)
             own_failure = FailedRank(get_rank(), code)
-            if lowest_failure != own_failure:
-                raise PeerFailed(code) from e  # this rank keeps the code of its own error
+            if lowest_failure is not None and lowest_failure != own_failure:
+                raise PeerFailed(lowest_failure.code) from e
         raise
     meeting.arrive()
     with watchdog.collective("the other ranks"):

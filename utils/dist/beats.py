@@ -105,9 +105,10 @@ class Beats:
     def publish(self, state: State) -> None:
         """Write the next beat of this rank. state: the beat without its number and machine."""
         self.number += 1
-        self.states[self.rank] = {"beat": self.number, "machine": self.machine, **state}
+        own_state = {"beat": self.number, "machine": self.machine, **state}
+        self.states[self.rank] = own_state
         if self.store is not None:
-            self.store.set(f"beat/{self.rank}", write_state(self.rank, self.states[self.rank]))
+            self.store.set(f"beat/{self.rank}", write_state(self.rank, own_state))
 
     def read(self) -> Failure | None:
         """Read the states of the watched ranks. Returns the failure that ends the run, or None.

@@ -52,7 +52,9 @@ def gather_objects(obj: Any) -> list[Any]:
     with watchdog.collective("all_gather"):
         # Exchange the sizes first, because all tensors of an all_gather must have the same size.
         # `sizes` and `padded_bytes` are lists of one tensor for each rank, filled by all_gather.
-        sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(get_world_size())]
+        sizes = []
+        for _ in range(get_world_size()):
+            sizes.append(torch.zeros(1, dtype=torch.long, device=device))
         own_size = torch.tensor([len(own_bytes)], device=device)
         dist.all_gather(sizes, own_size)
         byte_counts = [int(size) for size in sizes]

@@ -145,7 +145,10 @@ def _ask_for_stacks(file: Any, pids: list[int], has_titles: bool) -> None:
 def _wait_for_growth(file: Any, size_before: int) -> None:
     """Wait until another process has written into `file`, half a second at most."""
     deadline = time.monotonic() + 0.5
-    while os.fstat(file.fileno()).st_size == size_before and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        size = os.fstat(file.fileno()).st_size
+        if size != size_before:
+            break
         time.sleep(0.02)
     # The first line is there. Leave time for the other lines; a shorter time could cut the stacks.
     time.sleep(0.05)

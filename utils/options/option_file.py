@@ -95,8 +95,11 @@ def _merge(
     # The file names another network, dataset or loss. Some keys of the base, e.g. total_iter, fit
     # every part, others fit the old part alone. So all are taken, and marked as inherited:
     # `read_options` (typed.py) drops the keys that do not fit.
-    is_new_part = any(key in file and file[key] != base.get(key) for key in TYPE_KEYS)
-    if is_new_part:
+    names_new_part = False
+    for key in TYPE_KEYS:
+        if key in file and file[key] != base.get(key):
+            names_new_part = True
+    if names_new_part:
         for key in base:
             if key not in file:
                 sources.inherited.add(f"{where}{key}")

@@ -261,7 +261,8 @@ def _error_of(
     if "SecretStr" in str(field.annotation):
         shown = MASK
     else:
-        shown = repr(redact(failed.values.get(failed.key), failed.key, MASK))
+        value = failed.values.get(failed.key)
+        shown = repr(redact(value, failed.key, replacement=MASK))
     return OptionError(
         what=f"{dotted} is {shown}",
         where=dotted,

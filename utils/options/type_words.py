@@ -119,6 +119,10 @@ def _describe_tuple(item_types: Sequence[Any]) -> str:
     return f"list of {', '.join(texts)}"
 
 
+# pydantic's name of a limit -> its sign.
+SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
 def _bounds(limits: Sequence[Any]) -> str:
     """Return the limits of a plain type in words, e.g. ">= 0, < 1", or "" without limits.
 
@@ -128,14 +132,18 @@ def _bounds(limits: Sequence[Any]) -> str:
     bounds = {}  # sign -> value. Of two limits with the same sign, the last one counts.
     # The regular expression that a text must match, or "". Of two limits, the first one counts.
     pattern = ""
+    least_length = 0  # of a text
     for limit in limits:
-        for attribute, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
+        for attribute, sign in SIGNS.items():
             value = getattr(limit, attribute, None)
             if value is not None:
                 bounds[sign] = value
         if not pattern:
             pattern = getattr(limit, "pattern", None) or ""
+        least_length = max(least_length, getattr(limit, "min_length", None) or 0)
     text = ", ".join(f"{sign} {value}" for sign, value in bounds.items())
     if pattern:
         text += f"that matches {pattern}"
+    elif least_length == 1:
+        text += "that is not empty"
     return text

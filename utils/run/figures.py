@@ -41,25 +41,25 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     histories: name of the run -> its history.
     """
     is_one_run = len(histories) == 1
-    titles = ("loss", "PSNR, dB", "learning rate", "speed")
+    # Title of a panel -> the scalar that it shows.
+    panels = {
+        "loss": "train/loss",
+        "PSNR, dB": "val/psnr",
+        "learning rate": "train/lr",
+        "speed": "train/it_per_s",
+    }
     # If there are several runs, their names stand above the panels. They need unknown room, so
     # matplotlib computes the margins.
     margins = MARGINS if is_one_run else None
-    figure, axes = _empty_figure(histories, titles, columns=2, size=(6, 3.75), margins=margins)
+    figure, axes = _empty_figure(histories, [*panels], columns=2, size=(6, 3.75), margins=margins)
     loss, psnr, rate, speed = axes
     _draw_loss(loss, histories)
     _draw_psnr(psnr, histories)
-    for curve in _curves(histories, "train/lr"):
-        rate.plot(curve.steps, curve.values, color=curve.colour, linewidth=1.8)
-    # A learning rate such as 0.0004 is written with a power of ten.
-    rate.ticklabel_format(axis="y", scilimits=(-2, 3))
-    rate.set_ylim(bottom=0)
+    _draw_rate(rate, histories)
     _draw_speed(speed, histories)
 
-    # If a panel has no curve, write in its middle which scalar is missing. The tags are in the
-    # order of the panels.
-    tags = ("train/loss", "val/psnr", "train/lr", "train/it_per_s")
-    for axis, tag in zip(axes, tags, strict=True):
+    # If a panel has no curve, write in its middle which scalar is missing.
+    for axis, tag in zip(axes, panels.values(), strict=True):
         if not axis.lines:
             # With transAxes, (0.5, 0.5) is the middle of the panel, and not step 0.5, value 0.5.
             style = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": GREY}
@@ -119,6 +119,15 @@ def _draw_psnr(axis: Any, histories: Mapping[str, History]) -> None:
         axis.plot(
             curve.steps, curve.values, color=curve.colour, linestyle="--", label="blurry input"
         )
+
+
+def _draw_rate(axis: Any, histories: Mapping[str, History]) -> None:
+    """Draw the learning rate."""
+    for curve in _curves(histories, "train/lr"):
+        axis.plot(curve.steps, curve.values, color=curve.colour, linewidth=1.8)
+    # A learning rate such as 0.0004 is written with a power of ten.
+    axis.ticklabel_format(axis="y", scilimits=(-2, 3))
+    axis.set_ylim(bottom=0)
 
 
 def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
@@ -209,8 +218,15 @@ def _curves(histories: Mapping[str, History], tag: str) -> Iterator[_Curve]:
         entries = history.get(tag)
         if entries:
             table = np.asarray(entries, float)  # (n, 2)
-            # matplotlib has ten colours, "C0" to "C9". Run 10 has the colour of run 0 again.
-            yield _Curve(steps=table[:, 0], values=table[:, 1], colour=f"C{number % 10}")
+            yield _Curve(steps=table[:, 0], values=table[:, 1], colour=_colour(number))
+
+
+def _colour(number: int) -> str:
+    """Return the colour of run `number`, from 0.
+
+    matplotlib has ten colours, "C0" to "C9". Run 10 has the colour of run 0 again.
+    """
+    return f"C{number % 10}"
 
 
 def _empty_figure(
@@ -253,7 +269,7 @@ def _empty_figure(
     if len(histories) > 1:
         lines = []
         for number in range(len(histories)):
-            lines.append(Line2D([], [], color=f"C{number % 10}", linewidth=3))
+            lines.append(Line2D([], [], color=_colour(number), linewidth=3))
         columns_of_names = min(4, len(histories))
         figure.legend(lines, list(histories), loc="outside upper center", ncols=columns_of_names)
     return figure, axes

@@ -31,7 +31,7 @@ from utils import system, utils_dist
 from utils.dist.process import process_state
 from utils.errors import DataError, OptionError
 from utils.files import MARK, OTHER_ROOT, claim_run_folder, open_kept, refuse_link, writing
-from utils.logger import LOG_NAME, WARNINGS_NAME
+from utils.logger import LOG_NAME, WARNINGS_NAME, best_effort, reopen_removed_logs
 
 logger = logging.getLogger(__name__)
 
@@ -108,13 +108,23 @@ class RunFolder:
         # Case 2: somebody removed the folder, and another run made a new one with its own lock.
         if lock.exists():
             raise FolderMovedError(self.path, now=None)
-        # Case 3: somebody removed the lock, or the whole folder. Make both again.
+        # Case 3: somebody removed the lock, or the whole folder. Make both again. Something of the
+        # run may have made the folder again already, but without the mark.
+        was_folder_removed = not (self.path / MARK).exists()
         with writing(self.path, OTHER_ROOT):
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / MARK).touch()
         self.lock.close()
         self.lock = _take_lock(lock)
+        with best_effort("the log"):
+            reopen_removed_logs()
         logger.warning("%s was removed while the run was at work: the run has made it again", lock)
+        if was_folder_removed:
+            logger.warning(
+                "what was in %s is lost: earlier checkpoints, weights and lines of the log; the "
+                "next save makes new ones",
+                self.path,
+            )
 
 
 @contextmanager

@@ -49,7 +49,10 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     own_metrics = further_metrics(history)
     psnr_at = _values_by_step(history, "val/psnr")
     steps = list(psnr_at)  # the steps with a validation
-    finite_psnr_at = {step: psnr for step, psnr in psnr_at.items() if math.isfinite(psnr)}
+    finite_psnr_at = {}
+    for step, psnr in psnr_at.items():
+        if math.isfinite(psnr):
+            finite_psnr_at[step] = psnr
     best_step = None
     if finite_psnr_at:
         best_step = max(finite_psnr_at, key=lambda step: finite_psnr_at[step])

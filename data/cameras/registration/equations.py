@@ -114,14 +114,16 @@ def _sums_of_tiles(estimate: Estimate, details: Details, of_pixels: np.ndarray) 
 def _pull_of_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: float) -> float:
     """Return the part of g, of one view, that would only shorten the exposure.
 
+        (square of the misfit) / L        L: length of the exposure
+
     The residuals have two parts: noise, and misfit. Misfit is what the frame cannot explain at any
     length, e.g. an object of another depth. A sum over more planes has more misfit, so least
     squares would shorten the exposure although its length is right.
 
-    The misfit grows in proportion to the length L. So its square is c L^2, with a constant c. g is
-    half of the derivative of the square by L:
+    The misfit grows in proportion to L. So its square is c L^2, with a constant c. g is half of the
+    derivative of the square by L:
 
-        g = (1 / 2) d(c L^2) / dL = c L = (c L^2) / L = (square of the misfit) / L
+        g = (1 / 2) d(c L^2) / dL = c L = (c L^2) / L
 
     If this part is not subtracted, the test of a start that is off finds the share 0.52 where 1 is
     true.

@@ -57,11 +57,11 @@ def coordinates_of(height: int, width: int) -> Coordinates:
     center_x = (width - 1) / 2
     center_y = (height - 1) / 2
     half_side = max(height, width) / 2
-    y, x = np.mgrid[:height, :width].astype(np.float32)
-    # The same two lines as below, as a matrix. Its last row becomes 0 0 1.
+    row, column = np.mgrid[:height, :width].astype(np.float32)  # of each pixel
+    x = (column - center_x) / half_side
+    y = (row - center_y) / half_side
+    # The same two lines as a matrix. After the division, its last row is 0 0 1.
     from_pixels = np.array([[1, 0, -center_x], [0, 1, -center_y], [0, 0, half_side]]) / half_side
-    x = (x - center_x) / half_side
-    y = (y - center_y) / half_side
     return Coordinates(x, y, half_side, from_pixels)
 
 

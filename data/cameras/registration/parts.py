@@ -135,10 +135,9 @@ def _equations_of_parts(
     of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
     for v, (details, w, r) in enumerate(of_views):
         part_of_pixel = tiles(estimate.coordinates, details, PARTS)  # (n,)
-        columns = derivatives(estimate, details, predicted=details.features @ a)
-        by_right = columns[0][details.is_compared]  # (n,), dr / d(shift right)
-        by_down = columns[1][details.is_compared]
-        J = (by_right, by_down)  # r_i, (n,) each
+        # The first two derivatives of r are by the shifts right and down, (h, w) each.
+        by_right, by_down, *_ = derivatives(estimate, details, predicted=details.features @ a)
+        J = (by_right[details.is_compared], by_down[details.is_compared])  # r_i, (n,) each
         # np.bincount(part_of_pixel, values, count) sums the values of each part: (count,).
         for i in (0, 1):
             g[v, :, i] = np.bincount(part_of_pixel, w * J[i] * r, count)
@@ -151,7 +150,7 @@ def _equations_of_parts(
 
 
 # Limits of `usable_parts`. They are low on purpose: a part with weak texture gets a large variance
-# in `_shifts`, and counts little. With limits of 0, H of a part could perhaps not be inverted.
+# in `_shifts`, and counts little. With limits of 0, H of a part may have no inverse.
 # Larger limits would leave out parts that still tell something.
 LEAST_PIXELS_OF_PART = 0.3  # of the pixels of the largest part
 LEAST_TEXTURE_OF_PART = 1e-3  # of the usual texture of a part

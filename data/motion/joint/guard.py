@@ -6,7 +6,7 @@ hardly anything moves, so a frame is compared with them without any motion.
 
     weight of z = 1 / (1 + (a / (guard a_0))^2)
 
-    a, a_0    squared errors of z and z_0 against these spikes, means over squares of spike pixels
+    a, a_0    squared errors of z and z_0 against these spikes, means over 7 x 7 spike pixels
     guard     a / a_0 at which both frames count alike, an option of `--method joint`
 
 E.g. with guard 2.5 the weight of z is 1/2 where a = 2.5 a_0, and 1 / (1 + (1 / 2.5)^2) = 0.86
@@ -94,14 +94,14 @@ def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
     return smaller_errors.kthvalue(rank).values
 
 
-# The guard takes means over squares of this side, in spike pixels. The side is odd, so that a
-# square has a middle pixel. With larger squares, the means have less noise, but they tell less
-# exactly where a frame is wrong.
+# The guard takes means over GUARD_SIDE x GUARD_SIDE spike pixels. The number is odd, so that there
+# is a middle pixel. With a larger number, the means have less noise, but they tell less exactly
+# where a frame is wrong.
 GUARD_SIDE = 7
 
 
 def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
-    """Return the squared error (h, w) of a frame against the spikes, as means over squares.
+    """Return the squared error (h, w) of a frame against the spikes, the mean around each pixel.
 
     frame: (3, H, W), display values.
     y: what the spikes around the sharp instant measure, (h, w): display values if
@@ -113,7 +113,7 @@ def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
     else:
         seen_light = pixels(luma(light_of(frame)))
         difference = display_of_light(seen_light) - display_of_light(y)  # (1, h, w)
-    # The mean over the square around each pixel. At the edges of the plane, only pixels of the
+    # The mean over the pixels around each pixel. At the edges of the plane, only pixels of the
     # plane count (count_include_pad).
     mean = F.avg_pool2d(
         difference**2,

@@ -13,7 +13,7 @@ simulated recordings integrate display values instead, as the option spike.light
 
 Nearly all modules of this folder convert with these functions. The shipped weights of the fusion
 "motion" were trained with these curves, so another curve or another `DARK` gives worse frames.
-tests/parts/data/joint/test_equations.py notices another gamma, and a slope that does not fit it.
+tests/parts/data/joint/test_values.py notices another gamma, and a slope that does not fit it.
 """
 
 import numpy as np

@@ -70,9 +70,9 @@ def most_evidence(
     for pattern in PATTERNS:
         # E.g. 3 p_0 + p_1 - p_2 - 3 p_3, with the pieces p.
         change = np.tensordot(np.array(pattern, np.float32), pieces, 1)  # (h, w)
-        whole, of_pixels = evidence(change, light, by_light)
-        of_frame = max(of_frame, whole)
-        around = np.maximum(around, of_pixels)
+        of_frame_by_pattern, around_by_pattern = evidence(change, light, by_light)
+        of_frame = max(of_frame, of_frame_by_pattern)
+        around = np.maximum(around, around_by_pattern)
     return of_frame, around
 
 
@@ -112,7 +112,8 @@ def evidence(
     change = without_change_of_lamps(change, light, light_around)  # c_i
     product = products_with_neighbours(change, light, light_around)  # p_i
     square = product**2
-    whole = float(product.sum()) / max(float(np.sqrt(2 * square.sum())), SMALLEST)
+    deviation = max(float(np.sqrt(2 * square.sum())), SMALLEST)
+    of_frame = float(product.sum()) / deviation
 
     # Around a pixel, the same sums are taken with Gaussian weights g, which sum up to 1. In the sum
     # of squares the weights are g^2 = factor x (a Gaussian of sigma EVIDENCE_SIGMA / sqrt(2)).
@@ -120,4 +121,4 @@ def evidence(
     sum_around = blurred(product, EVIDENCE_SIGMA)
     squares_around = factor * blurred(square, EVIDENCE_SIGMA / np.sqrt(2))
     around = sum_around / np.maximum(np.sqrt(2 * squares_around), SMALLEST)
-    return whole, around
+    return of_frame, around

@@ -67,9 +67,14 @@ def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
 def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.ndarray) -> np.ndarray:
     """Return the mean of c_i n_i if nothing moves, (h, w).
 
-    Noise changes pixel i by e_i. The mean of e_i e_j is 0, and the mean of e_i^2 is the variance
-    v_i. With L the light, M the light around, and g the weights of the mean over the pixels around,
-    `without_change_of_lamps` makes of e_i
+        (sum over k of g_ik^2 - 2 g_ii) V L_i N_i / M_i^2
+
+        L    light                     N    weighted sum of the light of the neighbours
+        M    light around              V    mean square of the changes around
+        g    weights of the mean over the pixels around
+
+    Where this comes from: noise changes pixel i by e_i. The mean of e_i e_j is 0, and the mean of
+    e_i^2 is the variance v_i. `without_change_of_lamps` makes of e_i
 
         c_i = e_i - (L_i / M_i) sum over k of g_ik e_k
 
@@ -82,17 +87,14 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
     Two things make these terms simpler:
 
         neighbours are near     g_ij and g_ji are about g_ii, g_jk is about g_ik, M_j is about M_i
-        v_i = V L_i / M_i       because the variance is about proportional to the light. V is the
-                                mean variance around, and so the mean of the squares of the changes.
-                                In the sum over k, v_k is about V
+        v_i = V L_i / M_i       because the variance is about proportional to the light. In the sum
+                                over k, v_k is about V
 
     Each of the first two terms is then - g_ii V L_i L_j / M_i^2, so the mean of c_i c_j is
 
         (sum over k of g_ik^2 - 2 g_ii) V L_i L_j / M_i^2
 
-    n_i is a weighted sum of c_j. So with N_i, the same weighted sum of L_j, the mean of c_i n_i is
-
-        (sum over k of g_ik^2 - 2 g_ii) V L_i N_i / M_i^2
+    n_i is a weighted sum of c_j, so N_i takes the place of L_j.
 
     `without_change_of_equal_light` mixes pixels, too: pixels of equal light. They are seldom
     neighbours, so it has no term here.

@@ -11,18 +11,6 @@ rows, each padded from H to PAD numbers, because Triton needs powers of two. E.g
 256, and a tile has 4096 numbers, so ROWS is 4096 / 256 = 16 (`tile`), and program 1 computes the
 rows 16 ... 31.
 
-Names in the kernels:
-
-    n              number of rows
-    H, PAD         numbers in a row of y; the same, padded to a power of two
-    ROWS           rows of a tile
-    row            (ROWS,)      numbers of the rows of the tile
-    channel        (PAD,)       numbers of the channels
-    is_channel     (PAD,)       false for padding
-    is_inside      (ROWS, PAD)  false for padding and for rows beyond n
-    index          (ROWS, PAD)  positions of the numbers of the tile in memory
-    program_sums   the sums of each program, one row per program
-
 The last tile may have fewer than ROWS rows. So each load and store has a mask: a masked load gives
 0, and a masked store writes nothing. Without the mask a program would write beyond the tensor. An
 index has 64 bits (`.to(tl.int64)`), because a tensor may have more than 2^31 numbers.
@@ -64,10 +52,11 @@ def _geglu_forward(
 
     Each program computes one tile.
     """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channel = tl.arange(0, PAD)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
+    channel = tl.arange(0, PAD)  # (PAD,)
+    # (ROWS, PAD): false for padding and for rows beyond n.
     is_inside = (row < n)[:, None] & (channel < H)[None, :]
-    # Where the numbers a of the tile are in z, whose rows have 2 H numbers. In each row the numbers
+    # Where the numbers a of the tile are in z, (ROWS, PAD). A row of z has 2 H numbers: the numbers
     # b lie H places after the numbers a.
     index = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
     a = tl.load(z + index, mask=is_inside, other=0.0).to(tl.float32)
@@ -101,8 +90,8 @@ def _geglu_backward(
     Each program computes several tiles, one after the other. With one tile per program, as in
     forward, program_sums would have as many rows as there are tiles.
     """
-    channel = tl.arange(0, PAD)
-    is_channel = channel < H
+    channel = tl.arange(0, PAD)  # (PAD,)
+    is_channel = channel < H  # false for padding
     sum_a = tl.zeros((ROWS, PAD), tl.float32)
     sum_b = tl.zeros((ROWS, PAD), tl.float32)
     # Program p of P takes the tiles p, p + P, p + 2 P, ... E.g. 3 programs, tiles of 8 rows: the

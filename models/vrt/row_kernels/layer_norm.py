@@ -8,18 +8,6 @@ rows, each padded from C channels to PAD numbers, because Triton needs powers of
 channels: PAD is 128, and a tile has 4096 numbers, so ROWS is 4096 / 128 = 32 (`tile`), and program
 1 computes the rows 32 ... 63.
 
-Names in the kernels:
-
-    n              number of rows
-    C, PAD         channels of a row; the same, padded to a power of two
-    ROWS           rows of a tile
-    row            (ROWS,)      numbers of the rows of the tile
-    channel        (PAD,)       numbers of the channels
-    is_channel     (PAD,)       false for padding
-    is_inside      (ROWS, PAD)  false for padding and for rows beyond n
-    index          (ROWS, PAD)  positions of the numbers of the tile in memory
-    program_sums   the sums of each program, one row per program
-
 The last tile may have fewer than ROWS rows. So each load and store has a mask: a masked load gives
 0, and a masked store writes nothing. Without the mask a program would write beyond the tensor. An
 index has 64 bits (`.to(tl.int64)`), because a tensor may have more than 2^31 numbers.
@@ -71,12 +59,13 @@ def _norm_forward(
 
     Each program computes one tile.
     """
-    # The rows and channels of this program's tile, and where their numbers are in memory. The rows
-    # lie one after the other, so channel 5 of row 33 is number 33 * C + 5, 3173 for C = 96.
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channel = tl.arange(0, PAD)
-    is_channel = channel < C
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
+    channel = tl.arange(0, PAD)  # (PAD,)
+    is_channel = channel < C  # false for padding
+    # (ROWS, PAD): false for padding and for rows beyond n.
     is_inside = (row < n)[:, None] & is_channel[None, :]
+    # Where the numbers of the tile are in memory, (ROWS, PAD). The rows lie one after the other, so
+    # channel 5 of row 33 is number 33 * C + 5, 3173 for C = 96.
     index = row[:, None].to(tl.int64) * C + channel[None, :]
 
     values = tl.load(x + index, mask=is_inside, other=0.0).to(tl.float32)

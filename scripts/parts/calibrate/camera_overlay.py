@@ -26,17 +26,7 @@ def overlay(view: View, light: str, grid: CalibratedGrid) -> np.ndarray:
     """
     rates, frame = images_of(view, light)  # (h, w) of the spike camera, (H, W) of the frame
     height, width = frame.shape
-    # Bring the spikes to the pixels of the whole frame. `to_rgb` takes and returns several
-    # channels. Here it is one channel.
-    window = grid.window(Crop(top=0, left=0, height=height, width=width))
-    seen = window.covered  # (H, W): the pixels that the spike camera sees
-    needed_rates = rates[window.crop.slices]  # the spike pixels that show a part of the frame
-    spikes = window.to_rgb(needed_rates[None])[0]  # (H, W)
-    # Give the spikes the mean and the contrast of the frame, where both cameras see. An image of
-    # one value has the deviation 0, so divide by at least 1e-6.
-    normal = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6)
-    spikes = normal * frame[seen].std() + frame[seen].mean()
-    spikes = np.where(seen, np.clip(spikes, 0, 1), 0)
+    spikes = _on_frame(rates, frame, grid)
 
     upper = np.stack((frame, spikes, frame), axis=2)  # red and blue make magenta
     # Squares as on a chessboard. y and x: the row and the column of squares of each pixel.
@@ -53,3 +43,24 @@ def overlay(view: View, light: str, grid: CalibratedGrid) -> np.ndarray:
     lower_right = (region.right - 1, region.bottom - 1)
     cv2.rectangle(image, upper_left, lower_right, color=(255, 255, 0), thickness=1)
     return image
+
+
+def _on_frame(rates: np.ndarray, frame: np.ndarray, grid: CalibratedGrid) -> np.ndarray:
+    """Return the spikes at the pixels of the frame, (H, W), as bright as the frame.
+
+    Pixels that the spike camera does not see are 0.
+
+    rates: (h, w) of the spike camera. frame: (H, W).
+    """
+    # Bring the spikes to the pixels of the whole frame. `to_rgb` takes and returns several
+    # channels. Here it is one channel.
+    height, width = frame.shape
+    window = grid.window(Crop(top=0, left=0, height=height, width=width))
+    seen = window.covered  # (H, W): the pixels that the spike camera sees
+    needed_rates = rates[window.crop.slices]  # the spike pixels that show a part of the frame
+    spikes = window.to_rgb(needed_rates[None])[0]  # (H, W)
+    # Give the spikes the mean and the contrast of the frame, where both cameras see. An image of
+    # one value has the deviation 0, so divide by at least 1e-6.
+    normal = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6)
+    spikes = normal * frame[seen].std() + frame[seen].mean()
+    return np.where(seen, np.clip(spikes, 0, 1), 0)

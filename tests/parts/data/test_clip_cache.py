@@ -10,6 +10,8 @@ import os
 import shutil
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 
 from data.clips.cache_builder import build_cache
@@ -107,6 +109,25 @@ def test_a_cache_of_an_earlier_version_is_read(root):
     (root / "cache/index.json").write_text(json.dumps(index))
 
     assert equal_samples(read_cache(root, **TURNS)[(0, 3)], before)
+
+
+def test_a_cache_has_the_form_that_it_always_had(root):
+    make_cache(root)
+
+    index = json.loads((root / "cache/index.json").read_text())
+    assert index["format"] == 1
+    assert index.keys() == {"format", "source", "selection", "spike", "clips"}
+    of_clip = {"name", "stems", "lq", "gt", "gt_instants", "spike", "planes", "size", "gt_size"}
+    assert index["clips"][0].keys() == of_clip
+    # Frames are arrays (frames, H, W, 3) in the order of OpenCV: B, G, R.
+    assert sorted(os.listdir(root / "cache/clip0")) == ["gt.u8", "lq.u8", "spike.u8"]
+    files = sorted((root / "GOPRO_Large/train/clip0/blur").iterdir())
+    frames = b"".join(np.asarray(cv2.imread(str(path))).tobytes() for path in files)
+    assert (root / "cache/clip0/lq.u8").read_bytes() == frames
+    # The planes of all spike files, one after the other, packed as in a .dat.
+    files = sorted((root / "GOPRO_Large_spike_seq/train/clip0/spike").iterdir())
+    planes = b"".join(path.read_bytes() for path in files)
+    assert (root / "cache/clip0/spike.u8").read_bytes() == planes
 
 
 @pytest.fixture

@@ -234,6 +234,14 @@ def test_a_jpeg_without_its_end_is_refused(tmp_path):
         FrameSource(tmp_path / "cut.jpg").read(0)
 
 
+def test_a_png_without_its_end_is_refused(tmp_path):
+    _, encoded = cv2.imencode(".png", picture())
+    (tmp_path / "cut.png").write_bytes(encoded.tobytes()[:-40])
+
+    with pytest.raises(DataError, match="is damaged or cut short"):
+        FrameSource(tmp_path / "cut.png").read(0)
+
+
 def test_a_folder_without_images_is_named(tmp_path):
     with pytest.raises(DataError, match="holds no images"):
         FrameSource(tmp_path)

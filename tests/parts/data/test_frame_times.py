@@ -194,6 +194,15 @@ def test_only_rounding_to_a_tick_counts_as_one_distance(starts, edges):
     assert ranges == expected
 
 
+def test_a_time_within_a_plane_is_the_begin_of_the_plane():
+    # The frames begin after 0, 1 and 3 seconds. The last one lasts as long as the frame before it,
+    # 2 seconds, so the film ends after 5 seconds.
+    times = times_of_film([Fraction(0), Fraction(1), Fraction(3)])
+
+    # 12 planes in 5 seconds: second 1 is plane 2.4, and second 3 is plane 7.2.
+    assert times.plane_ranges(0, 12) == [(0, 2), (2, 7), (7, 12)]
+
+
 def film_with_spikes(
     folder: Path, lengths: Sequence[Fraction], planes: int | None = None
 ) -> tuple[Path, Path]:

@@ -137,6 +137,12 @@ def planes_of_the_files_beside(root):
     return {"spike": spike}
 
 
+def a_part_of_each_file(root):
+    # The planes 4 ... 19 of each file are read.
+    part = {"first": 4, "count": 16}
+    return {"spike": {"type": "dat", "center": "file", **part, "representation": BINS}}
+
+
 def one_spike_file_for_a_clip(root):
     spikes = root / "GOPRO_Large_spike_seq/train"
     for clip in list(spikes.iterdir()):
@@ -175,6 +181,7 @@ KINDS = [
     frames_alone,
     sharp_instants,
     planes_of_the_files_beside,
+    a_part_of_each_file,
     one_spike_file_for_a_clip,
     a_rate_for_one_clip,
     a_listed_part,
@@ -340,13 +347,18 @@ def touch(path: Path) -> None:
     os.utime(path, (1, 1))  # another time of change
 
 
+def add_note(path: Path) -> None:
+    """Add a file that the check does not read. Only the state of the folder changes."""
+    path.with_name("note.txt").write_text("a note")
+
+
 def copy_clip(path: Path) -> None:
     """Copy the whole clip of a picture, so that there is one more clip."""
     clip = path.parent.parent
     shutil.copytree(clip, clip.with_name("clip2"))
 
 
-@pytest.mark.parametrize("change", [remove, rewrite, touch, copy_clip])
+@pytest.mark.parametrize("change", [remove, rewrite, touch, add_note, copy_clip])
 def test_files_that_changed_are_checked_anew(root, change):
     values = data_section(root, **RGB)
     checked_at_start(values, root)

@@ -1,4 +1,6 @@
-"""A reader of one's own: what follows from its name, its stems and its frames."""
+"""A data set of one's own: what follows from a reader's frames, and which samples are refused."""
+
+import re
 
 import numpy as np
 import pytest
@@ -6,8 +8,10 @@ import torch
 from torch.utils.data import Dataset
 
 from data.clips.readers import Reader
+from data.loader import TrainLoader
 from data.network_fit import check_clips
 from utils.errors import DataError
+from utils.options.loader_options import LoaderOptions
 
 
 class ComputedFrames(Reader):
@@ -106,6 +110,83 @@ def test_a_clip_whose_results_would_lie_outside_is_refused(name):
 
 def test_clips_without_sharp_frames_fit_every_scale():
     check_clips(Own(ComputedFrames(kinds=("lq",))), "test", scale=4, instants=None)
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (None, "the data set returned None"),
+        ({"gt": torch.zeros(3, 4, 4)}, 'no "lq" among the keys (gt)'),
+        ({"lq": np.zeros((3, 4, 4), np.float32)}, "lq is a NumPy array (3, 4, 4) of float32"),
+        ({"lq": torch.zeros(3, 4, 4, dtype=torch.uint8)}, "lq is a tensor (3, 4, 4) of uint8"),
+        ({"lq": torch.zeros(2, 3, 4, 4)}, "lq is a tensor (2, 3, 4, 4) of float32"),
+        ({"lq": torch.zeros(3, 4, 4), "spike": None}, "spike is None"),
+    ],
+)
+def test_a_frame_that_is_none_is_refused_in_words(frame, words):
+    class Wrong(ComputedFrames):
+        def frame(self, index, reverse=False):
+            return frame
+
+    with pytest.raises(DataError, match=re.escape(words)):
+        check_clips(Own(Wrong()), "test", scale=1, instants=1)
+
+
+class Samples(Dataset):
+    """A training set of one sample, or of two."""
+
+    def __init__(self, *samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        _, number = index
+        return self.samples[number]
+
+
+def first_batch(*samples):
+    """Return the first micro-batch of a loader over these samples."""
+    section = LoaderOptions(dataloader_num_workers=0, dataloader_batch_size=len(samples))
+    loader = TrainLoader(Samples(*samples), section, accumulation_steps=1, seed=0)
+    return next(loader.start(epoch=0, batch=0))[0]
+
+
+CLIP = torch.zeros(2, 3, 4, 4)  # T, C, H, W
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ([None], "the data set returned None"),
+        ([(CLIP, CLIP)], "the data set returned of type tuple"),
+        ([{"gt": CLIP}], 'no "lq" among the keys (gt)'),
+        ([{"lq": CLIP.byte(), "gt": CLIP.byte()}], "lq is a tensor (2, 3, 4, 4) of uint8"),
+        ([{"lq": CLIP, "gt": CLIP.byte()}], "gt is a tensor (2, 3, 4, 4) of uint8"),
+        ([{"lq": CLIP[0]}], "lq is a tensor (3, 4, 4) of float32"),
+        ([{"lq": CLIP}, {"lq": CLIP[:1]}], "two samples of a batch differ: lq has a tensor"),
+        ([{"lq": CLIP, "gt": CLIP}, {"lq": CLIP}], "two samples of a batch differ: gt has a"),
+    ],
+)
+def test_a_sample_that_is_none_is_refused_in_words(samples, words):
+    with pytest.raises(DataError) as refused:
+        first_batch(*samples)
+
+    assert words in refused.value.what
+    assert refused.value.where.startswith("Samples, (epoch, index) [(0, ")
+
+
+def test_samples_of_numpy_arrays_are_read():
+    batch = first_batch({"lq": CLIP.numpy(), "key": "c/0"})
+
+    assert torch.equal(batch["lq"], CLIP[None])
+
+
+def test_samples_from_0_to_255_are_told_once(caplog):
+    first_batch({"lq": CLIP, "gt": CLIP + 255})
+
+    assert caplog.text.count("gt of the training samples has values from 255 to 255") == 1
 
 
 def test_samples_of_a_plain_dataset_are_not_looked_at():

@@ -27,7 +27,7 @@ import pytest
 import main_test_vrt
 from data.cameras.calibration import load_calibration, save_calibration
 from data.cameras.rig import Rig
-from scripts.make_sample_data import make_layers, render
+from scripts.parts.make_sample_data.sample_layers import make_layers, render
 from tests.helpers.checked import not_none
 from tests.helpers.clip_files import BINS, add_cache, equal_samples, set_for_training, write_dat
 from tests.helpers.train_files import run_odd, write_odd_options

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from data.cameras.dataset_info import DatasetInfo
-from data.cameras.exposures import read_exposures
+from data.cameras.exposures import Exposures, read_exposures
 from data.cameras.spike_source import DatSpikes
 from data.cameras.timing import Timing
 from data.clips.clip_reader import user_clips
@@ -507,6 +507,16 @@ def test_a_file_holds_each_frame_whose_exposure_ends_in_it(planes, frames):
     timing = Timing(exposures=read_exposures({"start": 0, "length": 20, "period": 25}))
 
     assert timing.frames("clip", planes) == frames
+
+
+def test_half_a_plane_is_rounded_up():
+    # (start, length) of two frames.
+    exposures = Exposures(rows=((0.5, 2.5), (1.5, 3.5)))
+
+    # round() of Python would give (0, 2) for the first frame: it takes the even number.
+    assert exposures.planes_of(0) == (1, 3)
+    assert exposures.planes_of(1) == (2, 4)
+    assert exposures.planes_of(0, offset=-3) == (-2, 3)  # the start is -2.5
 
 
 @pytest.fixture

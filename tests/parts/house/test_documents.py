@@ -338,7 +338,8 @@ def keys_of(block: str) -> dict[str, Any]:
 class OptionBlocks:
     """The blocks of options in docs/data_format.md, in their order."""
 
-    layouts: list[dict[str, Any]]  # a section `train` for each of three layouts of files
+    files: list[dict[str, Any]]  # a whole option file for each of three layouts of files
+    for_gpu: str  # the lines that make an option file train the large network
     exposures: list[str]  # three forms of the key `exposure`
     section: str  # a section `train` with most of its keys
     roots: str  # keys that name several folders
@@ -349,20 +350,19 @@ class OptionBlocks:
 def option_blocks() -> OptionBlocks:
     """Give the blocks of options in docs/data_format.md."""
     page = read_page("docs/data_format.md")
-    # The first layout has a whole option file. The other layouts have their section `spike` alone.
-    whole_file = json5.loads(find_match(r"```json\n(.*?)```", page, re.DOTALL)[1])
-    first_layout = whole_file["datasets"]["train"]
+    # Each layout has a whole option file. One more block of JSON is a dataset.json.
+    whole_blocks = [json5.loads(text) for text in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
+    files = [block for block in whole_blocks if "datasets" in block]
     blocks = re.findall(r"```jsonc\n(.*?)```", page, re.DOTALL)
-    *spikes_of_layouts, forms, section, roots, camera = blocks
-    layouts = [first_layout, *(first_layout | keys_of(spikes) for spikes in spikes_of_layouts)]
+    for_gpu, forms, section, roots, camera = blocks
     # One block has all forms of `exposure`. Each form begins with the key at the begin of a line.
     # The split has an empty text before the first form.
     _, *exposures = re.split(r'^(?="exposure")', forms, flags=re.MULTILINE)
-    return OptionBlocks(layouts, exposures, section, roots, camera)
+    return OptionBlocks(files, for_gpu, exposures, section, roots, camera)
 
 
 def test_the_page_on_data_shows_three_layouts(option_blocks):
-    assert len(option_blocks.layouts) == 3
+    assert len(option_blocks.files) == 3
 
 
 def test_the_page_on_data_shows_three_forms_of_exposure(option_blocks):
@@ -371,13 +371,31 @@ def test_the_page_on_data_shows_three_forms_of_exposure(option_blocks):
 
 @pytest.mark.parametrize("index", range(3))
 def test_the_options_for_each_layout_are_valid(option_file, option_blocks, index):
-    section = option_blocks.layouts[index]
+    option_file.write_text(json.dumps(option_blocks.files[index]))
 
-    read = read_section(option_file, section)
+    opt = main_train_vrt.read_options(["--opt", str(option_file)])
 
-    assert read.dataroot_spike == "trainsets/mine/spikes/train"
-    # Without this key the check of the data refuses clips that have no dataset.json.
-    assert read.spike.center == "file"
+    for split, section in (("train", opt.datasets.train), ("test", opt.datasets.test)):
+        read = options_of_part(section)  # the keys of the dataset
+        assert read.dataroot_spike == f"trainsets/mine/spikes/{split}"
+        # Without this key the check of the data refuses clips that have no dataset.json.
+        assert read.spike.center == "file"
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_the_lines_for_a_gpu_make_each_layout_train_the_large_network(
+    option_file, option_blocks, index
+):
+    options = option_blocks.files[index] | keys_of(option_blocks.for_gpu)
+    option_file.write_text(json.dumps(options))
+
+    opt = main_train_vrt.read_options(["--opt", str(option_file)])
+
+    assert opt.task == "mine_large"
+    assert opt.train.amp.enable
+    # The published number of clips of a step. The base has one clip per GPU.
+    clips_of_gpu = options_of_part(opt.datasets.train).dataloader_batch_size
+    assert clips_of_gpu * opt.train.accumulation_steps == 8
 
 
 @pytest.mark.parametrize("index", range(3))

@@ -15,7 +15,7 @@ from models.network_vrt import VRT
 from models.vrt import forms
 from models.vrt.flow_warp import flow_warp, nearest4
 from models.vrt.spynet import SpyNet
-from scripts.make_sample_data import texture
+from scripts.parts.make_sample_data.sample_layers import texture
 from tests.helpers import golden
 from tests.helpers.checked import not_none
 from tests.helpers.small_vrt import SMALL

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from main_train_vrt import read_options
 from models.model_vrt import ModelVRT
 from models.vrt import forms
-from scripts.parts.doctor.doctor_checks import check_ranks
+from scripts.parts.doctor.doctor_ranks import check_ranks
 from tests.dist.launching import RankResult, write_command
 from tests.helpers.checked import options_of_part
 from tests.helpers.train_files import train, write_options

@@ -420,6 +420,11 @@ WRONG_OVERRIDES = [
         ["G_scheduler_milestones is [20, 10]", "rising steps"],
     ),
     (
+        "an empty name of a folder",
+        ["path.root="],
+        ["path.root is ''", "str that is not empty"],
+    ),
+    (
         "two faults, of which the second is named too",
         ["train.total_iter=0", "val.saveimg=1"],
         ["unknown option val.saveimg", "then also: train.total_iter"],

@@ -84,6 +84,17 @@ def test_an_interval_goes_from_the_spike_nearest_to_one_edge_to_that_nearest_to_
     assert found == [Interval(begin=3, end=9, count=1), Interval(begin=9, end=16, count=1)]
 
 
+def test_of_two_spikes_that_are_equally_near_to_an_edge_the_earlier_one_counts():
+    stream = np.zeros((12, 1, 1), np.uint8)
+    for time in (3, 7, 11):
+        stream[time - 1] = 1  # a spike ends its plane
+
+    found = used_intervals(stream, np.array([3, 9, 11]), y=0, x=0)
+
+    # Both 7 and 11 are 2 planes from the edge 9.
+    assert found == [Interval(begin=3, end=7, count=1), Interval(begin=7, end=11, count=1)]
+
+
 def test_no_light_is_counted_twice(random_stream):
     for y, x in np.ndindex(5, 6):
         intervals = used_intervals(random_stream, EDGES, y, x)
@@ -96,5 +107,5 @@ def test_nearly_each_pixel_that_fires_twice_within_the_edges_has_an_interval(ran
 
     has_interval = counts.sum(0) > 0
     fires_twice = random_stream[7:32].sum(0) > 1  # the spikes of these planes have times 8 to 32
-    # Two spikes may be nearest to the same edge, so a few pixels may have no edge. Measured: 1.0.
+    # A spike may be the nearest to all edges, so a few pixels may have no interval. Measured: 1.0.
     assert (has_interval == fires_twice).mean() > 0.9

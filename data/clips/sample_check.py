@@ -1,0 +1,118 @@
+"""Refuse what a data set of a user returns if it is no sample, or no frame of a test clip.
+
+Without these checks, a wrong type ends in an error of torch far away from its cause, and pictures
+of uint8 would be compared with pictures of 0 to 1. The data sets of this project need no check.
+
+What must stay: what the data sets in docs/extending.md return is accepted.
+
+Tests: tests/parts/data/test_readers.py
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from utils.errors import DataError
+
+# The tensors whose values are light, from 0 to 1. A network that takes spikes decides itself which
+# type they have.
+PICTURES = ("lq", "gt", "gt_instants")
+# Types of their values. float16 and bfloat16 serve with train.amp.
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+# Far outside of 0 to 1, so that strong noise is not told.
+LOWEST = -4
+HIGHEST = 5
+WHERE_DESCRIBED = "(docs/extending.md, Layers)"
+
+
+def refuse_wrong_samples(samples: Sequence[Any], place: str) -> None:
+    """Raise DataError if these samples of a training set cannot become a micro-batch.
+
+    samples: what the data set returned for each index. place: where they come from, for messages.
+    """
+    do = f"correct __getitem__ of the data set {WHERE_DESCRIBED}"
+    for sample in samples:
+        _refuse_wrong_tensors(sample, "(T, 3, H, W)", place, do)
+        # torch stacks the samples of a micro-batch.
+        for key, value in samples[0].items():
+            if _shape(sample.get(key)) != _shape(value):
+                raise DataError(
+                    what=f"two samples of a batch differ: {key} has {_described(value)} and "
+                    f"{_described(sample.get(key))}",
+                    where=place,
+                    expected="the same keys and shapes in all samples",
+                    do=f"{do}, or set datasets.train.dataloader_batch_size=1",
+                )
+
+
+def refuse_wrong_frame(frame: Any, place: str) -> None:
+    """Raise DataError if a reader's frame is none. place: the clip, for messages."""
+    do = f"correct `frame` of the readers {WHERE_DESCRIBED}"
+    _refuse_wrong_tensors(frame, "(3, H, W)", place, do)
+    for key, value in frame.items():
+        if not isinstance(value, Tensor):
+            raise DataError(
+                what=f"{key} is {_described(value)}",
+                where=place,
+                expected="tensors of torch",
+                do=do,
+            )
+
+
+def warning_of_range(batch: dict[str, Any]) -> str:
+    """Return a warning if the pictures of a micro-batch have values far from 0 to 1, or ""."""
+    for key in PICTURES:
+        if key in batch:
+            low, high = float(batch[key].min()), float(batch[key].max())
+            # NaN is neither below nor above: the step that meets it is skipped.
+            if low < LOWEST or high > HIGHEST:
+                return (
+                    f"{key} of the training samples has values from {low:.3g} to {high:.3g}, not "
+                    "from 0 to 1: loss and scores will not mean what they say; divide pictures of "
+                    f"uint8 by 255 {WHERE_DESCRIBED}"
+                )
+    return ""
+
+
+def _refuse_wrong_tensors(item: Any, shape: str, place: str, do: str) -> None:
+    """Raise DataError if a sample or a frame is no dict, or its pictures are no numbers of 0 to 1.
+
+    shape: shape of the pictures in words, e.g. "(3, H, W)". place, do: for messages.
+    """
+    expected = f'a dict with "lq", and "gt" to compare with: {shape}, float32 from 0 to 1'
+    if not isinstance(item, dict):
+        raise DataError(
+            what=f"the data set returned {_described(item)}", where=place, expected=expected, do=do
+        )
+    if "lq" not in item:
+        keys = ", ".join(map(str, item)) or "none"
+        raise DataError(
+            what=f'no "lq" among the keys ({keys})', where=place, expected=expected, do=do
+        )
+    for key in PICTURES:
+        if key not in item:
+            continue
+        value = item[key]
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
+        is_picture = isinstance(value, Tensor) and value.dtype in FLOATS
+        if not is_picture or value.ndim != len(shape.split(",")):
+            raise DataError(
+                what=f"{key} is {_described(item[key])}", where=place, expected=expected, do=do
+            )
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of a tensor or an array, and None for any other value."""
+    return tuple(value.shape) if isinstance(value, (Tensor, np.ndarray)) else None
+
+
+def _described(value: Any) -> str:
+    """Return type and shape of a value in words, e.g. "a tensor (2, 3, 8, 8) of uint8"."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        noun = "a tensor" if isinstance(value, Tensor) else "a NumPy array"
+        return f"{noun} {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    return "None" if value is None else f"of type {type(value).__name__}"

@@ -1,0 +1,163 @@
+"""The table of tests of main_test_vrt.py: the scores of each test, on the same frames.
+
+What must stay: two tests that scored other frames, or scored in another way, never stand in one
+table (test_a_test_on_other_frames_is_refused_in_the_table,
+test_results_of_different_protocols_are_not_compared).
+Free to change: the columns.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from models.metrics import COLUMNS, METRICS_OF_TESTS, format_score
+from models.restore.scores import START_OF_LPIPS_NOTE
+from scripts.parts.compare_runs.table import Table
+from utils.errors import DataError
+from utils.results import read_json
+
+METRICS_FILE = "metrics.json"  # the scores of a test; a folder with this file is a folder of a test
+SHOWN_CLIPS = 5  # clips that an error names; the others are probably different for the same reason
+
+
+class TestRow(NamedTuple):
+    """A row of the table of tests: a test, or the input."""
+
+    method: str  # e.g. "tfp", or "network, " and its weights
+    averages: dict[str, float]  # metric -> mean over the clips
+
+
+class InputOfClip(NamedTuple):
+    """What a test read of one clip. Two tests of the same clip must agree in it."""
+
+    stems: list[str] | None  # names of the frames
+    scores: dict[str, float]  # metric -> score of the blurry frames
+
+
+class ScoredTest(NamedTuple):
+    """A test, with what another test must have too, so that the two can be compared."""
+
+    name: str  # of the test in the table
+    scoring: str  # how metrics were computed, in words
+    clips: dict[str, InputOfClip]
+
+
+def tests_table(folders: Mapping[str, Path]) -> Table:
+    """Return a table of several tests on the same frames: first the input, then a row for each.
+
+    A metric that a test does not have, such as RGB PSNR of grey frames, is a dash. Raises DataError
+    if a test has no scores, or if two tests were scored differently or on different frames.
+    """
+    table_rows: dict[str, TestRow] = {}
+    first: ScoredTest | None = None
+    for name, folder in folders.items():
+        result = read_test(name, folder)
+        averages = result["averages"]
+        test = scored_test(name, result)
+        # All tests have the same input, so the first test says its scores.
+        if first is None:
+            first = test
+            table_rows["input"] = TestRow(method="", averages=averages.get("input", {}))
+        refuse_other_scoring(first, test)
+        refuse_other_frames(first, test)
+        # A formula has the key "method" in its protocol, a network the key "weights".
+        about = result["protocol"]
+        method = about.get("method")
+        if not method:
+            method = f"network, {about.get('weights', '')}"
+        table_rows[name] = TestRow(method, averages["restored"])
+
+    # A column for each metric that any row has, in the order of COLUMNS.
+    metrics = []
+    for metric in COLUMNS:
+        if any(metric in row.averages for row in table_rows.values()):
+            metrics.append(metric)
+    rows = []
+    for name, row in table_rows.items():
+        scores = [format_score(metric, row.averages.get(metric)) for metric in metrics]
+        rows.append([name, row.method, *scores])
+    return Table(rows, ["test", "method", *(COLUMNS[metric].title for metric in metrics)])
+
+
+def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
+    """Return what a test must have in common with another test.
+
+    result: the content of its metrics.json.
+    """
+    # If LPIPS was computed, the text goes on with its network and weights, e.g. "...; LPIPS: ...".
+    # Tests with other weights of LPIPS may be compared, so this part is cut off.
+    scoring, _, _ = result["protocol"].get("metrics", "").partition(START_OF_LPIPS_NOTE)
+    # The frames of each clip and the scores of its input tell two test sets apart.
+    clips = {}
+    for clip, of_clip in result["clips"].items():
+        clips[clip] = InputOfClip(of_clip.get("stems"), of_clip.get("input", {}))
+    return ScoredTest(name, scoring, clips)
+
+
+def read_test(name: str, folder: Path) -> dict[str, Any]:
+    """Return the metrics.json of a test. Raises DataError if it is no result with scores."""
+    test = read_json(folder / METRICS_FILE)
+    has_all_keys = False
+    if isinstance(test, dict):
+        has_all_keys = all(key in test for key in ("protocol", "clips", "averages"))
+    if not has_all_keys:
+        raise DataError(
+            what="no results of a test",
+            where=str(folder / METRICS_FILE),
+            expected="what main_test_vrt.py writes",
+            do="repeat it",
+        )
+    if not test["averages"].get("restored"):
+        raise DataError(
+            what="a test without scores",
+            where=name,
+            expected="a test with sharp frames",
+            do="leave it out",
+        )
+    return test
+
+
+def refuse_other_scoring(first: ScoredTest, test: ScoredTest) -> None:
+    """Raise DataError if a test was scored in another way than the first test."""
+    if test.scoring != first.scoring:
+        raise DataError(
+            what=f"{first.name} and {test.name} were scored differently: {first.scoring}, "
+            f"{test.scoring}",
+            where=test.name,
+            expected="the same metric.values and metric.mean",
+            do="repeat one of the tests",
+        )
+
+
+def refuse_other_frames(first: ScoredTest, test: ScoredTest) -> None:
+    """Raise DataError if a test has other clips, frames or input than the first test."""
+    different = []
+    clips_of_both = {**first.clips, **test.clips}  # each clip once
+    for clip in clips_of_both:
+        if not is_same_input(first.clips.get(clip), test.clips.get(clip)):
+            different.append(clip)
+    if different:
+        raise DataError(
+            what=f"{first.name} and {test.name} were not scored on the same frames and input: "
+            f"{', '.join(different[:SHOWN_CLIPS])}",
+            where=test.name,
+            expected="tests of the same clips, frames and input",
+            do="repeat one of the tests",
+        )
+
+
+def is_same_input(first: InputOfClip | None, second: InputOfClip | None) -> bool:
+    """Return whether two tests of a clip had the same frames, and the same scores of the input."""
+    if first is None or second is None:  # one of the tests does not have this clip
+        return False
+    has_same_frames = first.stems == second.stems
+    return has_same_frames and _rounded(first.scores) == _rounded(second.scores)
+
+
+def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
+    """Return the scores that every test has (METRICS_OF_TESTS), with 6 digits.
+
+    LPIPS does not count, because it differs a little between devices. Metrics of metric.more do not
+    count, because each test may have others.
+    """
+    return {name: round(scores[name], 6) for name in METRICS_OF_TESTS if name in scores}

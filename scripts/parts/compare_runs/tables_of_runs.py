@@ -1,0 +1,93 @@
+"""The tables of training runs: their scores, and the options that differ.
+
+Throughout this file, `runs` is the name of each run in the output -> its path.
+
+Free to change: all of it, because people read the tables.
+test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_differ reads them.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scripts.parts.compare_runs.table import Table
+from utils.options.section import flatten_options
+from utils.results import read_json
+from utils.run import history, report
+
+RESTORED_PSNR = "val/psnr"  # scalar: PSNR of the restored frames at a validation
+ALWAYS_DIFFERENT = (".task", ".path.root")  # options that are not compared, because all runs differ
+
+
+def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
+    """Return a table of the scores of training runs.
+
+    If options of the runs differ, a second table has a row for each of these options.
+    """
+    rows = []
+    options_of_runs = []  # of each run: dotted key -> value, e.g. ".netG.depths" -> [8, 8]
+    for name, run in runs.items():
+        rows.append([name, *run_cells(run)])
+        options: dict[str, Any] = {}
+        file = report.newest_options(history.folder_of(run) / "options")
+        if file:  # a history file alone has no options beside it
+            options = dict(flatten_options(read_json(file), name=""))
+        options_of_runs.append(options)
+    tables = [Table(rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])]
+
+    rows_of_options = different_options(options_of_runs)
+    if rows_of_options:
+        tables.append(Table(rows_of_options, ["option", *runs]))
+    return tables
+
+
+def different_options(options_of_runs: list[dict[str, Any]]) -> list[list[str]]:
+    """Return a row for each option that differs: its key, and its value in each run or "-"."""
+    # All keys of any run, each once, in the order in which they appear first.
+    keys: list[str] = []
+    for options in options_of_runs:
+        for key in options:
+            if key not in keys:
+                keys.append(key)
+    rows = []
+    for key in keys:
+        values = [str(options.get(key, "-")) for options in options_of_runs]
+        is_equal = len(set(values)) == 1
+        if not is_equal and key not in ALWAYS_DIFFERENT:
+            rows.append([key.removeprefix("."), *values])
+    return rows
+
+
+def run_cells(run: Path) -> list[Any]:
+    """Return the cells of a run: best PSNR, its step, last loss, last speed, parameters.
+
+    A cell without a value is "-".
+    """
+    scalars = history.read_history(run)
+
+    # The best validation. Of equal validations it is the last one, because `max` compares the steps
+    # of equal values. A validation with NaN does not count.
+    best = "-"
+    best_step = "-"
+    validations = []
+    for step, value in scalars.get(RESTORED_PSNR, []):
+        if math.isfinite(value):
+            validations.append((value, step))
+    if validations:
+        psnr, step = max(validations)
+        best = f"{psnr:.2f}"
+        best_step = str(step)
+
+    last_values = []
+    for tag in ("train/loss", "train/it_per_s"):
+        if tag in scalars:
+            _, value = scalars[tag][-1]
+            last_values.append(f"{value:.4g}")
+        else:
+            last_values.append("-")
+
+    # The file about the machine and the network, which older runs do not have.
+    environment = history.folder_of(run) / report.ENVIRONMENT_NAME
+    about = read_json(environment) if environment.is_file() else {}
+    return [best, best_step, *last_values, about.get("parameters", "-")]

@@ -1,0 +1,111 @@
+"""The checks of all ranks together: their versions of torch, and whether sums are right and fast.
+
+A rank is one process of a training. A function whose docstring says "Collective" waits for all
+ranks. So every rank must call it, in the same order.
+
+What must stay: the order of the checks, which is the same on all ranks
+(test_two_ranks_are_examined_together).
+Free to change: the words, unless docs/troubleshooting.md quotes them.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import astuple, replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from scripts.parts.doctor.doctor_failures import FAIL, OK, Finding
+from utils import utils_dist
+from utils.dist import gpu
+from utils.run.timing import seconds_of
+
+
+def check_ranks() -> Iterator[Finding]:
+    """Yield where the ranks are, and whether their sums are right and fast. Collective."""
+    # Of each rank: its host, and its version of torch.
+    ranks = utils_dist.gather_objects((os.uname().nodename, torch.__version__))
+    hosts = sorted({host for host, _ in ranks})
+    versions = {version for _, version in ranks}
+    hosts_text = "host" if len(hosts) == 1 else "hosts"
+    yield Finding(OK, "ranks", f"{len(ranks)} on {len(hosts)} {hosts_text}: {', '.join(hosts)}")
+
+    device = utils_dist.get_device()
+    if gpu.is_cuda(device):
+        texts = []
+        for rank, usage in enumerate(utils_dist.gather_objects(gpu.usage(device))):
+            texts.append(f"rank {rank}: {gpu.describe(usage) if usage else 'unknown'}")
+        yield Finding(OK, "GPUs", "; ".join(texts))
+    if len(versions) > 1:
+        yield Finding(
+            FAIL,
+            "versions",
+            f"the ranks have different versions of torch: {ranks}",
+            why="other versions compute other numbers",
+            cure="install the same version on all hosts",
+        )
+    if utils_dist.get_world_size() == 1:
+        yield Finding(OK, "collectives", "one process: none are needed")
+        return
+    yield check_sum(device)
+    yield check_bandwidth(device)
+
+
+def check_sum(device: torch.device) -> Finding:
+    """Return whether a sum over all ranks is right. Collective."""
+    # Rank r gives r + 1, so the sum over all ranks is 1 + 2 + ... + world = world (world + 1) / 2.
+    world = utils_dist.get_world_size()  # number of ranks
+    total = torch.tensor([float(utils_dist.get_rank() + 1)], device=device)
+    dist.all_reduce(total)
+    expected = world * (world + 1) / 2
+    if float(total) == expected:
+        return Finding(
+            OK, "all_reduce", f"the sum over {world} ranks is right ({dist.get_backend()})"
+        )
+    return Finding(
+        FAIL,
+        "all_reduce",
+        f"the sum over {world} ranks is {float(total):g} and should be {expected:g}",
+        why="gradients would be wrong",
+        cure="update torch and drivers",
+    )
+
+
+def check_bandwidth(device: torch.device) -> Finding:
+    """Return how long the ranks take to add up data of three sizes. Collective."""
+    # The smallest size shows how long an exchange takes to begin, the largest size its bandwidth.
+    rates = []
+    for megabytes in (0.01, 1, 16):
+        data = torch.ones(int(megabytes * 2**20 / 4), device=device)  # float32: 4 bytes each
+        seconds = seconds_of(partial(dist.all_reduce, data), device, warmup=1)
+        rate = megabytes / seconds
+        rates.append(f"{megabytes:g} MB in {1000 * seconds:.1f} ms ({rate:.0f} MB/s)")
+    return Finding(OK, "bandwidth", "; ".join(rates))
+
+
+def from_all_ranks(findings: list[Finding]) -> list[Finding]:
+    """Return the findings of rank 0, and of other ranks the findings that are not "ok". Collective.
+
+    A finding that several ranks have is returned once, with the numbers of these ranks.
+
+    findings: what this rank found.
+    """
+    # The ranks exchange plain values, so a finding travels as a tuple of its fields.
+    gathered = utils_dist.gather_objects([astuple(finding) for finding in findings])
+    findings_of_rank = []
+    for tuples in gathered:
+        findings_of_rank.append([Finding(*fields) for fields in tuples])
+
+    # All findings of rank 0, then each bad finding of the other ranks that is new.
+    of_rank_0 = findings_of_rank[0]
+    merged = list(of_rank_0)
+    seen = set(of_rank_0)
+    for of_rank in findings_of_rank[1:]:
+        for finding in of_rank:
+            if finding.status == OK or finding in seen:
+                continue
+            seen.add(finding)
+            ranks = [str(rank) for rank, found in enumerate(findings_of_rank) if finding in found]
+            merged.append(replace(finding, what=f"rank {', '.join(ranks)}: {finding.what}"))
+    return merged

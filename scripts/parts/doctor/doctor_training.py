@@ -1,0 +1,294 @@
+"""The checks of a training: options, data and network, then shards, loader, speed and gradients.
+
+A rank is one process of a training. A function whose docstring says "Collective" waits for all
+ranks. So every rank must call it, in the same order.
+
+What must stay: the order of the checks, which is the same on all ranks
+(test_two_ranks_are_examined_together). `check_gradients` comes last, because it changes the
+network.
+Free to change: limits and words, unless docs/troubleshooting.md quotes the words.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import main_train_vrt
+from models.ddp import unwrap_ddp
+from models.model_state import weights_hash
+from models.model_vrt import ModelVRT, define_Model
+from scripts.parts.doctor.doctor_failures import FAIL, OK, WARN, Finding
+from scripts.parts.doctor.doctor_ranks import from_all_ranks
+from utils import device as devices
+from utils import utils_dist
+from utils.dist import watchdog
+from utils.errors import SpikeVRTError
+from utils.run.timing import seconds_of
+
+TIMED_STEPS = 3  # steps that are timed: a few are enough to see a slow exchange
+# Below this efficiency the check warns about the exchange of gradients. On a CPU a low efficiency
+# is usual, because the ranks share the cores, so the check does not warn there.
+LEAST_EFFICIENCY = 0.85
+# Largest relative difference of the gradients of the ranks together and of one process. Rounding in
+# float64 stays far below it, and a missing gradient is far above it.
+LARGEST_DIFFERENCE = 1e-6
+
+
+def check_training(argv: list[str]) -> list[Finding]:
+    """Return what is found about options, data, network, speed and gradients. Collective.
+
+    Options, data and network are checked in this order, because each needs the one before. The
+    first failure ends the checks.
+
+    argv: arguments of main_train_vrt.py.
+    """
+    findings: list[Finding] = []
+
+    opt = made_on_all_ranks(
+        "options",
+        lambda: main_train_vrt.read_options(argv),
+        lambda opt: f"{opt.opt_path} is valid",
+        findings,
+    )
+    if opt is None:
+        return findings
+    data = made_on_all_ranks(
+        "data", lambda: main_train_vrt.build_data(opt), data_in_words, findings
+    )
+    if data is None:
+        return findings
+    model = made_on_all_ranks("network", lambda: make_model(opt), ModelVRT.describe, findings)
+    if model is None:
+        return findings
+
+    loader, _ = data
+    findings += check_shards(loader, model)
+    watchdog.phase("check the loader")
+    # Each item is a list with the batches of one step.
+    batches = loader.start(epoch=0, batch=0)
+    batch = next(batches)[0]
+    findings.append(check_loader(batches, batch))
+    watchdog.phase("check the speed of a step")
+    model.fit_memory(batch)
+    findings.append(check_scaling(model, batch))
+    if utils_dist.get_world_size() > 1:
+        watchdog.phase("check the gradients")
+        findings.append(check_gradients(model, batch))
+    return findings
+
+
+def made_on_all_ranks(
+    check: str,
+    make: Callable[[], Any],
+    in_words: Callable[[Any], str],
+    findings: list[Finding],
+) -> Any:
+    """Make a part of the training, and add to `findings` whether that failed. Collective.
+
+    Returns what `make` returns, or None if it failed on any rank. All ranks stop then, because the
+    other ranks would wait forever for a rank that failed.
+
+    check: name of the finding, e.g. "data". in_words: what is printed of the part.
+    """
+    watchdog.phase(f"check the {check}")
+    part = None
+    try:
+        part = make()
+        of_this_rank = Finding(OK, check, in_words(part))
+    except SpikeVRTError as e:
+        what = f"{e.what} (in {e.where})"
+        of_this_rank = Finding(FAIL, check, what, why=e.expected, cure=e.do)
+    merged = from_all_ranks([of_this_rank])
+    findings += merged
+    has_failed = any(finding.status == FAIL for finding in merged)
+    return None if has_failed else part
+
+
+def data_in_words(data: Any) -> str:
+    """Return how much data there is. data: the loader, and the test set or None."""
+    loader, test_set = data
+    clips = [] if test_set is None else test_set.readers()
+    return f"{loader.sampler.dataset_len} training samples, {len(clips)} test clips"
+
+
+def make_model(opt: Any) -> ModelVRT:
+    """Return the model of a training that begins anew."""
+    model = define_Model(opt)
+    model.init_train(state=None)
+    return model
+
+
+def check_shards(loader: Any, model: ModelVRT) -> Iterator[Finding]:
+    """Yield whether the ranks have equally many, different samples, and equal weights. Collective.
+
+    The samples that one rank reads are its shard of the epoch.
+    """
+    shard_of_this_rank = [index for _, index in loader.sampler]  # (epoch, index of the sample)
+    shards = utils_dist.gather_objects(shard_of_this_rank)
+    texts = []
+    for rank, shard in enumerate(shards):
+        texts.append(f"rank {rank}: {', '.join(map(str, shard[:3]))}")
+    first_samples = "; ".join(texts)
+    lengths = {len(shard) for shard in shards}
+    has_unequal_shards = len(lengths) > 1
+    samples = list(itertools.chain(*shards))
+    has_sample_twice = len(set(samples)) < len(samples)
+    if has_unequal_shards or has_sample_twice:
+        yield Finding(
+            FAIL,
+            "shards",
+            f"the ranks have the same samples, or unequally many; first samples {first_samples}",
+            why="ranks would train twice on a sample, or wait for one another",
+        )
+    else:
+        yield Finding(
+            OK,
+            "shards",
+            f"{len(shard_of_this_rank)} samples a rank and epoch, none twice; first samples "
+            f"{first_samples}",
+        )
+
+    digests = utils_dist.gather_objects(weights_hash(model.netG))
+    if len(set(digests)) == 1:
+        yield Finding(OK, "parameters", f"hash {digests[0]} on all ranks")
+    else:
+        # ModelVRT seeds the initial weights equally on all ranks. Different weights are no failure,
+        # because DDP broadcasts the weights of rank 0 when it wraps the network.
+        yield Finding(
+            WARN,
+            "parameters",
+            f"hashes {digests}",
+            why="weights that train.manual_seed decides are equal on all ranks; DDP will give all "
+            "ranks the weights of rank 0",
+            cure="in your own network draw weights from torch's generator; give all hosts the same "
+            "weights file",
+        )
+
+
+def check_loader(batches: Iterator[Any], batch: dict[str, Any]) -> Finding:
+    """Return how many clips per second the loader reads on each rank. Collective.
+
+    batches: the steps that are left of an epoch. batch: its first batch, which was read before.
+    """
+    begin = time.perf_counter()
+    clips = 0
+    # A step has several batches if train.accumulation_steps is above 1.
+    for batches_of_step in itertools.islice(batches, TIMED_STEPS):
+        for next_batch in batches_of_step:
+            clips += len(next_batch["key"])  # "key" has the name of each sample
+    seconds = time.perf_counter() - begin
+    rate = clips / seconds if clips else 0.0  # an epoch of one step has no further batch
+    rates = utils_dist.gather_objects(rate)
+    return Finding(
+        OK,
+        "loader",
+        f"{min(rates):.1f} to {max(rates):.1f} clips/s a rank; a batch holds {len(batch['key'])}",
+    )
+
+
+def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
+    """Return how much faster all ranks are than rank 0 alone. Collective.
+
+    A step is timed twice: on rank 0 while the others wait, and on all ranks together. The only
+    additional work of a step of all ranks is the exchange of the gradients, so
+
+        efficiency = seconds alone / seconds together
+
+    is 1 if this exchange takes no time. E.g. 1.0 s alone and 1.25 s together: 0.8, so 8 ranks are
+    6.4 times as fast as one.
+    """
+    on_device = model.to_device(batch)
+
+    def step() -> None:
+        # Forward and backward, without an update: the weights stay as they are.
+        model.loss_terms(on_device)["loss"].backward()
+        model.netG.zero_grad(set_to_none=True)
+
+    world = utils_dist.get_world_size()  # number of ranks
+    alone = 0.0
+    if utils_dist.is_main_process():
+        alone = seconds_of(step, model.device, TIMED_STEPS)
+    utils_dist.barrier()  # the other ranks are idle until rank 0 has finished
+    if world == 1:
+        return Finding(OK, "step", f"{alone:.2f} s forward and backward")
+
+    # Wrapped in DDP, the network exchanges gradients in each backward pass. Take the wrapper off
+    # afterwards, because the next check wraps the network itself.
+    net = unwrap_ddp(model.netG)
+    model.netG = model.wrap(net)
+    seconds_of_ranks = utils_dist.gather_objects(seconds_of(step, model.device, TIMED_STEPS))
+    model.netG = net
+    together = max(seconds_of_ranks)  # seconds of a step on the slowest rank
+    alone_of_rank_0 = utils_dist.gather_objects(alone)[0]
+    efficiency = alone_of_rank_0 / together
+    is_cpu = devices.kind() == "cpu"
+    shared_cores = " (ranks share the cores)" if is_cpu else ""
+    what = (
+        f"{efficiency * world:.2f} x on {world} ranks ({efficiency:.0%}): a step takes "
+        f"{alone_of_rank_0:.2f} s alone, {together:.2f} s together{shared_cores}"
+    )
+    if efficiency < LEAST_EFFICIENCY and not is_cpu:
+        return Finding(
+            WARN,
+            "scaling",
+            what,
+            why="the exchange of gradients is slow",
+            cure="look at the bandwidth above",
+        )
+    return Finding(OK, "scaling", what)
+
+
+def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
+    """Return whether the ranks together get the gradients of one process. Collective.
+
+    Each rank computes the gradients twice: alone from the batches of all ranks, and through DDP
+    from its own batch. Everything is float64, so that rounding does not hide an error.
+    """
+    # In float64, and without dropout (eval), which would draw other neurons in each computation.
+    # Both change the network in place. This is the last check, so nothing trains with it later.
+    net = unwrap_ddp(model.netG).double().eval()
+    tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
+    of_all_ranks = utils_dist.gather_objects(tensors)
+
+    def gradients(batches: list[dict[str, Any]]) -> torch.Tensor:
+        """Return the gradients of the mean loss of the batches, as one vector, by model.netG."""
+        for each in batches:
+            in_float64 = {key: value.double() for key, value in each.items()}
+            loss = model.loss_terms(model.to_device(in_float64))["loss"] / len(batches)
+            loss.backward()  # adds to the gradients of the batches before
+        parts = []
+        for parameter in net.parameters():
+            if parameter.grad is not None:  # a frozen parameter has no gradient
+                parts.append(parameter.grad.flatten())
+        vector = torch.cat(parts)
+        net.zero_grad(set_to_none=True)
+        return vector
+
+    # DDP broadcasts the weights of rank 0. So give all ranks these weights also for the computation
+    # without DDP.
+    model.netG = net
+    for parameter in net.parameters():
+        dist.broadcast(parameter.data, src=0)
+    expected = gradients(of_all_ranks)
+    model.netG = model.wrap(net)
+    found = gradients([of_all_ranks[utils_dist.get_rank()]])
+
+    error = float((found - expected).abs().max() / expected.abs().max())
+    worst = max(utils_dist.gather_objects(error))
+    if worst < LARGEST_DIFFERENCE:
+        return Finding(
+            OK,
+            "gradients",
+            f"{len(of_all_ranks)} ranks agree with one process: {worst:.0e} relative",
+        )
+    return Finding(
+        FAIL,
+        "gradients",
+        f"differ from one process by {worst:.0e} (relative)",
+        why="the network would train wrongly",
+        cure="set find_unused_parameters; see docs/ddp.md",
+    )

@@ -1,0 +1,126 @@
+"""scaled_dot_product_attention as a GPU would compute it, on a machine without a GPU.
+
+    backend               chooses the kernel, by the rules of torch
+    attention_of_a_gpu    calls this kernel on fake tensors, and counts the call
+
+tests/helpers/fake_gpu.py puts `attention_of_a_gpu` in place of torch's function.
+tests/parts/models/test_fake_gpu.py compares the calls.
+
+What must stay: the rules of torch, which `backend` repeats. A new version of torch may have others.
+"""
+
+import collections
+
+import torch
+from torch import Tensor
+
+from models.vrt.attention.window import MOST_HEADS
+
+# The types of 16 bits. The fast kernels of attention compute in these types.
+HALF = (torch.bfloat16, torch.float16)
+# Calls of attention in the case that runs: "efficient: head 16, 128 tokens, ..." -> their number.
+CALLS_OF_ATTENTION: collections.Counter[str] = collections.Counter()
+
+
+def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
+    """Choose the kernel of scaled_dot_product_attention as torch does on a GPU.
+
+    q, k, v: (n, heads, T, hd). Returns "cudnn", "flash", "efficient" or "math". The GPU has compute
+    capability 8.0 or more.
+
+    The rules are those of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order,
+    can_use_*_attention, minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient,
+    check_attn_mask_shape), torch 2.8 to 2.15, for inputs without dropout, nesting and causal masks.
+    Where versions differ, the stricter rule holds: cuDNN comes first, as since 2.11 on the H100,
+    and storage offsets count, as in 2.15.
+    """
+    enabled = torch.backends.cuda
+    # Every fast kernel needs the channels of a head side by side in memory, one batch and one type.
+    for x in (q, k, v):
+        if x.stride(-1) != 1 or x.shape[0] != q.shape[0] or x.dtype is not q.dtype:
+            return "math"
+
+    # cuDNN: 16 bits, few channels, and no gradient of the mask. A grid of CUDA blocks has at most
+    # 65,535 blocks along an axis: here the batch and the heads.
+    head_channels = q.shape[-1]
+    is_half = q.dtype in HALF
+    has_mask_gradient = mask is not None and mask.requires_grad
+    fits_grid = max(q.shape[:2]) <= 65_535
+    suits_cudnn = is_half and head_channels % 8 == 0 and head_channels <= 128 and fits_grid
+    if enabled.cudnn_sdp_enabled() and suits_cudnn and not has_mask_gradient:
+        return "cudnn"
+
+    # Flash attention: 16 bits, and no mask.
+    suits_flash = is_half and mask is None and head_channels <= 256
+    if enabled.flash_sdp_enabled() and suits_flash:
+        return "flash"
+
+    # Memory-efficient attention: tensor cores read 16 bytes at once (minimum_gemm_alignment), e.g.
+    # 8 values of 16 bits. So the channels of a head, and the begin of each tensor, must be
+    # multiples of 8 values.
+    values = 16 // q.element_size()
+    is_aligned = head_channels % values == 0
+    for x in (q, k, v):
+        is_aligned = is_aligned and x.storage_offset() % values == 0
+    suits_mask = mask is None or mask.stride(-1) == 1
+    suits_dtype = is_half or q.dtype is torch.float32
+    suits_efficient = suits_dtype and is_aligned and suits_mask
+    if enabled.mem_efficient_sdp_enabled() and suits_efficient:
+        return "efficient"
+    return "math"
+
+
+def attention_of_a_gpu(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """Call the kernel that a GPU would choose, and count the call in CALLS_OF_ATTENTION.
+
+    It stands in for scaled_dot_product_attention, which chooses by the device of this machine.
+    """
+    # Autocast gives the kernels inputs of 16 bits, as on a GPU.
+    if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:
+        dtype = torch.get_autocast_dtype("cuda")
+        q = q.to(dtype)
+        k = k.to(dtype)
+        v = v.to(dtype)
+        if attn_mask is not None:
+            attn_mask = attn_mask.to(dtype)
+    kind = backend(q, k, v, attn_mask)
+
+    # Count the call, e.g. "efficient: head 16, 128 tokens, gradient, mask none".
+    has_gradient = torch.is_grad_enabled() and q.requires_grad
+    gradient = "gradient" if has_gradient else "none"
+    if attn_mask is None:
+        mask_kind = "none"
+    elif attn_mask.requires_grad:
+        mask_kind = "with gradient"
+    else:
+        mask_kind = "constant"
+    windows, heads, tokens, head_channels = q.shape
+    sizes = f"head {head_channels}, {tokens} tokens"
+    CALLS_OF_ATTENTION[f"{kind}: {sizes}, {gradient}, mask {mask_kind}"] += 1
+
+    # A larger number does not fit the grid of the kernel. So the network must divide larger batches
+    # into several calls.
+    assert windows * heads <= MOST_HEADS
+    aten = torch.ops.aten
+    if kind == "efficient":
+        mask = None if attn_mask is None else attn_mask.expand(*q.shape[:3], k.shape[2])
+        results = aten._scaled_dot_product_efficient_attention(
+            q,
+            k,
+            v,
+            attn_bias=mask,
+            # Only a backward pass needs the sums of the softmax.
+            compute_log_sumexp=torch.is_grad_enabled(),
+            dropout_p=0.0,
+            is_causal=False,
+            scale=scale,
+        )
+        return results[0]
+    # "math" needs matrices in float32, and "cudnn" needs cuDNN. The network must avoid both.
+    assert kind == "flash", kind
+    results = aten._scaled_dot_product_flash_attention(
+        q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=scale
+    )
+    return results[0]

@@ -1,0 +1,188 @@
+"""Counts the memory and the kernels of operations of torch: `Counter`.
+
+tests/helpers/fake_gpu.py counts a training step with it. docs/benchmarks/net.md and docs/memory.md
+show such figures, so a change of what is counted needs new figures there.
+
+The columns of a deformable convolution do not pass the dispatcher of torch. So `COLUMNS` says what
+torchvision's kernel does with them.
+"""
+
+import collections
+import dataclasses
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Operations that run no kernel, although their schema does not call them views: they allocate
+# memory, or give a tensor another shape.
+FREE = {
+    "_unsafe_view",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "lift_fresh",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """What torchvision's deformable convolution does with its columns.
+
+    The columns are the samples of the input at all 9 taps. torchvision makes them in a buffer that
+    the dispatcher of torch does not see, so `Counter` adds them.
+    """
+
+    # Index of the input image among the arguments of the operation.
+    input_index: int
+    # How often the columns are written or read.
+    passes: int
+
+
+# The passes are counted in torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu:
+# Forward, 2: it writes the columns, and reads them for the product with the weight.
+# Backward, 6: it writes zeros and a product, reads the product for the gradient of the input and
+# for the gradient of the offsets, then writes and reads the columns for the gradient of the weight.
+COLUMNS = {
+    "torchvision::deform_conv2d": Columns(input_index=0, passes=2),
+    "torchvision::_deform_conv2d_backward": Columns(input_index=1, passes=6),
+}
+# Samples that a convolution of 3 x 3 takes for a pixel.
+TAPS = 9
+# The most images for which torchvision computes the columns at once.
+MOST_FRAMES = 32
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors in nested tuples, lists and dicts."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class Counter(TorchDispatchMode):
+    """Counts the bytes and kernels of all operations within a `with` block.
+
+    torch calls `__torch_dispatch__` in place of each operation. A mistake here only changes
+    figures, because each operation runs as it is given and its result is returned as it is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Number of operations that run a kernel.
+        self.kernels = 0
+        # Number of operations on tensors of both devices.
+        self.copies_from_host = 0
+        # Bytes that are alive now. Python deletes a tensor as soon as nothing refers to it, and
+        # then `remove_storage` subtracts its bytes.
+        self.now = 0
+        # The most bytes that were alive at once. Whoever measures a part of a step sets `peak` to
+        # `now` before that part.
+        self.peak = 0
+        # Bytes that kernels read and write: name of the operation -> bytes.
+        self.moved: collections.Counter[str] = collections.Counter()
+        # Addresses of the storages that are alive.
+        self.alive: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count what it needs. Returns its result.
+
+        func: the operation, e.g. torch.ops.aten.add.Tensor. args, kwargs: its arguments.
+        types: the classes of the tensors among them. torch gives them, and nobody needs them here.
+        """
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)  # fake tensors: only shapes are computed
+        name = func._schema.name.removeprefix("aten::")  # e.g. "add"
+        if name == "_scaled_dot_product_efficient_attention_backward":
+            check_strides_for_attention(args)
+
+        results = tensors(out)
+        self.count_copy_from_host([*tensors((args, kwargs)), *results])
+        # Tensors that share a storage share its bytes, so each storage counts once.
+        for storage in {tensor.untyped_storage() for tensor in results}:
+            self.add_storage(storage)
+        runs_kernel = bool(results) and name not in FREE and not is_view(func)
+        if runs_kernel:
+            # A kernel reads its inputs and writes its results.
+            self.kernels += 1
+            self.moved[name] += sum(bytes_of(tensor) for tensor in inputs_of(func, args, kwargs))
+            self.moved[name] += sum(bytes_of(tensor) for tensor in results)
+        if name in COLUMNS:
+            self.add_columns(name, args)
+        return out
+
+    def count_copy_from_host(self, used: list[Tensor]) -> None:
+        """Count an operation on tensors of both devices. used: its inputs and results."""
+        kinds = {tensor.device.type for tensor in used}
+        if kinds == {"cpu", "cuda"}:
+            self.copies_from_host += 1
+
+    def add_columns(self, name: str, args: Any) -> None:
+        """Add the columns of torchvision's kernel, for `name`, an operation in COLUMNS."""
+        columns = COLUMNS[name]
+        image = args[columns.input_index]
+        n, c, h, w = image.shape
+        bytes_of_frame = TAPS * c * h * w * image.element_size()
+        self.moved[name] += columns.passes * n * bytes_of_frame
+
+        # torchvision computes the columns of several images at once: as many as the largest
+        # divisor of n that is at most MOST_FRAMES. E.g. 20 of 40 images.
+        divisors = [number for number in range(1, MOST_FRAMES + 1) if n % number == 0]
+        self.peak = max(self.peak, self.now + bytes_of_frame * max(divisors))
+
+    def add_storage(self, storage: torch.UntypedStorage) -> None:
+        """Count the bytes of a storage as alive, until Python deletes it."""
+        # A storage that is alive has an address of its own.
+        address = storage._cdata
+        if address in self.alive:
+            return
+        size = storage.nbytes()
+        self.alive.add(address)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self.remove_storage, address, size)
+
+    def remove_storage(self, address: int, size: int) -> None:
+        """Count the bytes of a storage as free. Python calls this when it deletes the storage."""
+        self.alive.discard(address)
+        self.now -= size
+
+
+def check_strides_for_attention(args: Any) -> None:
+    """Fail if memory-efficient attention gets the output of its forward pass with other strides.
+
+    The kernel of a GPU reads this output (n, heads, T, hd) with the row stride that its own forward
+    pass has given to it, without a check. With other strides it would read wrong numbers.
+
+    args: the arguments of the backward operation: grad_out, query, key, value, attn_bias, out, ...
+    """
+    out = args[5]
+    assert out.transpose(1, 2).is_contiguous(), f"out has strides {out.stride()}"
+
+
+def is_view(func: Any) -> bool:
+    """Tell whether an operation returns a view of an argument, which needs no kernel."""
+    for result in func._schema.returns:
+        # An in-place operation returns an alias too, but it writes to it.
+        if result.alias_info and not result.alias_info.is_write:
+            return True
+    return False
+
+
+def inputs_of(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that an operation reads. An argument `out=` is only written."""
+    written = {argument.name for argument in func._schema.arguments if argument.is_out}
+    read = [value for key, value in kwargs.items() if key not in written]
+    return tensors((args, read))
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Return the bytes of memory behind a tensor.
+
+    An expanded tensor has more elements than its storage. A slice has fewer.
+    """
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
