@@ -49,7 +49,15 @@ GAP = 2
 
 
 @pytest.mark.parametrize(
-    "words", ["info --size 0 400", "view --size 250 -4", "play --tick-hz nan", "play --tick-hz 0"]
+    "words",
+    [
+        "info --size 0 400",
+        "view --size 250 -4",
+        "play --tick-hz nan",
+        "play --tick-hz 0",
+        "recon --rate nan",
+        "recon --rate -1",
+    ],
 )
 def test_a_size_or_a_rate_that_no_camera_has_is_refused(published_stream, tmp_path, capsys, words):
     command, *flags = words.split()
@@ -439,7 +447,9 @@ def test_a_refused_convert_leaves_no_file(
         found = run_spike_tool("convert", with_head, tmp_path / output, *WITH_HEAD, *arguments)
 
     assert found == code
-    assert words in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert words in message
+    assert output in message
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.dat", "there.npy"]
     assert (tmp_path / "there.npy").read_bytes() == b"of the user"
 
