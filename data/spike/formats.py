@@ -208,7 +208,7 @@ def write_spikes(
         # Also after Ctrl-C: leave no half-written file.
         temporary.unlink(missing_ok=True)
         # The error of a full disk names no file, and messages show the file.
-        if isinstance(e, OSError) and e.filename is None:
+        if isinstance(e, OSError) and e.filename in (None, str(temporary)):
             e.filename = str(path)
         raise
 

@@ -447,11 +447,18 @@ def test_a_refused_convert_leaves_no_file(
         found = run_spike_tool("convert", with_head, tmp_path / output, *WITH_HEAD, *arguments)
 
     assert found == code
-    message = capsys.readouterr().err
-    assert words in message
-    assert output in message
+    assert words in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.dat", "there.npy"]
     assert (tmp_path / "there.npy").read_bytes() == b"of the user"
+
+
+def test_a_full_disk_names_the_output(tmp_path, with_head, capsys):
+    output = tmp_path / "c.npy"
+
+    with small_files(limit=1000):
+        run_spike_tool("convert", with_head, output, *WITH_HEAD)
+
+    assert f"in        {output}\n" in capsys.readouterr().err
 
 
 # ---- simulate ----
