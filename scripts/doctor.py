@@ -56,6 +56,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--log", metavar="FILE", help="read this log instead of checking anything")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     args = parser.parse_args(argv)
+    if args.decode and not args.data:
+        parser.error("--decode needs --data")
     if args.data:
         if not args.opt:
             parser.error("--data needs --opt")

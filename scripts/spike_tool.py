@@ -53,7 +53,7 @@ from scripts.parts.spike_tool.spike_views import (
     write_images,
     write_video,
 )
-from utils.arguments import frame_rate, plane_rate
+from utils.arguments import frame_rate, full_rate, plane_rate
 from utils.errors import OptionError
 from utils.image import IMAGE_SUFFIXES, imwrite_rgb
 from utils.output_folder import refuse_existing
@@ -337,7 +337,7 @@ def add_output(parser: argparse.ArgumentParser, name: str, output: str) -> None:
     )
     parser.add_argument(
         "--rate",
-        type=float,
+        type=full_rate,
         help="spikes per plane at full light; default: the rate in dataset.json, else the "
         "rate with which the brightest half percent of the pixels is white",
     )

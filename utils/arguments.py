@@ -19,6 +19,14 @@ def plane_rate(text: str) -> float:
     return frame_rate(text)
 
 
+def full_rate(text: str) -> float:
+    """Return the spikes per plane at full light. A pixel fires at most once in a plane."""
+    rate = float(text)
+    if not 0 < rate <= 1:
+        raise ValueError(text)
+    return rate
+
+
 def plane_side(text: str) -> int:
     """Return the height or width of a spike plane in pixels. It must be at least 1."""
     side = int(text)

@@ -204,9 +204,12 @@ def write_spikes(
                 for part in parts:
                     file.write(pack(part, geometry).tobytes())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as e:
         # Also after Ctrl-C: leave no half-written file.
         temporary.unlink(missing_ok=True)
+        # The error of a full disk names no file, and messages show the file.
+        if isinstance(e, OSError) and e.filename in (None, str(temporary)):
+            e.filename = str(path)
         raise
 
 

@@ -54,6 +54,14 @@ END = "Finished at iter 5. Results are in x\n"
 CRASH = "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n"
 
 
+def test_decode_without_data_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["--opt", "file.json", "--decode"])
+
+    assert ended.value.code == 2
+    assert "--decode needs --data" in capsys.readouterr().err
+
+
 def test_a_log_that_says_nothing_of_an_end_is_no_success():
     assert read_log("step 1\n")[0].status == WARN
 

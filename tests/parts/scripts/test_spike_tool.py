@@ -49,7 +49,15 @@ GAP = 2
 
 
 @pytest.mark.parametrize(
-    "words", ["info --size 0 400", "view --size 250 -4", "play --tick-hz nan", "play --tick-hz 0"]
+    "words",
+    [
+        "info --size 0 400",
+        "view --size 250 -4",
+        "play --tick-hz nan",
+        "play --tick-hz 0",
+        "recon --rate nan",
+        "recon --rate -1",
+    ],
 )
 def test_a_size_or_a_rate_that_no_camera_has_is_refused(published_stream, tmp_path, capsys, words):
     command, *flags = words.split()
@@ -442,6 +450,15 @@ def test_a_refused_convert_leaves_no_file(
     assert words in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.dat", "there.npy"]
     assert (tmp_path / "there.npy").read_bytes() == b"of the user"
+
+
+def test_a_full_disk_names_the_output(tmp_path, with_head, capsys):
+    output = tmp_path / "c.npy"
+
+    with small_files(limit=1000):
+        run_spike_tool("convert", with_head, output, *WITH_HEAD)
+
+    assert f"in        {output}\n" in capsys.readouterr().err
 
 
 # ---- simulate ----
