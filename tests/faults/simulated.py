@@ -19,7 +19,7 @@ from utils.dist.state import LaunchInfo
 from utils.dist.store_values import Failure
 from utils.dist.verdict import Judge
 
-LONG = 1e6  # seconds
+LONG = 1e6  # seconds: a limit that no rank reaches
 PER_HOST = 8  # ranks
 # `since` of a healthy rank. It goes on from phase to phase, so its time in a phase ("age" in a
 # beat) must always be 0: `publish` computes max(0, now - infinity) = 0.

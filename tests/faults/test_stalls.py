@@ -4,6 +4,8 @@ The tests also read the status, in which a run tells of its ranks. They strike o
 training: tests/faults/stall_worker.py is a short one, tests/dist/odd_worker.py runs
 main_train_vrt.py with a tiny network. The watchdog of the product then ends the run after `stall_s`
 seconds without progress.
+
+A new kind of stall is an entry of KINDS in tests/faults/stalls.py, and a row of the first test.
 """
 
 import os

@@ -4,6 +4,9 @@ Each fault is explained within seconds by one message, without a traceback of Py
 left waiting. The faults are real: foreign programs on a port, ranks with wrong variables, files cut
 short. Small trainings (tests/helpers/train_files.py) or the program `collectives` of
 tests/dist/helpers_worker.py meet them.
+
+A further launch that cannot work is an entry of WORLDS. A further broken file is a line of
+`break_files` with the words of its message.
 """
 
 import os
