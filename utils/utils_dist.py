@@ -230,7 +230,7 @@ def _forget_run() -> None:
     RUN.launch = LaunchInfo("single")
     RUN.rounds = 0
     RUN.checks_folder = None
-    RUN.stop_requested = 0.0
+    RUN.stop_requested_at = 0.0
     RUN.record_ids = {}
 
 

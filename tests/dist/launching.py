@@ -167,9 +167,12 @@ class Ranks:
         Raises AssertionError if the rank ends before, or at the limit.
         """
         deadline = time.monotonic() + PATIENCE * limit_s
-        while text not in self.output(rank):
-            is_late = time.monotonic() > deadline
+        while True:
+            # Ask for the end before the output is read: a rank that has ended writes nothing more.
             has_ended = self.processes[rank].poll() is not None
+            if text in self.output(rank):
+                return
+            is_late = time.monotonic() > deadline
             if is_late or has_ended:
                 raise AssertionError(f"rank {rank} never wrote {text!r}:\n{self.output(rank)}")
             time.sleep(0.02)
@@ -219,7 +222,7 @@ def run_command(
     """Run any command to its end. Return the result as of one rank: each list has one item.
 
     limit_s: seconds that this may take on an idle machine, see PATIENCE.
-    env: further variables; an empty value removes a variable.
+    env: further variables. {"NAME": ""} removes the variable NAME.
     cwd: the folder in which the command runs, usually the root of the repository.
 
     Raises AssertionError if the command still runs at the limit.
@@ -275,13 +278,16 @@ def run_into(stdout: Any, *arguments: object) -> tuple[int, str]:
     command = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile("w+b") as stderr:
         process = fork_server().start(command, clean_env(), stdout, stderr)
-        exit_code = process.wait(600)
+        exit_code = process.wait(600)  # seconds; the time limit of a test comes earlier
         return exit_code, _content(stderr)
 
 
 def fork_client_variable() -> dict[str, str]:
-    """Return the environment variable that tests/dist/fork_client.py needs."""
-    fork_server()  # starts it if there is none
+    """Return the environment variable that tests/dist/fork_client.py needs.
+
+    It says at which address the fork server (fork_server.py) listens, which starts processes fast.
+    """
+    fork_server()  # starts it if there is none, and sets the variable
     return {ADDRESS: os.environ[ADDRESS]}
 
 
