@@ -8,6 +8,10 @@ what it was given.
 A rank is one process of a run, usually with one GPU. A node, or host, is a machine. Its processes
 are counted from 0 by the local rank.
 
+A new launcher needs a table of its variables here, and a row of one of two tests:
+test_a_rank_of_another_launcher_joins_the_others if it starts a process for each rank,
+test_a_process_of_a_platform_stands_for_its_node if it starts one for each node.
+
 What is tested:
 
     utils/dist/platforms.py      read_launch: the rank of this process
