@@ -102,6 +102,9 @@ WORLDS = {
     "ranks that were not started": World(
         "ranks 2, 3, 4 of 5 did not arrive", env={"WORLD_SIZE": "5"}
     ),
+    "ranks that expect another number of ranks": World(
+        "and another rank", env_of={1: {"WORLD_SIZE": "3"}}
+    ),
     "two ranks 1": World("rank 1 arrived twice", ranks=3, env_of={2: {"RANK": "1"}}),
     "rank 1 alone": World(
         "nobody answers at 127.0.0.1",
