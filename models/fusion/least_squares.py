@@ -56,9 +56,9 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
         3  curvature by tau^2, from the number of spikes in the windows
     """
     pictures = moved_pictures.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
-    of_exposure = pictures[:, INSIDE]  # (B, 11, 2, h, w)
-    light = of_exposure[:, :, 0]  # (B, 11, h, w)
-    count = of_exposure[:, :, 1]  # (B, 11, h, w)
+    pictures_of_exposure = pictures[:, INSIDE]  # (B, 11, 2, h, w)
+    light = pictures_of_exposure[:, :, 0]  # (B, 11, h, w)
+    count = pictures_of_exposure[:, :, 1]  # (B, 11, h, w)
     change = _changes_in_time(light, count, scene, parabola_fit)  # (B, 4, h, w)
     g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 

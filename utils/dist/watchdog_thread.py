@@ -153,14 +153,13 @@ class Watchdog(threading.Thread):
         self.beats.publish(self._own_state())
 
     def stop(self) -> None:
-        """End the thread and the guard, at the normal end of a run."""
-        # The loops of `run` and `_watch_watchdog` end at this event.
-        self.stopped.set()
-        self.join()
-        faulthandler.unregister(signal.SIGUSR2)
+        """End the thread and the guard, at the normal end of a run. The process may live on."""
+        self.stopped.set()  # the loops of `run` and `_watch_watchdog` end at this event
+        self.join()  # so that it makes no request to a store that is going
+        faulthandler.unregister(signal.SIGUSR2)  # its file is closed when this object is freed
         if self.guard is not None:
-            self.guard.kill()
-            self.guard.wait()
+            self.guard.kill()  # else it would end this process, which sends no heartbeat any more
+            self.guard.wait()  # else it would stay as a zombie as long as this process lives
 
     def run(self) -> None:
         """Beat until the run ends. `threading.Thread` calls this in the thread."""
@@ -213,10 +212,14 @@ class Watchdog(threading.Thread):
         self._report(verdict)
 
     def _follow(self, failure: Failure) -> None:
-        """End this rank after a failure that another rank, or its own main thread, has claimed."""
+        """End this rank after a failure that another rank, or its own main thread, has claimed.
+
+        failure: the failure in the store. `failure.rank` has failed, and `failure.by` reports it.
+        """
         self.failure = failure
         if failure.by == self.rank:
-            self.stopped.wait()  # the main thread is ending this process
+            # The main thread has claimed it, and is ending this process. So wait for the end.
+            self.stopped.wait()
             return
         if failure.code == STALL_CODE and self.store is not None:
             if failure.rank == self.rank:

@@ -37,7 +37,7 @@ class _PngChunk(NamedTuple):
 
 
 def _png_chunk(content: bytes, at: int) -> _PngChunk:
-    """Return the chunk that begins at byte `at`. Its data may end behind the end of the content."""
+    """Return the chunk that begins at byte `at`. Its data may end beyond the end of the content."""
     length = big_endian(content, at, length=4)
     return _PngChunk(
         kind=content[at + 4 : at + 8],
@@ -94,7 +94,7 @@ def has_whole_chunks(png: bytes) -> bool:
     while at + PNG_CHUNK_OVERHEAD <= len(png):
         chunk = _png_chunk(png, at)
         if chunk.next_at > len(png):
-            return False  # the chunk ends behind the end of the file
+            return False  # the chunk ends beyond the end of the file
         if chunk.kind == b"IEND":  # the last chunk
             return True
         if chunk.kind == b"fcTL":  # a frame of an animation
