@@ -115,22 +115,16 @@ class Ranks:
         # when `gate_writer` is closed, after the last rank was started.
         gate, gate_writer = os.pipe()
         for rank in range(n):
+            # Later variables replace earlier ones, so a test may replace variables of the launch.
             variables = clean_env()
             if n > 1:
-                variables.update(_variables_of_launch(rank, n, self.port))
-            # A test may replace variables of the launch.
-            if env is not None:
-                variables.update(env)
-            if env_of is not None and rank in env_of:
-                variables.update(env_of[rank])
+                variables |= _variables_of_launch(rank, n, self.port)
+            variables |= env or {}
+            variables |= (env_of or {}).get(rank, {})
             variables = _without_empty(variables)
 
-            args_of_rank = args
-            if args_of is not None and rank in args_of:
-                args_of_rank = args_of[rank]
-            arguments = [str(script)]
-            for argument in args_of_rank:
-                arguments.append(str(argument))
+            args_of_rank = (args_of or {}).get(rank, args)
+            arguments = [str(word) for word in (script, *args_of_rank)]
 
             stdout, stderr = self.files[rank]
             process = _start(arguments, variables, stdout, stderr, prefix, gate, cwd)

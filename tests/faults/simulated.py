@@ -1,8 +1,11 @@
 """Simulated ranks: the beats of thousands of ranks in one process, against one real store.
 
-It shows how fast a rank is named that is silent or stuck among so many, and what the beats ask of
-the store. tests/faults/trials.py runs `seconds_until_named`, and tests/faults/test_scale.py counts
-the requests.
+A simulated rank uses the code of the product for its beats and verdicts (`Beats` and `Judge` in
+utils/dist). Only its training is missing: `since` and `syncs` say in which collective it waits, and
+since when.
+
+tests/faults/trials.py runs `seconds_until_named`, which shows how fast a rank is named that is
+silent or stuck among so many. tests/faults/test_scale.py counts what the ranks ask of the store.
 """
 
 import os
