@@ -11,7 +11,7 @@ silent or stuck among so many. tests/faults/test_scale.py counts what the ranks 
 import os
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
@@ -171,6 +171,14 @@ def new_ranks(server: TCPStore, name: str, n: int) -> list[SimulatedRank]:
     return ranks
 
 
+class Named(NamedTuple):
+    """A rank that was named after a strike."""
+
+    rank: int
+    kind: str  # "SILENT" or "STUCK"
+    after_s: float  # seconds after the strike
+
+
 def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> dict[str, float]:
     """Strike ranks among n that beat every `beat_s` seconds, see `strike`.
 
@@ -185,6 +193,7 @@ def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> di
     # A beat of all ranks takes this process long. This must not count as a suspension.
     for rank in ranks:
         rank.beats.clock.slice_s = 2 * beat_s
+    # Three rounds in which nothing is wrong. A verdict in them is a false alarm.
     wrong = 0
     for _ in range(3):
         begin = time.monotonic()
@@ -193,7 +202,7 @@ def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> di
 
     strike(ranks, fault)
     struck_at = time.monotonic()
-    named: list[tuple[int, str, float]] = []  # rank, kind of its fault, seconds after the strike
+    named: list[Named] = []
     rounds = 0
     since_strike_s = 0.0
     while not named and time.monotonic() < struck_at + 3 * stall_s:
@@ -201,17 +210,18 @@ def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> di
         for rank in ranks:
             found = rank.turn(stall_s)
             if found:
-                named.append((found["rank"], found["kind"], time.monotonic() - struck_at))
+                after_s = time.monotonic() - struck_at
+                named.append(Named(found["rank"], found["kind"], after_s))
         rounds += 1
         since_strike_s = time.monotonic() - struck_at
         sleep_until(begin + beat_s)
 
     expected_kind = "STUCK" if fault == "stuck" else "SILENT"
-    for named_rank, kind, _ in named:
-        if named_rank not in struck_ranks(n, fault) or kind != expected_kind:
+    for each in named:
+        if each.rank not in struck_ranks(n, fault) or each.kind != expected_kind:
             wrong += 1
     return {
-        "named_s": round(named[0][2], 2) if named else float("inf"),
+        "named_s": round(named[0].after_s, 2) if named else float("inf"),
         "beat_s": round(since_strike_s / max(1, rounds - 1), 2),
         "wrong": wrong,
     }
