@@ -249,10 +249,14 @@ def own_clips_by_network(
     assert files.input is not None
     # What the option file says of the network.
     description = opt.portable() if opt is not None else None
-    saved = read_saved(network.weights, description)
-    # The section `spike` of the training, with the user's changes. None without spikes.
+    saved = read_saved(network.weights, description)  # a `SavedNetwork`, not built yet
+    # The section `spike` of the training, with the user's changes. None without spikes: then the
+    # clips below are opened without spikes.
     spike_options = spikes_for_network(saved, files, network)
+    # A `NetworkMethod`, and around it the joint solution or the learned steps, if there are any.
     method = with_improvement(network_for_own_clips(saved, network), joint, saved)
+    # `opened.clips` are readers (`DatasetClip` in data/clips/readers.py): `frame(0)` of a reader
+    # returns the tensors of the first frame.
     opened = clips_with_frames(
         files.input,
         files.spike,
