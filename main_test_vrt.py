@@ -167,7 +167,7 @@ def main(argv: list[str]) -> int:
 
 
 def read_options(path: str | None, overrides: Sequence[str]) -> Options | None:
-    """Read the option file, and check it against the registered parts.
+    """Read the option file, check it, and choose the GPUs that it names.
 
     Returns None without --opt.
 
@@ -175,13 +175,16 @@ def read_options(path: str | None, overrides: Sequence[str]) -> Options | None:
     """
     if path is None:
         return None
-    checks = [
-        lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale),
-        lambda opt: check_metrics(opt.metric),
-    ]
-    opt = load_options(path, overrides, parts=PARTS, check=checks)
+    # `load_options` calls the check with the typed options, and adds file and line to its error.
+    opt = load_options(path, overrides, parts=PARTS, check=[check_network_and_metrics])
     choose_gpus(opt.gpu_ids, opt.opt_path)
     return opt
+
+
+def check_network_and_metrics(opt: Options) -> None:
+    """Raise OptionError if the network does not fit the data or tiles, or a metric is unknown."""
+    check_options(opt.netG, opt.datasets, opt.val, opt.scale)
+    check_metrics(opt.metric)
 
 
 # ---- A user's own clips ----------------------------------------------------------------------

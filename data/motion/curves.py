@@ -15,7 +15,7 @@ What must stay: a curve is 0 at the sharp instant. With other curves, the weight
 "motion" fit a little worse, because they were trained with motions along these curves.
 
 Tests: tests/parts/data/test_flow.py compares motions with the true motion of simulated scenes. It
-passes with RIDGE = 0 or 0.01, too, and with STEP_OF_SHAKE = 1.
+does not guard RIDGE and STEP_OF_SHAKE: it passes with RIDGE = 0 or 0.01, and STEP_OF_SHAKE = 1.
 """
 
 import numpy as np
