@@ -226,7 +226,17 @@ def fields_of_visitor(gr: Any) -> Fields:
         more = gr.Textbox(
             label="Options such as spike.key=value, each in a line of its own", lines=2
         )
-    return Fields(frames, spikes, sharp, method, weights, height, width, rate, more)
+    return Fields(
+        frames=frames,
+        spikes=spikes,
+        sharp=sharp,
+        method=method,
+        weights=weights,
+        height=height,
+        width=width,
+        rate=rate,
+        more=more,
+    )
 
 
 # ---- What the buttons do ---------------------------------------------------------------------

@@ -160,7 +160,16 @@ class DatSpikes:
         # The files.
         # The calibration and its path. None without a calibration, and for "auto".
         known = file_calibration(calibration, info)
-        geometry = agreed_geometry(info, known, h, w, flip, head_columns, bit_order, layout)
+        geometry = agreed_geometry(
+            info,
+            known,
+            h=h,
+            w=w,
+            flip=flip,
+            head_columns=head_columns,
+            bit_order=bit_order,
+            layout=layout,
+        )
         self._set(info=info, geometry=geometry, remainder=remainder)
         _refuse_exposure_with_window(exposure, first, count)
 

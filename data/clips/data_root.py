@@ -67,7 +67,9 @@ def list_root(
     if is_lmdb(root):
         listing = list_lmdb(root, names)
     else:
-        listing = _list_folders(root, folder, suffixes, single_files, names)
+        listing = _list_folders(
+            root, folder, suffixes=suffixes, single_files=single_files, names=names
+        )
     _refuse_names(listing, root)
     return listing
 

@@ -76,7 +76,14 @@ def training_samples(
     for name in names:
         clip_set = SETS[name]
         source = sources[clip_set.source]
-        samples[name] = samples_of(out, name, clip_set, source, operator, find_motion)
+        samples[name] = samples_of(
+            out,
+            name=name,
+            clip_set=clip_set,
+            source=source,
+            operator=operator,
+            find_motion=find_motion,
+        )
     return samples
 
 
