@@ -226,7 +226,17 @@ def fields_of_visitor(gr: Any) -> Fields:
         more = gr.Textbox(
             label="Options such as spike.key=value, each in a line of its own", lines=2
         )
-    return Fields(frames, spikes, sharp, method, weights, height, width, rate, more)
+    return Fields(
+        frames=frames,
+        spikes=spikes,
+        sharp=sharp,
+        method=method,
+        weights=weights,
+        height=height,
+        width=width,
+        rate=rate,
+        more=more,
+    )
 
 
 # ---- What the buttons do ---------------------------------------------------------------------
@@ -268,11 +278,13 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
     gr: the package gradio. It is an argument, because only `main` imports gradio.
     folder: the folder in which this restoration makes a folder of its own.
     former: the last restoration of this visitor. Its files are removed.
-    fields: the values of the fields of the page, the arguments of `start_work` after the folder.
+    fields: the values of `Fields`, in its order: frames, spikes, sharp, method, ... `start_work`
+    takes them in the same order.
     """
 
     def without_result(work: Work | None, state: str, messages: str) -> PageState:
-        # No frame is shown. So the number of the last clip's frame goes, too: back to the first.
+        # No frame is shown. The slider for the number of the frame goes back to 1, because it may
+        # still be at a number of the last clip, e.g. 8.
         number = gr.update(value=1)
         return PageState(work, state, messages, slider=None, number=number, results=None)
 
@@ -293,13 +305,15 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
         yield without_result(work, state_html("refused"), as_uploaded(str(e), folder))
         return
     except GeneratorExit:
-        # Gradio closes this generator if the visitor closes the page, or by "Cancel" if this comes
-        # before the process has ended. Nobody sees the result any more, so the files go.
+        # Gradio has closed this generator, because the visitor has closed the page or pressed
+        # "Cancel". ("Cancel" also kills the process. Either may come first, see `build_page`. Here
+        # the generator was closed first.) Nobody sees the result any more, so the files go.
         if work is not None:
             work.remove()
         raise
 
-    # The process has ended: by itself, or by "Cancel", which kills it (`stop`).
+    # The process has ended: by itself, or because "Cancel" has killed it (`stop`) before gradio
+    # closed this generator.
     if work.is_cancelled:
         yield without_result(work, state_html("cancelled"), work.messages())
     elif work.process.returncode != 0:

@@ -167,7 +167,7 @@ def main(argv: list[str]) -> int:
 
 
 def read_options(path: str | None, overrides: Sequence[str]) -> Options | None:
-    """Read the option file, and check it against the registered parts.
+    """Read the option file, check it, and choose the GPUs that it names.
 
     Returns None without --opt.
 
@@ -175,13 +175,16 @@ def read_options(path: str | None, overrides: Sequence[str]) -> Options | None:
     """
     if path is None:
         return None
-    checks = [
-        lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale),
-        lambda opt: check_metrics(opt.metric),
-    ]
-    opt = load_options(path, overrides, parts=PARTS, check=checks)
+    # `load_options` calls the check with the typed options, and adds file and line to its error.
+    opt = load_options(path, overrides, parts=PARTS, check=[check_network_and_metrics])
     choose_gpus(opt.gpu_ids, opt.opt_path)
     return opt
+
+
+def check_network_and_metrics(opt: Options) -> None:
+    """Raise OptionError if the network does not fit the data or tiles, or a metric is unknown."""
+    check_options(opt.netG, opt.datasets, opt.val, opt.scale)
+    check_metrics(opt.metric)
 
 
 # ---- A user's own clips ----------------------------------------------------------------------
@@ -249,10 +252,14 @@ def own_clips_by_network(
     assert files.input is not None
     # What the option file says of the network.
     description = opt.portable() if opt is not None else None
-    saved = read_saved(network.weights, description)
-    # The section `spike` of the training, with the user's changes. None without spikes.
+    saved = read_saved(network.weights, description)  # a `SavedNetwork`, not built yet
+    # The section `spike` of the training, with the user's changes. None without spikes: then the
+    # clips below are opened without spikes.
     spike_options = spikes_for_network(saved, files, network)
+    # A `NetworkMethod`, and around it the joint solution or the learned steps, if there are any.
     method = with_improvement(network_for_own_clips(saved, network), joint, saved)
+    # `opened.clips` are readers (`DatasetClip` in data/clips/readers.py): `frame(0)` of a reader
+    # returns the tensors of the first frame.
     opened = clips_with_frames(
         files.input,
         files.spike,

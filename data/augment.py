@@ -43,8 +43,11 @@ class Augment(Crop):
     The fields top, left, height and width come from `Crop`.
 
     What must stay: the order crop, hflip, vflip, transpose. Another order would give other samples
-    to a resumed run (test_the_axes_are_swapped_after_the_flips). E.g. left and right are swapped
-    before the axes. After the axes, the same flip would swap up and down.
+    to a resumed run (test_the_axes_are_swapped_after_the_flips). E.g. a frame of 2 x 2 pixels:
+
+        frame     hflip, then transpose     transpose, then hflip
+        1 2       2 1       2 4             1 3       3 1
+        3 4       4 3       1 3             2 4       4 2
     """
 
     hflip: bool = False  # left and right are swapped
@@ -123,7 +126,8 @@ class CameraDraw:
     """A simulated camera, the same for all frames of a sample.
 
     The dataset and the spike source call `apply` and `photograph`, and read known_rate_factor and
-    rgb. A user's own camera may lack later fields, so read them with `getattr` and a default.
+    rgb. A user may have written a camera before a field was added here, so read a newer field, e.g.
+    `rgb`, with `getattr` and a default.
     """
 
     # Seed of the random numbers of this camera, such as (seed of the dataset, epoch, index).
@@ -137,8 +141,10 @@ class CameraDraw:
     hot: float
     # Fraction of the pixels that never fire.
     dead: float
-    # The rate that the representation divides by, relative to the rate of the data. With threshold
-    # 2 the true value is 0.5. The value 1 hides the changed threshold from the network.
+    # Whether the channels make up for the changed threshold: they are the spikes divided by (the
+    # rate of the data) * known_rate_factor. E.g. with threshold 2 a pixel fires half as often. With
+    # the factor 0.5 the channels are as bright as before. With the factor 1 they are half as
+    # bright, and nothing tells the network why.
     known_rate_factor: float
     # Spikes per plane of a pixel without light.
     dark: float = 0.0

@@ -70,11 +70,14 @@ class Draw:
 class ClipDataset(ClipSources, Dataset):
     """The base of the training and test datasets: their clips, and reading frames of one clip.
 
-    Subclasses may override:
+    Subclasses may override (the methods without a page are in data/clip_sources.py):
 
     * `places` for other folders or keys,
     * `sources_of` and `check` for other kinds of files,
-    * `frames_of` to read other frames of a kind, and `may_share_frames` to allow it.
+    * `frames_of` (below) to read other frames of a kind, e.g. to leave out every second blurry
+      frame,
+    * `may_share_frames` to allow that blurry and sharp frames are the same files, e.g. because
+      `frames_of` reads different frames of them.
 
     docs/extending.md promises these names and arguments to users, so they must stay.
 
@@ -118,7 +121,7 @@ class ClipDataset(ClipSources, Dataset):
         clips_of_roots = [self.backend.clips(source) for source in self.sources]
         self.clips: Sequence[Clip] = join_clips(clips_of_roots)
         # With spike.calibration "auto", the calibration of a clip is estimated from its own frames
-        # and spikes. `calibrated` replaces these clips.
+        # and spikes. `calibrated` returns as many clips, in the same order, with calibrations.
         if any(is_auto(source) for source in self.sources):
             self.clips = calibrated(self.clips, self.backend)
         # Number of the first clip of each root, then the number of all clips. E.g. two roots of 2
@@ -156,6 +159,7 @@ class ClipDataset(ClipSources, Dataset):
             item["gt_instants"] = stacked
             item["gt"] = contract.middle_instant(stacked, instants)
         if draw.clip.spikes:
+            # The blurry frames are needed for spike.rate "match", see there.
             item["spike"] = self._read_spikes(draw, images["lq"])
         return item
 

@@ -1,6 +1,7 @@
 """The datasets of clips: RGB frames with spikes, and the datasets of KAIR without spikes.
 
-The datasets without spikes have the names and keys of KAIR, so that its option files work here.
+KAIR is the program in which VRT was published. The datasets without spikes have its names and keys,
+so that its option files work here.
 
 Each dataset is a class, and `dataset_type` in an option file names it. The keys of its section are
 in a class named ...Keys, which combines base classes of data/clip_options.py: `TrainKeys` has the
@@ -73,11 +74,13 @@ class TrainKeys(Crops, SpikeFiles):
     """Keys of TrainDatasetRGBSpike."""
 
 
+# given: what the program passes to the constructor beside the section.
 @DATASETS.register("TrainDatasetRGBSpike", given=("seed",), section=TrainKeys)
 class TrainDatasetRGBSpike(TrainClips):
     """Random crops of blurry RGB frames, their spikes and their sharp frames.
 
     Items: lq (T, 3, h, w), spike (T, S, h, w), gt (T, 3, s h, s w) float32, key "clip/first_frame".
+    T is the number of frames, S the channels of spikes of a frame, s the scale of the network.
     Clips shorter than num_frame are played back and forth.
 
     With dataroot_gt_instants also gt_instants (T, 3 K, s h, s w): K sharp frames of each exposure
@@ -143,10 +146,10 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
 
     @classmethod
     def places(cls, section: DenoisingTrainKeys) -> dict[str, Any]:
-        """Return the folders, with the folder of the sharp frames as the folder of lq.
+        """Return the folders: the folder of the sharp frames is the folder of lq, and gt has none.
 
-        There is no folder of gt, because `transform` makes both lq and gt of these frames.
-        Raises OptionError for keys that contradict one another.
+        A sample is read from one folder, the sharp frames. `transform` then makes both lq and gt of
+        them. Raises OptionError for keys that contradict one another.
         """
         _refuse_other_blurry_frames(section)
         _refuse_empty_range(section)
@@ -157,8 +160,7 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Make lq (T, 4, h, w) of the sharp frames. The sharp frames (T, 3, h, w) become gt."""
-        # `places` gives the sharp frames as lq.
-        gt = item["lq"]
+        gt = item["lq"]  # the sharp frames, see `places`
         # What must stay: first sigma is drawn, then the noise. Another order would give other
         # samples.
         sigma = rng.uniform(self.options["sigma_min"], self.options["sigma_max"])

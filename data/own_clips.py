@@ -63,7 +63,9 @@ def clips_with_frames(
     scale: size of a sharp frame over size of a blurry frame.
     training_spikes: what is known of the spikes with which the network was trained, or None.
     """
-    clips = user_clips(path, spike, gt, spike_options, scale, training_spikes)
+    clips = user_clips(
+        path, spike, gt, spike_options=spike_options, scale=scale, trained=training_spikes
+    )
     # Whether spikes and frames show the same place and time is measured once, not by each rank.
     warning = warning_of(clips) if utils_dist.is_main_process() else None
     if warning:

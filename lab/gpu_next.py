@@ -149,14 +149,14 @@ def _forward_and_backward(form: Callable[..., Tensor], inputs: list[Tensor]) -> 
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     out = form(*leaves)
     loss = out.float().square().sum()
-    of_x, of_offset, of_mask, of_weight, of_bias = torch.autograd.grad(loss, leaves)
+    grad_x, grad_offset, grad_mask, grad_weight, grad_bias = torch.autograd.grad(loss, leaves)
     return {
         "out": out.detach(),
-        "x": of_x,
-        "offset": of_offset,
-        "mask": of_mask,
-        "weight": of_weight,
-        "bias": of_bias,
+        "x": grad_x,
+        "offset": grad_offset,
+        "mask": grad_mask,
+        "weight": grad_weight,
+        "bias": grad_bias,
     }
 
 

@@ -74,7 +74,9 @@ def main(argv: Sequence[str]) -> int:
     trained_runs = [TrainedRun(run, steps={}, cpu_s={}) for run in runs]
     motion_net_file = write_motion_net(out)
     for part in args.parts:
-        train_all(out, args.videos, motion_net_file, part, trained_runs)
+        train_all(
+            out, args.videos, motion_net_file=motion_net_file, part=part, trained_runs=trained_runs
+        )
 
     scores_of_sets: dict[str, Scores] = {}
     for name in args.clips:

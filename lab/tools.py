@@ -29,11 +29,14 @@ import torch
 from utils.system import peak_process_gb
 
 ROOT = Path(__file__).resolve().parent.parent
-MB = 2**20  # bytes. The figures in docs/benchmarks are in this unit
+# Bytes of an MB, the unit of the figures in docs/benchmarks. Other programs call it MiB.
+MB = 2**20
 
 # ---- Networks --------------------------------------------------------------------------------
 
-# Arguments of models.network_vrt.VRT by the name of the network.
+# Arguments of models.network_vrt.VRT by the name of the network. The lists with one entry for each
+# stage (depths, embed_dims, num_heads) begin with the stages 1 to 7. Their further entries are the
+# layers of stage 8. indep_reconsts are indices into these lists.
 NAMED: dict[str, dict[str, Any]] = {
     # The deblurring network of the GoPro option files, options/vrt/006_*.json.
     "006": {

@@ -228,7 +228,9 @@ def restored_along(
         steps=shipped.proposal_steps,
     )
     methods = AllMethods(shipped, trained_runs=[])
-    return clip_scores(reader, operator, methods, find_motion, solver)
+    return clip_scores(
+        reader, operator=operator, methods=methods, find_motion=find_motion, solver=solver
+    )
 
 
 # ---- The table ---------------------------------------------------------------------------------

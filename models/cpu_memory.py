@@ -178,14 +178,14 @@ def saved_per_pixel(net: VRT) -> float:
         pixels_per_token = scale**2
         for block in stage.modules():
             if isinstance(block, Block):
-                of_attention = 0.0 if block.checkpoint_attn else SAVED_OF_ATTENTION
+                saved_of_attention = 0.0 if block.checkpoint_attn else SAVED_OF_ATTENTION
                 channels = block.attn.proj.out_features  # of a token, e.g. 120
-                values += (SAVED_OF_BLOCK + of_attention) * channels / pixels_per_token
+                values += (SAVED_OF_BLOCK + saved_of_attention) * channels / pixels_per_token
         # Stage 8 has blocks alone. It is no `Stage`, and aligns nothing.
         if isinstance(stage, Stage) and stage.aligns:
-            of_alignment = SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE * stage.pa_deform.source_count
+            saved_of_alignment = SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE * stage.pa_deform.source_count
             channels = stage.linear1.out_features
-            values += of_alignment * channels / pixels_per_token
+            values += saved_of_alignment * channels / pixels_per_token
     if net.upscale > 1:
         values += SAVED_OF_UPSAMPLING * net.upscale**2
     return BYTES_PER_VALUE * values

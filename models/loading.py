@@ -35,12 +35,12 @@ def load_weights(
     report, fitting = compare_weights(net, weights, where, strict)
     _refuse_whole_numbers(net, fitting, where)
     _refuse_nan(net, fitting, where)
-    of_network = net.state_dict()
+    tensors_of_network = net.state_dict()
     for name in fitting:
         # These tables follow from the window, and networks share them. So the attention skips a
         # table of the file when it loads (models/vrt/attention/layer.py). The table must be equal.
         if name.endswith(".relative_position_index"):
-            refuse_other_index(fitting[name], of_network[name], name, where)
+            refuse_other_index(fitting[name], tensors_of_network[name], name, where)
     net.load_state_dict(fitting, strict=False)  # compare_weights has checked the names
     return report
 
@@ -62,16 +62,16 @@ def compare_weights(
 
     Raises CheckpointError if the weights do not fit.
     """
-    of_network = net.state_dict()
+    tensors_of_network = net.state_dict()
     report = LoadReport(
-        missing=[name for name in of_network if name not in weights],
-        unexpected=[name for name in weights if name not in of_network],
+        missing=[name for name in tensors_of_network if name not in weights],
+        unexpected=[name for name in weights if name not in tensors_of_network],
     )
     fitting: dict[str, Tensor] = {}
-    in_both = of_network.keys() & weights.keys()
+    in_both = tensors_of_network.keys() & weights.keys()
     for name in sorted(in_both):
         in_file = weights[name]
-        in_network = of_network[name]
+        in_network = tensors_of_network[name]
         if in_file.shape == in_network.shape:
             fitting[name] = in_file
             report.matched.append(name)

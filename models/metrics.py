@@ -199,9 +199,9 @@ def choose_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -
     return list(metrics.values())
 
 
-def check_metrics(metric: MetricOptions) -> None:
+def check_metrics(section: MetricOptions) -> None:
     """Raise OptionError if `metric.more` names an unknown metric or a wrong option of a metric."""
-    choose_metrics((), metric.more)  # called for its errors alone
+    choose_metrics((), section.more)  # called for its errors alone
 
 
 def metrics_in_words(more: Sequence[str | dict[str, Any]]) -> str:
@@ -291,11 +291,11 @@ def rgb_to_y(image: np.ndarray) -> np.ndarray:
     return image.astype(np.float64) @ weights + 16.0
 
 
-def format_score(metric: str, value: float | str | None) -> str:
-    """Return a score as text for a table. A dash stands for None."""
+def format_score(name: str, value: float | str | None) -> str:
+    """Return a score as text for a table. A dash stands for None. name: of the metric."""
     if value is None:
         return "-"
-    return f"{float(value):.{COLUMNS[metric].digits}f}"
+    return f"{float(value):.{COLUMNS[name].digits}f}"
 
 
 def _ssim_window(image: np.ndarray) -> np.ndarray:

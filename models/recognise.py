@@ -49,10 +49,10 @@ def published_network(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | 
     network is tried first if the name of the file begins with the number of the network.
     """
     number = path.name[:4]  # e.g. "006_"
-    of_number = [name for name in sorted(RELEASED) if name[:4] == number]
+    with_same_number = [name for name in sorted(RELEASED) if name[:4] == number]
     others = [name for name in sorted(RELEASED) if name[:4] != number]
     shapes = _shapes_of(weights)
-    for name in of_number + others:
+    for name in with_same_number + others:
         if shapes == _shapes_of_released(name):
             return _network_of_release(name, path, weights)
     return None

@@ -282,11 +282,18 @@ def _check_task(
 
 
 def _check_time(name: str, section: LoaderOptions, spec: InputSpec) -> None:
-    """Raise OptionError if only one of datasets.<name> and the network is for interpolation."""
+    """Raise OptionError if only one of datasets.<name> and the network is for interpolation.
+
+    temporal_scale of the dataset    a network that interpolates    another network
+    2                                fits                           is refused
+    1                                is refused                     fits
+    no such key                      fits a test only               fits
+
+    The test program can leave out every second frame of any clip. So a test dataset need not have
+    the key.
+    """
     temporal_scale = getattr(section, "temporal_scale", None)  # None: the dataset has no such key
     if spec.interpolates:
-        # The test program can leave out every second frame of any clip. So a test dataset need not
-        # have the key.
         fits = temporal_scale == 2 or (temporal_scale is None and name == "test")
     else:
         fits = temporal_scale in (None, 1)
@@ -321,7 +328,8 @@ def _check_interpolation(
     The arguments are as in `_check_task`.
     """
     # A training clip has the given frames and one frame in each gap between them. E.g. 4 given
-    # frames and 3 gaps: 7 frames.
+    # frames and 3 gaps: 7 frames. A network that interpolates takes exactly `least_frames` frames.
+    # In VRT this number is netG.img_size[0], so the message says this key.
     given_frames = spec.least_frames
     all_frames = 2 * given_frames - 1
     num_frame = getattr(train, "num_frame", None)
@@ -333,7 +341,8 @@ def _check_interpolation(
             expected=f"{all_frames}: netG.img_size[0] is {given_frames}, every second one is given",
             do=f"set it to {all_frames}",
         )
-    # A network may make several new frames, but the datasets have one sharp frame to train on.
+    # The new frame has 3 channels, its colours. A network with more output channels, e.g. 6, would
+    # make several new frames, but the datasets have one sharp frame to train on.
     out_chans = getattr(netG, "out_chans", 3)
     if train and out_chans != 3:
         raise OptionError(

@@ -88,7 +88,13 @@ def main(arguments: list[str] | None = None) -> int:
         known = load_calibration(command.geometry) if command.geometry else None
         geometry = geometry_of(command, known)
         views = [
-            read_view(spikes, frame, geometry, command.planes, command.search_planes)
+            read_view(
+                spikes,
+                frame,
+                geometry=geometry,
+                planes=command.planes,
+                search_planes=command.search_planes,
+            )
             for spikes, frame in command.pairs
         ]
         refuse_sizes(views, [frame for _, frame in command.pairs])
@@ -140,7 +146,9 @@ def with_position(
     """
     where = ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs)  # for errors
     model = command.model  # e.g. "homography": which matrices are allowed
-    found = find_position(views, command.light, model, command.mirror, where)
+    found = find_position(
+        views, light=command.light, model=model, mirror=command.mirror, where=where
+    )
     print(found.in_words())
 
     # Only a homography needs its third row. The third row of the other models is 0, 0, 1.
@@ -179,7 +187,7 @@ def with_time(
     """
     CalibratedGrid(known, geometry, str(command.geometry)).check_size(views[0].frame.shape[:2])
     where = ", ".join(str(frame) for _, frame in command.pairs)  # for errors
-    found = find_time(known, views, command.light, command.search_planes, where)
+    found = find_time(known, views, light=command.light, search=command.search_planes, where=where)
     print(
         f"the exposures are {found.offset:+.2f} planes later than --planes says, error "
         f"{found.offset_error:.2f}; exposed for {found.share:.0%} of these planes, error "

@@ -71,16 +71,19 @@ def main(argv: list[str]) -> int:
         print(f"{args.out}: {', '.join(runs)}")
         return 0
 
-    # Either all paths must be training runs, or all must be tests.
+    # Either all paths must be training runs, or all must be tests. The folder of a test has the
+    # file METRICS_FILE.
     not_tests = [str(folder) for folder in args.runs if not (folder / METRICS_FILE).is_file()]
-    if not_tests and len(not_tests) < len(args.runs):
+    are_tests = not not_tests
+    are_runs = len(not_tests) == len(args.runs)
+    if not are_tests and not are_runs:
         raise DataError(
             what=f"no {METRICS_FILE}",
             where=", ".join(not_tests),
             expected="folders of tests, as the others",
             do="leave it out",
         )
-    tables = runs_tables(runs) if not_tests else [tests_table(runs)]
+    tables = [tests_table(runs)] if are_tests else runs_tables(runs)
     texts = []
     for table in tables:
         if args.md:

@@ -87,7 +87,7 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
     return partial(render, layers)
 
 
-# The data set of both clips. If the clips change, raise the version: then `make_sample` makes them
+# The data set of both clips. If the clips change, add 1 to `version`: then `make_sample` makes them
 # anew.
 DEMO = Size(
     name="demo",

@@ -60,8 +60,8 @@ from utils.random_streams import published_stream
 # figures use them (test_the_same_seed_gives_the_same_bytes_and_another_seed_others). So the order
 # in which numbers are drawn from a generator stays, and every constant of the scene. A set that
 # somebody has changed is never replaced (test_what_is_no_unchanged_set_is_refused).
-# Free to change: printed texts. If the files must change, raise `Size.version`: then `make_sample`
-# replaces the older sets.
+# Free to change: printed texts. If the files must change, add 1 to `Size.version`: then
+# `make_sample` replaces the older sets.
 
 # ---- Sizes ------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class Size:
     frames: int  # number of frames of a clip
     # (generator, number of planes, number of the clip in its split) -> scene
     scene: Callable[[np.random.Generator, int, int], Scene]
-    version: int  # raise it when the same seed gives other files than before
+    version: int  # add 1 when the same seed gives other files than before
     side: int = SIZE  # side of a frame, in pixels
 
 
@@ -163,7 +163,7 @@ def write_clips(root: Path, size: Size, seed: int, instants: int) -> None:
         # A generator for each clip, so that a clip does not depend on the other clips, nor on which
         # clip is made first. Another generator would change the files, and so their digest.
         rng = published_stream(seed, split_number, index)
-        write_clip(root, size, split, index, rng, instants)
+        write_clip(root, size, split=split, index=index, rng=rng, instants=instants)
 
     # Each thread takes one clip at a time (at_once).
     made = map_in_threads(make, clips, at_once=1, threads=usable_cores())
@@ -259,7 +259,8 @@ def write_info(root: Path, size: Size, seed: int, instants: int) -> None:
     }
     if instants:
         about["instants"] = instant_planes(instants)
-    # Sets of the sample are older than this key. Without it, they stay as they are.
+    # Sets of the sample were made before there was a key "size". They still have none, so that their
+    # files stay as they are.
     if size.name != "sample":
         about["size"] = size.name
     (root / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

@@ -252,9 +252,12 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     flag without any change here.
     """
     for name, setting in Recipe.model_fields.items():
-        # A setting with the default None is a number.
+        # What the text of the flag is turned into: the type of the default, which is a text or a
+        # number. A setting with the default None is a whole number. A setting that is true or false
+        # would need a case of its own here, because bool("false") is True.
         kind = int if setting.default is None else type(setting.default)
-        # A setting with some allowed texts has the type Literal["a", "b"].
+        # A text may have the type Literal["a", "b"]: then these are the allowed texts. For a plain
+        # str, get_args returns ().
         choices = None
         if kind is str:
             choices = get_args(setting.annotation) or None
@@ -293,10 +296,10 @@ def refuse_numbers(command: argparse.Namespace) -> None:
 
     command: the command line; `parse` has put the result of `read_recipe` in as `command.recipe`.
     """
-    # Without a rig, the sharp frame is the middle frame of the averaged frames, so their number is
-    # odd. Without a number (None), the recipe chooses an odd one. A rig takes any number.
-    has_even_average = bool(command.average) and command.average % 2 == 0
+    # A rig takes any number of averaged frames. Without a rig, the sharp frame is the middle one of
+    # them, so their number is odd. If it is not given (None), the recipe chooses an odd one.
     if not command.recipe.has_rig:
+        has_even_average = bool(command.average) and command.average % 2 == 0
         refuse_if(has_even_average, "--average", command.average, "an odd number")
     # The middle instant is the sharp frame, so the number of instants is odd. 0: no instants.
     has_even_instants = bool(command.instants) and command.instants % 2 == 0
@@ -315,7 +318,10 @@ def refuse_if(is_wrong: bool, flag: str, value: Any, expected: str) -> None:
 
 
 def refuse_without_effect(command: argparse.Namespace) -> None:
-    """Raise OptionError for a setting that has no effect with a rig, or without one."""
+    """Raise OptionError for a setting that has no effect in this case: with a rig, or without one.
+
+    ONLY_WITH_RIG and ONLY_WITHOUT_RIG list the settings of the two cases.
+    """
     if command.recipe.has_rig:
         without_effect = ONLY_WITHOUT_RIG
         case = "with --rig"

@@ -5,8 +5,8 @@
     python scripts/show_motion.py --input CLIP --spike FILE --frames 0 3 --out motion.html
 
 Writes a page of one file. It shows, for each frame, the blurry frame, the way of each pixel within
-the exposure, and the error that is expected of it. The motion is the one that main_test_vrt.py
-takes with the same weights and spike options. Of several clips the first one is shown.
+the exposure, and the expected error of this way. main_test_vrt.py uses the same motion with the
+same weights and spike options. Of several clips the first one is shown.
 """
 
 # The program in its order:

@@ -131,7 +131,7 @@ def recon(command: argparse.Namespace) -> None:
     """Write the images at the chosen planes: a picture, a folder of pictures, or a video."""
     rendering = rendering_of(command, {"type": command.method})
     planes = planes_to_show(command.planes, rendering)
-    write_images(command.out, rendering, planes, command.fps, command.tick_hz)
+    write_images(command.out, rendering, planes, fps=command.fps, tick_hz=command.tick_hz)
     print(f"{command.out}: {rendering.label} at {len(planes)} planes of {rendering.size}")
 
 
@@ -139,7 +139,7 @@ def play(command: argparse.Namespace) -> None:
     """Write a video: each plane, white where a pixel fired, beside its reconstruction."""
     rendering = rendering_of(command, {"type": command.method})
     planes = planes_to_play(command.first, command.count, command.step, rendering.last)
-    write_video(command.out, rendering, planes, command.fps, command.tick_hz)
+    write_video(command.out, rendering, planes, fps=command.fps, tick_hz=command.tick_hz)
 
     slowness = ""
     if command.tick_hz:

@@ -3,6 +3,8 @@
 
 usage:
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=2 main_train_vrt.py --opt FILE
+    python scripts/torchrun_quiet.py --nnodes=2 --node_rank=K --nproc_per_node=8 \\
+        --master_addr=HOST --master_port=29500 main_train_vrt.py --opt FILE
     python scripts/torchrun_quiet.py --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d \\
         --rdzv_endpoint=HOST:29500 main_train_vrt.py --opt FILE
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=8 --max-restarts=3 \\

@@ -22,6 +22,7 @@ import hashlib
 import math
 import os
 import stat
+import sys
 import uuid
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -88,10 +89,10 @@ def rest_of(descriptor: int, count: int = -1) -> bytes:
     count: largest number of bytes to return, -1: all.
     """
     parts = []
-    bytes_left = math.inf if count < 0 else count
+    bytes_left = sys.maxsize if count < 0 else count  # sys.maxsize: more than any file has
     while bytes_left > 0:
         # os.read may return fewer bytes than asked for, and none at the end of the file.
-        part = os.read(descriptor, int(min(bytes_left, READ_AT_ONCE)))
+        part = os.read(descriptor, min(bytes_left, READ_AT_ONCE))
         if not part:
             break
         parts.append(part)
@@ -182,7 +183,7 @@ def free_bytes(folder: Path) -> float:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise DataError if a file that a run writes is a link, because its target may not be ours."""
+    """Raise DataError if a file that a run writes is a link: its target may be a file of a user."""
     if path.is_symlink():
         raise DataError(
             what="a link has the name of a file of the run",

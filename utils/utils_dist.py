@@ -165,7 +165,7 @@ def _end_without_error(is_group_of_others: bool) -> None:
     """Leave the other ranks when all have finished. Collective. Empties RUN."""
     if RUN.watchdog is not None:
         # From here on, a rank without a process is no failure for the watchdog.
-        RUN.watchdog.ending = True
+        RUN.watchdog.is_ending = True
         barrier()  # after the barrier no rank needs another rank
         RUN.watchdog.stop()
     if dist.is_initialized() and not is_group_of_others:
@@ -230,7 +230,7 @@ def _forget_run() -> None:
     RUN.launch = LaunchInfo("single")
     RUN.rounds = 0
     RUN.checks_folder = None
-    RUN.stop_requested = 0.0
+    RUN.stop_requested_at = 0.0
     RUN.record_ids = {}
 
 

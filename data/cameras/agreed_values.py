@@ -94,7 +94,14 @@ def agreed_geometry(
     width = agreed_value("w", w, info, default=calibrated_width)
     flipud = agreed_value("flip", flip, info, default=stored_bottom_first)
     try:
-        return SpikeGeometry(height, width, flipud, head_columns, bit_order, layout)
+        return SpikeGeometry(
+            height,
+            width,
+            flipud=flipud,
+            head_columns=head_columns,
+            bit_order=bit_order,
+            layout=layout,
+        )
     except SpikeFileError as e:
         # This error names no options, so raise an error that names them.
         where = "spike.h, spike.w, spike.head_columns"

@@ -59,7 +59,7 @@ def with_context(
             pieces.append(Piece(file.path, first=first - file.begin, count=end - first))
 
     # The context before the frame is shorter than wanted if the first of the nearby files begins
-    # too late. It has at most the planes from the begin of this file to the frame.
+    # too late. It has at most the planes from the start of this file to the frame.
     planes_before = min(context, span.first - nearby_files[0].begin)
     return planes_before, tuple(pieces)
 

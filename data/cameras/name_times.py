@@ -53,7 +53,9 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
         step = Fraction(1)
     gaps = _gaps(numbers, steps, step)
     ends = _ends(numbers, steps, step)
-    return FrameTimes(numbers, ends, numbers[0], ends[-1], step, gaps=gaps)
+    return FrameTimes(
+        starts=numbers, ends=ends, begin=numbers[0], end=ends[-1], step=step, gaps=gaps
+    )
 
 
 # ---- Numbers in names ---------------------------------------------------------------------------

@@ -176,7 +176,9 @@ class Rig(RgbCamera):
         _, rgb_width = rgb
         n = max(1, round(rgb_width / width))  # as many points as RGB pixels along a spike pixel
         # x and y of every point, (2, h n, w n)
-        places = places_of_points(self.matrix(spike, rgb), spike, n, self.parallax, self.seed)
+        places = places_of_points(
+            self.matrix(spike, rgb), spike, n=n, parallax=self.parallax, seed=self.seed
+        )
         is_aligned = are_centres(places, rgb)  # then no interpolation is needed
 
         for light in chain([first], lights):

@@ -15,9 +15,9 @@ A fit takes seconds, so two things save time:
 A function marked "Collective" exchanges data between ranks: every rank must call it, in the same
 order. If a rank leaves out such a call, all other ranks wait for it in vain.
 
-What must stay: the fields and meanings of a kept result, unless FORMAT is raised. The frames that
-are compared and the rounding in `_calibrated_clip` decide the calibration, and so the samples of a
-run.
+What must stay: the fields and meanings of a kept result, unless FORMAT gets a new number. The
+frames that are compared and the rounding in `_calibrated_clip` decide the calibration, and so the
+samples of a run.
 
 Tests: tests/parts/data/test_self_calibration.py
 """
@@ -200,7 +200,11 @@ def _exposures_read_by(spikes: DatSpikes, clip: Clip) -> tuple[Exposure, ...]:
     Raises DataError if the spike files lack such planes.
     """
     return exposures_of(
-        spikes, clip.name, list(clip.planes_of_spike_files.items()), len(clip), clip.times
+        spikes,
+        clip.name,
+        files=list(clip.planes_of_spike_files.items()),
+        frames=len(clip),
+        times=clip.times,
     )
 
 

@@ -99,28 +99,37 @@ class DatSpikes:
     An object never changes, because clips and loader processes share it. `changed` makes a copy.
     """
 
+    # The files: what dataset.json says, and how the bits are stored.
     info: DatasetInfo
     geometry: SpikeGeometry
+    remainder: Literal["error", "truncate"]
+
+    # What a spike means: how much light, of which kind.
     rate: float | Literal["match"]
     light: Literal["linear", "display"]
+    # Whether rate and light are known: the section or dataset.json gives the value, or the
+    # representation makes no use of it, so that nobody needs the value.
+    is_rate_known: bool
+    is_light_known: bool
+
+    # Which planes are read for a frame.
     timing: Timing
     context: int
     center: Literal["gt", "file"] | int
-    remainder: Literal["error", "truncate"]
-    gamma: float
-    interpolation: int  # a constant of OpenCV
-    calibration: Calibration | None
-    calibrated_grid: CalibratedGrid | None  # the grid that `calibration` gives
-    is_auto: bool  # whether data/cameras/self_calibration.py gives each clip its own calibration
+
+    # What the planes become: the representation, i.e. how planes are turned into channels.
     name: str  # of the representation
     options: dict[str, Any]  # of the representation
     channels: int  # S
+    gamma: float
     # Keys of the section that change nothing with this representation. Setting one is an error.
     without_effect: frozenset[str]
-    # Whether light and rate are known: the section or dataset.json gives the value, or the
-    # representation does not need it.
-    is_light_known: bool
-    is_rate_known: bool
+
+    # Where the spike pixels lie on a frame.
+    interpolation: int  # a constant of OpenCV
+    is_auto: bool  # whether data/cameras/self_calibration.py gives each clip its own calibration
+    calibration: Calibration | None
+    calibrated_grid: CalibratedGrid | None  # the grid that `calibration` gives
     is_stretched: bool  # whether planes are stretched to frames of another ratio of height to width
 
     def __init__(
@@ -145,40 +154,65 @@ class DatSpikes:
         calibration: str | None = None,
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
     ) -> None:
-        # Read the keys, and compare them with dataset.json. The first wrong key raises an error.
-        from_file = file_calibration(calibration, info)  # None without a calibration file
-        geometry = agreed_geometry(info, from_file, h, w, flip, head_columns, bit_order, layout)
+        # Each group below reads some keys, compares them with dataset.json, and sets the fields of
+        # the group (see the class). The first wrong key raises an error.
+        #
+        # The files.
+        # The calibration and its path. None without a calibration, and for "auto".
+        known = file_calibration(calibration, info)
+        geometry = agreed_geometry(
+            info,
+            known,
+            h=h,
+            w=w,
+            flip=flip,
+            head_columns=head_columns,
+            bit_order=bit_order,
+            layout=layout,
+        )
+        self._set(info=info, geometry=geometry, remainder=remainder)
         _refuse_exposure_with_window(exposure, first, count)
-        chosen = read_representation(representation)
-        known_rate = agreed_rate(rate, info)
 
-        # Set the fields. Light and rate are known if somebody gave them, or if nobody needs them.
-        is_light_given = light is not None or info.light is not None
-        is_rate_given = rate is not None or info.rate is not None
+        # What a spike means. Some representations make no use of the rate or of the light. Then the
+        # value counts as known, because nobody needs it.
+        chosen = read_representation(representation)
         self._set(
-            info=info,
-            geometry=geometry,
-            rate=known_rate,
+            rate=agreed_rate(rate, info),
             light=agreed_value("light", light, info, default="linear"),
-            timing=Timing(first, count, read_exposures(exposure)),
-            context=context,
-            center=center,
-            remainder=remainder,
-            gamma=gamma,
-            interpolation=cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST,
-            calibration=None,
-            calibrated_grid=None,
-            is_auto=calibration == "auto",
+        )
+        is_rate_given = rate is not None or info.rate is not None
+        is_light_given = light is not None or info.light is not None
+        is_rate_used = "rate" not in chosen.without_effect
+        is_light_used = "light" not in chosen.without_effect
+        self._set(
+            is_rate_known=is_rate_given or not is_rate_used,
+            is_light_known=is_light_given or not is_light_used,
+        )
+
+        # Which planes are read for a frame. A calibration changes `timing` below.
+        timing = Timing(first, count, read_exposures(exposure))
+        self._set(timing=timing, context=context, center=center)
+
+        # What the planes become.
+        self._set(
             name=chosen.name,
             options=chosen.options,
             channels=channels_of(representation),
+            gamma=gamma,
             without_effect=chosen.without_effect,
-            is_light_known="light" in chosen.without_effect or is_light_given,
-            is_rate_known="rate" in chosen.without_effect or is_rate_given,
+        )
+
+        # Where the spike pixels lie on a frame: at first without a calibration. With "auto", each
+        # clip gets a copy with its own calibration later (`changed`).
+        self._set(
+            interpolation=cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST,
+            is_auto=calibration == "auto",
+            calibration=None,
+            calibrated_grid=None,
             is_stretched=False,
         )
-        if from_file:
-            self._calibrate(from_file.calibration, from_file.path)
+        if known:
+            self._calibrate(known.calibration, known.path)
 
         # Refuse keys without effect. Key -> whether the section sets it to another value than its
         # default.
@@ -202,12 +236,16 @@ class DatSpikes:
     def _calibrate(self, calibration: Calibration, path: str) -> None:
         """Set the fields of a new object that follow from a calibration.
 
+        They are `calibration`, `calibrated_grid` and `timing`.
+
         path: file of the calibration, for messages.
         Raises DataError if the calibration holds for planes of another size.
         """
         is_nearest = self.interpolation == cv2.INTER_NEAREST
-        # offset: how many planes later the spike camera shows a moment than the frame does.
-        # share: the fraction of the planes of a frame that is read.
+        # offset: number that is added to the first plane of each frame. E.g. 3 if the spike camera
+        # started 3 planes before the RGB camera.
+        # share: the fraction of the planes of a frame that is read, in their middle. It is
+        # 1.12 times the share that the frame was exposed, at most 1 (`share_to_read`).
         timing = dataclasses.replace(
             self.timing,
             offset=calibration.time_offset_planes,
@@ -257,6 +295,9 @@ class DatSpikes:
         without context.
         rate: spikes per plane at full light. reverse: whether the clip is played backwards.
         outside: numbers of context planes in the stream, (before, after) the planes of the frame.
+
+        E.g. 4 context planes, 20 planes of the frame, and 4 context planes: T is 28, and outside is
+        (4, 4). The center 10 of the frame is then plane 14 of the stream.
 
         `read_channels` (channels_of_frame.py) calls this for each frame, and `exposures_of`
         (frame_planes.py) for a trial. A user's subclass may override this method

@@ -138,7 +138,7 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
 
 
 def _with_last_repeated(views: Iterable[np.ndarray], times: int) -> Iterator[np.ndarray]:
-    """Yield views, then the last one so many times more. Yields nothing if there is no view."""
+    """Yield the views, and then the last view `times` more times. Yields nothing without views."""
     last = None
     for view in views:
         yield view

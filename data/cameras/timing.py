@@ -8,8 +8,9 @@ A plane is one read-out of the spike camera. Spike files come in two kinds:
 
 `Timing` holds these options, and two values of the calibration of the cameras:
 
-    offset   number of planes that is added to the first plane of each frame: the spike camera shows
-             a moment so many planes later than the clocks of the frames say
+    offset   number of planes that is added to the first plane of each frame. E.g. with offset 3,
+             a frame that would have the planes 100 ... 155 has the planes 103 ... 158. A
+             positive offset means that the spike camera started first
     share    the fraction of the planes of a frame that is read, in their middle
 
 `Timing.span` returns the planes of a frame in three steps: the planes that belong to the frame,
@@ -185,7 +186,7 @@ class Timing:
             seconds = Fraction(count) / Fraction(tick_hz)
             times = times.until(times.begin + seconds)
             if times.doubt:
-                raise unknown_times(clip, times, first, count, tick_hz)
+                raise unknown_times(clip, times, first=first, count=count, tick_hz=tick_hz)
         return times.plane_ranges(first, count)
 
     def span(

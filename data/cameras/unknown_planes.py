@@ -99,7 +99,7 @@ def _guessed_exposures(
 ) -> dict[str, float] | list[list[float]]:
     """Guess exposures for a clip if its times are not sure. The arguments are those above.
 
-    The guess: the first plane was recorded at the begin of the clip, and the last plane at its end.
+    The guess: the first plane was recorded at the start of the clip, and the last plane at its end.
     Only if the two clocks contradict each other, the planes follow from the clock of the film.
 
     Returns {"start": ..., "length": ..., "period": ...}, or a list of rows [start, length].
@@ -119,7 +119,7 @@ def _guessed_exposures(
 def _rows_by_seconds(times: FrameTimes, first: int, tick_hz: float) -> list[list[float]]:
     """Return a row [start, length] for each frame of a film: its seconds, turned into planes.
 
-    first: the plane at the begin of the film. tick_hz: planes per second.
+    first: the plane at the start of the film. tick_hz: planes per second.
     """
     rows = []
     for start, end in zip(times.starts, times.ends, strict=True):

@@ -12,7 +12,7 @@ it, and data/clips/clip_cache.py reads it:
                                    of the clip one after the other, packed as in a .dat
 
 What must stay: all of it (test_a_cache_has_the_form_that_it_always_had). If the content of these
-files must change, raise `FORMAT`, so that old caches are refused.
+files must change, add 1 to the number `FORMAT`, so that old caches are refused.
 
 Tests: tests/parts/data/test_clip_cache.py
 """

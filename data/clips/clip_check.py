@@ -16,8 +16,8 @@ of data sets (manifest.py, preflight.py, kept.py) and of a user's own clip (user
 What must stay: if `problems` is empty, the clip is complete, so every tuple of the `Clip` has an
 entry for each frame. Callers rely on this. test_a_fault_of_the_data_is_named_before_training tries
 one fault after the other.
-Free to add: a rule. Then raise FORMAT in data/clips/kept.py, because the results that are already
-stored were not checked for it.
+Free to add: a rule. Then add 1 to the number FORMAT in data/clips/kept.py, because the results that
+are already stored were not checked for it.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py,
 tests/parts/data/test_user_folders.py
@@ -70,7 +70,8 @@ class ClipCheck:
         Each step adds its problems to the report. So the order of the steps is the order of the
         problems, and tests compare the order.
         """
-        problems = ClipProblems(self.name, self.source, self.problems)
+        # The steps report to this object, and it appends each report to the list `self.problems`.
+        problems = ClipProblems(self.name, self.source, found=self.problems)
 
         # Which file belongs to which frame?
         files = FrameFiles(problems, self.files)
@@ -79,7 +80,8 @@ class ClipCheck:
             return None
         files.find_stems()
         # Go on with the complete frames, also if the clip lacks files, so that one run shows all
-        # problems.
+        # problems. A key is what the names of all files of a frame have in common, e.g. the number
+        # 47 of "000047.png" and "47.dat" (frame_names.py).
         keys = [key for key in files.find_frames(meta_entry) if files.is_complete(key)]
         if not keys:
             return None

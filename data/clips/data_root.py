@@ -67,7 +67,9 @@ def list_root(
     if is_lmdb(root):
         listing = list_lmdb(root, names)
     else:
-        listing = _list_folders(root, folder, suffixes, single_files, names)
+        listing = _list_folders(
+            root, folder, suffixes=suffixes, single_files=single_files, names=names
+        )
     _refuse_names(listing, root)
     return listing
 
@@ -76,9 +78,11 @@ def _refuse_names(listing: Listing, root: str) -> None:
     """Refuse names that cannot be used. Results are written to files with these names."""
     for clip, files in listing.items():
         checked_name(clip, root)
-        # A data set may have a million stems, and a test of each takes long. On disk, a stem can
-        # only fail by an unprintable character, because the name of a file has no slash. One look
-        # at the joined names finds such a character. Only keys of an LMDB can fail in other ways.
+        # `checked_name` refuses two kinds of names: names that lead to another folder, such as
+        # "../b", and names with an unprintable character. The name of a file on disk has no slash,
+        # so it can only have the second fault. Then one look at all names of a clip, joined, takes
+        # the place of a check of each stem, which takes long for a million stems. The key of a
+        # frame in an LMDB may have both faults, so its stem is always checked.
         is_in_lmdb = files.lmdb_entries is not None
         if is_in_lmdb or not files.joined_names.isprintable():
             for stem in files.stems:
@@ -95,6 +99,7 @@ def _list_folders(
     """List a root on disk, with the arguments and errors of `list_root`."""
     listing = Listing()
     expected = "a folder with one folder per clip"
+    # An OSError in the block becomes a DataError with these texts.
     with os_errors_as_data_errors(root, expected=expected, do=ADVICE_FOR_MISSING_ROOT):
         # Read the state before the list. If the folder changes in between, the stored state is too
         # old. So the next start notices the change and lists the folder again.
@@ -134,6 +139,7 @@ def _add_single_files(
     names: names of the files that lie directly in the root.
     """
     prefix = os.path.join(root, "")  # the root with a slash at its end
+    # One suffix after the other. So when a later suffix comes, the clip has a file already.
     for suffix in suffixes:
         for name in names:
             if not name.lower().endswith(suffix):

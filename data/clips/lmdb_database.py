@@ -3,7 +3,7 @@
 An LMDB is a database file that is mapped into memory. The package lmdb calls an open database an
 environment. Two properties of LMDB can end the process or give wrong data:
 
-* A read behind the end of the file ends the process without an error of Python. So a file that is
+* A read beyond the end of the file ends the process without an error of Python. So a file that is
   cut short is refused before a value is read
   (test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read).
 * A process may open a database only once, and a child process may not use an environment of its
@@ -118,7 +118,7 @@ def _open_lmdb(root: str) -> Any:
 def _refuse_short_lmdb(root: str, environment: Any) -> None:
     """Close and refuse an LMDB if its file has fewer bytes than its first pages say.
 
-    LMDB maps the file into memory. A read behind the end of the file would kill the process
+    LMDB maps the file into memory. A read beyond the end of the file would kill the process
     (SIGBUS). Opening an LMDB reads only its first two pages, so it does not notice a short file.
 
     environment: the opened LMDB, an object of the package lmdb.

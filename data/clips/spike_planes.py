@@ -77,7 +77,9 @@ class SpikePlanes:
             times = self.source.times or times_of_names(stems)
         files = self._find_spike_files(keys)
         if not files or self.settings is None:
-            return SpikesOfFrames(files, (), (), times, self.settings)
+            return SpikesOfFrames(
+                files, planes=(), exposures=(), times=times, settings=self.settings
+            )
         return self._find_planes(files, self.settings, times)
 
     def _find_spike_files(self, keys: Sequence[FrameKey]) -> list[FileEntry]:
@@ -211,7 +213,10 @@ class SpikePlanes:
         if it does not fit, the error says so. Raises OptionError, DataError.
         """
         try:
-            return exposures_of(spikes, self.clip, planes_of_paths, frames, times), spikes
+            exposures = exposures_of(
+                spikes, self.clip, files=planes_of_paths, frames=frames, times=times
+            )
+            return exposures, spikes
         except OptionError:  # e.g. the center is unknown
             if not self.source.is_user_clip:
                 raise
@@ -222,7 +227,9 @@ class SpikePlanes:
         center, used = self._assumed_center(length)
         logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", self.clip, used)
         with_center = spikes.changed(center=center)
-        exposures = exposures_of(with_center, self.clip, planes_of_paths, frames, times)
+        exposures = exposures_of(
+            with_center, self.clip, files=planes_of_paths, frames=frames, times=times
+        )
         return exposures, with_center
 
     def _planes_of_first_exposure(

@@ -85,11 +85,15 @@ class ClipTable(Clips):
         self.roots = roots_of(source)  # {name: root of its files}
 
         # Columns with an entry for each clip or frame.
+        #
+        # `Texts` is a list of texts in one array: `read(first, end)` returns some of them.
         self.clip_names = Texts(columns["clips"])
         self.frame_counts = columns["frames"]  # number of frames of each clip
         # Index of the first frame of each clip among the frames of all clips, and then the end.
+        # E.g. clips of 2, 3 and 1 frames give 0 2 5 6. So clip 1 has the frames 2, 3 and 4.
         self.first_frames = begins_of(self.frame_counts)
-        self.sizes = columns["sizes"].reshape(-1, 4)  # (clips, 4): height and width of lq and gt
+        # (clips, 4): height and width of lq, height and width of gt.
+        self.sizes = columns["sizes"].reshape(-1, 4)
         self.stems = Texts(columns["stems"])  # name of each frame of all clips
 
         # The files, as {kind: column}.
@@ -97,7 +101,7 @@ class ClipTable(Clips):
         # this column "places".
         self.folders: dict[str, Texts] = {}
         self.file_counts: dict[str, np.ndarray] = {}  # number of files of each clip
-        # For each kind of files: index of the first file of each clip, and then the end.
+        # Index of the first file of each clip among the files of all clips, and then the end.
         self.first_files: dict[str, np.ndarray] = {}
         self.file_names: dict[str, Texts] = {}  # name of each file of all clips
         for kind in self.kinds:
@@ -116,6 +120,7 @@ class ClipTable(Clips):
         return len(self.frame_counts)
 
     def _clip(self, number: int) -> Clip:
+        # The name as dataset.json has it, without the prefix. `read` returns a list of one text.
         [name] = self.clip_names.read(number, number + 1)
         first, end = first_and_end(self.first_frames, number)
         stems = tuple(self.stems.read(first, end))
@@ -143,7 +148,8 @@ class ClipTable(Clips):
             gt_instants=paths.get("gt_instants", ()),
             exposures=read_spikes.exposures,
             # How the spikes are read, from the options. `own_spikes` has an entry for each clip for
-            # which dataset.json has other values than for most clips.
+            # which dataset.json has other values than for most clips, under the name without
+            # prefix.
             spikes=self.source.own_spikes.get(name, self.source.spikes),
             times=times,
         )

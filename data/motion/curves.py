@@ -8,14 +8,14 @@ lab/joint_gain.py, the curves alone brought the end-point error from 1.30 to 1.2
     shifts -> curves    for each pixel, the curve of third degree that is nearest to its shifts
     curves -> curves    the shake of the camera is added, because such a curve cannot follow it
 
-K is the number of times, and H x W the size of a frame. Shifts are x and y in RGB pixels. Times are
-planes after the sharp instant.
+K is the number of times: 9, which are 8 and the sharp instant itself. H x W is the size of a frame.
+Shifts are x and y in RGB pixels. Times are planes after the sharp instant, so its own time is 0.
 
 What must stay: a curve is 0 at the sharp instant. With other curves, the weights of the fusion
 "motion" fit a little worse, because they were trained with motions along these curves.
 
 Tests: tests/parts/data/test_flow.py compares motions with the true motion of simulated scenes. It
-passes with RIDGE = 0 or 0.01, too, and with STEP_OF_SHAKE = 1.
+does not guard RIDGE and STEP_OF_SHAKE: it passes with RIDGE = 0 or 0.01, and STEP_OF_SHAKE = 1.
 """
 
 import numpy as np
@@ -23,9 +23,10 @@ import numpy as np
 # Degree of a curve. On photographs in good light, the frames of weights/motion.pth gained most with
 # the third degree: 0.2 dB more than with the second, 0.06 dB more than with the fourth.
 DEGREE = 3
-# RIDGE times the sum of the diagonal is added to each value of the diagonal of the equations. So
-# they have a solution, the smallest one, even if there are fewer times than DEGREE. (An exposure
-# has eight times beside the sharp instant.)
+# RIDGE times the sum of the diagonal is added to each value of the diagonal of the equations. With
+# fewer times than DEGREE, many curves would fit the shifts, and the equations would have no single
+# solution. With the ridge they have one: a curve that nearly fits, with small coefficients. (An
+# exposure has eight times beside the sharp instant, so this case is rare.)
 RIDGE = 1e-4
 # The shake is a median over the pixels. Each fourth row and column has enough pixels for it.
 STEP_OF_SHAKE = 4
@@ -93,8 +94,8 @@ def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
 
     A camera that shakes fast, e.g. on a motor, moves back and forth within an exposure. No curve of
     third degree does this. But the shake moves all pixels alike, and noise does not. So the shake
-    at a time is the median of (shift - curve) over the pixels. It is added only if it is longer
-    than the noise, because without a shake it would be noise itself.
+    at a time is the median of (shift - curve) over the pixels. Without a shake, this median is
+    noise, too. So it is added only if it is longer than its usual distance from a pixel.
 
     In dim light callers leave the shake out: dim photographs lost 0.1 dB by it.
 
@@ -103,7 +104,7 @@ def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
     for curve, shift in zip(curves, shifts, strict=True):
         residuals = (shift - curve)[::STEP_OF_SHAKE, ::STEP_OF_SHAKE]  # (H / 4, W / 4, 2)
         shake = np.median(residuals, axis=(0, 1))  # x and y
-        # How far a pixel of median noise lies from the shake.
+        # Half of the pixels lie closer to the shake than this.
         noise = np.median(np.linalg.norm(residuals - shake, axis=-1))
         if np.linalg.norm(shake) > noise:
             curve += shake

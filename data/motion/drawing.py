@@ -20,7 +20,7 @@ import numpy as np
 from data.motion.shifts import Motion
 from utils.contract import FramePicture
 
-# In this file, a way is the motion of a pixel from the begin of the exposure to its end, as x and y
+# In this file, a way is the motion of a pixel from the start of the exposure to its end, as x and y
 # in RGB pixels.
 
 # Ways of a certain length or more have the full colour. The length is chosen for each picture: this
@@ -88,7 +88,7 @@ def error_picture(motion: Motion) -> np.ndarray:
 def motion_picture(motion: Motion) -> np.ndarray:
     """Draw the way of each pixel within the exposure. Returns (H, W, 3) uint8, R, G, B.
 
-    The way goes from where the pixel is at the begin of the exposure to where it is at its end. It
+    The way goes from where the pixel is at the start of the exposure to where it is at its end. It
     is drawn at the place of the pixel in the sharp frame. Grey lines cover the pixels whose motion
     was not trusted, see `untrusted_pixels`.
     """
@@ -105,7 +105,7 @@ def motion_picture(motion: Motion) -> np.ndarray:
 
 def _way(motion: Motion) -> np.ndarray:
     """Return the way of each pixel within the exposure, (H, W, 2), x and y in pixels."""
-    # The shifts lead from the sharp instant to each time, first to the begin of the exposure, and
+    # The shifts lead from the sharp instant to each time, first to the start of the exposure, and
     # last to its end. E.g. a pixel with the shifts -4, 0 and 4 has the way 8.
     return motion.shifts[-1] - motion.shifts[0]
 

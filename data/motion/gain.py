@@ -220,8 +220,8 @@ def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
 # whose pixels differ much. The value is a judgement. With a very large ratio,
 # test_dead_and_hot_pixels_are_not_trusted fails.
 MOST_GAIN_RATIO = 2.5
-# The second limit is chance: so many standard deviations from the expected number of spikes. With
-# 4, chance alone goes beyond the limit in about one of 10,000 pixels. With 0,
+# The second limit is chance: the distance from the expected number of spikes, in standard
+# deviations. With 4, chance alone goes beyond the limit in about one of 10,000 pixels. With 0,
 # test_pixels_are_trusted_although_most_of_them_have_no_spike fails.
 CHANCE = 4.0
 

@@ -57,9 +57,9 @@ class NetworkInputs(NamedTuple):
 
 def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> NetworkInputs:
     """Return the inputs of the network for an exposure."""
-    # `network.edges` are the edges of its windows, in elevenths of an exposure after the begin of
+    # `network.edges` are the edges of its windows, in elevenths of an exposure after the start of
     # the sharp plane. The sharp instant is the middle of this plane, half a plane later. Here they
-    # become edges in planes, counted from the begin of the stream.
+    # become edges in planes, counted from the start of the stream.
     planes_per_eleventh = recording.length / ELEVENTHS
     begin_of_sharp_plane = recording.sharp - 0.5
     edges = []

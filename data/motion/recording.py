@@ -139,4 +139,4 @@ def _exposures(clip: Clip, context: int) -> tuple[Exposure, ...]:
     """
     files = list(clip.planes_of_spike_files.items())  # (path, number of its planes)
     spikes = of_exposure(clip.spikes, context)
-    return exposures_of(spikes, clip.name, files, len(clip), clip.times)
+    return exposures_of(spikes, clip.name, files=files, frames=len(clip), times=clip.times)

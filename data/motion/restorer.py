@@ -209,7 +209,9 @@ class MotionRestorer:
         spikes = median_spikes(recording)
         # A pixel moves if its motion is long enough, and if its spikes change.
         moving_share = share_by_reach(motion, spikes) * by_change
-        return WholeFrame(recording, motion, gain, spikes, moving_share)
+        return WholeFrame(
+            recording, motion, gain=gain, median_spikes=spikes, moving_share=moving_share
+        )
 
     def _keeps_first_estimate(self, recording: Recording, view: View) -> bool:
         """Return whether the spikes do not help a frame, so that its first estimate stays."""

@@ -52,38 +52,44 @@ class Intervals:
 def intervals_of(stream: np.ndarray) -> Intervals:
     """Find the intervals of each pixel. The head of this file says how long the outer two are.
 
-    E.g. T = 10 and spikes in the planes 3 and 7. The ends are 4 and 8, and the interval between
-    them has 4 planes. So the first interval goes from 0 to 4, and the last one from 8 to 12.
+    The comments below follow the pixel of the head: T = 10, and spikes in the planes 3 and 5. Its
+    intervals go from 0 to 4, from 4 to 6, and from 6 to 11.
 
     A pixel with a single spike has no interval beside the outer two. Both get T planes.
     """
     planes = len(stream)
     # Time at which each plane ends, 1 ... T.
     plane_ends = np.arange(1, planes + 1, dtype=np.min_scalar_type(planes))
-    ends = stream * plane_ends[:, None, None]  # (T, h, w) unsigned, 0 without a spike
-    first = _smallest_above_0(ends.copy())  # (h, w), the end at the first spike
-    last = ends.max(axis=0)  # (h, w), the end at the last spike
+    # (T, h, w) unsigned, 0 without a spike. E.g. 0 0 0 4 0 6 0 0 0 0.
+    ends = stream * plane_ends[:, None, None]
+    first = _smallest_above_0(ends.copy())  # (h, w), the end at the first spike: 4
+    last = ends.max(axis=0)  # (h, w), the end at the last spike: 6
 
-    # The lengths of the intervals beside the two outer ones, e.g. 8 - 4. A plane without a spike
-    # has the end 0, but it never gives the smallest number. In `ends - first`, 0 - first is below
-    # 0, which is a very large unsigned number. In `last - ends`, last - 0 is the largest number.
+    # The lengths of the intervals beside the two outer ones. Only planes with a spike must count. A
+    # plane without a spike has the end 0. In `ends - first` it has 0 - 4, which is 252 in uint8,
+    # and in `last - ends` it has 6 - 0. Both are larger than every interval, so another plane wins:
+    #
+    #     ends - first    252 252 252   0 252   2 252 252 252 252    smallest above 0: 2
+    #     last - ends       6   6   6   2   6   0   6   6   6   6    smallest above 0: 2
     after_first = _smallest_above_0(ends - first)  # from the first spike to the second
     before_last = _smallest_above_0(last - ends)  # from the last spike but one to the last
 
     # The numbers are signed from here on, because `begin` may be negative.
     first = first.astype(np.int32)
     last = last.astype(np.int32)
-    is_single = first == last  # also without a spike, but then the light is 0 in any case
+    # Pixels with a single spike. Pixels without a spike have first = last = 0, so they are among
+    # them, too. Their intervals do not matter, because their light is set to 0 at the end.
+    is_single = first == last
     after_first = np.where(is_single, planes, after_first.astype(np.int32))
     before_last = np.where(is_single, planes, before_last.astype(np.int32))
     # The spike before the first one is not in the file, so the first interval begins at 0 or
-    # earlier, and has at least `first` planes.
+    # earlier, and has at least `first` planes. E.g. max(2, 4) = 4.
     first_length = np.maximum(after_first, first)
     # The spike after the last one is not in the planes 0 ... T - 1, so it ends its interval at
-    # T + 1 or later.
+    # T + 1 or later. E.g. max(2, 11 - 6) = 5.
     last_length = np.maximum(before_last, planes + 1 - last)
-    begin = (first - first_length).astype(np.int32)
-    end = (last + last_length).astype(np.int32)
+    begin = (first - first_length).astype(np.int32)  # e.g. 4 - 4 = 0
+    end = (last + last_length).astype(np.int32)  # e.g. 6 + 5 = 11
     return Intervals(ends, begin, end)
 
 
@@ -111,9 +117,12 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
 
     The light of a plane is 1 / n, where n = b - a is the length of its interval from time a to time
     b. A running maximum finds a and b of all planes, which is many times as fast as np.where. It
-    needs numbers above 0, so a and b are kept as two other numbers:
+    needs numbers above 0, where the 0 means "not known yet". But a may be as small as 1 - T, and b
+    must be the smallest of several. So a is moved up, and b is counted from the other end:
 
-        since_a = a + T,    until_b = 2 T + 1 - b,    n = 3 T + 1 - since_a - until_b
+        since_a = a + T            at least 1, because a is at least 1 - T
+        until_b = 2 T + 1 - b      at least 1, because b is at most 2 T; the largest for the least b
+        n = b - a = (2 T + 1 - until_b) - (since_a - T) = 3 T + 1 - since_a - until_b
 
     For example, T = 10 and spikes in the planes 3 and 7. The interval of the planes 4 ... 7 goes
     from a = 4 to b = 8. So since_a = 14, until_b = 13, and n = 31 - 14 - 13 = 4.
@@ -145,14 +154,17 @@ def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer
     planes = len(stream)
     plane_numbers = np.arange(planes, dtype=number_type)[:, None, None]  # (T, 1, 1)
     # First the planes with a spike. A spike in plane p ends its interval at b = p + 1, so
-    # until_b = 2 T + 1 - (p + 1) = 2 T - p.
+    # until_b = 2 T + 1 - (p + 1) = 2 T - p. E.g. 0 0 0 17 0 0 0 13 0 0.
     until_b = stream * (number_type(2 * planes) - plane_numbers)  # (T, h, w), 0 without a spike
-    # Then the other planes. From the last plane to the first, each plane takes the maximum with the
-    # plane after it. So a plane without a spike gets the number of the next spike, because of all
-    # later spikes this one has the smallest b, so the largest until_b. `plane` is a view, so the
-    # maximum is written into `until_b`.
+    # Then the other planes, from the last to the first. Each plane takes the larger number, its own
+    # or the one of the plane after it. E.g. the last interval ends at 12, so it has 21 - 12 = 9:
+    #
+    #     before     0  0  0 17  0  0  0 13  0  0 |  9    <- read in this direction
+    #     after     17 17 17 17 13 13 13 13  9  9 |  9
+    #
+    # The next spike has the largest number of all later ones, because its b is the smallest.
     plane_after = (2 * planes + 1 - end).astype(number_type)  # (h, w), after the last plane
-    for plane in reversed(until_b):
+    for plane in reversed(until_b):  # `plane` is a view, so until_b itself is changed
         np.maximum(plane_after, plane, out=plane)
         plane_after = plane
     return until_b
@@ -172,14 +184,15 @@ def _since_begin(
     """
     planes = len(stream)
     # First the planes after a spike. A spike in plane p - 1 begins the interval of plane p at
-    # a = p, so since_a = p + T. Plane 0 is in the first interval, which begins at `begin`.
+    # a = p, so since_a = p + T. Plane 0 is in the first interval, which begins at `begin`. E.g.
+    # 10 0 0 0 14 0 0 0 18 0.
     plane_0 = (begin + planes).astype(number_type)[None]  # (1, h, w)
     numbers_from_1 = np.arange(1, planes, dtype=number_type)[:, None, None]  # p = 1 ... T - 1
     other_planes = stream[:-1] * (numbers_from_1 + number_type(planes))
     since_a = np.concatenate((plane_0, other_planes))  # (T, h, w), 0 without a spike
-    # Then the other planes. From the first plane to the last, each plane takes the maximum with the
-    # plane before it, so it gets the number of the last spike before it. The pairs are views of
-    # `since_a`, so the maximum is written into `since_a`, and the next pair sees it.
+    # Then the other planes, from the first to the last. Each plane takes the larger number, its own
+    # or the one of the plane before it: 10 10 10 10 14 14 14 14 18 18. The pairs are views of
+    # `since_a`, so `since_a` itself is changed, and the next pair sees it.
     for plane_before, plane in itertools.pairwise(since_a):
         np.maximum(plane_before, plane, out=plane)
     return since_a

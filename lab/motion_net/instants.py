@@ -1,7 +1,7 @@
 """The times at which a scene is drawn, and its size.
 
 A plane is one binary picture of the spike camera. tau counts halves of an exposure after the sharp
-instant: tau = -1 is about the begin of the exposure, tau = 1 its end.
+instant: tau = -1 is about the start of the exposure, tau = 1 its end.
 
 What must stay: the 88 planes of an exposure, which are the eleven windows of `MotionNet` with
 USUAL_PLANES planes each. With another value of any number below, the same seed gives other scenes.
@@ -14,7 +14,7 @@ from models.fusion.motion_windows import EDGES
 
 PLANES = 88  # planes of an exposure
 HALF = 44  # planes of half an exposure
-SHARP = 44.5  # the sharp instant, in planes from the begin of the exposure: the middle of plane 44
+SHARP = 44.5  # the sharp instant, in planes from the start of the exposure: the middle of plane 44
 BEFORE = 40  # planes of a scene before the exposure, and as many after it
 STEP = 2  # two planes in a row see the same light, which halves the time for drawing a scene
 # The instants at which a scene is drawn, (84,): the middles of pairs of planes, in planes after the
@@ -23,7 +23,7 @@ STEP = 2  # two planes in a row see the same light, which halves the time for dr
 INSTANTS = np.arange(-BEFORE, PLANES + BEFORE, STEP) + STEP / 2 - SHARP
 # The middles of the 15 windows of `MotionNet`, (15,), in planes after the sharp instant. EDGES are
 # in elevenths of an exposure from its middle, and USUAL_PLANES is the planes of an eleventh. E.g.
-# the middle window has its middle at 0 elevenths, which is 44 planes after the begin of the
+# the middle window has its middle at 0 elevenths, which is 44 planes after the start of the
 # exposure and so at 44 - 44.5 = -0.5.
 _MIDDLES_OF_EDGES = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2
 MIDDLES = (_MIDDLES_OF_EDGES * USUAL_PLANES + HALF) - SHARP

@@ -130,7 +130,9 @@ def scores_of(folder: Path, trained_runs: Sequence[TrainedRun]) -> Scores:
     scores: Scores = {name: {} for name in methods.names}
     for reader in readers_of_set(folder, "auto", operator):
         methods.frames_without_steps = 0
-        scores_of_clip = clip_scores(reader, operator, methods, find_motion, solver)
+        scores_of_clip = clip_scores(
+            reader, operator=operator, methods=methods, find_motion=find_motion, solver=solver
+        )
         if methods.frames_without_steps:
             print(f"{reader.name} is left out: other steps serve for its light", flush=True)
             continue

@@ -132,7 +132,9 @@ def samples_of_kinds(
     """
     operator = read_saved(OPERATOR_WEIGHTS)
     _, fusion = motion_network(operator, motion_net_file)
-    all_samples = training_samples(out, videos, operator, fusion, SETS_OF_PART[part])
+    all_samples = training_samples(
+        out, videos, operator=operator, net=fusion, names=SETS_OF_PART[part]
+    )
     with_equations = samples_of_part(all_samples, part)
     of_control = {}
     for name, samples_of_set in with_equations.items():

@@ -63,16 +63,27 @@ def training_samples(
 
     Clips and samples that are already in `out` are used as they are.
 
-    videos: folder of the videos. operator: makes the first estimates. net: its network finds the
-    motion. names: the sets, in the order of SETS.
+    videos: folder of the videos.
+    operator: the network that makes the first estimates.
+    net: the fusion "motion" that is trained on the samples. It says how their motion is found: by
+    an optical flow, by its own small network `net.motion_net`, or by both (data/motion/finder.py).
+    names: the sets, in the order of SETS.
     """
     sources = made_sources(out, videos)
+    # A function that finds the motion within an exposure.
     find_motion = finder_of(net.motion_by, net.motion_net, CPU)
     samples = {}
     for name in names:
         clip_set = SETS[name]
         source = sources[clip_set.source]
-        samples[name] = samples_of(out, name, clip_set, source, operator, find_motion)
+        samples[name] = samples_of(
+            out,
+            name=name,
+            clip_set=clip_set,
+            source=source,
+            operator=operator,
+            find_motion=find_motion,
+        )
     return samples
 
 
@@ -96,8 +107,9 @@ def samples_of(
     clip_set: how the clips are made.
     source: folder of the videos or photographs.
     operator: the network that makes the first estimates.
-    find_motion: finds the motion within an exposure. It takes the recording of the exposure, its
-    view, and the gain of the spike pixels.
+    find_motion: a function that finds the motion within an exposure. Its arguments are the
+    recording of the exposure; the view, i.e. where the spike pixels lie on the frame
+    (data/motion/view.py); and the gain of each spike pixel, its spikes per plane at full light.
     """
     file = out / "samples" / f"{name}.pt"
     if file.exists():
@@ -132,9 +144,11 @@ def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) ->
 
     net: the operator, which makes the first estimates. find_motion: as in `samples_of`.
     """
-    # Without a context, half an exposure of planes is read before the exposure, and half after it.
+    # The context are the planes that are read around an exposure. None stands for the usual number:
+    # half as many planes as the exposure has before it, and half as many after it.
     clip = RecordedClip(reader, context=None)
-    gain, is_good = clip.gain()  # of each spike pixel, (h, w) both
+    # For each spike pixel, (h, w): its gain, and whether the gain can be trusted.
+    gain, is_good = clip.gain()
     samples = []
     for frame_index in range(clip.frames):
         frame = reader.frame(frame_index)
@@ -142,10 +156,18 @@ def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) ->
         with torch.no_grad():
             # A batch of one clip of one frame: (C, H, W) -> (1, 1, C, H, W), and back.
             estimate = net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
-        z_0 = estimate.clamp(0, 1)
+        z_0 = estimate.clamp(0, 1)  # the first estimate of the sharp frame
         motion = find_motion(recording, clip.view, gain)
         pixels = SpikePixels(clip.view, CPU)
-        equations = Equations(recording, pixels, motion, gain, is_good, SOLVER, CPU)
+        equations = Equations(
+            recording,
+            pixels,
+            motion,
+            gain=gain,
+            is_good=is_good,
+            solver=SOLVER,
+            device=CPU,
+        )
         sample = Sample(
             recording=recording,
             view=clip.view,
@@ -153,7 +175,7 @@ def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) ->
             gain=gain,
             is_good=is_good,
             z_0=z_0,
-            proposal=equations.proposal(z_0),  # their solution, beginning with z_0
+            proposal=equations.proposal(z_0),  # the solution of the equations, begun at z_0
             sharp=frame["gt"].clone(),
         )
         samples.append(sample)

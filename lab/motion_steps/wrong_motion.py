@@ -20,7 +20,7 @@ from data.motion.shifts import Motion
 # Factor of the whole motion: 0 is no motion, and 1.8 is 80 % too much.
 MOTION_FACTORS = (0, 1.8)
 # Smooth errors grow with the distance from the sharp instant, in both directions of time.
-SMOOTH_ERROR_PX = (0.5, 8)  # their standard deviation at the begin and end of the exposure
+SMOOTH_ERROR_PX = (0.5, 8)  # their standard deviation at the start and end of the exposure
 SMOOTH_SIGMA_PX = (6, 24)  # sigma of the Gaussian that smooths them
 # A region that moves differently.
 REGION_SIGMA_PX = 16  # sigma of the Gaussian that smooths the noise of which the region is made

@@ -13,7 +13,7 @@ from utils.options.registry import Registry
 from utils.options.section import Section
 
 # Where a docstring begins to explain keys, at the start of a sentence: "height, width: ...".
-_SENTENCE_BEGIN = r"(?:^|(?<=[.;)] ))"  # the begin of the text, or a place after ". ", "; " or ") "
+_SENTENCE_BEGIN = r"(?:^|(?<=[.;)] ))"  # the start of the text, or a place after ". ", "; " or ") "
 _NAMES = r"\w+(?:, \w+)*"  # words with commas between them, e.g. "height, width"
 # E.g. it finds "height, width: " in "A plane. height, width: in pixels."
 KEYS_IN_TEXT = re.compile(rf"{_SENTENCE_BEGIN}(?P<names>{_NAMES}): ")

@@ -5,7 +5,7 @@ the translations: English text -> Chinese text, for each paragraph of a docstrin
 description of a key.
 
 What must stay: the headings, to which other pages link. Free to change: the form of the page.
-test_a_key_without_translation_is_named reads the message about missing translations.
+A translation that is missing ends the program (test_a_key_without_translation_is_named).
 """
 
 import inspect
@@ -55,7 +55,7 @@ def make_page(translations: dict[str, str] | None = None) -> str:
 
     page = _filled_template(translate, is_english=translations is None)
     if translations is not None:
-        _refuse_other_texts(translations, texts)
+        _refuse_missing_or_unused(translations, texts)
     return page
 
 
@@ -80,24 +80,25 @@ def _filled_template(translate: Callable[[str, str], str], *, is_english: bool) 
     # The names that the template uses: first values, then functions that it calls.
     return pages.get_template("options.md.jinja").render(
         other=link_to_other_language,
-        mark=MARK,
-        options=Options,
-        loader=LoaderOptions,
-        parts=PARTS,
+        mark=MARK,  # "Written by lab/make_options_doc.py; ..."
+        options=Options,  # the whole option file
+        loader=LoaderOptions,  # the keys of the loader, which every dataset has
+        parts=PARTS,  # where an option file names a part -> the registry of such parts
         describe=describe,  # field -> its type in words
         dumps=json.dumps,  # default value -> JSON
-        string=str,  # default value without a form in JSON -> text
-        key_rows=key_rows,
-        own_keys=own_keys,
-        to_read=to_read,
-        is_model=_is_model,
+        string=str,  # default value that JSON cannot write, e.g. a path -> text
+        key_rows=key_rows,  # registry -> keys with a description
+        own_keys=own_keys,  # registry, name of a part -> keys that only this part explains
+        to_read=to_read,  # registry, name of a part -> what its docstring says
+        is_section=_is_section,  # type of a field -> whether it is a section
     )
 
 
-def _refuse_other_texts(translations: dict[str, str], texts: dict[str, str]) -> None:
+def _refuse_missing_or_unused(translations: dict[str, str], texts: dict[str, str]) -> None:
     """End the program if a text of the page has no translation, or a translation has no text.
 
-    test_a_key_without_translation_is_named and the test after it read the message.
+    The words of the message must stay: test_a_key_without_translation_is_named and the test after
+    it compare them.
 
     texts: each paragraph of the page -> where it is.
     """
@@ -112,8 +113,8 @@ def _refuse_other_texts(translations: dict[str, str], texts: dict[str, str]) -> 
         sys.exit("\n".join(["correct docs/zh/options.json:", *faults]))
 
 
-def _is_model(kind: object) -> bool:
-    """Return whether an annotation is a section of options that has keys."""
+def _is_section(kind: object) -> bool:
+    """Return whether the type of a field is a section of options, with keys of its own."""
     return inspect.isclass(kind) and issubclass(kind, Section) and bool(kind.model_fields)
 
 

@@ -96,7 +96,9 @@ def clips_of(out: Path, name: str, clip_set: ClipSet, source: Path) -> list[Clip
     operator = read_saved(OPERATOR_WEIGHTS)
     shipped = network_of(SHIPPED_WEIGHTS)
     find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
-    samples = samples_of(out, name, clip_set, source, operator, find_motion)
+    samples = samples_of(
+        out, name=name, clip_set=clip_set, source=source, operator=operator, find_motion=find_motion
+    )
     # The samples are in the order of the frames, clip after clip.
     starts = range(0, len(samples), clip_set.frames)
     return [samples[start : start + clip_set.frames] for start in starts]

@@ -312,7 +312,14 @@ class MotionFusion(ExposureFusion):
         base: Base = "fused",
         spike_channels: int = 0,
     ) -> None:
-        super().__init__(features, layers, estimates, colour_radius, base, spike_channels)
+        super().__init__(
+            features=features,
+            layers=layers,
+            estimates=estimates,
+            colour_radius=colour_radius,
+            base=base,
+            spike_channels=spike_channels,
+        )
         self.groups = groups
         self.linearisations = linearisations
         self.proposal_steps = proposal_steps

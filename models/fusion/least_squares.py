@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# WINDOWS is 15. INSIDE is the slice of the 11 windows that divide the exposure. PICTURE_CHANNELS is
+# 2: each window has a picture of its light, and a picture of its number of spikes.
 from models.fusion.motion_windows import INSIDE, PICTURE_CHANNELS, WINDOWS
 
 # Channels of the motion by least squares: x and y, each in four versions (see `least_squares`).
@@ -44,21 +46,27 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     5 x 5 pixels around a pixel give one such equation each, and x and y of the pixel are their
     least-squares solution.
 
-    moved_pictures: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant.
+    The values of a pixel in the 11 windows are a function of the time tau. A parabola is fitted to
+    it, and its slope and its curvature are two changes. The light of the windows gives two, and
+    their number of spikes gives two more. Each of the four changes is solved on its own, so there
+    are four motions (x, y).
+
+    moved_pictures: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant. 30 are
+    15 windows with 2 pictures each.
     scene: (B, 3, h, w), see `SCENE_CHANNELS` in motion_net.py.
     parabola_fit: (2, 11), values in the windows of the exposure -> their slope and curvature.
-    Returns (B, 8, h, w) in pixels of the level: x in channels 0 to 3 and y in channels 4 to 7,
-    each as
+    Returns (B, 8, h, w) in pixels of the level: x in channels 0 to 3 and y in channels 4 to 7, each
+    in the order of the changes that they explain:
 
-        0  slope by tau, from the light of the windows
-        1  curvature by tau^2, from the light of the windows
-        2  slope by tau, from the number of spikes in the windows
-        3  curvature by tau^2, from the number of spikes in the windows
+        0  slope of the light, so the part of the motion that grows with tau
+        1  curvature of the light, so the part that grows with tau^2
+        2  slope of the number of spikes
+        3  curvature of the number of spikes
     """
     pictures = moved_pictures.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
-    of_exposure = pictures[:, INSIDE]  # (B, 11, 2, h, w)
-    light = of_exposure[:, :, 0]  # (B, 11, h, w)
-    count = of_exposure[:, :, 1]  # (B, 11, h, w)
+    pictures_of_exposure = pictures[:, INSIDE]  # (B, 11, 2, h, w)
+    light = pictures_of_exposure[:, :, 0]  # (B, 11, h, w)
+    count = pictures_of_exposure[:, :, 1]  # (B, 11, h, w)
     change = _changes_in_time(light, count, scene, parabola_fit)  # (B, 4, h, w)
     g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 
@@ -95,9 +103,14 @@ def _changes_in_time(light: Tensor, count: Tensor, scene: Tensor, parabola_fit: 
     # `parabola_fit` (2, 11) turns the values of the windows (axis k) into slope and curvature
     # (axis d). At each pixel: change[b, d] = sum over k of parabola_fit[d, k] light[b, k].
     change_of_light = torch.einsum("dk,bkhw->bdhw", parabola_fit, light)  # (B, 2, h, w)
-    # Both changes must have the same unit. N is the number of spikes, and N' its change.
-    # `light` is the square root of relative light, so it changes by N' / (2 N). `count` changes
-    # by N' / sqrt(N). So `count` is divided by 2 sqrt(N). Channel 1 of the scene is log(N).
+    # Both changes must have the same unit, because both are compared with the gradient of `light`.
+    # n is the number of spikes of a pixel in a window, N its mean over the windows, and M the mean
+    # of N over all pixels. data/motion/network_inputs.py makes the pictures, in short, as
+    #
+    #     light = sqrt(n / M) - 1              so n' changes it by n' / (2 sqrt(N M))
+    #     count = (n - N) / sqrt(N)            so n' changes it by n' / sqrt(N)
+    #
+    # So `count` is divided by 2 sqrt(M). Channel 1 of the scene is log(M).
     two_roots = 2 * torch.exp(scene[:, 1:2] / 2)
     change_of_count = torch.einsum("dk,bkhw->bdhw", parabola_fit, count) / two_roots
     return torch.cat((change_of_light, change_of_count), dim=1)

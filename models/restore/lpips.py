@@ -92,8 +92,8 @@ class Lpips(nn.Module):
             normalised = x / (length + 1e-10)
             f, g = normalised.chunk(2)  # of the restored and of the sharp image
             w = next(weights)
-            of_pixels = ((f - g).square() * w).sum(1)  # (1, H, W)
-            distance = distance + of_pixels.mean((1, 2))
+            distance_of_pixels = ((f - g).square() * w).sum(1)  # (1, H, W)
+            distance = distance + distance_of_pixels.mean((1, 2))
         return {"lpips": float(distance)}
 
 
@@ -124,16 +124,17 @@ def _refuse_missing(
 def _refuse_other_shapes(
     in_files: dict[str, torch.Tensor],
     name_in_file: dict[str, str],
-    of_network: dict[str, torch.Tensor],
+    tensors_of_network: dict[str, torch.Tensor],
     files: Sequence[str | Path],
 ) -> None:
     """Raise CheckpointError if a tensor has another shape, e.g. in the LPIPS weights for VGG.
 
-    in_files, name_in_file: as in `_refuse_missing`. of_network: our name -> tensor of the network.
+    in_files, name_in_file: as in `_refuse_missing`.
+    tensors_of_network: our name -> tensor of the network.
     """
     for name, name_of_file in name_in_file.items():
         shape = tuple(in_files[name_of_file].shape)
-        network_shape = tuple(of_network[name].shape)
+        network_shape = tuple(tensors_of_network[name].shape)
         if shape != network_shape:
             raise CheckpointError(
                 what=f"LPIPS weights do not fit AlexNet: {name_of_file} has the shape {shape}",

@@ -164,7 +164,10 @@ def _tiling(
 ) -> Tiling:
     """Return the tiles that options and flags ask for.
 
-    A flag wins over `tile_options` and over `fields`.
+    Of several values for one thing, the first in this order counts: a flag, `fields`,
+    `tile_options`, a default. `Tiling.of` replaces a size "auto" by a number. For "auto" it has
+    other defaults of `blend` and `may_halve`. A network that interpolates always gets tiles of its
+    own length.
 
     tile_options: keys and values of the section `val`; they are changed in place. flags: the flags
     of the command line. fields: fields of `Tiling` that `val` does not have, e.g. blend="smooth".

@@ -106,10 +106,10 @@ def _refuse_flags_without_clips(args: Namespace, given_keys: set[str]) -> None:
             expected="--opt FILE, or --weights FILE --input PATH --output DIR",
             do="see --help",
         )
-    of_clips = [key for key in FLAGS_OF_CLIPS if key in given_keys]
-    if of_clips:
+    flags_of_clips = [key for key in FLAGS_OF_CLIPS if key in given_keys]
+    if flags_of_clips:
         raise OptionError(
-            what=f"{_as_flags(of_clips)} without --input",
+            what=f"{_as_flags(flags_of_clips)} without --input",
             where="the command line",
             expected="datasets.test of the option file",
             do="set these paths in datasets.test, or use the form with --input",

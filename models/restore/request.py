@@ -181,8 +181,8 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
 
     # The arguments "method.key=value" are options of the method. The others change how the spikes
     # of a user's clips are read, or they change the option file.
-    of_method, others = _split_overrides(args)
-    formula, joint = _sections_of_method(args, of_method)
+    overrides_of_method, others = _split_overrides(args)
+    formula, joint = _sections_of_method(args, overrides_of_method)
     if is_of_own_clips:
         own_files = _own_files(args, others)
         overrides_of_file = ()
@@ -239,14 +239,14 @@ def _split_overrides(args: Namespace) -> tuple[list[str], tuple[str, ...]]:
     ("spike.rate=0.4",). Without --method, all belong to the option file, which refuses the unknown
     key "method.groups".
     """
-    of_method = []
+    overrides_of_method = []
     others = []
     for override in args.overrides or []:
         if args.method is not None and override.startswith("method."):
-            of_method.append(override)
+            overrides_of_method.append(override)
         else:
             others.append(override)
-    return of_method, tuple(others)
+    return overrides_of_method, tuple(others)
 
 
 def _sections_of_method(

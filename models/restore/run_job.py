@@ -61,12 +61,15 @@ def restore_clips(job: Job) -> None:
                 expected="a network with several instants of each exposure (netG.out_instants)",
                 do="leave out slowmotion",
             )
+        # The object that restores frames. E.g. `NetworkMethod.restorer` (network_method.py) builds
+        # the network, and returns a `Restorer` (tiles/restorer.py).
         restorer = job.method.restorer(device)
         # A function (restored frame, sharp frame) -> {"lpips": 0.12}, or None without --lpips.
         more_scores = Lpips(job.lpips).to(device).score if job.lpips else None
         if utils_dist.is_main_process():
             claim_folder_of(job)
 
+    # The plan is a list of pieces (`Work`): a clip, or a part of a clip, whose frames are missing.
     plan = shared_plan(job)
     # Each rank takes every n-th item of a list, if there are n ranks. E.g. of 4 ranks, rank 1 takes
     # the items 1, 5, 9, ... The plan begins with the longest pieces, so each rank gets a long piece
@@ -180,6 +183,7 @@ def _restore_piece(
     clip = job.clips[work.clip_index]
     restored_count = restored_before
     watchdog.phase(f"restore: {clip.name}", restored_count)
+    # A generator: each round of the loop below restores one more frame (C, H, W).
     restored_frames = restorer.frames(clip, work.frames, bar.update)
     # The report shows one frame of each clip. Some methods (`ShowsPictures`) have more pictures of
     # a frame, e.g. the motion that was found. The report shows them for the same frame.

@@ -144,9 +144,9 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
 
     results: the result of `collect`.
     """
-    of_restored = results["averages"].get("restored", {})
-    of_input = results["averages"].get("input", {})
-    metrics = [metric for metric in COLUMNS if metric in of_restored]
+    restored_means = results["averages"].get("restored", {})
+    input_means = results["averages"].get("input", {})
+    metrics = [metric for metric in COLUMNS if metric in restored_means]
 
     # A row for each clip.
     rows = []
@@ -156,16 +156,16 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
         rows.append(_row(name, clip["frames"], restored, blurry, metrics))
     # The mean that was asked for, then the other mean.
     if metrics:
-        mean = of_restored["mean"]
-        frames = of_restored["frames"]
-        rows.append(_row(f"mean over {mean}", frames, of_restored, of_input, metrics))
+        mean = restored_means["mean"]
+        frames = restored_means["frames"]
+        rows.append(_row(f"mean over {mean}", frames, restored_means, input_means, metrics))
         restored = {}
         blurry = {}
         other = OTHER_MEANS[mean]
         for metric in metrics:
             other_key = other.key.format(metric=metric)
-            restored[metric] = of_restored.get(other_key)
-            blurry[metric] = of_input.get(other_key)
+            restored[metric] = restored_means.get(other_key)
+            blurry[metric] = input_means.get(other_key)
         rows.append(_row(f"mean over {other.over}", frames, restored, blurry, metrics))
 
     # The columns must be in the order of the cells of `_row`.

@@ -87,27 +87,27 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     # that the panels of different steps can be compared.
     shown_indices = evenly_spaced(len(clips), MAX_SHOWN_CLIPS)
     try:
-        of_rank = _validate_clips_of_rank(model, validator, clips, shown_indices)
+        own_results = _validate_clips_of_rank(model, validator, clips, shown_indices)
     finally:
         net.train(was_training)
-    if of_rank is None:
+    if own_results is None:
         return None
 
     # Every rank gets the scores of all ranks: the list of rank 0, then the list of rank 1, ...
     all_scores = []
-    for scores_of_one_rank in utils_dist.gather_objects(of_rank.scores):
+    for scores_of_one_rank in utils_dist.gather_objects(own_results.scores):
         all_scores += scores_of_one_rank
     # `collect` sorts the clips, and returns {"clips": name -> scores, "averages": means}. It notes
     # if there are fewer scores than clips. metric.mean says over what the averages are: "clips" or
     # "frames".
     results = collect(all_scores, expected=len(clips), mean=model.opt.metric.mean)
-    shown_panels = _gather_panels(clips, shown_indices, of_rank.panels)
+    shown_panels = _gather_panels(clips, shown_indices, own_results.panels)
     metrics = [metric.name for metric in validator.metrics]
     scalars = _scalars(results, metrics, list(shown_panels))
     return Validation(scalars, score_text(results), shown_panels)
 
 
-class _OfRank(NamedTuple):
+class _RankResults(NamedTuple):
     """What one rank has found."""
 
     scores: list[dict[str, Any]]  # one entry for each of its clips, see `ClipValidator.validate`
@@ -119,7 +119,7 @@ def _validate_clips_of_rank(
     validator: ClipValidator,
     clips: Sequence[ClipReader],
     shown_indices: Sequence[int],
-) -> _OfRank | None:
+) -> _RankResults | None:
     """Restore and score the clips of this rank. Collective.
 
     shown_indices: indices of the clips that are shown with panels.
@@ -128,7 +128,7 @@ def _validate_clips_of_rank(
     """
     rank = utils_dist.get_rank()
     world = utils_dist.get_world_size()  # number of ranks
-    of_rank = _OfRank(scores=[], panels={})
+    own_results = _RankResults(scores=[], panels={})
     frame_count = 0  # frames of this rank, for the progress bar
     for clip in clips[rank::world]:  # the clips of this rank: rank, rank + world, ...
         frame_count += len(wanted_frames(len(clip.stems), model.opt.val.center_frame_only))
@@ -151,10 +151,10 @@ def _validate_clips_of_rank(
                 watchdog.phase(f"validate: clip {index}")
                 is_shown = index in shown_indices
                 scores, panels = validator.validate(clips[index], is_shown, bar.update)
-                of_rank.scores.append(scores)
+                own_results.scores.append(scores)
                 if panels:
-                    of_rank.panels[index] = panels
-    return of_rank
+                    own_results.panels[index] = panels
+    return own_results
 
 
 def _gather_panels(

@@ -91,12 +91,12 @@ def _check_widths(design: Design) -> None:
     for late, early in ((4, 2), (5, 1), (6, 0)):
         expected = f"{dims[early]} = embed_dims[{early}], because of the skip connection"
         _need(dims[late] == dims[early], f"embed_dims[{late}]", f"{dims[late]}", expected)
-    of_stage8 = dims[7:]
-    different_widths = set(of_stage8)
+    widths_of_stage8 = dims[7:]
+    different_widths = set(widths_of_stage8)
     _need(
         len(different_widths) == 1,
         "embed_dims",
-        f"{of_stage8} in stage 8",
+        f"{widths_of_stage8} in stage 8",
         "one width for all layers of stage 8",
     )
 

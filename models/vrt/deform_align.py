@@ -40,9 +40,15 @@ class DeformAlign(nn.Module):
 
     dim: channels of a frame. deformable_groups: number of offset groups, whose channels have the
         same offsets.
-    sources: number of source frames that are aligned to a target. Each source has one weight group
-        and an equal number of the offset groups. So an output channel sees `dim` channels of one
-        source, and `weight` is (dim, dim, 3, 3), although the input has sources x dim channels.
+    sources: number of source frames that are aligned to a target. An output channel sees all
+        channels of one source, and none of the others. E.g. dim 120, 2 sources, 16 offset groups:
+
+                            source 0    source 1
+            input channels    0...119   120...239
+            offset groups     0...7       8...15    15 channels each
+            output channels   0...59     60...119
+
+        So `weight` is (dim, dim, 3, 3), although the input has sources x dim channels.
     max_residual: largest correction, in pixels.
 
     `weight`, `bias`, `conv_offset` and the positions of its layers are names in the released
@@ -62,7 +68,8 @@ class DeformAlign(nn.Module):
         nn.init.uniform_(self.weight, -limit, limit)
 
         # The conv net takes the warped sources, the target, and the flows (2 numbers each). For
-        # each group and tap it returns a correction (2 numbers) and a factor: 3 numbers.
+        # each group and tap (a position of the 3x3 kernel) it returns a correction (2 numbers) and
+        # a factor: 3 numbers.
         inputs = (1 + sources) * dim + 2 * sources
         outputs = 3 * TAPS * deformable_groups
         # The layers, and the slope 0.1 for negative values, are as in the published network.
@@ -89,22 +96,25 @@ class DeformAlign(nn.Module):
         """
         # There are two steps: `_run_conv_net`, and `_sample_sources`, the deformable convolution.
         # In both, each source and flow is an argument of its own, because `recompute_in_backward`
-        # finds no tensors within lists.
+        # finds no tensors within lists. Backward recomputes:
+        #
+        #     under torch.compile   nothing
+        #     on a CPU              the second step. Its samples are nine times as large as the
+        #                           input, but cost little time. The convolutions of the first step
+        #                           cost much time, so their results are kept
+        #     on a GPU              both steps. A GPU has time for the convolutions, but no memory
+        #                           for their inputs
         neighbours = (*sources, *flows)
-        is_compiling = torch.compiler.is_compiling()
-        if not in_cpu_form(target) and not is_compiling:  # on a GPU of any kind (forms.py)
-            # Recompute both steps in backward, because a GPU has time for the convolutions, but no
-            # memory for their inputs.
+        if torch.compiler.is_compiling():
+            return self._both_steps(target, *neighbours)
+        if in_cpu_form(target):
+            conv_output = self._run_conv_net(target, *neighbours)
+            weights = (self.weight, self.bias)
             return recompute_in_backward(
-                self._both_steps, target, *neighbours, weights=self.parameters()
+                self._sample_sources, conv_output, *neighbours, weights=weights
             )
-        # On a CPU recompute the second step alone, whose samples are nine times as large as the
-        # input, but cost little time. The convolutions of the first step cost much time, so their
-        # results are kept. Under torch.compile nothing is recomputed.
-        conv_output = self._run_conv_net(target, *neighbours)
-        weights = (self.weight, self.bias)
         return recompute_in_backward(
-            self._sample_sources, conv_output, *neighbours, weights=weights, when=not is_compiling
+            self._both_steps, target, *neighbours, weights=self.parameters()
         )
 
     def _both_steps(self, target: Tensor, *neighbours: Tensor) -> Tensor:

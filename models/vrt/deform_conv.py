@@ -10,12 +10,25 @@ Letters:
     g           offset groups: the channels of a group have the same offsets
     k           weight groups (`groups` of torch's convolutions)
 
-Both kinds of groups divide the c input channels. E.g. two neighbours of 120 channels: c = 240,
-g = 16, k = 2. A space in a shape is a product: (n g, h, w) has n times g images.
+A space in a shape is a product: (n g, h, w) has n times g images.
 
-Layout of the offsets: each offset group has nine taps (positions of a 3x3 kernel, row by row). Each
-tap has an offset (dy, dx) in pixels. Channel 2 * (group * 9 + tap) is dy, the next channel is dx.
-E.g. channels 0 and 1 shift the upper left tap of group 0.
+Both kinds of groups divide the c input channels. E.g. two neighbours of 120 channels:
+
+    c = 240, g = 16    an offset group has 240 / 16 = 15 input channels
+    k = 2, c' = 120    a weight group reads 120 input channels, and makes 60 output channels
+
+Each offset group has nine taps, the positions of a 3x3 kernel:
+
+    0 1 2
+    3 4 5
+    6 7 8
+
+Each tap has an offset (dy, dx) in pixels, and a factor, the mask. Their layout:
+
+    offset, channel    0    1    2    3   ...  16   17    18   19   ...
+                       dy   dx   dy   dx       dy   dx    dy   dx
+    mask, channel      0         1        ...  8          9         ...
+    group, tap         0, 0      0, 1          0, 8       1, 0
 
 What must stay: the layout of the offsets, because the released weights rely on it, and the results,
 up to rounding. tests/parts/models/test_network_vrt.py and test_autocast.py notice both.
@@ -43,8 +56,7 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
 
     x: (n, c, h, w). Outside the image it is zero.
     offset: shift of each sample, (n, 18 g, h, w), float32 or float64, whatever the dtype of x is.
-        Channel 2 * (group * 9 + tap) is dy, the next channel is dx.
-    mask: factor of each sample, (n, 9 g, h, w).
+    mask: factor of each sample, (n, 9 g, h, w). The head of this page shows both layouts.
     weight: (c', c / k, 3, 3). bias: (c',).
 
     Returns (n, c', h, w), under autocast in the dtype of autocast. All tensors get gradients.

@@ -3,9 +3,16 @@
     estimate_flows    the flows between frames that are 1, 2, ... frames apart
     aligned_input     puts the two warped neighbours of each frame beside the frame
 
-Letters: B clips, N frames, h x w pixels at one resolution. A flow (B, n, 2, h, w) is in pixels at
-its resolution: channel 0 is the shift x, channel 1 the shift y. The flow that warps a frame to
-another frame gives for each pixel of the other frame the position of the same point of the scene.
+Letters: B clips, N frames, h x w pixels at one resolution. A flow (B, n, 2, h, w) is a shift in
+pixels of its resolution: channel 0 along x, channel 1 along y. It is read at a pixel of one frame,
+and leads to the same point of the scene in another frame. E.g. a point is at x = 10 in frame 0, and
+at x = 13 in frame 1:
+
+    0>1   read at x = 10 of frame 0, it is +3. It warps frame 1 to frame 0: a backward flow
+    1>0   read at x = 13 of frame 1, it is -3. It warps frame 0 to frame 1: a forward flow
+
+So the names "backward" and "forward" say where a frame is moved by the flow, and not where the flow
+leads.
 
 What must stay, and which test notices (in tests/parts/models):
 
@@ -64,8 +71,11 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
 def _adjacent_pairs(levels: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the references and the neighbours of all pairs of adjacent frames, level by level.
 
-    A backward flow warps the second frame of a pair to the first frame, and a forward flow warps
-    the first frame to the second. Both kinds are one batch, backward first.
+    A flow is read at the reference, and leads to the neighbour. Both kinds of flows are one batch:
+
+                        reference    neighbour
+        backward flow   first        second frame of the pair
+        forward flow    second       first
 
     levels: the pyramid, (B, N, 3, h, w) each. Returns tensors (2 B (N - 1), 3, h, w).
     """
@@ -91,21 +101,24 @@ def _extended(backward: Tensor, forward: Tensor, distance: int) -> FlowsOfLevel:
 
     backward, forward: (B, N - 1, 2, h, w).
 
-    The flows are extended by one frame at a time. Write 0>1 for the flow that is read at frame 0
-    and leads to frame 1. To find 0>2, follow 0>1, and add 1>2 at the position that is reached. E.g.
-    4 frames and reach 1 (a forward flow leads to an earlier frame):
+    Each turn of the loop extends the flows by one frame. To find 0>2, follow 0>1, and add 1>2 at
+    the position that is reached. E.g. 4 frames:
 
-                    far_...[-1]    last       extended by   result
-        backward    0>1 1>2 2>3    0>1 1>2    1>2 2>3       0>2 1>3
-        forward     1>0 2>1 3>2    2>1 3>2    1>0 2>1       2>0 3>1
+        distance    backward         forward
+        1           0>1  1>2  2>3    1>0  2>1  3>2
+        2           0>2  1>3         2>0  3>1
+        3           0>3              3>0
     """
     far_backward = [backward]
     far_forward = [forward]
     for reach in range(1, distance):
-        last = far_backward[-1][:, :-1]  # the last flow cannot be extended: it ends at frame 3
-        far_backward.append(_chain(last, backward[:, reach:]))
-        last = far_forward[-1][:, 1:]  # the first flow cannot be extended: it ends at frame 0
-        far_forward.append(_chain(last, forward[:, :-reach]))
+        # From distance `reach` to the next. The comments show reach 1 of the example.
+        extendable = far_backward[-1][:, :-1]  # 0>1 1>2, not 2>3: frame 3 is the last one
+        next_flow = backward[:, reach:]  # 1>2 2>3
+        far_backward.append(_chain(extendable, next_flow))  # 0>2 1>3
+        extendable = far_forward[-1][:, 1:]  # 2>1 3>2, not 1>0: frame 0 is the first one
+        next_flow = forward[:, :-reach]  # 1>0 2>1
+        far_forward.append(_chain(extendable, next_flow))  # 2>0 3>1
     return FlowsOfLevel(far_backward, far_forward)
 
 

@@ -51,9 +51,9 @@ class RecomputeInBackward(torch.autograd.Function):
         ctx.function = function
         ctx.count = count
         device_type = tensors[0].device.type
-        # The settings of autocast, for the second run. Autocast can cache the weights that it
-        # converts. The cache is off, because its entries would have no graph here, and would stay
-        # in memory after backward.
+        # The settings of autocast, for both runs. Autocast can keep each weight that it converts in
+        # a cache. The cache is off, because the weights would stay there after backward, and take
+        # memory. Nobody could use them: autograd is off in this method, so they have no graph.
         ctx.autocast = {
             "device_type": device_type,
             "dtype": torch.get_autocast_dtype(device_type),
@@ -71,15 +71,19 @@ class RecomputeInBackward(torch.autograd.Function):
         # Which of the tensors need a gradient. The arguments before them are function and count.
         needs_gradient = ctx.needs_input_grad[2:]
 
-        # The arguments of the function are new leaves, so that the graph of this second run ends at
-        # them. The function finds the weights by itself.
+        # The second run makes a graph of its own, which must end at the arguments: the graph of the
+        # layers before is another one. So give the function detached arguments. The weights need
+        # no detached copies. The function does not get them as arguments: it reads the same tensors
+        # as before, e.g. self.weight, and autograd is asked below for the gradients of exactly
+        # these tensors.
         args = []
         for tensor, is_needed in zip(saved[: ctx.count], needs_gradient[: ctx.count], strict=True):
             args.append(tensor.detach().requires_grad_(is_needed))
         weights = saved[ctx.count :]
         inputs = [*args, *weights]
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
-            # The output of the function has no name here, so that it is freed early.
+            # A scalar from which backward starts, because torch.autograd.grad with `grad` imports
+            # a slow package (`Seed`). The output has no name here, so that it is freed early.
             seed = Seed.apply(ctx.function(*args), grad)
 
         # Ask autograd for the needed gradients alone, and put each gradient at the index of its

@@ -272,11 +272,11 @@ def _in_all_clips(numbers: Tensor, batch: int, tokens_of_clip: int) -> Tensor:
     clip 0 is 12 13 -1 in clip 1.
     """
     is_padding = numbers < 0
-    of_clips = []
+    numbers_of_clips = []
     for clip_index in range(batch):
         in_clip = numbers + clip_index * tokens_of_clip
-        of_clips.append(torch.where(is_padding, numbers, in_clip))  # padding stays -1
-    return torch.cat(of_clips)
+        numbers_of_clips.append(torch.where(is_padding, numbers, in_clip))  # padding stays -1
+    return torch.cat(numbers_of_clips)
 
 
 # ---- Chunks ----------------------------------------------------------------------------------

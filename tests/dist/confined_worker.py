@@ -33,7 +33,9 @@ MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 CAPABILITY_VERSION = 0x20080522
 CAP_NET_BIND_SERVICE = 10
-# Effective, permitted and inheritable capabilities, 64 bits each, in words of 32 bits.
+# A process has three sets of rights ("capabilities"): effective, permitted and inheritable ones. A
+# set has 64 bits. Here are six words of 32 bits: the lower words of the three sets, then the upper
+# words.
 CAPABILITIES = "=6I"
 
 
@@ -50,8 +52,8 @@ def no_reserved_ports() -> None:
     data = ctypes.create_string_buffer(struct.calcsize(CAPABILITIES))
     call(LIBC.capget, header, data)
     words = list(struct.unpack(CAPABILITIES, data.raw))
-    for number in range(3):  # the words with the lower 32 bits
-        words[number] &= ~(1 << CAP_NET_BIND_SERVICE)
+    for lower_word in range(3):
+        words[lower_word] &= ~(1 << CAP_NET_BIND_SERVICE)
     call(LIBC.capset, header, struct.pack(CAPABILITIES, *words))
 
 
@@ -71,8 +73,8 @@ def small_shared_memory() -> None:
 def own_process_ids() -> None:
     """Continue as a process of a new namespace of process ids, which begin at 1.
 
-    The id of rank 0 is above 40, because 40 other processes come before it. Other ranks have a
-    small id. So no process of the namespace of another rank has the id of rank 0.
+    The id of rank 0 is above 40, because 40 other processes come before it. The other ranks have
+    small ids. So for them the id of rank 0 is the id of no process.
     """
     own_mounts(CLONE_NEWPID)
     # The first process of the namespace has the id 1. The ids end with it, so it waits.

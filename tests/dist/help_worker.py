@@ -1,6 +1,9 @@
-"""Runs each of the given programs with --help.
+"""Runs each of the given programs with --help, all in this process, because that is fast.
 
-Prints a JSON object: command line -> [exit code, text].
+    help_worker.py COMMAND ...
+
+A command is e.g. "scripts/spike_tool.py info". Prints a JSON object: command -> [exit code, text].
+If a program fails, its exception stands in place of the exit code.
 """
 
 import contextlib
@@ -12,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-shown = {}
+shown = {}  # command -> [exit code or exception, text]
 for command in sys.argv[1:]:
     sys.argv = [*command.split(), "--help"]
     code = 0

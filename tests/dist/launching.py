@@ -115,22 +115,16 @@ class Ranks:
         # when `gate_writer` is closed, after the last rank was started.
         gate, gate_writer = os.pipe()
         for rank in range(n):
+            # Later variables replace earlier ones, so a test may replace variables of the launch.
             variables = clean_env()
             if n > 1:
-                variables.update(_variables_of_launch(rank, n, self.port))
-            # A test may replace variables of the launch.
-            if env is not None:
-                variables.update(env)
-            if env_of is not None and rank in env_of:
-                variables.update(env_of[rank])
+                variables |= _variables_of_launch(rank, n, self.port)
+            variables |= env or {}
+            variables |= (env_of or {}).get(rank, {})
             variables = _without_empty(variables)
 
-            args_of_rank = args
-            if args_of is not None and rank in args_of:
-                args_of_rank = args_of[rank]
-            arguments = [str(script)]
-            for argument in args_of_rank:
-                arguments.append(str(argument))
+            args_of_rank = (args_of or {}).get(rank, args)
+            arguments = [str(word) for word in (script, *args_of_rank)]
 
             stdout, stderr = self.files[rank]
             process = _start(arguments, variables, stdout, stderr, prefix, gate, cwd)
@@ -167,9 +161,12 @@ class Ranks:
         Raises AssertionError if the rank ends before, or at the limit.
         """
         deadline = time.monotonic() + PATIENCE * limit_s
-        while text not in self.output(rank):
-            is_late = time.monotonic() > deadline
+        while True:
+            # Ask for the end before the output is read: a rank that has ended writes nothing more.
             has_ended = self.processes[rank].poll() is not None
+            if text in self.output(rank):
+                return
+            is_late = time.monotonic() > deadline
             if is_late or has_ended:
                 raise AssertionError(f"rank {rank} never wrote {text!r}:\n{self.output(rank)}")
             time.sleep(0.02)
@@ -219,7 +216,7 @@ def run_command(
     """Run any command to its end. Return the result as of one rank: each list has one item.
 
     limit_s: seconds that this may take on an idle machine, see PATIENCE.
-    env: further variables; an empty value removes a variable.
+    env: further variables. {"NAME": ""} removes the variable NAME.
     cwd: the folder in which the command runs, usually the root of the repository.
 
     Raises AssertionError if the command still runs at the limit.
@@ -275,13 +272,16 @@ def run_into(stdout: Any, *arguments: object) -> tuple[int, str]:
     command = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile("w+b") as stderr:
         process = fork_server().start(command, clean_env(), stdout, stderr)
-        exit_code = process.wait(600)
+        exit_code = process.wait(600)  # seconds; the time limit of a test comes earlier
         return exit_code, _content(stderr)
 
 
 def fork_client_variable() -> dict[str, str]:
-    """Return the environment variable that tests/dist/fork_client.py needs."""
-    fork_server()  # starts it if there is none
+    """Return the environment variable that tests/dist/fork_client.py needs.
+
+    It says at which address the fork server (fork_server.py) listens, which starts processes fast.
+    """
+    fork_server()  # starts it if there is none, and sets the variable
     return {ADDRESS: os.environ[ADDRESS]}
 
 

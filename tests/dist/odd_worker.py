@@ -35,6 +35,9 @@ Cases of the whole run:
     clips    each rank prints the calibration of each clip on which it trains
 
 It also has three writers for `logging.writers`: "hanging", "killing" and "filling" (see below).
+
+A new case is a line above, and a branch where it strikes. Tests name the cases, e.g. case="stall"
+in tests/faults/test_stalls.py: grep for the name before you change what a case does.
 """
 
 import gc

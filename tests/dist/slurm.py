@@ -6,6 +6,9 @@ of their own, all below one folder, and uses nothing of a SLURM that the system 
     munged      signs the messages between the daemons
     slurmctld   decides which job runs
     slurmd      runs the jobs, on the one node of the cluster, which is this machine
+
+What must stay in `_conf`: the two partitions and their PreemptMode. By them the urgent job of
+tests/dist/test_slurm.py pushes another job aside, which is queued again.
 """
 
 from __future__ import annotations
@@ -82,15 +85,24 @@ class Cluster:
         for path in (key, key.parent):
             os.chown(path, munge.pw_uid, munge.pw_gid)
         key.parent.chmod(0o755)
-        for path in (self.folder, *self.folder.parents):  # munge must reach its folder
-            if path.owner() == pwd.getpwuid(os.geteuid()).pw_name and path != Path("/"):
+        # The user munge must reach its folder, so all folders above it are opened, as far as they
+        # belong to the user of the tests.
+        own_name = pwd.getpwuid(os.geteuid()).pw_name
+        for path in (self.folder, *self.folder.parents):
+            if path.owner() == own_name and path != Path("/"):
                 path.chmod(path.stat().st_mode | 0o755)
         (self.folder / "slurm.conf").write_text(self._conf())
         self._spawn(
-            "munged", "--foreground", f"--key-file={key}", f"--socket={key.parent}/socket",
-            f"--pid-file={key.parent}/pid", f"--log-file={key.parent}/log",
-            f"--seed-file={key.parent}/seed", user=munge.pw_uid, group=munge.pw_gid,
-        )  # fmt: skip
+            "munged",
+            "--foreground",
+            f"--key-file={key}",
+            f"--socket={key.parent}/socket",
+            f"--pid-file={key.parent}/pid",
+            f"--log-file={key.parent}/log",
+            f"--seed-file={key.parent}/seed",
+            user=munge.pw_uid,
+            group=munge.pw_gid,
+        )
         self.wait(lambda: (key.parent / "socket").exists(), "munged")
         self._spawn("slurmctld", "-D")
         self._spawn("slurmd", "-D", "-N", socket.gethostname())
@@ -143,10 +155,10 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
         deadline = time.monotonic() + limit_s
         while not is_up():
             if time.monotonic() > deadline:
-                logs = [
-                    f"{p}:\n{p.read_text(errors='replace')[-2000:]}"
-                    for p in self.folder.glob("*.[lo][ou][gt]")
-                ]
+                logs = []
+                for path in [*self.folder.glob("*.log"), *self.folder.glob("*.out")]:
+                    end_of_log = path.read_text(errors="replace")[-2000:]
+                    logs.append(f"{path}:\n{end_of_log}")
                 raise AssertionError("\n".join([f"waited for {name} in vain", *logs]))
             time.sleep(0.1)
 
@@ -163,7 +175,8 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
 
     def submit(self, *arguments: str, cwd: Path = ROOT) -> str:
         """Submit a job by sbatch. Return its number, e.g. "3"."""
-        return re.findall(r"\d+", self.run("sbatch", *arguments, cwd=cwd))[-1]
+        printed = self.run("sbatch", *arguments, cwd=cwd)  # "Submitted batch job 3"
+        return re.findall(r"\d+", printed)[-1]
 
     def state(self, job: str) -> str:
         """Return the state of a job, e.g. PENDING, RUNNING, COMPLETED or FAILED."""
@@ -171,20 +184,25 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
         return found[1] if found else ""
 
     def wait_for_life(self, path: Path, life: int, text: str, limit_s: float) -> str:
-        """Wait until a job that was queued again has written `text` in one of its lives.
+        """Wait until a job of two ranks has written `text` in one of its lives.
 
-        A life is the time from a start to its end. path: the log of the job. life: number of the
-        life, from 1. Return all that the job wrote in this life and later.
+        A life is the time from a start of the job to its end. A job that is queued again has a
+        further life, which writes to the same log.
+
+        path: the log of the job. life: number of the life, from 1.
+
+        Returns all that the job wrote in this life and later. Raises AssertionError at the limit.
         """
-        # Each of two ranks says this at its start. So life 1 begins with the first of these words,
-        # and life 2 with the third.
-        starts = "Distributed Training Setup"
         deadline = time.monotonic() + limit_s
-        while text not in (
-            content := "".join(path.read_text(errors="replace").split(starts)[2 * life - 1 :])
-        ):
+        while True:
+            # Split the log at what each of the two ranks says at its start. Piece 0 is what comes
+            # before life 1. Life 1 begins with piece 1, and life 2 with piece 3.
+            whole = path.read_text(errors="replace")
+            pieces = whole.split("Distributed Training Setup")
+            content = "".join(pieces[2 * life - 1 :])
+            if text in content:
+                return content
             assert time.monotonic() < deadline, (
-                f"{text!r} did not appear in {path}:\n{path.read_text()[-4000:]}"
+                f"{text!r} did not appear in {path}:\n{whole[-4000:]}"
             )
             time.sleep(0.1)
-        return content

@@ -1,11 +1,14 @@
 """A run resumes after its options or data were changed, or after it was stopped in a validation.
 
 Each test trains in real processes, on small clips in tmp_path and with the network "odd" of
-tests/dist/odd_worker.py. `run_odd` runs such a training until it ends. Its arguments `case` and
-`struck` say what goes wrong, and on which rank at which step.
+tests/dist/odd_worker.py. `run_odd` runs such a training until it ends. Its argument `case` says
+what goes wrong, `struck_rank` on which rank, and `at_step` at which step since the start.
 
 Exit codes: 0 finished, 2 wrong start or wrong options, 3 wrong files or data, 4 no finite loss, 75
 stopped by a signal and to be started again, -9 killed by SIGKILL.
+
+The starts of `story` follow one another in one run: each depends on the starts before it. So a
+further start goes to the end of `story`.
 """
 
 import fcntl
@@ -93,9 +96,9 @@ def story(tmp_path_factory) -> dict[str, Start]:
     result = run_odd(options, "--epochs", "1", "debug.every=4")
     starts["epochs"] = Start(result, latest_checkpoint(options))
 
-    # Other learning rate, betas and parameter groups. Two epochs are 16 steps, 13 are fewer. In the
-    # case "states", odd_worker.py prints how many checkpoints its memory holds. `struck` says when:
-    # on rank 0, in the first step after the start.
+    # Other learning rate, betas and parameter groups. 13 steps end the run before the second of two
+    # epochs, which would end at step 16. The case "states" prints in the first step of this start
+    # how many checkpoints are in memory.
     result = run_odd(
         options,
         end_at_step(13),
@@ -249,9 +252,14 @@ def test_a_validation_that_was_stopped_twice_is_left_out(tmp_path):
     options = write_odd_options(tmp_path)
     steps = ("train.checkpoint_test=2", end_at_step(4))
 
-    # The first four starts get a signal in a validation: two in the validation after step 2, two in
-    # the validation after step 4. The step of `struck` counts from the start, so a start that
-    # begins with the validation has 0. The last start begins no validation.
+    # Each start gets a signal in its validation. at_step counts the steps of this start:
+    #
+    #     start   takes the steps   signal in the validation after   at_step
+    #     1       1, 2              step 2                           2
+    #     2       none              step 2                           0
+    #     3       3, 4              step 4                           2
+    #     4       none              step 4                           0
+    #     5       none              no validation                    0
     starts = []
     for step in (2, 0, 2, 0, 0):
         starts.append(run_odd(options, *steps, case="signal", struck_rank=0, at_step=step))

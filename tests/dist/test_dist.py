@@ -3,6 +3,9 @@
 The ranks are real processes that talk by gloo. Each runs the function of
 tests/dist/helpers_worker.py that the test names. Exit codes: 0 finished, 1 an unexpected exception,
 2 wrong options, 3 wrong data, 70 a rank is silent or unreachable.
+
+A new way to fail is a function there, and a row of
+test_an_error_ends_all_ranks_with_one_message_and_one_code.
 """
 
 import contextlib

@@ -242,7 +242,7 @@ def set_best_psnr(path: Path, value: float) -> None:
     Path(f"{path}.sha256").unlink()
 
 
-# Slow: five starts of a run.
+# Slow: four runs, one after the other.
 @pytest.mark.slow
 def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
     options = write_odd_options(tmp_path)

@@ -1,7 +1,9 @@
-"""submit_job.sh under a real SLURM.
+"""submit_job.sh under a real SLURM: time limits, urgent jobs, scancel, arrays, the cores of a task.
 
 tests/dist/slurm.py starts a cluster of one node on this machine. The jobs are small trainings, or a
 program that only prints what it gets. Without SLURM, or without root, these tests are skipped.
+
+A new test submits a job of its own, with a log of its own, and waits for words in this log.
 """
 
 import os
@@ -67,6 +69,8 @@ def copy_with_pauses(folder: Path) -> Path:
 
 # Arguments of sbatch for two tasks without a GPU.
 NO_GPU = ("--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
+# Number of the user "nobody".
+NOBODY = 65534
 
 
 @pytest.mark.slow
@@ -115,12 +119,9 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     assert cluster.state(job) == "CANCELLED"
     assert "StallError" not in first
     assert "Timeout" not in first
-    assert (
-        latest_checkpoint(options)["step"]
-        == stopped_at(third)
-        > stopped_at(second)
-        > stopped_at(first)
-    )
+    # Each life went on from the checkpoint of the life before.
+    assert stopped_at(first) < stopped_at(second) < stopped_at(third)
+    assert latest_checkpoint(options)["step"] == stopped_at(third)
     assert f"Master: {slurm.socket.gethostname()}:" in first
     assert "World Size: 2" in first
     checkpoint = folder_of_run(options) / "checkpoints" / "checkpoint_latest.pth"
@@ -128,31 +129,52 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     assert f"resumed from {checkpoint} at iter {stopped_at(second)}" in third
 
 
-def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder(tmp_path, cluster):
-    log = tmp_path / "cores.out"
-    script = ROOT / "submit_job.sh"
+def printing_python(folder: Path) -> str:
+    """Write a `python` into `folder` that prints the cores and the arguments it gets.
+
+    Returns the option of sbatch by which a job finds it, and any other command in folder/bin.
+    """
     python = write_command(
-        tmp_path / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*"
+        folder / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*"
     )
-    own = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=3")
     places = f"{python.parent}:{os.environ['PATH']}"
-    path = f"--export=ALL,VIRTUAL_ENV={tmp_path},PATH={places},OMP_NUM_THREADS="
-    cluster.submit(f"--output={log}", path, *own, str(script), "scale=1")
-    assert "cpus 3 threads 3 of -u main_train_vrt.py --opt" in wait_for(log, "cpus", limit_s=30)
-    (tmp_path / "mine.json").write_text("{}")
-    elsewhere = (f"--output={tmp_path / 'elsewhere.out'}", path, *own, str(script), "mine.json")
-    cluster.submit(*elsewhere, cwd=tmp_path)
-    text = wait_for(tmp_path / "elsewhere.out", "cpus", limit_s=30)
-    assert f"cpus 3 threads 3 of -u {ROOT}/main_train_vrt.py --opt mine.json" in text
+    # submit_job.sh must set OMP_NUM_THREADS, so it is empty here.
+    return f"--export=ALL,VIRTUAL_ENV={folder},PATH={places},OMP_NUM_THREADS="
+
+
+# One task of three cores.
+THREE_CORES = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=3")
+
+
+def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder(tmp_path, cluster):
+    path = printing_python(tmp_path)
+    script = str(ROOT / "submit_job.sh")
+    here = tmp_path / "here.out"
+    elsewhere = tmp_path / "elsewhere.out"
+
+    cluster.submit(f"--output={here}", path, *THREE_CORES, script, "scale=1")
+    text_here = wait_for(here, "cpus", limit_s=30)
+    cluster.submit(f"--output={elsewhere}", path, *THREE_CORES, script, "mine.json", cwd=tmp_path)
+    text_elsewhere = wait_for(elsewhere, "cpus", limit_s=30)
+
+    assert "cpus 3 threads 3 of -u main_train_vrt.py --opt" in text_here
+    program = f"{ROOT}/main_train_vrt.py"
+    assert f"cpus 3 threads 3 of -u {program} --opt mine.json" in text_elsewhere
+
+
+def test_a_job_starts_although_scontrol_does_not_answer(tmp_path, cluster):
+    # In a job, the script asks scontrol for its own path.
+    path = printing_python(tmp_path)
     write_command(
         tmp_path / "bin/scontrol", "echo slurm_load_jobs error: Socket timed out >&2; exit 1"
     )
-    # In a job, the script asks scontrol for its own path. Here scontrol does not answer.
-    cluster.submit(f"--output={tmp_path / 'busy.out'}", path, *own, str(script), "mine.json")
+    log = tmp_path / "busy.out"
+    script = str(ROOT / "submit_job.sh")
 
-    assert "cpus 3 threads 3 of -u main_train_vrt.py --opt mine.json" in wait_for(
-        tmp_path / "busy.out", "cpus", 30
-    )
+    cluster.submit(f"--output={log}", path, *THREE_CORES, script, "mine.json")
+    text = wait_for(log, "cpus", limit_s=30)
+
+    assert "cpus 3 threads 3 of -u main_train_vrt.py --opt mine.json" in text
 
 
 def test_a_batch_script_without_srun_is_refused_at_once_with_the_command_to_type(tmp_path, cluster):
@@ -160,6 +182,7 @@ def test_a_batch_script_without_srun_is_refused_at_once_with_the_command_to_type
     options = write_options(tmp_path)
     arguments = f"main_train_vrt.py --opt {options}"
     script = f"{sys.executable} {arguments}; echo code $?"
+
     cluster.submit(f"--output={log}", "--ntasks=2", "--gpus-per-node=0", f"--wrap={script}")
     text = wait_for(log, "code", limit_s=60)
 
@@ -179,6 +202,7 @@ def stopped_at(log: str) -> int:
 @pytest.mark.slow
 def test_the_doctor_examines_the_tasks_of_a_job_step_together(tmp_path, cluster):
     options = write_options(tmp_path)
+
     table = cluster.run(
         "srun",
         "--ntasks=2",
@@ -188,6 +212,7 @@ def test_the_doctor_examines_the_tasks_of_a_job_step_together(tmp_path, cluster)
         str(options),
         limit_s=240,
     )
+
     assert table.count("0 fail") == 1
     for check in ("all_reduce", "shards", "parameters", "gradients"):
         assert f"ok    {check}" in table
@@ -198,17 +223,18 @@ def test_a_signal_to_one_task_of_a_job_array_requeues_that_task_alone(tmp_path, 
     options = write_options(tmp_path)
     log = tmp_path / "array"
     changes = ("datasets.test={}", "train.total_iter=1000000")
-    wrapped = tmp_path / "array.sh"
-    own_task = '"$@" task=run$SLURM_ARRAY_TASK_ID &'  # each task trains in a folder of its own
-    script = (ROOT / "submit_job.sh").read_text().replace('"$@" &', own_task)
-    wrapped.write_text(script)
+    # A copy of submit_job.sh, in which each task of the array trains in a folder of its own.
+    copy = tmp_path / "array.sh"
+    own_task = '"$@" task=run$SLURM_ARRAY_TASK_ID &'
+    copy.write_text((ROOT / "submit_job.sh").read_text().replace('"$@" &', own_task))
     own = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--array=0-1")
-    array = cluster.submit(
-        f"--output={log}-%a", *own, str(wrapped), str(options), *changes, cwd=ROOT
-    )
+    # SLURM puts the number of the task in place of %a.
+    array = cluster.submit(f"--output={log}-%a", *own, str(copy), str(options), *changes, cwd=ROOT)
     for task in (0, 1):
         wait_for(tmp_path / f"array-{task}", "Iter: ", limit_s=120)
+
     cluster.run("scancel", "--signal=USR1", "--batch", f"{array}_1")
+    # (?s): "." also matches the end of a line.
     wait_for(
         tmp_path / "array-1", "(?s)stopped by a signal at iter.*resumed from.*Iter: ", limit_s=240
     )
@@ -220,18 +246,21 @@ def test_a_signal_to_one_task_of_a_job_array_requeues_that_task_alone(tmp_path, 
 
 
 def test_a_copy_of_the_script_runs_no_files_of_others_in_a_shared_folder(tmp_path, cluster):
+    # A folder with our script, in which another user has put files of the names of our programs.
     shared = tmp_path / "scratch"
     (shared / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "submit_job.sh", shared)
-    (shared / "main_train_vrt.py").touch()
+    program = shared / "main_train_vrt.py"
+    program.touch()
     planted = shared / "scripts/environment.sh"
     planted.write_text("echo planted")
-    os.chown(planted, 65534, 65534)
-    os.chown(shared / "main_train_vrt.py", 65534, 65534)
-    log = tmp_path / "log"
-    (tmp_path / "bin").mkdir()
+    for foreign in (program, planted):
+        os.chown(foreign, NOBODY, NOBODY)
+    # scontrol does not tell the script where the original is.
     silent = write_command(tmp_path / "bin/scontrol", "exit 1")
     path = f"--export=ALL,PATH={silent.parent}:{os.environ['PATH']}"
+    log = tmp_path / "log"
+
     cluster.submit(f"--output={log}", path, *NO_GPU, "submit_job.sh", cwd=shared)
     text = wait_for(log, "SPIKEVRT_HOME", limit_s=60)
 

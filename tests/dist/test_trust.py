@@ -200,7 +200,8 @@ def test_a_run_with_a_job_key_ends_as_a_run_without_one(tmp_path):
         result = ranks.wait(limit_s=30)
 
     assert result.exit_codes == [0, 0], result.text
-    # Neither the output of the ranks nor a process that is left behind tells the key.
+    # The output of the ranks does not tell the key. The file that holds it is gone, because a
+    # process takes its files in /proc with it.
     assert KEY not in result.text
     assert not environment.exists()
 
@@ -251,7 +252,7 @@ class Planted:
     def __reduce__(self):
         return os.system, (f"touch {sys.argv[2]}",)
 
-# Write the keys with which a rank joins the run.
+# Write the keys with which a rank joins the run, as utils/dist/rendezvous.py does.
 tcp = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=timedelta(seconds=60))
 store = PrefixStore("spikevrt/", tcp)
 store.add("joined", 1)
@@ -274,7 +275,8 @@ time.sleep(10)
 """
 
 
-# A beat as rank 1 would write it before the first step, on another host.
+# A beat as rank 1 would write it before the first step, on another host. The keys are explained in
+# utils/dist/beats.py.
 BEAT = {
     "beat": 1,
     "machine": "elsewhere",
@@ -290,7 +292,8 @@ BEAT = {
 
 
 def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
-    # With these arguments rank 1 ends before it meets rank 0.
+    # With these arguments rank 1 makes the file `absent`, and ends before it meets rank 0
+    # (helpers_worker.py, `main`). So its place is free.
     absent = ["second_life", str(tmp_path / "absent")]
     program = tmp_path / "stranger.py"
     program.write_text(STRANGER)

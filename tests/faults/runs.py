@@ -92,18 +92,22 @@ def interrupt(
     task = f"{how}-{ranks}-{seed}"
     arguments = (f"task={task}", *SAVE_EACH_STEP)
 
+    number = signal.SIGKILL if how == "kill" else getattr(signal, how)
+
     with Ranks(ranks, MAIN, "--opt", str(options), *arguments) as running:
-        # A signal after the last steps would come too late: the run would just end.
+        # The moment: up to 0.3 s after a step, or after the start (step 0). A signal after the last
+        # steps would come too late: the run would just end.
         step = rng.randint(0, STEPS - 3)
         words = f"Iter: {step}," if step else "starting at iter 0 of"
         running.wait_for(words, 0, START_S)
         time.sleep(rng.uniform(0, 0.3))
         victims = struck_ranks(rng, ranks, how)
-        send_signal(running, victims, signal.SIGKILL if how == "kill" else getattr(signal, how))
+        send_signal(running, victims, number)
         struck_at = time.monotonic()
         first = running.wait(limit_s=120)
     gone_s = time.monotonic() - struck_at
 
+    # The same command once more. It begins anew if the first start has saved nothing.
     second: RankResult = train(options, *arguments, ranks=ranks, limit_s=START_S)
     resumed_at = re.findall(r"resumed from \S+ at iter (\d+)", second.text)
     trained_steps = [step for step, _ in read_history(folder_of_run(options, task))["train/loss"]]
@@ -185,18 +189,20 @@ def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
 def restart_of_one_agent(limit_s: float = 120) -> str:
     """Let rank 1 die before it meets rank 0, under torchrun with one restart.
 
-    Each of two torchruns ("agents") has one rank. The agent whose rank dies counts a restart. The
-    rank of the other agent still waits, so this agent starts it anew too, and counts none.
+    Two torchruns ("agents") have a rank each. When rank 1 dies, its agent starts it anew and counts
+    a restart. Rank 0 still waits, so its agent starts it anew, too, and counts none.
+
     Returns "" if both ranks find each other in their second life, else what went wrong.
     """
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"agent{number}.log" for number in range(2)]
         agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"]
+        # Where the agents meet ("rendezvous").
         meeting = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=elastic"]
         worker = ["tests/dist/helpers_worker.py", "second_life", f"{folder}/mark"]
         command = [*agent, "--max-restarts=1", *meeting, *worker]
-        codes: object
+        codes: object  # exit codes of both agents, or that they still run
         with start_command(command, logs[0]) as first, start_command(command, logs[1]) as second:
             try:
                 codes = [first.wait(limit_s), second.wait(limit_s)]

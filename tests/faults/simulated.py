@@ -1,14 +1,17 @@
 """Simulated ranks: the beats of thousands of ranks in one process, against one real store.
 
-It shows how fast a rank is named that is silent or stuck among so many, and what the beats ask of
-the store. tests/faults/trials.py runs `seconds_until_named`, and tests/faults/test_scale.py counts
-the requests.
+A simulated rank uses the code of the product for its beats and verdicts (`Beats` and `Judge` in
+utils/dist). Only its training is missing: `since` and `syncs` say in which collective it waits, and
+since when.
+
+tests/faults/trials.py runs `seconds_until_named`, which shows how fast a rank is named that is
+silent or stuck among so many. tests/faults/test_scale.py counts what the ranks ask of the store.
 """
 
 import os
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
@@ -19,7 +22,7 @@ from utils.dist.state import LaunchInfo
 from utils.dist.store_values import Failure
 from utils.dist.verdict import Judge
 
-LONG = 1e6  # seconds
+LONG = 1e6  # seconds: a limit that no rank reaches
 PER_HOST = 8  # ranks
 # `since` of a healthy rank. It goes on from phase to phase, so its time in a phase ("age" in a
 # beat) must always be 0: `publish` computes max(0, now - infinity) = 0.
@@ -168,6 +171,14 @@ def new_ranks(server: TCPStore, name: str, n: int) -> list[SimulatedRank]:
     return ranks
 
 
+class Named(NamedTuple):
+    """A rank that was named after a strike."""
+
+    rank: int
+    kind: str  # "SILENT" or "STUCK"
+    after_s: float  # seconds after the strike
+
+
 def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> dict[str, float]:
     """Strike ranks among n that beat every `beat_s` seconds, see `strike`.
 
@@ -182,6 +193,7 @@ def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> di
     # A beat of all ranks takes this process long. This must not count as a suspension.
     for rank in ranks:
         rank.beats.clock.slice_s = 2 * beat_s
+    # Three rounds in which nothing is wrong. A verdict in them is a false alarm.
     wrong = 0
     for _ in range(3):
         begin = time.monotonic()
@@ -190,7 +202,7 @@ def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> di
 
     strike(ranks, fault)
     struck_at = time.monotonic()
-    named: list[tuple[int, str, float]] = []  # rank, kind of its fault, seconds after the strike
+    named: list[Named] = []
     rounds = 0
     since_strike_s = 0.0
     while not named and time.monotonic() < struck_at + 3 * stall_s:
@@ -198,17 +210,18 @@ def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> di
         for rank in ranks:
             found = rank.turn(stall_s)
             if found:
-                named.append((found["rank"], found["kind"], time.monotonic() - struck_at))
+                after_s = time.monotonic() - struck_at
+                named.append(Named(found["rank"], found["kind"], after_s))
         rounds += 1
         since_strike_s = time.monotonic() - struck_at
         sleep_until(begin + beat_s)
 
     expected_kind = "STUCK" if fault == "stuck" else "SILENT"
-    for named_rank, kind, _ in named:
-        if named_rank not in struck_ranks(n, fault) or kind != expected_kind:
+    for each in named:
+        if each.rank not in struck_ranks(n, fault) or each.kind != expected_kind:
             wrong += 1
     return {
-        "named_s": round(named[0][2], 2) if named else float("inf"),
+        "named_s": round(named[0].after_s, 2) if named else float("inf"),
         "beat_s": round(since_strike_s / max(1, rounds - 1), 2),
         "wrong": wrong,
     }

@@ -3,6 +3,9 @@ last checkpoint.
 
 The disks are real: small file systems in memory, which only root can mount. Checkpoints must end a
 run that cannot write them. Logs, curves and pictures must not.
+
+Another way in which a disk can be full is a function like `full_at_the_start`, and a row of the
+first test.
 """
 
 import json

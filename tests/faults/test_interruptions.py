@@ -3,6 +3,9 @@
 Signals end a run in order: it saves, and its exit code is 75. `kill -9` ends it at once. In both
 cases the next start must go on from the last checkpoint, and lead to the same weights, optimizer
 and position, bit for bit (tests/faults/runs.py).
+
+tests/faults/trials.py interrupts in the same way at many more moments. Here the seeds are chosen so
+that each of the three cases below is there once.
 """
 
 import os

@@ -7,6 +7,9 @@ The ranks are simulated: objects in this process, which use a real key-value sto
     turn      what a rank does then: it writes its beat, and reads the beats of a few other ranks
     verdict   that a rank is "SILENT" (no more beats) or "STUCK" (the others wait for it)
     meeting   a point of the start at which each rank waits for all others
+
+The counts of requests are exact. A change that adds a request to each beat or start fails here, so
+that it is made on purpose: with thousands of ranks, all requests go to one process.
 """
 
 import threading

@@ -4,6 +4,8 @@ The tests also read the status, in which a run tells of its ranks. They strike o
 training: tests/faults/stall_worker.py is a short one, tests/dist/odd_worker.py runs
 main_train_vrt.py with a tiny network. The watchdog of the product then ends the run after `stall_s`
 seconds without progress.
+
+A new kind of stall is an entry of KINDS in tests/faults/stalls.py, and a row of the first test.
 """
 
 import os
@@ -11,12 +13,13 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from tests.dist.launching import ROOT, Ranks
+from tests.dist.launching import ROOT, RankResult, Ranks
 from tests.faults.secret_keys import (
     ENV_WITH_SECRET,
     OPTION_WITH_SECRET,
@@ -229,55 +232,97 @@ def lines_of_ranks(text):
     return lines
 
 
-def test_the_status_of_a_run_that_stands_still_lists_every_rank_and_no_secret_key(tmp_path):
-    options = write_odd_options(tmp_path)
+class StalledRun(NamedTuple):
+    """A run of two ranks whose rank 1 stood still in the forward pass of step 4.
+
+    A run prints its status at the start. Later it writes the status if it is asked: a user makes an
+    empty file "status" in its folder. Each status has a line of rank 0 and a line of rank 1.
+    """
+
+    folder: Path  # the folder of the files of the run, and more
+    result: RankResult
+    pids: list[str]  # of rank 0 and of rank 1
+    at_start: list[dict[str, str]]  # the lines of the status at the start, see LINE
+    asked_for: list[dict[str, str]]  # the lines of the status that was asked for after step 3
+
+
+@pytest.fixture(scope="module")
+def stalled_run(tmp_path_factory):
+    """Let a run stand still, ask for its status, and wait until the watchdog has ended it.
+
+    Options and environment hold secret keys, because the run must write them nowhere.
+    """
+    folder = tmp_path_factory.mktemp("stalled")
+    options = write_odd_options(folder)
     changes = (
         "datasets.test={}",
-        "debug.compare_every=2",
+        "debug.compare_every=2",  # the ranks compare their weights after each second step
         "watchdog.stall_s=5",
         "logging.use_wandb=true",
         OPTION_WITH_SECRET,
     )
     status = folder_of_run(options) / "status"
-    # Rank 1 stands still in its step 4.
     command = odd_command(options, *changes, case="stall", struck_rank=1, at_step=4)
 
     with Ranks(2, *command, env=ENV_WITH_SECRET) as running:
         running.wait_for("Iter: 3,", rank=0, limit_s=120)
-        # An empty file asks the run for its status.
         status.touch()
         pids = [str(process.pid) for process in running.processes]
         result = running.wait(limit_s=60)
+    return StalledRun(
+        folder=folder,
+        result=result,
+        pids=pids,
+        at_start=lines_of_ranks(result.stdout[0]),
+        asked_for=lines_of_ranks(status.read_text()),
+    )
 
-    # A run prints its status at the start.
-    start_0, start_1 = lines_of_ranks(result.stdout[0])
-    assert [start_0["pid"], start_1["pid"]] == pids
-    assert start_0["step"] == start_1["step"] == "0"
-    assert start_0["weights"] == start_1["weights"]
-    # The ranks train on different samples.
-    samples_of_0 = set(start_0["samples"].split(", "))
-    samples_of_1 = set(start_1["samples"].split(", "))
+
+def test_a_run_begins_with_a_status_that_lists_every_rank(stalled_run):
+    rank_0, rank_1 = stalled_run.at_start
+
+    assert [rank_0["pid"], rank_1["pid"]] == stalled_run.pids
+    assert rank_0["step"] == rank_1["step"] == "0"
+    assert rank_0["weights"] == rank_1["weights"]
+
+
+def test_the_status_says_that_the_ranks_train_on_different_samples(stalled_run):
+    samples_of_0, samples_of_1 = (set(line["samples"].split(", ")) for line in stalled_run.at_start)
+
     assert samples_of_0.isdisjoint(samples_of_1)
 
-    # In the status that was asked for, three steps are finished. Rank 1 stands still in its forward
-    # pass, and rank 0 waits in its backward pass for the gradients of rank 1.
-    asked_0, asked_1 = lines_of_ranks(status.read_text())
-    assert asked_0["step"] == asked_1["step"] == "3"
-    assert asked_0["phase"] == "backward"
-    assert asked_1["phase"] == "forward"
-    # The weights were compared after step 2, and had changed since the start.
-    assert asked_0["step_of_weights"] == asked_1["step_of_weights"] == "2"
-    assert asked_0["weights"] == asked_1["weights"]
-    assert asked_0["weights"] != start_0["weights"]
 
-    # Afterwards the watchdog ended the run, with stacks.
-    assert result.exit_codes == [STALLED, STALLED]
-    assert "rank 1 is STUCK" in result.text
-    assert "odd_worker.py" in result.text
-    # No file and no output has a key of the service.
-    assert SECRET_IN_ENV not in result.text
-    assert SECRET_IN_OPTIONS not in result.text
-    assert files_with_a_secret(tmp_path / "experiments") == []
+def test_the_status_of_a_run_that_stands_still_says_which_rank_waits_for_which(stalled_run):
+    rank_0, rank_1 = stalled_run.asked_for
+
+    # Three steps are finished. Rank 1 stands still in its forward pass, and rank 0 waits in its
+    # backward pass for the gradients of rank 1.
+    assert rank_0["step"] == rank_1["step"] == "3"
+    assert rank_0["phase"] == "backward"
+    assert rank_1["phase"] == "forward"
+
+
+def test_the_status_has_the_weights_that_the_ranks_compared_last(stalled_run):
+    rank_0, rank_1 = stalled_run.asked_for
+
+    assert rank_0["step_of_weights"] == rank_1["step_of_weights"] == "2"
+    assert rank_0["weights"] == rank_1["weights"]
+    # They have changed since the start.
+    assert rank_0["weights"] != stalled_run.at_start[0]["weights"]
+
+
+def test_a_rank_that_stands_still_in_a_training_is_named_with_its_stack(stalled_run):
+    text = stalled_run.result.text
+
+    assert stalled_run.result.exit_codes == [STALLED, STALLED], text
+    assert "rank 1 is STUCK" in text
+    assert "odd_worker.py" in text
+
+
+def test_a_run_that_stands_still_writes_no_secret_key(stalled_run):
+    assert SECRET_IN_ENV not in stalled_run.result.text
+    assert SECRET_IN_OPTIONS not in stalled_run.result.text
+    assert files_with_a_secret(stalled_run.folder / "experiments") == []
 
 
 def command_for_stacks():

@@ -4,6 +4,9 @@ Each fault is explained within seconds by one message, without a traceback of Py
 left waiting. The faults are real: foreign programs on a port, ranks with wrong variables, files cut
 short. Small trainings (tests/helpers/train_files.py) or the program `collectives` of
 tests/dist/helpers_worker.py meet them.
+
+A further launch that cannot work is an entry of WORLDS. A further broken file is a line of
+`break_files` with the words of its message.
 """
 
 import os
@@ -98,6 +101,9 @@ WORLDS = {
     "a rank beyond the last": World("RANK is 7, expected 0 to 1", env_of={1: {"RANK": "7"}}),
     "ranks that were not started": World(
         "ranks 2, 3, 4 of 5 did not arrive", env={"WORLD_SIZE": "5"}
+    ),
+    "ranks that expect another number of ranks": World(
+        "and another rank", env_of={1: {"WORLD_SIZE": "3"}}
     ),
     "two ranks 1": World("rank 1 arrived twice", ranks=3, env_of={2: {"RANK": "1"}}),
     "rank 1 alone": World(

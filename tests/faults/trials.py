@@ -385,6 +385,7 @@ def readers(share: float) -> Results:
     examples = {}  # name of a test -> number of files that it has tried
     wrong = []
     for path in sorted((ROOT / "tests/parts").rglob("test_*.py")):
+        # The property tests of readers import this module, which damages files.
         if "tests.helpers.damage" not in path.read_text(encoding="utf-8"):
             continue
         # -p loads tests/helpers/damage.py before pytest reads --hypothesis-profile, because this
@@ -401,7 +402,8 @@ def readers(share: float) -> Results:
         #       - during generate phase (1.05 seconds):
         #         - 300 passing examples, 0 failing examples, 12 invalid examples
         #
-        # The first piece of the split is what comes before the statistics.
+        # So a piece of the split begins "parts/data/test_any_bytes.py::test_name:". The first piece
+        # is what comes before the statistics.
         for statistics_of_test in ended.stdout.split("\ntests/")[1:]:
             counts = re.search(r"(\d+) passing\D+(\d+) failing", statistics_of_test)
             if counts:
@@ -411,6 +413,7 @@ def readers(share: float) -> Results:
     return {
         "trials": sum(examples.values()),
         "readers": len(examples),
+        # A failed test counts as one wrong file.
         "right": sum(examples.values()) - len(wrong),
         "each": examples,
         "wrong": wrong,
@@ -421,10 +424,10 @@ def epochs(share: float) -> Results:
     """Train for many short epochs, with loader processes that live for an epoch or for the run."""
     full_number = number_of(trials=200, share=share, at_least=2)
     each = {}  # run, in words -> number of epochs that it came through
+    # persistent, a value as on the command line: loader processes live for the run, else an epoch.
     for ranks, persistent in product((2, 4), ("false", "true")):
         with tempfile.TemporaryDirectory() as folder:
             options = write_odd_options(Path(folder))
-            # `persistent`: whether loader processes live for the run, else for an epoch.
             name = f"{ranks} ranks, persistent: {persistent}"
             each[name] = finished_epochs(options, ranks, full_number, persistent)
     finished = list(each.values()).count(full_number)

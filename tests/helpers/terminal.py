@@ -19,6 +19,9 @@ SIZE = (50, 200)
 LAST_S = 10.0
 # What a script writes is cut into these parts: a control sequence, e.g. "\x1b[2A" (two rows up), a
 # carriage return, a line end, or a text.
+#
+# Only a control sequence has groups: "\x1b[2A" has "2" and "A", and "\x1b[A" has "" and "A". The
+# groups of all other parts are None.
 ESCAPE = re.compile(r"\x1b\[(\d*)([A-Za-z])|\r|\n|[^\x1b\r\n]+")
 
 
@@ -53,11 +56,13 @@ def run_in_terminal(
     all_variables = {**clean_env(), **(env or {})}
     variables = {key: value for key, value in all_variables.items() if value}
     reader = threading.Thread(target=read, daemon=True)
+    # The script gets a copy of `theirs`, and ours is closed at the end of the block. So when the
+    # script has closed its copy, nobody holds this end any more, and `read` ends.
     with os.fdopen(theirs, "wb", buffering=0) as stream:
         process = fork_server().start([script, *arguments], variables, stream, stream)
     reader.start()
     try:
-        code = process.wait(limit_s * PATIENCE)
+        code = process.wait(limit_s * PATIENCE)  # PATIENCE: a busy machine takes longer
     finally:
         kill_session(process)
         reader.join(LAST_S)
@@ -76,7 +81,8 @@ def screen(written: bytes) -> list[str]:
     column = 0
     for token in ESCAPE.finditer(written.decode()):
         text = token[0]
-        count = int(token[1] or 1)  # of a control sequence: 2 in "\x1b[2A", 1 in "\x1b[A"
+        # The number in a control sequence: 2 in "\x1b[2A", 1 in "\x1b[A". Unused for other parts.
+        count = int(token[1] or 1)
         code = token[2]  # of a control sequence: its letter, else None
         if text == "\r":  # to the begin of the row
             column = 0

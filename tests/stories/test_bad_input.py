@@ -121,6 +121,7 @@ def assert_ended_with_one_message(result: RankResult, exit_code: int, words: lis
 def add_comment_in_gbk(path: Path) -> None:
     """Put a Chinese comment in the encoding GBK, which is no UTF-8, at the begin of a file."""
     content = path.read_bytes() if path.exists() else b""
+    # In an option file "//" begins a comment. In a list of clips this line is a row of four words.
     path.write_bytes("// 模糊 4 0 0\n".encode("gbk") + content)
 
 
@@ -189,6 +190,7 @@ INPUTS = {
 }
 
 
+# One input is also given to a single process, which reports without a store.
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [("unmatched frames", 1), *[(name, 2) for name in INPUTS]],

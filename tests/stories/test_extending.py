@@ -1,8 +1,8 @@
-"""What docs/extending.md promises: each part is one new file, and everything else finds and uses
-it.
+"""What docs/extending.md promises: a new part is one new file, which all programs find and use.
 
 The new files are the code blocks of the page itself, and four more: DATASET, and CHANNELS, DEPTH
 and FIRST, which some programs refuse.
+
 Once for all tests, tests/helpers/with_new_parts.py uses them in a process of its own. It checks,
 trains, tests and caches small clips, in these runs:
 

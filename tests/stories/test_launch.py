@@ -8,6 +8,10 @@ what it was given.
 A rank is one process of a run, usually with one GPU. A node, or host, is a machine. Its processes
 are counted from 0 by the local rank.
 
+A new launcher needs a table of its variables here, and a row of one of two tests:
+test_a_rank_of_another_launcher_joins_the_others if it starts a process for each rank,
+test_a_process_of_a_platform_stands_for_its_node if it starts one for each node.
+
 What is tested:
 
     utils/dist/platforms.py      read_launch: the rank of this process
@@ -830,7 +834,7 @@ def environment_of_fake_python(folder):
     """
     script = f'env\necho "arguments $*"\nexit {FAKE_EXIT_CODE}'
     python = write_command(folder / "bin/python", script)
-    unset = {
+    unset = {  # an empty value removes a variable (`run_command`)
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "",
         "OMP_NUM_THREADS": "",
         "NCCL_IB_DISABLE": "",
@@ -840,6 +844,7 @@ def environment_of_fake_python(folder):
         "PYTORCH_CUDA_ALLOC_CONF": "",
     }
     path = f"{python.parent}:{os.environ['PATH']}"
+    # The launcher takes the `python` of VIRTUAL_ENV (scripts/environment.sh).
     return {"VIRTUAL_ENV": str(folder), "PATH": path, **unset}
 
 
@@ -862,8 +867,8 @@ def launch(env, count=1, *options):
 def results_of_launch(tmp_path_factory):
     """Give the results of launch_train.sh by the number of ranks: 1 and 2.
 
-    The command getconf says that the machine has 100,000 cores, so most of them are idle: then the
-    launcher of one rank sets GOMP_SPINCOUNT. The user has set two variables.
+    The launcher of one rank sets GOMP_SPINCOUNT only if most cores are idle. So a false `getconf`
+    says that the machine has 100,000 cores. The user has set two variables.
     """
     folder = tmp_path_factory.mktemp("idle")
     env = environment_of_fake_python(folder)
@@ -905,7 +910,8 @@ def test_infiniband_is_switched_off_on_a_machine_without_it(results_of_launch, c
 
     has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
     is_switched_off = "NCCL_IB_DISABLE=1" in lines
-    assert is_switched_off != has_infiniband
+    expected = not has_infiniband
+    assert is_switched_off == expected
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, True), (2, False)])

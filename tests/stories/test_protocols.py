@@ -156,7 +156,7 @@ def test_the_mean_over_frames_comes_first_in_table_and_page(folders_of_scores):
     table = (folders_of_scores["float"] / "table.txt").read_text().splitlines()
     page = (folders_of_scores["float"] / "report.html").read_text()
 
-    # Below the head and three clips.
+    # Line 0 is the head, and the lines 1 to 3 are the three clips.
     assert table[4].startswith("mean over frames  ")
     assert table[5].startswith("mean over clips  ")
     assert re.search('<tr class="mean"><td[^>]*>mean over frames</td>', page)
@@ -174,6 +174,7 @@ def test_a_test_of_exact_values_leaves_no_other_files(folders_of_scores):
 
     # The values that are not rounded are in .work while the test runs.
     assert not (folder / ".work").exists()
+    # The clip test2 has 4 frames, so 4 restored frames.
     assert len(list((folder / "test2").iterdir())) == 4
 
 
@@ -213,7 +214,8 @@ def test_validation_scores_as_the_test_does(tmp_path):
     assert last_value(history["val/psnr"]) == pytest.approx(means["restored"]["psnr"], abs=1e-5)
     assert last_value(history["val/psnr_input"]) == pytest.approx(means["input"]["psnr"], abs=1e-5)
 
-    # With another mean, the best score until now cannot be compared with new scores.
+    # The second run leaves OVER_FRAMES out, so its scores are means over clips. The best score
+    # until now is a mean over frames, and cannot be compared with them.
     second = train(options, "train.total_iter=2", *each_step, FLOAT)
     assert re.search(r"best PSNR so far, .* does not count: metric.mean changed", second.text)
 
@@ -243,8 +245,10 @@ def commands(heading):
 def run_tests(heading, *changes, factor=1):
     """Run each command of a section that starts main_test_vrt.py, in the current folder.
 
-    changes: further arguments. factor: what stands for T in the commands, the factor of the
-    threshold of the spike camera.
+    changes: further arguments.
+    factor: the value for the letter T in the commands, the factor of the threshold of the spike
+    camera. E.g. with factor 2, `--output out_T ... "threshold_range": [T, T]` becomes
+    `--output out_2 ... "threshold_range": [2, 2]`.
     """
     text = commands(heading)
     # The page names files of the repository, which is not the current folder.

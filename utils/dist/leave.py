@@ -1,14 +1,21 @@
 """End this process after a failure, and write its last words, without waiting for a terminal.
 
-A paused terminal (Ctrl-S, a selection, `less`) takes no output, and a write to it never returns. So
-a text goes to the log file first and to the terminal last, and no wait is longer than
-TERMINAL_WAIT_S.
+`leave` ends a rank by os._exit. Python's own shutdown could wait for ever, e.g. for a process group
+whose other ranks are gone. Who calls it, and what the caller has done before:
 
-What must stay: the order of the steps in `leave`: first the exit code, then the others are told and
-waited for, then the process ends. If a rank ended earlier, the store would end with it, or the
-other ranks would never learn the cause
-(test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end,
-test_a_rank_signs_off_once_though_two_of_its_threads_end_it).
+    _end_after_error in utils_dist.py    main thread: it has reported its error, or another rank has
+    closed_after_report in failure.py    timer: the error is reported, but closing a resource hangs
+    Watchdog._report                     watchdog thread: it has reported a rank that stands still
+    Watchdog._follow                     watchdog thread: another rank has failed, and reports
+    Watchdog._end_by_foreign_value       watchdog thread: a stranger wrote into the store
+    Watchdog._end_without_store          watchdog thread: the store does not answer
+
+`write_to_log_and_stderr` writes a report. A paused terminal (Ctrl-S, a selection, `less`) takes no
+output, and a write to it never returns. So a text goes to the log file first and to the terminal
+last, and no wait is longer than TERMINAL_WAIT_S.
+
+What must stay: the order of the steps in `leave`, whose docstring says what each step prevents.
+Free to change: the seconds, within the limits that their comments name.
 
 Tests: tests/faults/test_stalls.py, tests/dist/test_dist.py, tests/dist/test_life.py.
 """
@@ -35,20 +42,22 @@ from utils.dist.store_values import ForeignValueError
 # Store key: the failure has been reported, so all ranks may end.
 REPORTED = "reported"
 
-# Seconds that a rank waits in `Watchdog._follow` for the report of another rank, which may still
-# need the stacks or the store of the waiting rank.
+# Seconds that a rank waits for the key REPORTED (`Watchdog._follow`). Until then, the rank that
+# reports a stall may read the stacks of this rank, or need the store, which this rank may host.
 REPORT_WAIT_S = 5.0
-# Seconds that a rank waits in `_sign_off` for the other ranks, if the store ends with it.
+# Seconds that a rank that hosts the store waits for the other ranks (`_sign_off`).
 SIGN_OFF_WAIT_S = 3.0
-# So a rank ends within these seconds, 8 s, after it knows of a failure.
+# Both waits together, 8 s: the time from the moment at which a rank knows of a failure to its end.
 EXIT_S = REPORT_WAIT_S + SIGN_OFF_WAIT_S
 
 
 def is_first_to_report_foreign_value() -> bool:
     """Return whether this rank is the first of its host to report a foreign value in the store.
 
-    A foreign value is a value that no rank of this run wrote (`ForeignValueError`).
+    A foreign value is a value that no rank of this run wrote (`ForeignValueError`). All ranks of a
+    host may find it. Each claims the same name, and only the first rank gets it (claims.py).
     """
+    # The port is in the name, because another run on this host makes its own report.
     return first_to_claim(f"foreign value {RUN.launch.master_port}")
 
 
@@ -57,8 +66,8 @@ def write_to_log_and_stderr(text: str) -> None:
 
     The log file comes first, because a paused terminal takes no output.
     """
-    # A byte that is no UTF-8, e.g. in an argument of the command line, is a "surrogate" in a text
-    # of Python, and cannot be written. So write it as an escape, e.g. "\udce4".
+    # An argument of the command line may have a byte that is no UTF-8. Python reads such a byte as
+    # a character that no file takes. So replace this character by its number: the letters \udce4.
     text = text.encode(errors="backslashreplace").decode()
     write_to_log_file(text)
 
@@ -84,7 +93,11 @@ def call_with_time_limit(write: Callable[[], None]) -> None:
 
 
 def write_to_log_file(text: str) -> None:
-    """Write an error to the log file, if this rank has one. Nothing goes to the terminal."""
+    """Write an error to the log file, if this rank has one. Nothing goes to the terminal.
+
+    The log has two files (utils/logger.py): lines, and the warnings as JSON for the page of the
+    run. The error goes into both.
+    """
     record = logging.LogRecord(
         name=__name__,
         level=logging.ERROR,
@@ -100,7 +113,11 @@ def write_to_log_file(text: str) -> None:
 
 
 def log_file() -> str | None:
-    """Return the path of the log file of this rank, or None if it has none."""
+    """Return the path of the log file of this rank, or None if it has none.
+
+    The guard appends lines of plain text to it. So it is the file of lines, whose name ends with
+    ".log", and not the file of warnings, which is JSON.
+    """
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler) and handler.baseFilename.endswith(".log"):
             return handler.baseFilename
@@ -108,65 +125,79 @@ def log_file() -> str | None:
 
 
 def leave(code: int, store: Store | None) -> NoReturn:
-    """End this process with an exit code. The order of the steps below must stay.
+    """End this process with an exit code.
 
-    If the store ends with this process, the process first waits until the other ranks have read the
-    failure from the store.
+    The steps, in an order that must stay, and what would happen if one were left out:
 
+        take the lock       if two threads signed off, the host of the store would count one rank
+                            too many, and end too early
+                            (test_a_rank_signs_off_once_though_two_of_its_threads_end_it)
+        write_exit_file     torchrun would turn the code into 1
+        _sign_off           the store could end with this process, before the other ranks have read
+                            in it why the run ends
+                            (test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end)
+        guard.kill          the guard could take the next wait for a stall, and report it
+        outlast_siblings    another rank of this host would report the same error again
+        flush               the last printed lines would be lost, because os._exit drops them
+        kill_trees          loader processes would run on, because os._exit calls no exit handlers
+
+    code: the exit code.
     store: the store of the run, or None if the store does not answer.
     """
-    # 1. Let only one thread pass. The main thread and the watchdog thread may both call this
-    # function. If a rank signed off twice, the host of the store would count one rank too many and
-    # end too early. So the first thread never releases the lock, and the other thread waits until
-    # the process ends (test_a_rank_signs_off_once_though_two_of_its_threads_end_it).
+    # The main thread and the watchdog thread may both come here. The first one never releases the
+    # lock: it ends the process, and the second one with it, while the second one waits here. If the
+    # first one hangs, e.g. in a request to the store, the second one ends the process.
     if not RUN.leaving.acquire(timeout=EXIT_S):
-        os._exit(code)  # the thread that has the lock hangs
-    # 2. Note the exit code, sign off, and wait for the ranks that need this process.
-    with suppress(Exception):
+        os._exit(code)
+    with suppress(Exception):  # nothing that fails here may keep the process alive
         process.write_exit_file(code)
         if store is not None:
             _sign_off(store)
+        # The guard ends a rank that sends no heartbeat. If the watchdog thread runs this function,
+        # it sends none any more.
         if RUN.watchdog is not None and RUN.watchdog.guard is not None:
-            RUN.watchdog.guard.kill()  # the guard would take the wait below for a stall
-        # The mark is in the names of the memory files. Ranks have such files only if they have a
-        # watchdog.
-        outlast_siblings(None if RUN.watchdog is None else run_mark())
+            RUN.watchdog.guard.kill()
+        # If this rank was chosen to report for all ranks of its host, it waits until they have
+        # ended. A rank with a watchdog has a memory file, by whose name the others are found.
+        mark = None if RUN.watchdog is None else run_mark()
+        outlast_siblings(mark)
 
     def flush() -> None:
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
 
-    # 3. Write what is still in the buffers of Python, unless a paused terminal holds it.
-    call_with_time_limit(flush)
-    # 4. End the loader processes last. The end of a loader process raises an error in the main
-    # thread, which must not have the time to print it.
+    call_with_time_limit(flush)  # a paused terminal would hold it
+    # Last: torch raises an error in the main thread when a loader process ends. The main thread
+    # must not have the time to print it.
     process.kill_trees(process.descendants_of(os.getpid()))
     os._exit(code)
 
 
 def _sign_off(store: Store) -> None:
-    """Note in the store that this rank leaves. If the store ends with it, wait for the others.
-
-    The store ends with rank 0, or, if an agent of torchrun has opened the store, perhaps with any
-    rank. In these cases this rank waits until every rank has signed off or its process is gone, but
-    SIGN_OFF_WAIT_S at most.
+    """Note in the store that this rank leaves. If the store may end with it, wait for the others.
 
     The keys: left/<rank> of each rank that has signed off, and `left`, the number of these ranks.
+
+    If rank 0 has opened the store, the store ends with rank 0. If an agent of torchrun has opened
+    it, the agent ends when a rank fails, so the store may end with any rank. Such a rank waits
+    until every other rank has signed off or its process is gone, but SIGN_OFF_WAIT_S at most.
     """
     store.set(f"left/{RUN.launch.rank}", "1")
     signed_off = store.add("left", 1)  # number of ranks that have signed off
     deadline = time.monotonic() + SIGN_OFF_WAIT_S
-    ends_store = RUN.launch.rank == 0 or RUN.launch.by_agent
-    if not ends_store:
+    may_end_store = RUN.launch.rank == 0 or RUN.launch.by_agent
+    if not may_end_store:
         return
-    # The beats of all ranks, which have their process ids. Before the ranks have met, some ranks
-    # have no beat, and reading would hang.
+    # Read the last beat of each rank, which has its process id. Before the ranks have met, some
+    # ranks have no beat, and reading would hang. Then `states` stays empty, and this rank waits for
+    # signs alone.
     states = {}
     with suppress(ForeignValueError):
         if store.check([MET]):
             states = read_states(store, RUN.launch.world_size)
-    # Wait until each process that has joined has signed off, or is gone without signing off.
+    # Wait until signed_off + gone_without_sign == joined. E.g. with 4 ranks, of which rank 2 was
+    # killed: 3 + 1 == 4.
     known_as_gone: set[int] = set()  # ranks whose process is gone
     gone_without_sign = 0  # number of these ranks that have not signed off
     while time.monotonic() < deadline:

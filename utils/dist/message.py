@@ -103,7 +103,7 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
         return ["path", str(value)]
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
-        if value.device.type == "meta":
+        if value.device.type == "meta":  # it has a type and a shape, but no numbers
             return ["shape", dtype, list(value.shape)]
         # Take the numbers as bytes, because NumPy does not know bfloat16.
         flat = value.detach().cpu().contiguous().reshape(-1)
@@ -120,8 +120,9 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
     """Return the value that an outline describes, and the position at which its bytes end.
 
     The bytes of all arrays lie one behind the other. So the position at which the bytes of one
-    value end is the `begin` of the next value. E.g. for a list of two arrays of 6 bytes: the first
-    array takes begin = 71 to 77, and the second one takes 77 to 83.
+    value end is the `begin` of the next value. E.g. a list of two arrays of 6 bytes each, behind a
+    text that ends at 71: the first array has the bytes 71 to 76, and returns 77, which is `begin`
+    of the second array.
 
     outline: an outline that `_outline` made, or any other JSON value, because the sender may be
         another program.
@@ -171,9 +172,11 @@ def _torch_type(name: str) -> torch.dtype:
 
 def _tensor(dtype: torch.dtype, shape: list[int], message: bytes, begin: int) -> tuple[Tensor, int]:
     """Return the tensor whose bytes begin at position `begin`, and the position behind them."""
-    # Read the bytes as a flat array of uint8, and then take them as numbers of the tensor's type.
+    # Read the bytes as a flat array of uint8, and then take them as numbers of the tensor's type,
+    # which may be one that NumPy does not know, such as bfloat16.
     byte_count = _bytes_of(dtype, shape)
-    content, end = _array(np.dtype(np.uint8), [-1], message, begin, byte_count)
+    flat = [-1]  # a shape of one axis, as long as byte_count says
+    content, end = _array(np.dtype(np.uint8), flat, message, begin, byte_count)
     return torch.from_numpy(content).view(dtype).reshape(shape), end
 
 
@@ -212,7 +215,7 @@ def refuse_size(size: int, sender: int) -> None:
 
 
 def _not_a_message(sender: int) -> DistError:
-    """Return the error of bytes that are no message of ours. sender: the rank that sent them."""
+    """Return the error of bytes that `pack` has not made. sender: the rank that sent them."""
     return DistError(
         what=f"rank {sender} sent something that no rank of this version sends",
         where=f"the connection to rank {sender}",

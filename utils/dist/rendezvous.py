@@ -8,6 +8,7 @@ until all ranks have. The keys of the meeting, in a run of 4 ranks:
     met                       1
     joined                    4, the number of processes that have begun to arrive; a second process
                               with the same RANK counts too
+    world_size                "4", as the first rank writes it; all ranks must expect as many
     proof/0 ... proof/3       present if the launcher has given all ranks a job key, a secret
 
 What must stay:
@@ -30,7 +31,7 @@ from torch.distributed import Store
 from utils.dist.state import RUN, LaunchInfo
 from utils.dist.store_values import ForeignValueError, seal, unseal
 from utils.dist.waiting import rank_on_host, wait_for
-from utils.errors import DistError
+from utils.errors import DistError, printable
 
 # The key of the number of processes that have joined. A rank that joined twice counts twice.
 JOINED = "joined"
@@ -62,6 +63,7 @@ def _note_arrival(store: Store, launch: LaunchInfo) -> None:
     other ranks read it as soon as they see MET.
     """
     store.add(JOINED, 1)
+    _refuse_another_world_size(store, launch)
     # `seal` adds a signature that only a process with the job key can make.
     if RUN.job_key:
         proof_key = f"proof/{launch.rank}"
@@ -76,6 +78,23 @@ def _note_arrival(store: Store, launch: LaunchInfo) -> None:
         )
     if store.add("arrived", 1) == launch.world_size:  # this rank is the last one
         store.set(MET, "1")
+
+
+def _refuse_another_world_size(store: Store, launch: LaunchInfo) -> None:
+    """Raise DistError if another rank expects another number of ranks.
+
+    Otherwise the ranks would wait for ranks that nobody starts, or begin without some.
+    """
+    own_size = str(launch.world_size)
+    # compare_set writes if there is no such key, and returns what the key then holds, as bytes.
+    first_size = store.compare_set("world_size", "", own_size).decode(errors="replace")
+    if first_size != own_size:
+        raise DistError(
+            what=f"this rank has WORLD_SIZE {own_size}, and another rank {printable(first_size)}",
+            where=rank_on_host(launch),
+            expected="the same number of ranks on all ranks",
+            do="correct WORLD_SIZE, or the number of nodes and processes of the launcher",
+        )
 
 
 def _wait_for_all(store: Store, launch: LaunchInfo) -> None:

@@ -89,7 +89,7 @@ class Run:
 
     # ---- The end ----
     # time.monotonic() at which a signal asked for a stop. 0 if none has.
-    stop_requested: float = 0.0
+    stop_requested_at: float = 0.0
     # The error that ends this process, and its exit code.
     reported: tuple[BaseException, int] | None = None
     # A lock for the thread that ends this process, because several threads may try to end it.

@@ -78,7 +78,8 @@ def answering(folder: Path) -> Generator[None]:
 
     folder: the folder of the run.
     """
-    if RUN.launch.rank:
+    is_rank_0 = RUN.launch.rank == 0
+    if not is_rank_0:
         yield
         return
     over = threading.Event()
@@ -93,15 +94,19 @@ def _answer(folder: Path, over: threading.Event) -> None:
     """Answer requests until `over` is set. Runs in a thread."""
     path = folder / STATUS_NAME
     store = RUN.store.clone() if RUN.store else None  # each thread needs a connection of its own
-    # When the newest answer was written, or None if there is none. At the start, a file with
-    # content is an answer of an earlier run. An empty file is a request, because `touch` makes an
-    # empty file.
+    # When the newest answer was written. At the start:
+    #
+    #     no file              None
+    #     an empty file        None: `touch` makes an empty file, so it is a request
+    #     a file with content  its time: it is an answer of an earlier run
     answered_at = None
     if path.exists() and path.stat().st_size:
         answered_at = _time_of(path)
     with suppress(RuntimeError):  # the store is lost, so the run is ending
         while not over.wait(POLL_S):
-            if _time_of(path) in (None, answered_at):  # no file, or not touched since the answer
+            touched_at = _time_of(path)  # None if there is no file
+            is_request = touched_at is not None and touched_at != answered_at
+            if not is_request:
                 continue
             over.wait(POLL_S)  # so that every rank writes a beat that is newer than the request
             lines = [time.strftime("%Y-%m-%d %H:%M:%S"), *_lines(store), ""]

@@ -1,8 +1,9 @@
 """Stop a run on request: after its step it saves and ends, and the next start goes on from there.
 
 A cluster asks by a signal, e.g. SIGTERM before the time of a job is over; a user asks by Ctrl-C.
-The signal reaches the ranks at different moments, or one of them alone. So a signal is only noted
-(RUN.stop_requested), and after each step all ranks vote: if one was asked, all stop at this step.
+The signal reaches the ranks at different moments, or one of them alone. So a rank only notes the
+time of a signal (RUN.stop_requested_at). After each step all ranks vote: if one of them was asked,
+all stop at this step.
 
     stop_on     from now on, take these signals as requests
     stop_vote   ask all ranks whether one of them was asked; collective
@@ -43,8 +44,8 @@ def stop_on(*numbers: signal.Signals) -> None:
     """
     is_torchrun = RUN.launch.mode == "torchrun"
     if signal.SIGUSR1 in numbers and is_torchrun and is_main_process():
-        # In this variable torchrun lists the signals that it passes on to its ranks. torch 2.8 does
-        # not set the variable.
+        # In this variable torchrun lists the signals that it passes on to its ranks. The torchrun
+        # of torch 2.8 does not set it, and does not pass SIGUSR1 on.
         if "SIGUSR1" not in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", ""):
             logger.warning(
                 "SIGUSR1 would kill torchrun before the ranks can save: "
@@ -68,11 +69,13 @@ def _is_to_be_handled(number: signal.Signals, is_torchrun: bool) -> bool:
     return signal.getsignal(number) is not signal.SIG_IGN
 
 
-# Signal -> seconds after the first signal. A second signal that comes later than this ends the rank
-# at once. A second signal that comes earlier may belong to the same request: scancel sends SIGTERM
-# to the step and to the job, a moment apart, and some launchers pass on the SIGINT that a terminal
-# has already sent to all processes. A signal that is not listed here never ends the rank at once.
-LEAST_S_BETWEEN_REQUESTS = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
+# Seconds from the first signal to a second one that ends the rank at once, e.g. to a second Ctrl-C
+# of an impatient user. A second signal that comes earlier may belong to the same request:
+LEAST_S_BETWEEN_REQUESTS = {
+    signal.SIGTERM: 2.0,  # scancel sends it to the step and to the job, a moment apart
+    # A terminal sends it to all processes, and some launchers pass on their own.
+    signal.SIGINT: 0.5,
+}
 
 
 def _on_signal(number: int, _: Any) -> None:
@@ -80,8 +83,9 @@ def _on_signal(number: int, _: Any) -> None:
 
     The second argument is the interrupted stack frame, which Python gives to every signal handler.
     """
-    if RUN.stop_requested:
-        seconds_since = time.monotonic() - RUN.stop_requested
+    if RUN.stop_requested_at:  # 0 if none was requested
+        seconds_since = time.monotonic() - RUN.stop_requested_at
+        # SIGUSR1 and SIGHUP never end the rank at once.
         if seconds_since > LEAST_S_BETWEEN_REQUESTS.get(number, float("inf")):
             os._exit(128 + number)  # the exit code of a shell for a program that a signal has ended
         return
@@ -90,7 +94,7 @@ def _on_signal(number: int, _: Any) -> None:
         text = "\nCtrl-C: the run saves after this step and ends; Ctrl-C again ends it at once\n"
         with suppress(OSError):
             os.write(2, text.encode())
-    RUN.stop_requested = time.monotonic()
+    RUN.stop_requested_at = time.monotonic()
 
 
 def stop_vote() -> Callable[[], bool]:
@@ -109,7 +113,8 @@ def stop_vote() -> Callable[[], bool]:
     device = get_device()
     # torch.full writes the number directly on the device. torch.tensor would copy the number from
     # the host, and on a GPU this copy would wait until the last step has been computed.
-    flag = torch.full((), float(RUN.stop_requested > 0), device=device)
+    was_asked = RUN.stop_requested_at > 0
+    flag = torch.full((), float(was_asked), device=device)
     exchange = None
     if dist.is_initialized():
         # The sum over the ranks is above 0 if any rank was asked to stop.

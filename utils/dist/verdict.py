@@ -153,9 +153,13 @@ class Judge:
     def _stuck_or_silent(self, rank: int, quiet_s: float) -> Verdict | None:
         """Tell whether `rank` is stuck, or waits for a silent rank. Returns None if not known yet.
 
-        `rank` has the largest age. But a silent rank writes no beats, so the age in its last beat
-        stays small, although `rank` may be waiting for it. The silent rank then has entered as few
-        collectives as `rank`. Such ranks are the candidates. E.g. with `rank` 2 and quiet_s 3:
+        rank: of the ranks that have entered the fewest collectives, the one that is longest over
+            its budget.
+        quiet_s: seconds without a beat after which a rank is silent.
+
+        A silent rank writes no beats. The age in its last beat is small, so it never seems late,
+        although `rank` may be waiting for it. Such a rank has entered as few collectives as `rank`.
+        So all ranks with this number are candidates. E.g. with `rank` 2 and quiet_s 3:
 
             rank   syncs   age   last beat read
             2      2210    312   0.4 s ago       `rank`: it waits in an all_reduce
@@ -163,13 +167,14 @@ class Judge:
             5      2210    0.2   9.1 s ago       candidate, silent: the result names rank 5
             6      2210    0.3   0.2 s ago       candidate that beats: it is not the cause
 
-        Without rank 5, the result is that rank 2 is STUCK: all candidates beat.
+        Without rank 5, all candidates beat. Then rank 2 is STUCK.
 
-        A candidate that this rank does not watch shows only the number of its beat, and not when
-        the beat came. So two looks are compared. E.g.
+        When did a candidate beat last? Of a rank that it watches, this rank has noted when each
+        beat came (`beats.heard`). The state of another rank shows the number of its beat, and no
+        time. So this rank compares the numbers at two looks:
 
             first look   beat 512    noted in `first_look`; nothing is known yet
-            next look    beat 513    another number: the candidate beats
+            later        beat 513    another number: the candidate beats
                or        beat 512    the same number: silent, as soon as quiet_s have passed
 
         Test: test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named.

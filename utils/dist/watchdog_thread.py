@@ -111,7 +111,7 @@ class Watchdog(threading.Thread):
         self.guard: subprocess.Popen[bytes] | None = None
         # `utils_dist.ranks` sets this when the program has finished. From then on the other ranks
         # may end as well, and must not be taken for DEAD.
-        self.ending = False
+        self.is_ending = False
         # The failure that ends the run, once it is known: its rank, exit code, and who claimed it.
         self.failure: Failure | None = None
 
@@ -153,14 +153,13 @@ class Watchdog(threading.Thread):
         self.beats.publish(self._own_state())
 
     def stop(self) -> None:
-        """End the thread and the guard, at the normal end of a run."""
-        # The loops of `run` and `_watch_watchdog` end at this event.
-        self.stopped.set()
-        self.join()
-        faulthandler.unregister(signal.SIGUSR2)
+        """End the thread and the guard, at the normal end of a run. The process may live on."""
+        self.stopped.set()  # the loops of `run` and `_watch_watchdog` end at this event
+        self.join()  # so that it makes no request to a store that is going
+        faulthandler.unregister(signal.SIGUSR2)  # its file is closed when this object is freed
         if self.guard is not None:
-            self.guard.kill()
-            self.guard.wait()
+            self.guard.kill()  # else it would end this process, which sends no heartbeat any more
+            self.guard.wait()  # else it would stay as a zombie as long as this process lives
 
     def run(self) -> None:
         """Beat until the run ends. `threading.Thread` calls this in the thread."""
@@ -180,7 +179,7 @@ class Watchdog(threading.Thread):
                 # The store does not answer. At the normal end of a run, rank 0 ends with its store,
                 # and the main thread of this rank calls `stop` within a moment, for which 0.3 s are
                 # ample.
-                if self.ending or self.stopped.wait(0.3):
+                if self.is_ending or self.stopped.wait(0.3):
                     return
                 self._end_without_store()
 
@@ -188,11 +187,11 @@ class Watchdog(threading.Thread):
         """Write a beat, read the beats of other ranks, and end the run if there is a reason."""
         self.beats.publish(self._own_state())
         failure = self.beats.read()
-        if self.ending:
+        if self.is_ending:
             self.judge.stop_looking()
         if failure is not None:  # a rank has claimed it in the store
             self._follow(failure)
-        elif not self.ending:
+        elif not self.is_ending:
             self._judge_ranks()
 
     def _judge_ranks(self) -> None:
@@ -213,10 +212,14 @@ class Watchdog(threading.Thread):
         self._report(verdict)
 
     def _follow(self, failure: Failure) -> None:
-        """End this rank after a failure that another rank, or its own main thread, has claimed."""
+        """End this rank after a failure that another rank, or its own main thread, has claimed.
+
+        failure: the failure in the store. `failure.rank` has failed, and `failure.by` reports it.
+        """
         self.failure = failure
         if failure.by == self.rank:
-            self.stopped.wait()  # the main thread is ending this process
+            # The main thread has claimed it, and is ending this process. So wait for the end.
+            self.stopped.wait()
             return
         if failure.code == STALL_CODE and self.store is not None:
             if failure.rank == self.rank:
@@ -274,7 +277,7 @@ class Watchdog(threading.Thread):
             # The silence begins again if the watchdog thread has made a pass. Before `watch`, and
             # at the end of the run, the thread may be silent for any time.
             has_passed = seen_passes != self.passes
-            if has_passed or self.budgets is None or self.ending:
+            if has_passed or self.budgets is None or self.is_ending:
                 seen_passes = self.passes
                 changed_at = now
                 is_told = False

@@ -73,9 +73,11 @@ def refuse_endless_run(train: TrainOptions) -> None:
 
 
 def refuse_slow_loader(loader: LoaderOptions | None, stall_s: float) -> None:
-    """Raise OptionError if the time-out of the loader does not come before the watchdog.
+    """Raise OptionError if the watchdog would end the run before the loader gives up.
 
-    A time-out of null is not checked, because it becomes 4/5 of stall_s.
+    A time-out of null is not checked: data/loader.py then takes 4/5 of stall_s (SHARE_OF_STALL).
+
+    stall_s: seconds after which the watchdog ends the run.
     """
     timeout_s = loader.dataloader_timeout_s if loader else None
     if timeout_s is not None and timeout_s >= stall_s:

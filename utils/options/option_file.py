@@ -249,7 +249,7 @@ def _parse(text: str) -> Any:
 
     A short text may have the additions of JSON5, such as commas at the end of a list. A long text
     may have comments only, because json5 reads some 10 kB a second. Tests: test_hostile_options.py,
-    e.g. test_a_long_file_of_options_is_read_with_its_comments_and_its_places.
+    e.g. test_an_unknown_key_of_a_long_file_is_named_with_its_line.
     """
     if len(text) <= MOST_JSON5_CHARACTERS:
         return json5.loads(text)

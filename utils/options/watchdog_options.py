@@ -4,8 +4,7 @@ What must stay and what is free to change: see the head of models.py. Also the l
 below the time-out of the process group, see `WatchdogOptions.timeout_s`. How the keys are used:
 utils/dist/watchdog_thread.py, utils/dist/timeout.py.
 
-Tests: test_the_limits_of_time_follow_from_one_number in tests/parts/utils/test_process.py,
-tests/faults/test_startup.py
+Tests: test_the_limits_of_time_follow_from_one_number in tests/faults/test_startup.py
 """
 
 from pydantic import Field

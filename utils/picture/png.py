@@ -37,7 +37,7 @@ class _PngChunk(NamedTuple):
 
 
 def _png_chunk(content: bytes, at: int) -> _PngChunk:
-    """Return the chunk that begins at byte `at`. Its data may end behind the end of the content."""
+    """Return the chunk that begins at byte `at`. Its data may end beyond the end of the content."""
     length = big_endian(content, at, length=4)
     return _PngChunk(
         kind=content[at + 4 : at + 8],
@@ -89,34 +89,39 @@ def has_whole_chunks(png: bytes) -> bool:
     Each chunk must end within the file. OpenCV takes memory for the length that a chunk states,
     before it looks whether the file has this number of bytes.
     """
-    size_of_picture = png[16:24]  # width and height in the first chunk, 4 bytes each
+    width_and_height = png[16:24]  # of the picture, in the first chunk: 4 bytes each
     at = PNG_FIRST_CHUNK
     while at + PNG_CHUNK_OVERHEAD <= len(png):
         chunk = _png_chunk(png, at)
         if chunk.next_at > len(png):
-            return False  # the chunk ends behind the end of the file
+            return False  # the chunk ends beyond the end of the file
         if chunk.kind == b"IEND":  # the last chunk
             return True
         if chunk.kind == b"fcTL":  # a frame of an animation
-            if not _lies_within(png[chunk.data], size_of_picture):
+            if not _lies_within(png[chunk.data], width_and_height):
                 return False
         at = chunk.next_at
     return False  # the file ends before the last chunk
 
 
-def _lies_within(frame: bytes, size_of_picture: bytes) -> bool:
+def _lies_within(frame: bytes, width_and_height: bytes) -> bool:
     """Return whether a frame of an animated PNG lies in the picture.
 
-    frame: data of a chunk fcTL: 0 number, 4 width, 8 height, 12 left, 16 top. Missing bytes at its
-        end count as in `big_endian`: a frame without a width is refused, because its width is 0.
-    size_of_picture: the first bytes of the chunk IHDR: 0 width, 4 height.
+    frame: data of a chunk fcTL, which begins with numbers of 4 bytes:
+
+        from byte   0        4       8        12     16
+                    number   width   height   left   top
+
+        The data of a damaged file may end early. A number without bytes is 0, and a frame with
+        width 0 is refused.
+    width_and_height: of the picture, 4 bytes each.
     """
     width = big_endian(frame, at=4, length=4)
     height = big_endian(frame, at=8, length=4)
     left = big_endian(frame, at=12, length=4)
     top = big_endian(frame, at=16, length=4)
-    whole_width = big_endian(size_of_picture, at=0, length=4)
-    whole_height = big_endian(size_of_picture, at=4, length=4)
+    whole_width = big_endian(width_and_height, at=0, length=4)
+    whole_height = big_endian(width_and_height, at=4, length=4)
     fits_width = 0 < width <= whole_width - left
     fits_height = 0 < height <= whole_height - top
     return fits_width and fits_height

@@ -3,7 +3,7 @@
 Exif data, which cameras add to a JPEG, PNG or WebP, have the form of a TIFF. So both need the same
 reader, `_tiff_tags`.
 
-What must stay: any number in the file may be wrong, so nothing is read behind the end of the
+What must stay: any number in the file may be wrong, so nothing is read beyond the end of the
 content, and each turn of the loop moves on (tests/stories/test_foreign_files.py,
 tests/parts/data/test_any_bytes.py).
 """
@@ -83,7 +83,7 @@ TIFF_TYPE_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}
 class TiffForm(NamedTuple):
     """How many bytes the numbers of a TIFF have. There are two forms, TIFF and BIG_TIFF."""
 
-    # Bytes of an offset, e.g. of a directory. An offset counts the bytes from the begin of the
+    # Bytes of an offset, e.g. of a directory. An offset counts the bytes from the start of the
     # file. The number of values of an entry has the same length, and so have its values.
     offset_bytes: int
     directory_offset_at: int  # where the file has the offset of the first directory
@@ -100,27 +100,29 @@ MARK_OF_BIG_TIFF = 43
 def _tiff_tags(content: bytes) -> dict[int, int]:
     """Return {tag: first value} of the first directory of a TIFF. Only whole numbers are read.
 
-    Layout of a file. "From byte" is the first byte of a field, and "bytes" is its length:
+    E.g. a TIFF of which the directory has one entry, as bytes in hexadecimal. The result is
+    {256: 1920}.
 
-        TIFF                BigTIFF
-        from byte  bytes    from byte  bytes
-        0          2        0          2        "II": little endian, "MM": big endian
-        2          2        2          2        the number 42; 43 in a BigTIFF
-        4          4        8          8        offset of the first directory
+        49 49          "II": little endian, so a number begins with its lowest byte. "MM": big
+        2A 00          the number 42
+        08 00 00 00    the directory begins at byte 8, which is the next one here
+        01 00          it has 1 entry
+        00 01          the entry: tag 256, TAG_WIDTH
+        03 00          type 3, a key of TIFF_TYPE_BYTES: values of 2 bytes
+        01 00 00 00    number of values: 1
+        80 07 00 00    the values: 1920. If they need more than these 4 bytes, their offset
 
-    A directory has the number of its entries, and then the entries:
+    A BigTIFF has the number 43 in place of 42, and longer numbers:
 
-        0          2        0          8        number of entries
-        2          12 each  8          20 each  the entries
+                                     TIFF          BigTIFF
+        offset of the directory      4 bytes, at   8 bytes, at
+                                     byte 4        byte 8
+        number of entries            2 bytes       8 bytes
+        number of values             4 bytes       8 bytes
+        the values or their offset   4 bytes       8 bytes
+        an entry as a whole          12 bytes      20 bytes
 
-    An entry, counted from its first byte:
-
-        0          2        0          2        tag, e.g. TAG_WIDTH
-        2          2        2          2        type, a key of TIFF_TYPE_BYTES
-        4          4        4          8        number of values
-        8          4        12         8        the values; or their offset, if they need more bytes
-
-    Any number in the file may be wrong. So nothing is read behind the end of the content: a wrong
+    Any number in the file may be wrong. So nothing is read beyond the end of the content: a wrong
     offset gives no value, and a wrong number of entries ends the loop.
     """
     order: Any = "big" if content[:2] == b"MM" else "little"
@@ -133,7 +135,10 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
     form = BIG_TIFF if is_big else TIFF
 
     def first_value(entry_at: int) -> int | None:
-        """Return the first value of the entry that begins at a byte, None if it cannot be read."""
+        """Return the first value of the entry that begins at a byte, None if it cannot be read.
+
+        The fields of an entry begin at its bytes 0, 2, 4, and 8 (in a BigTIFF 12).
+        """
         value_type = number(entry_at + 2, length=2)
         value_bytes = TIFF_TYPE_BYTES.get(value_type, 0)
         value_count = number(entry_at + 4, form.offset_bytes)

@@ -153,8 +153,8 @@ class Experiment:
         further_metrics = ""  # the user's own metrics, of the option metric.more
         for name in history.further_metrics(scalars):
             value = scalars[f"val/{name}"]
-            of_input = scalars[f"val/{name}_input"]
-            further_metrics += f", {name}: {value:.4f} (input {of_input:.4f})"
+            value_of_input = scalars[f"val/{name}_input"]
+            further_metrics += f", {name}: {value:.4f} (input {value_of_input:.4f})"
         restored = f"PSNR: {scalars['val/psnr']:.2f} dB, SSIM: {scalars['val/ssim']:.4f}"
         blurry = f"(input {scalars['val/psnr_input']:.2f}, {scalars['val/ssim_input']:.4f})"
         logger.info(

@@ -160,7 +160,7 @@ def only_run_in(
         yield locked_folder
     finally:
         if locked_folder is not None:
-            locked_folder.lock.close()
+            locked_folder.lock.close()  # frees the lock; the file .lock stays
 
 
 def refuse_lost_folders(folder: Path) -> None:

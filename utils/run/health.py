@@ -93,15 +93,15 @@ class Health:
         self.losses: deque[float] = deque(maxlen=MOST_REMEMBERED)
         self.validations: list[_Validation] = []
 
-    def judge_schedule(self, lr_floor: int | None, key: str) -> None:
+    def judge_schedule(self, floor_step: int | None, key: str) -> None:
         """Warn if the learning rate stays at its floor for a long part of the run.
 
-        lr_floor: first step at which the learning rate is at its floor, or None if it never is.
+        floor_step: first step at which the learning rate is at its floor, or None if it never is.
         key: the option that makes the schedule longer, e.g. "train.G_linear_steps".
         """
-        if lr_floor is None:
+        if floor_step is None:
             return
-        steps_at_floor = self.total_iter - lr_floor
+        steps_at_floor = self.total_iter - floor_step
         if steps_at_floor <= MOST_FLOOR_SHARE * self.total_iter:
             return
         self._warn(
@@ -109,11 +109,11 @@ class Health:
             "the learning rate is at its floor from iter %d on, for %.0f %% of the run, in which "
             "hardly anything is learned: stretch %s to the end (iter %d), or set "
             "train.total_iter=%d",
-            lr_floor,
-            100 * (1 - lr_floor / self.total_iter),
+            floor_step,
+            100 * (1 - floor_step / self.total_iter),
             key,
             self.total_iter,
-            lr_floor,
+            floor_step,
         )
 
     # ---- At a log line ----

@@ -35,7 +35,7 @@ class Progress:
     best_step: int = 0  # step of best_psnr
     scored_on: str | None = None  # digest of the test clips of best_psnr; None if it is not known
     validated: int = 0  # step of the last complete validation
-    validation_stops: int = 0  # how often a signal ended the validation of this step
+    validation_stops: int = 0  # how often a signal ended the validation after `step`
     saved: int = -1  # step of the run's newest checkpoint_latest; -1 if it has none
     wandb_id: str | None = None  # id of the run at W&B
 

@@ -202,7 +202,7 @@ def _fit_position_to_data(
         raise _other_data_or_batch(is_other_data, changes, per_step_then, resumed.path)
 
     # The number of steps in an epoch follows from the number of samples and the samples per step.
-    # If neither has changed, a position behind the end of the epoch is impossible, so somebody has
+    # If neither has changed, a position beyond the end of the epoch is impossible, so somebody has
     # changed the file.
     if not changes and progress.batch > order.steps:
         changes = [f"position {progress.batch}, yet {order.steps} steps an epoch"]

@@ -34,7 +34,7 @@ Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
 # The tables that training restores -> whether a checkpoint may lack the table, because an older
 # version did not write it, or because its run did not need it.
-TABLES = {
+MAY_BE_MISSING = {
     "options": False,
     "model_state_dict": False,
     "optimizer": False,
@@ -78,7 +78,7 @@ class Position(Saved):
     best_step: Count = 0  # step of best_psnr
     scored_on: str | None = None  # digest of the test clips of best_psnr
     validated: Count = 0  # step of the last complete validation
-    validation_stops: Count = 0  # how often a signal ended the validation of this step
+    validation_stops: Count = 0  # how often a signal ended the validation after `step`
     # Step of the newest checkpoint_latest; -1: the run has none, because 0 would be the save of
     # step 0.
     saved: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] = -1
@@ -102,7 +102,7 @@ def refuse_wrong_types(state: dict[str, Any], path: Path) -> None:
 
     The error names the first key that is wrong.
     """
-    for key, may_be_missing in TABLES.items():
+    for key, may_be_missing in MAY_BE_MISSING.items():
         value = state.get(key)
         if value is None and may_be_missing:
             continue

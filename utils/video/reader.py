@@ -124,7 +124,7 @@ class VideoReader:
         ):
             frame = next(frames, None)  # None at the end of the film
             if frame is None:
-                raise OSError(0, "the video ends there")
+                raise OSError(0, "the video ends there")  # the block makes it a DataError
         self._go_on()
         return frame
 
@@ -141,7 +141,8 @@ class VideoReader:
             if self.path.is_file():
                 size = f" ({self.path.stat().st_size} bytes)"
             reason = e.strerror
-            # FFmpeg raises this error also for a frame of more than MOST_PIXELS.
+            # FFmpeg raises ArgumentError for a damaged frame, and for a frame of more than
+            # MOST_PIXELS. TOO_LARGE says the second in words: "more than 67 million pixels ...".
             if isinstance(e, av.error.ArgumentError):
                 reason = f"a frame is damaged, or has {TOO_LARGE}"
             raise DataError(
@@ -197,12 +198,12 @@ def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
     The caller needs none of these frames, so they are not converted to RGB. They are yielded all
     the same, because the caller counts frames by its calls of `next`.
 
-    This is a function and not a method of the reader, because a method could hang a worker:
+    This is a function and not a method of the reader, because a method could hang a loader process:
 
-    * The reader holds this generator. In a method, the generator would hold the reader too, and
-      Python frees such a cycle late, perhaps in a worker that was forked meanwhile.
-    * Freeing the generator closes the film, which waits for the threads of the decoder.
-    * A fork does not copy threads. So the worker would wait for ever.
+    1. The generator of a method would hold the reader, and the reader holds the generator. Python
+       frees such a cycle late, perhaps in a loader process that was forked meanwhile.
+    2. Freeing the generator closes the film, and closing waits for the threads of the decoder.
+    3. A fork does not copy threads. So the loader process would wait for ever.
     """
     with open_container(str(path)) as container:
         for number, frame in enumerate(container.decode(_film_in(container))):
@@ -236,12 +237,12 @@ def _film_in(container: Any) -> Any:
     film = default_films[0] if default_films else films[0]
     if film.codec_context is None:
         raise OSError(0, "FFmpeg has no decoder for this kind of film")
-    pixels = film.width * film.height
-    if pixels > MOST_PIXELS:
+    pixel_count = film.width * film.height
+    if pixel_count > MOST_PIXELS:
         raise OSError(0, f"its frames are {film.width} x {film.height}, {TOO_LARGE}")
     # With AUTO, each thread decodes a frame of its own, which takes memory for each. With SLICE,
     # the threads share one frame.
-    film.thread_type = "AUTO" if pixels < LARGE_FRAME_PIXELS else "SLICE"
+    film.thread_type = "AUTO" if pixel_count < LARGE_FRAME_PIXELS else "SLICE"
     return film
 
 

@@ -115,7 +115,9 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     # details of `sigma` spike pixels are `sigma / every` places large.
     u, v = _places_in_frame(estimate.matrix, of_exposure.shape, every)
     features_at_places = _details_at(features.values, u, v, sigma_in_places=sigma / every)
-    is_compared = _compared_pixels(estimate, u, v, features.overexposed, sigma, every)
+    is_compared = _compared_pixels(
+        estimate, u, v, overexposed=features.overexposed, sigma=sigma, every=every
+    )
 
     def details(spikes: np.ndarray) -> np.ndarray:
         """Return the details of spike counts, at every `every`-th pixel."""
@@ -127,7 +129,9 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
         rate_at_start=details(around_start) / (2 * reach),  # spikes per plane
         rate_at_end=details(around_end) / (2 * reach),
         is_compared=is_compared,
-        noise=_noise(of_exposure, estimate.length, is_compared, sigma, reach),
+        noise=_noise(
+            of_exposure, length=estimate.length, is_compared=is_compared, sigma=sigma, reach=reach
+        ),
         reach=reach,
         every=every,
     )

@@ -71,7 +71,9 @@ def normal_equations(
             g[LENGTH_COLUMN] -= pull
             removed_pull += pull
             time_noise += _noise_of_times(details, w)
-    return NormalEquations(H, g, of_tiles, time_noise, removed_pull)
+    return NormalEquations(
+        H=H, g=g, of_tiles=of_tiles, time_noise=time_noise, removed_pull=removed_pull
+    )
 
 
 def _jacobian(

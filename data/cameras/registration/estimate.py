@@ -6,7 +6,7 @@ because its equations hold for small changes only. So each step has limits, and 
 limits as a whole, too.
 
 What must stay: the limits, because other limits give other results.
-test_times_step_within_their_limits has the limits of the times, and
+test_the_first_step_of_times_is_within_its_limits has the limits of the times, and
 test_a_camera_is_found_from_a_start_that_is_off notices a LARGEST_STEP that is too small.
 
 Tests: tests/parts/data/test_registration_rounds.py, tests/parts/data/test_registration_fit.py

@@ -104,7 +104,7 @@ class Pair:
 
         start, end: of the exposure of each row, (h,), in planes from the nominal start.
         """
-        # The nominal start is `before` planes after the begin of the stream.
+        # The nominal start is `before` planes after the start of the stream.
         planes_of_stream = len(self.sums) - 1
         planes_before = start.min() + self.before
         planes_after = planes_of_stream - self.before - end.max()

@@ -102,7 +102,9 @@ class Equations:
         count = group_count(recording, motion, solver.groups)
         groups = plane_groups(recording, pixels.view, motion, count, device)
         rgb = rgb_equations(recording, solver.noise, device)
-        spikes = spike_equations(recording, pixels, groups.edges, gain, is_good, device)
+        spikes = spike_equations(
+            recording, pixels, group_edges=groups.edges, gain=gain, is_good=is_good, device=device
+        )
         cameras = Cameras(pixels, groups.shifts, groups.shares, spikes.coverage)
         self.system = System(cameras, rgb, spikes, pixels.view.is_display)
 
@@ -110,7 +112,9 @@ class Equations:
         self._prior_weight = prior_weight_of(groups.motion_error, rgb.sigma_b)
         # What only a network needs.
         self.blurry = rgb.blurry
-        self._channels = NetworkChannels(self.system, pixels, recording, groups, gain)
+        self._channels = NetworkChannels(
+            self.system, pixels, recording=recording, groups=groups, gain=gain
+        )
 
     def solve(self, z_0: Tensor) -> Tensor:
         """Return the solution z (3, H, W) of the equations. z_0: first estimate (3, H, W)."""

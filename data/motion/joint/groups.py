@@ -103,7 +103,7 @@ def plane_groups(
     60, and a group has the shifts at its middle, 5, 15, ... 55.
     """
     # With a rolling shutter some rows are exposed earlier than the middle row, and some later. So
-    # the groups reach from the begin of the earliest row to the end of the latest row.
+    # the groups reach from the start of the earliest row to the end of the latest row.
     delays = view.delays()  # of each row after the middle row, in exposures
     begin_of_rows = recording.begin + delays.min() * recording.length
     end_of_rows = recording.end + delays.max() * recording.length

@@ -54,7 +54,9 @@ def rgb_equations(recording: Recording, least_error: float, device: torch.device
     noise = noise_of(luma(blurry)[0])
     sigma_b = max(least_error, NOISE_FACTOR * (noise - USUAL_NOISE))
     weights = 1 / (sigma_b * slope_of(blurry))
-    return RgbEquations(blurry, light_of(blurry), weights, noise, sigma_b)
+    return RgbEquations(
+        blurry=blurry, b=light_of(blurry), weights=weights, noise=noise, sigma_b=sigma_b
+    )
 
 
 def noise_of(grey: Tensor) -> float:

@@ -26,8 +26,8 @@ by a number M for each pixel and colour, a preconditioner.
 What must stay: the solution, because the network of the fusion "motion" was trained on it. In
 tests/parts/data/joint/test_equations.py, test_the_frame_is_far_sharper_than_its_start notices a
 wrong solution, and test_the_first_step_changes_the_frame_as_the_equations_pull_it a wrong right
-side. The tests pass with K = 0 or M_0 = M_1 = 0: measure another value
-(docs/benchmarks/quality_details.md, "Its constants").
+side. No test guards the values of K, M_0 and M_1, not even against 0. So before one is changed,
+measure the effect (docs/benchmarks/quality_details.md, "Its constants").
 """
 
 from torch import Tensor

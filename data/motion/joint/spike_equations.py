@@ -22,8 +22,9 @@ of y.
 
 What must stay: the numbers, because the network of the fusion "motion" was trained on these
 equations. In tests/parts/data/joint, test_spike_equations.py notices an equation of a pixel that
-may have none, and test_equations.py a wrong y. The tests pass with INTERVALS = 2: measure another
-value (docs/benchmarks/quality_details.md, "Its constants").
+may have none, and test_equations.py a wrong y. No test guards the value of INTERVALS: the tests
+pass with 2, too. So before it is changed, measure the effect (docs/benchmarks/quality_details.md,
+"Its constants").
 """
 
 from typing import NamedTuple

@@ -18,8 +18,9 @@ display values, and at the end it is turned into the unit of y, by the slope of 
 values.
 
 A spike equation counts by 1 / (this error), and the network of the fusion "motion" was trained with
-these equations. The tests notice only errors that are far too small: they pass with SIGMA_S = 0.3
-or JITTER = 0.5. Measure another value (docs/benchmarks/quality_details.md, "Its constants").
+these equations. The tests notice only errors that are far too small. No test guards SIGMA_S and
+JITTER against larger values, e.g. 0.3 and 0.5. So before one is changed, measure the effect
+(docs/benchmarks/quality_details.md, "Its constants").
 """
 
 import torch

@@ -48,7 +48,7 @@ def blend_weights(
 
 
 def _smooth_ramps(overlap: int) -> tuple[Tensor, Tensor]:
-    """Return the weights at the begin and at the end of a tile, (overlap,) each.
+    """Return the weights at the start and at the end of a tile, (overlap,) each.
 
     They are half a period of a cosine, from nearly 0 to nearly 1 and back. No weight is 0, because
     the sum of the weights is a divisor.
@@ -61,9 +61,9 @@ def _smooth_ramps(overlap: int) -> tuple[Tensor, Tensor]:
 
 
 def _kair_ramps(overlap: int) -> tuple[Tensor, Tensor]:
-    """Return the weights at the begin and at the end of a tile: 0 over half of the overlap.
+    """Return the weights at the start and at the end of a tile: 0 over half of the overlap.
 
-    Half of an odd overlap is rounded down at the begin and up at the end, so that at each pixel one
+    Half of an odd overlap is rounded down at the start and up at the end, so that at each pixel one
     of two neighbours has the weight 1, and the other has 0. E.g. two tiles that share 5 pixels:
 
                                  | 5 shared |

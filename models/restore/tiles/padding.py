@@ -32,6 +32,8 @@ def run_padded(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: T
 
     The padding mirrors the tile at its end, as often as needed. The result is cropped to the tile,
     and on the CPU. Every pass of the network goes through this function.
+
+    net: `Restorer._run_network`, which runs the network on its device.
     """
     scale = tiling.spec.scale
     _, frames, _, height, width = inputs[0].shape

@@ -6,6 +6,17 @@
           run_padded     one tile, padded to a size that the network takes (padding.py)
             _run_network the network itself, on its device and in its precision
 
+stream_clip calls `Restorer._read` for the input of each tile in time. Each frame of it comes
+
+    Restorer._read          from a cache, so that a frame in two tiles is decoded once
+      FrameCache.frame      from the reader of the clip (frame_cache.py)
+        DatasetClip.frame   from the dataset, number of the clip and of the frame
+                            (data/clips/readers.py)
+          TestClips.read_frames   as a draw: the whole frame, without a flip (data/clip_dataset.py).
+                                  The dataset of a user's clips is `UserClips`, a `TestClips`
+            ClipDataset.read      as tensors "lq", "spike" (data/clip_reading.py)
+              backend.images      from files (data/clips/disk_files.py) or a clip cache
+
 E.g. a clip of 14 frames, and tiles of 12 frames x 256 px: stream_clip restores the frames 0 ... 11,
 then 2 ... 13. The frames 2 ... 11 are weighted means of both. restore_space cuts the frames into
 squares of 256 x 256 pixels.
@@ -113,15 +124,17 @@ class Restorer:
         # Each round tries all of the clip with `self.tiling`, which is smaller in the next round.
         while True:
             frames = stream_clip(
-                net=self._run_network,
-                read=lambda moments: self._read(cache, moments),
+                net=self._run_network,  # padding.py calls it, for each tile in space
+                read=lambda moments: self._read(
+                    cache, moments
+                ),  # stream.py calls it, for each tile
                 num_frames=len(cache.stems),
                 tiling=self.tiling,
                 wanted=wanted,
                 tick=tick_of_frames,
             )
             try:
-                for frame in frames:  # (1, C, sH, sW)
+                for frame in frames:  # (1, C, sH, sW), because a tile is a batch of one clip
                     has_yielded = True
                     self._refuse_nonfinite(frame, reader.name)
                     yield frame[0]

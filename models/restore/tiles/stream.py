@@ -138,6 +138,7 @@ def _stream_moments(
     # complete if the next tile begins after its frame.
     pending: deque[_WeightedSum] = deque()
     for tile_index, start in needed_tiles:
+        # (lq,) or (lq, spike), read by `Restorer._read`.
         inputs = read(moments[start : start + size])
 
         def tick_of_tile(share_of_tile: float) -> None:
@@ -151,7 +152,8 @@ def _stream_moments(
         _add_frames(pending, clip, weights.tolist())
         del clip  # the next tile is computed without this tile in memory
 
-        # Yield the frames before the next tile, because no further tile contains them.
+        # Yield the frames before the next tile, because no further tile contains them. E.g. tiles
+        # that begin at 0 and 10: after the first tile, the frames 0 ... 9.
         is_last_tile = tile_index + 1 == len(starts)
         next_start = length if is_last_tile else starts[tile_index + 1]
         for position in range(start, next_start):

@@ -62,7 +62,12 @@ def _weighted_sums(
     """Compute P v and the sums of the rows of P, a few windows at a time.
 
     P v is computed transposed, as v^T P^T, because transposing v costs less than a product with a
-    thin result. A row of ones below v^T gives the sums of the rows of P in the same product.
+    thin result. A row of ones below v^T gives the sums of the rows of P in the same product. E.g.
+    T = 3 tokens of hd = 2 channels, a1 and a2 are the channels of the value of token a:
+
+        a1 b1 c1                         first channel of the output of each query, as a sum
+        a2 b2 c2   x   P^T (3 x 3)   =   second channel
+        1  1  1                          sums of the rows of P, by which the output is divided later
 
     subtracts: whether the largest logit of each row is subtracted before exp2, so that no sum
         overflows. The other arguments are as in `cpu_attention`.

@@ -38,10 +38,11 @@ class WideTensors(NamedTuple):
         q k^T - log-sum-exp / (scale log2(e))     in place of q k^T
         G v^T - sum(G * O)                        in place of G v^T
 
-    E.g. a row of q, and a row of k, whose product is q_1 k_1 + ... + q_hd k_hd + a + b:
+    E.g. hd = 2, bfloat16, and 5.03 is to be subtracted from 6.5, the product of these two rows:
 
-        q    q_1 ... q_hd  a  b      a + b is minus the number of this row; `_with_column` says why
-        k    k_1 ... k_hd  1  1      the number needs two channels
+        row of q    0.5    2.0    -5.03125    0.00125    -5.03 as two numbers (`_with_column`)
+        row of k    1.0    3.0     1          1
+        products    0.5  + 6.0   - 5.03125  + 0.00125  = 6.5 - 5.03 = 1.47
     """
 
     q: Tensor

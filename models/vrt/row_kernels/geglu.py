@@ -109,12 +109,12 @@ def _geglu_backward(
         g = tl.load(grad + index_grad, mask=is_inside, other=0.0).to(tl.float32)
         Phi = 0.5 * (1 + tl.erf(a * INVERSE_ROOT_2))
         phi = INVERSE_ROOT_2_PI * tl.exp(-0.5 * a * a)
-        of_a = g * b * (Phi + a * phi)
-        of_b = g * a * Phi
-        sum_a += of_a
-        sum_b += of_b
-        tl.store(grad_z + index, of_a.to(grad_z.dtype.element_ty), mask=is_inside)
-        tl.store(grad_z + index + H, of_b.to(grad_z.dtype.element_ty), mask=is_inside)
+        grad_a = g * b * (Phi + a * phi)
+        grad_b = g * a * Phi
+        sum_a += grad_a
+        sum_b += grad_b
+        tl.store(grad_z + index, grad_a.to(grad_z.dtype.element_ty), mask=is_inside)
+        tl.store(grad_z + index + H, grad_b.to(grad_z.dtype.element_ty), mask=is_inside)
     # Add the ROWS rows of the sums. Program p writes row p of program_sums (programs, 2 H): first
     # the H sums of da, then the H sums of db.
     sums_of_program = program_sums + tl.program_id(0) * (2 * H) + channel

@@ -68,7 +68,7 @@ def find_time(
             f"{error:.1f}",
             where,
         )
-    # If the best offset is at the end of the search, a better offset may lie behind the end.
+    # If the best offset is at the end of the search, a better offset may lie beyond the end.
     if abs(offset) > search - LEAST_REACH:
         raise cannot_calibrate(
             f"the best offset, {offset:.1f} planes, is the last one searched", where

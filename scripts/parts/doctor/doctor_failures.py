@@ -76,11 +76,14 @@ def read_log(text: str) -> list[Finding]:
     Each kind of failure is returned once. A log may hold several starts of a run. Only the last
     start is read.
     """
-    # Each start logs one line "[...] rank 0 of 8 on host7, ...", the text of `status_line`
-    # (utils/dist/status.py). In a log without it, rfind gives -1, and the whole log is read.
-    begin = max(text.rfind("] rank 0 of "), 0)
+    # Each start logs one line "[2025-11-06 10:00:00] rank 0 of 8 on host7, ...", the text of
+    # `status_line` (utils/dist/status.py). Read from the last such line on, from its bracket "]".
+    begin = text.rfind("] rank 0 of ")
+    if begin == -1:  # a log without such a line is read as a whole
+        begin = 0
     last_start = text[begin:]
-    first_line = 1 + text.count("\n", 0, begin)
+    lines_before = text.count("\n", 0, begin)
+    first_line = 1 + lines_before
     findings = without_consequences(known_failures(last_start, first_line))
     if findings:
         return findings
@@ -98,7 +101,7 @@ def read_log(text: str) -> list[Finding]:
                 cure="read the lines below it",
             )
         ]
-    if re.search("Finished at iter|already finished", last_start):  # of utils/run/run.py
+    if re.search("Finished at iter|already finished", last_start):  # texts of utils/run/run.py
         return [Finding(OK, "log", "the run finished")]
     return [
         Finding(
@@ -141,6 +144,8 @@ def known_failures(text: str, first_line: int) -> list[Finding]:
             match = re.search(pattern, line)
             if not match:
                 continue
+            # What the groups of the pattern matched, for {0}, {1} ... of the meaning. E.g.
+            # ["3", "STUCK"] becomes ["3", "stuck"].
             words = [STATE_WORDS.get(word, word) for word in match.groups(default="")]
             what = f"line {line_number}: {line.strip()[:SHOWN_CHARACTERS]}"
             finding = Finding(FAIL, name, what, why=meaning.format(*words), cure=cure)

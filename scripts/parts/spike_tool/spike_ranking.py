@@ -99,8 +99,9 @@ class Candidate:
         best_smoothness_there = best.smooth[direction]
 
         doubts = []
-        # E.g. an array of shape (250, 400, 1000), in which the last axis is the planes. Read as
-        # (planes, h, w), it has 250 planes of 400 x 1000.
+        # E.g. an array of shape (250, 400, 1000): 1000 planes of 250 x 400, whose last axis is the
+        # planes. Read as (planes, h, w), it has 250 planes of 400 x 1000. Then (planes, height) is
+        # 250 x 400, the size of a camera, and (height, width) is not.
         if (planes, height) in known_sizes and (height, width) not in known_sizes:
             doubts.append(
                 f"{planes} x {height} is the size of a camera: the axes seem to be (h, w, planes), "
@@ -125,7 +126,8 @@ def _name_of(geometry: SpikeGeometry) -> str:
     """Return the name of a candidate, e.g. "250 x 400".
 
     The name is "250 x 400 + 16" if 16 columns without image are at the end of each row, and
-    "1000 x 1000 (SPS100)" for the camera of this name.
+    "1000 x 1000 (SPS100)" for the camera of this name. The columns without image are called head
+    columns, but they are at the end of a row (`SpikeGeometry` in data/spike/geometry.py).
     """
     extra = ""
     if geometry.head_columns:
@@ -164,6 +166,8 @@ class Ranking:
             self.shown = [Candidate(path, given)]
             return
 
+        # The candidates are the sizes of known cameras that fit the file, and then the smoothest of
+        # the other sizes that fit it, here called derived.
         geometries = camera_geometries(path, options)
         if picture is not None:
             geometries = [g for g in geometries if has_shape((g.height, g.width), picture)]
@@ -171,10 +175,11 @@ class Ranking:
         # pattern, its size is known, so no other size is tried.
         has_sps100_lines = any(geometry.layout == "sps100" for geometry in geometries)
         if not has_sps100_lines:
-            sizes = self._derived_sizes(path, options, known=geometries)
+            sizes = self._derived_sizes(path, options, known=geometries)  # the smoothest first
+            shown = sizes[:SHOWN_DERIVED]
             self.others = sizes[SHOWN_DERIVED:]
             flip = is_flipped(path, options)
-            for height, width in sizes[:SHOWN_DERIVED]:
+            for height, width in shown:
                 geometries.append(SpikeGeometry(height, width, flip, bit_order=options.bit_order))
         if not geometries:
             raise self._nothing_fits(path)

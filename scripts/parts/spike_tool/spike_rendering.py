@@ -168,7 +168,7 @@ class PlaneReader:
     planes that was read last.
 
     in_memory: planes (n, h, w).
-    first_in_memory: number of the first plane in memory, counted from the begin of the file.
+    first_in_memory: number of the first plane in memory, counted from the start of the file.
     """
 
     def __init__(self, file: SpikeFile, first: int, end: int) -> None:

@@ -16,6 +16,9 @@ These are some of the columns, for the two clips of six frames of most tests:
     exposures  which planes belong to which frame; centers: the plane of the sharp frame
     folders    text: the folders that were read; folder_states: two numbers for each of them, by
                which a later start sees that files were added, renamed or removed
+
+A new column needs two things here: a wrong value of it in WRONG_COLUMNS, and a kind of data set in
+KINDS in which it is not empty.
 """
 
 import dataclasses
@@ -62,9 +65,10 @@ from tests.helpers.train_files import latest_checkpoint, run_odd, write_odd_opti
 
 # The arrays of a record, by their names.
 Columns = dict[str, np.ndarray]
-# Helpers of tests/helpers/clip_files.py that these tests use:
-#     section(root, **changes)  the section datasets.train for the clips below `root`
-#     source_of(values)         the clips that such a section asks for, before they are checked
+
+# Two helpers of tests/helpers/clip_files.py are in most tests:
+#     data_section(root, **changes)  the section datasets.train for the clips below `root`
+#     source_of(values)              the clips that such a section asks for, not yet checked
 
 # Options of a training on frames alone.
 RGB: dict[str, Any] = {
@@ -303,7 +307,7 @@ def test_one_of_each_form_has_the_sizes_of_all_clips(tmp_path):
         tables.append(checked_at_start(values, tmp_path).clips)
 
     def names_and_sizes(clips: Sequence[Clip]) -> list[tuple[str, int, int]]:
-        """Return name, height and height of the sharp frames of one clip of each form."""
+        """Return one clip of each form: its name, height of blurry and of sharp frames."""
         forms = one_of_each_form(clips)
         return [(clip.name, clip.size[0], clip.gt_size[0]) for clip in forms]
 

@@ -1,4 +1,8 @@
-"""A data set of one's own: what follows from a reader's frames, and which samples are refused."""
+"""A data set of one's own: what follows from a reader's frames, and which samples are refused.
+
+A reader gives the frames of one clip, for a test. A data set of a training gives samples. Both are
+checked when they are used, because a user may have written them (docs/extending.md).
+"""
 
 import re
 
@@ -29,6 +33,8 @@ class ComputedFrames(Reader):
 
 
 class Own(Dataset):
+    """A test set of these readers."""
+
     def __init__(self, *readers):
         self.own = list(readers)
 

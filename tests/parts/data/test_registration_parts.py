@@ -1,4 +1,10 @@
-"""The steps of a round on parts of the plane (data/cameras/registration/parts.py), each alone."""
+"""The steps of a round on parts of the plane (data/cameras/registration/parts.py), each alone.
+
+The plane is cut into parts. Each part is matched by itself, which gives its shift. Then a change of
+the matrix from spike pixels to frame pixels is found that makes these shifts together. CHANGES has
+the eight kinds of small changes, e.g. "right", "larger" and "turned". Places are counted in half of
+the longer side of the plane, from its middle, so they go from -1 to 1.
+"""
 
 import numpy as np
 import pytest
@@ -15,8 +21,9 @@ VARIANCES = np.repeat(1e-6 * np.eye(2)[None], 9, axis=0)
 
 @pytest.mark.parametrize("number", range(len(CHANGES)))
 def test_a_change_of_the_matrix_moves_places_as_computed(number):
-    J = motions_of_places(CHANGES, CENTERS)  # (9, 2, 8)
+    J = motions_of_places(CHANGES, CENTERS)  # (9, 2, 8): part, x or y, kind of change
 
+    # The same by a difference: change the matrix a little, and see how far each center moves.
     amount = 1e-6
     moved = CENTERS @ (np.eye(3) + amount * CHANGES[number]).T
     measured = (moved[:, :2] / moved[:, 2:] - CENTERS[:, :2]) / amount
@@ -50,6 +57,8 @@ def test_parallax_makes_the_change_less_sure():
 
 
 def test_parts_without_texture_in_two_directions_are_not_used():
+    # H of a part (2, 2) says how much its details change by a shift to the right and down. A part
+    # without texture changes by no shift.
     H = np.repeat(100 * np.eye(2)[None], 4, axis=0)
     H[1] = 0.01 * np.eye(2)  # hardly any texture
     H[2] = [[100, 100], [100, 100]]  # an edge: all texture has one direction

@@ -1,4 +1,12 @@
-"""Which estimate of a fit is taken, by what the estimates explain, and the limits of a step."""
+"""Which estimate of a fit is taken, by what the estimates explain, and the limits of a step.
+
+A fit finds how two cameras are mounted (data/cameras/registration/rounds.py). Words of this page:
+
+    explained        fraction of the details of the spikes that the frames explain
+    offset           planes by which the exposure is later than the files say
+    nominal offset   the offset that the files say
+    doubtful middle  the offset was fitted, but it looks nearly like a moved camera
+"""
 
 import math
 
@@ -28,7 +36,7 @@ def estimate(
     offset_error: float = 0.1,
     matrix_error: float = 0.1,
 ) -> Estimate:
-    """Return an estimate with the results of rounds."""
+    """Return an estimate as rounds would leave it. By default it gives no reason to doubt it."""
     made = Estimate([pair], nominal_matrix(SPIKE, RGB), "similarity", most_offset=5.0)
     made.explained = explained
     made.is_middle_doubtful = doubtful
@@ -79,18 +87,28 @@ def test_the_nominal_offset_is_kept_if_it_explains_more_or_the_found_one_is_not_
     assert is_nominal_offset_preferred(estimate(pair, **found), at_nominal_offset) == expected
 
 
-def test_times_step_within_their_limits(pair):
-    start = estimate(pair, explained=0.5)  # of 40 planes, with an offset of 5 at most
+# A step changes three numbers of planes: the middle, the length and the roll of the exposure. The
+# frames of this page have 40 planes (PLANES), and the offset is 5 at most.
+
+
+def test_the_first_step_of_times_is_within_its_limits(pair):
+    start = estimate(pair, explained=0.5)
 
     least, most = start.limits_of_time_steps()
-    # Middle, length and roll. A length of 0.4 x 40 would be 24 planes less, but a step is 8 at
-    # most. The longest exposure has 1.05 x 40 planes, and the largest roll is 0.2 x 40.
+
+    # A length of 0.4 x 40 would be 24 planes less, but a step is 8 at most. The longest exposure
+    # has 1.05 x 40 planes, and the largest roll is 0.2 x 40.
     assert PLANES == 40
     assert least.tolist() == pytest.approx([-5, -8, -8])
     assert most.tolist() == pytest.approx([5, 2, 8])
 
-    start.change_times(np.array([5.0, -8.0, 8.0]))
-    start.change_times(np.array([0.0, -14.0, 0.0]))  # the length is 18 of at least 16 planes now
-    least, most = start.limits_of_time_steps()
+
+def test_a_step_of_times_that_are_at_their_limits_can_only_lead_back(pair):
+    changed = estimate(pair, explained=0.5)
+    changed.change_times(np.array([5.0, -8.0, 8.0]))  # the largest offset, and the largest roll
+    changed.change_times(np.array([0.0, -14.0, 0.0]))  # a length of 18; the shortest has 16 planes
+
+    least, most = changed.limits_of_time_steps()
+
     assert least.tolist() == pytest.approx([-8, -2, -8])
     assert most.tolist() == pytest.approx([0, 8, 0])

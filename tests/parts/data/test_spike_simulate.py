@@ -359,11 +359,12 @@ def changed_by_definition(
         charge -= expected[plane]
         # With a lower threshold or a dark current, a plane may add more than 1, but a pixel fires
         # once a plane. Of the charge that is left, one whole spike and the part of a spike are
-        # kept: 2.4 becomes 1.4. In all other cases a plane adds at most 1 to a charge below 1, so
-        # less than 1 is left.
+        # kept: 2.4 becomes 1.4. Without both, a plane adds at most 1 to a charge below 1, so less
+        # than 1 is left after the spike, and nothing is cut.
         if factor < 1 or dark:
             is_too_much = charge >= 2
-            charge[is_too_much] = charge[is_too_much] % one + one
+            part_of_a_spike = charge[is_too_much] % one
+            charge[is_too_much] = part_of_a_spike + one
         former = light
     return expected
 
@@ -416,6 +417,7 @@ def camera_draw(drop: float = 0.0, hot: float = 0.0, dead: float = 0.0) -> Camer
     drop: the share of planes that are lost. hot: the share of pixels that always fire. dead: the
     share of pixels that never fire.
     """
+    # known_rate_factor 1: the network is told the rate of the data, unchanged.
     return CameraDraw(
         seed=(0,), threshold=1.0, drop=drop, hot=hot, dead=dead, known_rate_factor=1.0
     )
@@ -427,8 +429,8 @@ def test_dropped_planes_are_empty():
     changed = camera_draw(drop=0.3).apply(stream, frame=0)
 
     is_empty = ~changed.any(axis=(1, 2))  # (T,)
-    # Each of 88 planes is lost with a probability of 0.3. The share varies by 0.05, so 0.15 is
-    # three times its variation.
+    # Each of 88 planes is lost with a probability of 0.3. The standard deviation of the share is
+    # 0.05, so the limits are three of them away.
     assert 0.15 < is_empty.mean() < 0.45
     assert np.array_equal(changed[~is_empty], stream[~is_empty])
 
@@ -438,7 +440,7 @@ def test_stuck_pixels_are_always_or_never_on():
 
     changed = camera_draw(hot=0.02, dead=0.05).apply(stream, frame=0)
 
-    # Of 10,000 pixels. The shares vary by 0.0014 and 0.0022.
+    # There are 10,000 pixels. The standard deviations of the shares are 0.0014 and 0.0022.
     is_hot = changed.all(axis=0)
     is_dead = ~changed.any(axis=0)
     assert is_hot.mean() == pytest.approx(0.02, abs=0.005)

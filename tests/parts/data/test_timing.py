@@ -1,11 +1,15 @@
-"""data/cameras/timing.py: which planes of a spike file a frame gets, and of its neighbours.
+"""data/cameras/timing.py: which planes of its spike file, and of the files beside it, a frame gets.
 
-The steps are in exposures.py, timing.py, sharp_plane.py and context_planes.py.
+The steps are in exposures.py, timing.py, sharp_plane.py and context_planes.py. The section `spike`
+has these options:
 
-Options of the section `spike` say it: `first` and `count` (a window of each file), `exposure` (the
-exposures within one file of a clip), and the time offset of a calibration. The clips have four
-frames with random spikes, 24 planes a frame. A test compares with files that hold just the planes
-that are expected.
+    first, count         a window of each file
+    exposure             where the exposures of all frames lie in the one file of a clip
+    context              how many planes before and after an exposure are read, too
+    calibration          its time offset moves all of these
+
+The clips have four frames with random spikes, 24 planes a frame. A test compares with files that
+hold just the planes that are expected.
 """
 
 import json
@@ -64,7 +68,7 @@ def spike_folder(root, clip):
 
 
 def write_noise(root, part=slice(None), **info):
-    """Write two clips whose frame i has the planes `part` of noise(i). Returns `root`.
+    """Write two clips whose frame i has the planes `part` of noise_planes(i). Returns `root`.
 
     info: keys of dataset.json.
     """

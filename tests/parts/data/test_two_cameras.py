@@ -68,9 +68,9 @@ def shifted_along_x(pixels: float) -> np.ndarray:
 
 
 TRUTH = place()
-# Keys of the section `spike`: the size of the planes of the second camera,
+# Keys of the section `spike` that say the size of the planes of the second camera.
 SECOND = {"h": 30, "w": 40}
-# and channels that are means of spikes.
+# Keys of the section `spike` that make channels of means of planes.
 MEAN = {
     "representation": {"type": "voxel", "num_bins": 2},
     "center": "file",
@@ -438,15 +438,18 @@ def test_a_user_s_own_files_are_restored_as_the_test_clip_of_the_option_file(
 ):
     weights = ["--weights", training.weights]
     files = [
-        "--input", home / "rgb/test/c/blur",
-        "--gt", home / "rgb/test/c/sharp",
-        "--spike", home / "second/test/c/spike",
-    ]  # fmt: skip
+        *["--input", home / "rgb/test/c/blur"],
+        *["--gt", home / "rgb/test/c/sharp"],
+        *["--spike", home / "second/test/c/spike"],
+    ]
     # What the option file says about the spikes, and about tiles: the whole frame at once.
     spikes = [
-        "--spike-size", 30, 40, f"spike.calibration={home / 'true.json'}",
-        "spike.rate=1", "spike.light=linear", "--tile", "0,0",
-    ]  # fmt: skip
+        *["--spike-size", 30, 40],
+        f"spike.calibration={home / 'true.json'}",
+        "spike.rate=1",
+        "spike.light=linear",
+        *["--tile", "0,0"],
+    ]
 
     restore("--opt", training.options, *weights, "--output", tmp_path / "by_options")
     restore(*weights, *files, *spikes, "--save", "frames", "--output", tmp_path / "by_flags")

@@ -236,6 +236,7 @@ def test_a_job_asks_for_a_gpu_for_each_task(help_texts, where):
 
     assert jobs_with_tasks
     for job in jobs_with_tasks:
-        [tasks] = re.findall(r"--ntasks-per-node=(\d+)", job)
+        # A number, or a letter that stands for it.
+        [tasks] = re.findall(r"--ntasks-per-node=(\w+)", job)
         # Without this flag a job gets the number in submit_job.sh, whatever its number of tasks is.
-        assert f"--gpus-per-node={tasks}" in job
+        assert f"--gpus-per-node={tasks} " in job

@@ -203,6 +203,7 @@ def test_the_counted_calls_have_each_kind_that_changes_the_choice_of_a_kernel(
 
 
 def test_the_estimate_of_the_alignment_is_what_it_holds_in_backward_or_a_little_more():
+    # For each shape of the input: the bytes that were counted, and the bytes of the estimate.
     for shape, held, estimated in count_figures("--align"):
         # The estimate was 2 to 10 % too large when it was made. 1.15 allows for other versions of
         # torch. An estimate that is too small would end a training run for lack of memory.
@@ -244,8 +245,9 @@ def test_a_step_of_the_file_for_a_card_fits_the_card(gpus, card):
 
     # `counted_gb` is the memory of a clip in bfloat16.
     assert opt.train.amp.enable
-    # If the count were too low, "auto" would compute more blocks again, and the step would still
-    # fit. By the count, a step needs less than 70 % of the budget, so this should not happen.
+    # By the count, a step takes less than 70 % of the budget. The test trusts the count. If a real
+    # step took more than the budget, the step would fit nevertheless, but it would be slower:
+    # "auto" would compute more blocks a second time, to keep less in memory.
     assert net.checkpoint == "auto"
     assert step_gb(clips, counted_gb()) < 0.7 * net.memory_budget_gb
     # 1e-6 GB allows for the rounding of a product, e.g. 0.9 * 24.
@@ -269,7 +271,7 @@ def test_the_file_for_a_card_changes_only_memory_and_precision(gpus, card):
 
 @pytest.mark.parametrize("page", ["docs/gpu.md", "docs/zh/gpu.md"])
 def test_every_option_file_for_a_card_has_its_line_in_the_table_of_the_page(page):
-    # The Chinese page has another comma.
+    # `table` has lines of the English page. The Chinese page has the same lines with another comma.
     text = (ROOT / page).read_text(encoding="utf-8").replace("、", ", ")
 
     for line in table():

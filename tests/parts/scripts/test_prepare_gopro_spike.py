@@ -387,11 +387,11 @@ def test_a_clip_that_differs_from_what_would_be_made_is_refused(raw_root, tmp_pa
 
 
 def write_wrong_clips(raw):
-    """Write three raw clips that cannot be made."""
-    other_width = np.zeros((6, 2 * SIZE, SIZE, 3), np.uint8)
-    odd_height = np.zeros((6, SIZE + 1, SIZE, 3), np.uint8)
-    write_folder(raw / "train/GOPR0004_03_00", other_width)
-    # The name asks for 11 frames a blurry frame.
+    """Write three raw clips that cannot be made, beside the three of `raw_root`, which can."""
+    other_height = np.zeros((6, 2 * SIZE, SIZE, 3), np.uint8)  # 64 x 32, the others are 32 x 32
+    odd_height = np.zeros((6, SIZE + 1, SIZE, 3), np.uint8)  # 33 x 32
+    write_folder(raw / "train/GOPR0004_03_00", other_height)
+    # The 11 in the name of the clip asks for 11 frames a blurry frame, and it has only 3 frames.
     write_folder(raw / "train/GOPR0005_11_00", moving_frames(count=3))
     write_folder(raw / "train/GOPR0006_03_00", odd_height)
 
@@ -414,7 +414,9 @@ def test_the_flags_that_leave_the_wrong_clips_out_are_said(raw_root, tmp_path, c
     assert prepare("--source", raw_root, "--out", tmp_path / "out") == 3
 
     said = capsys.readouterr().err
-    assert "make only the others: --leave-out GOPR0005_11_00 --leave-out GOPR0006_03_00" in said
+    # Clips of another size than the others come last, because they are compared at the end.
+    flags = "--leave-out GOPR0005_11_00 --leave-out GOPR0006_03_00 --leave-out GOPR0004_03_00"
+    assert f"make only the others: {flags}" in said
 
 
 def test_nothing_is_made_if_a_clip_is_wrong(raw_root, tmp_path):
@@ -449,7 +451,8 @@ def test_a_clip_with_a_frame_of_another_size_is_not_made(raw_root, tmp_path, cap
 
 
 # Flags, a part of the message, and the exit code: 2 for flags, 3 for data. {} is the folder of the
-# test, whose `raw_root` has the three raw clips.
+# test, whose `raw_root` has the three raw clips. After --rig comes the name of a pair of cameras
+# ("rig", "dim", ...), and then changes of its values. "dimm" and "parallaks" are spelled wrongly.
 WRONG_INPUT = [
     ("--source {}/empty", "no raw clip found", 3),
     ("--source {}/nothing --rig rig", "no raw clip found", 3),
@@ -495,7 +498,7 @@ def test_wrong_input_is_refused_before_anything_is_written(
 
 def raw_clips(letter, count, folder):
     """Return `count` raw clips without a split, e.g. c0, c1, c2."""
-    return [ClipSource(f"{letter}{number}", folder, "") for number in range(count)]
+    return [ClipSource(f"{letter}{number}", folder, split="") for number in range(count)]
 
 
 # The share of clips for testing is rounded, but neither split becomes empty if both are asked for.

@@ -294,9 +294,10 @@ def test_info_refuses_a_folder(tmp_path, capsys):
 
 
 def consecutive(published):
-    """Return 16 planes (16, 250, 400) of the published stream, the planes 130 to 145.
+    """Return 16 planes (16, 250, 400) of the published stream that follow one another in time.
 
-    They follow one another in time. The file begins with plane 0, which is left out.
+    The file has the planes 0, 130, 131, ..., 170 of the stream, at the indices 0, 1, 2, ..., 41. So
+    the indices 1 to 16 are the planes 130 to 145.
     """
     return read_spikes(published, PLANE)[1:17]
 
@@ -313,6 +314,7 @@ def test_info_finds_the_bit_order(tmp_path, published_stream, capsys):
 def test_info_describes_a_published_file(published_stream, capsys):
     said = info(capsys, published_stream)
 
+    # A row of the table: the size of a plane, and the number of planes.
     assert "250 x 400      42" in said
     assert "bit order little" in said
 
@@ -339,14 +341,16 @@ def test_an_array_with_its_planes_last_is_named(tmp_path, capsys, command):
 
 @pytest.mark.parametrize("light", ["linear", "display"])
 def test_info_tells_which_light_the_spikes_integrate(tmp_path, capsys, light):
-    # The spikes integrate the values of `scene` at rate 0.5.
+    # The spikes are the same for both lights: they integrate the values of `scene` at rate 0.5.
+    # Whether these values are light or display values, only a picture of the same scene can tell.
+    # So each of the two has its own picture.
     write_scene(tmp_path / "a.dat", h=64, w=64, planes=100)
     integrated = scene(h=64, w=64)
     if light == "display":
-        # The sensor integrates display values, so a picture has the same values.
+        # The values of `scene` are display values, and a picture has display values, too.
         values = integrated
     else:
-        # The sensor integrates light. A picture shows light as light ** (1 / GAMMA).
+        # The values of `scene` are light. A picture shows light as light ** (1 / GAMMA).
         values = integrated ** (1 / GAMMA)
     # A frame has more pixels than a plane, as with a real pair of cameras: twice as many each way.
     frame = values.repeat(2, axis=0).repeat(2, axis=1)
@@ -408,7 +412,10 @@ def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, 
 
 @pytest.fixture
 def with_head(tmp_path, published_stream):
-    """Give the published spikes in a file with lines of 416 bits: 400 pixels, 16 other bits."""
+    """Give the published spikes in a file with lines of 416 bits: 400 pixels, then 16 other bits.
+
+    The other bits are called head columns, although they are at the end of a line.
+    """
     head = SpikeGeometry(height=250, width=400, flipud=False, head_columns=16)
     write_spikes(tmp_path / "a.dat", read_spikes(published_stream, PLANE), head)
     return tmp_path / "a.dat"

@@ -1,5 +1,8 @@
-"""The start and the end of a program: output that is no file or that nobody reads, threads still
-inside torch.
+"""The start and the end of a program, also if nobody reads what it prints.
+
+Most tests write a small program into a file and run it as a rank. The programs use
+utils/dist/process.py (`end`, `die_with_parent`) and utils/dist/leave.py (`leave`), by which our
+programs end without Python's own shutdown. A new way to end needs a program here.
 """
 
 import os
@@ -10,11 +13,85 @@ import time
 
 import pytest
 
-from tests.dist.launching import run_command, run_into, run_ranks
+from tests.dist.launching import RankResult, run_command, run_into, run_ranks
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import MAIN, folder_of_run, write_options
 
-PROGRAM = """
+# Exit codes: of the small programs (any number would do); of a rank that the watchdog ends; of a
+# program that writes to a pipe which nobody reads, as a shell reports it (128 + SIGPIPE).
+CODE = 7
+STALLED = 70
+UNREAD = 141
+
+# A prefix for `run_ranks`. With a prefix a rank is a new Python, and no fork of a process that has
+# imported torch.
+NEW_PYTHON = ("env",)
+
+
+def run_program(folder, program: str, prefix: tuple[str, ...] = ()) -> RankResult:
+    """Run the text of a program as one rank, to its end."""
+    path = folder / "program.py"
+    path.write_text(program)
+    return run_ranks(1, path, prefix=prefix)
+
+
+# ---- Starts and ends -----------------------------------------------------------------------------
+
+# `process.end` calls a private function of Python, which another Python may lack.
+WITHOUT_PRIVATE_FUNCTION = f"""
+import atexit
+del atexit._run_exitfuncs
+from utils.dist import process
+atexit.register(print, "handled")
+process.end({CODE})
+"""
+
+
+def test_a_program_ends_with_its_code_without_a_private_function_of_python(tmp_path):
+    result = run_program(tmp_path, WITHOUT_PRIVATE_FUNCTION)
+
+    assert result.exit_codes == [CODE], result.text
+    assert result.stdout == ["handled\n"]
+
+
+# In a notebook, sys.stderr is an object without a file.
+STDERR_IS_NO_FILE = """
+import io, sys
+sys.stderr = io.StringIO()
+from utils import utils_dist
+from utils.options.watchdog_options import WatchdogOptions
+with utils_dist.ranks():
+    utils_dist.begin(WatchdogOptions())
+    print("watched")
+"""
+
+
+def test_a_program_is_watched_although_stderr_is_no_file(tmp_path):
+    # The watchdog once failed in its first turn, and the program waited for this turn.
+    result = run_program(tmp_path, STDERR_IS_NO_FILE)
+
+    assert result.exit_codes == [0], result.text
+    assert result.stdout[0].endswith("watched\n"), result.text
+
+
+def test_windows_is_refused_in_words(tmp_path):
+    program = "import sys; sys.platform = 'win32'; import utils"
+
+    result = run_program(tmp_path, program, prefix=NEW_PYTHON)
+
+    assert result.exit_codes == [1], result.text
+    expected = "SpikeVRT runs on Linux and macOS (on Windows: in WSL), not on Windows itself\n"
+    assert result.stderr == [expected]
+
+
+# Prints which libraries the programs have loaded, of those that take long to load.
+PRINT_HEAVY_LIBRARIES = """
+import sys, main_train_vrt, main_test_vrt
+heavy = {"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"}
+print("loaded", *(heavy & sys.modules.keys()))
+"""
+# Ends while eight threads compute with torch.
+END_WITH_THREADS = f"""
 import atexit, sys, threading, torch
 from utils.dist import process
 def work():
@@ -25,86 +102,15 @@ for _ in range(8):
     threading.Thread(target=work, daemon=True).start()
 atexit.register(print, "handled")
 print("done")
-process.end(7)
+process.end({CODE})
 """
-
-
-WITHOUT_EXITFUNCS = """
-import atexit
-del atexit._run_exitfuncs
-from utils.dist import process
-atexit.register(print, "handled")
-process.end(7)
-"""
-UNWATCHED = """
-import io, sys
-sys.stderr = io.StringIO()
-from utils import utils_dist
-from utils.options.watchdog_options import WatchdogOptions
-with utils_dist.ranks():
-    utils_dist.begin(WatchdogOptions())
-    print("watched")
-"""
-# A loader process that dies raises an error in the main thread, by the handler of torch.
-LEAVES = """
-import os, sys, threading, time
-from torch.utils.data import DataLoader
-from utils.dist.leave import leave
-class SlowTerminal:
-    def __getattr__(self, name):
-        return getattr(sys.__stdout__, name)
-    def flush(self):
-        if threading.current_thread() is not threading.main_thread():
-            time.sleep(60)
-loader = iter(DataLoader(range(100), num_workers=2, prefetch_factor=1))
-next(loader)
-sys.stdout = SlowTerminal()
-threading.Thread(target=leave, args=(70, None)).start()
-time.sleep(60)
-"""
-# env: no fork of a process with torch in it
-FRESH = ("env",)
-LINUX = "SpikeVRT runs on Linux and macOS (on Windows: in WSL)"
-LIBRARIES = """
-import sys, main_train_vrt, main_test_vrt
-heavy = {"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"}
-print("loaded", *(heavy & sys.modules.keys()))
-"""
-
-
-@pytest.mark.parametrize(
-    ("program", "prefix", "code", "said"),
-    [
-        (WITHOUT_EXITFUNCS, (), 7, "handled\n"),
-        # As in a notebook. The watchdog waited for its own first turn, which had failed, until the
-        # limit of the stall.
-        (UNWATCHED, (), 0, "watched\n"),
-        (
-            "import sys; sys.platform = 'win32'; import utils",
-            FRESH,
-            1,
-            f"{LINUX}, not on Windows itself\n",
-        ),
-    ],
-    ids=[
-        "without a private function of Python",
-        "stderr is no file",
-        "other system",
-    ],
-)
-def test_a_program_starts_and_ends_as_it_should(tmp_path, program, prefix, code, said):
-    (tmp_path / "program.py").write_text(program)
-    ended = run_ranks(1, tmp_path / "program.py", prefix=prefix)
-    assert ended.exit_codes == [code], ended.text
-    assert ended.stdout[0].endswith(said) or ended.stderr[0] == said, ended.text
 
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
     """Give the end of a new Python that loads the programs, and ends with threads in torch."""
-    program = tmp_path_factory.mktemp("fresh") / "program.py"
-    program.write_text(LIBRARIES + PROGRAM)
-    return run_ranks(1, program, prefix=FRESH)
+    folder = tmp_path_factory.mktemp("fresh")
+    return run_program(folder, PRINT_HEAVY_LIBRARIES + END_WITH_THREADS, prefix=NEW_PYTHON)
 
 
 def test_the_programs_load_no_heavy_library(fresh):
@@ -116,12 +122,15 @@ def test_the_programs_load_no_heavy_library(fresh):
 def test_a_program_with_threads_in_torch_ends_with_its_code(fresh):
     # With sys.exit, Python before 3.14 aborts: a thread that wants the interpreter back is unwound
     # through C++.
-    assert fresh.exit_codes == [7], fresh.text
+    assert fresh.exit_codes == [CODE], fresh.text
     assert fresh.stdout[0].endswith("done\nhandled\n"), fresh.text
 
 
+# ---- Output that nobody reads --------------------------------------------------------------------
+
+
 def run_unread(*arguments):
-    """`run_into` a pipe that nobody reads."""
+    """Run a script whose stdout is a pipe that nobody reads. See `run_into`."""
     unread, stdout = os.pipe()
     os.close(unread)
     with os.fdopen(stdout, "wb") as stream:
@@ -133,16 +142,19 @@ def run_unread(*arguments):
 )
 def test_a_script_whose_output_nobody_reads_ends_without_a_traceback(tmp_path, arguments):
     write_clip(tmp_path, "clip", frames=1)
-    code, said = run_unread(
-        *arguments.split(), tmp_path / "GOPRO_Large_spike_seq/train/clip/spike/000000.dat"
-    )
+    spikes = tmp_path / "GOPRO_Large_spike_seq/train/clip/spike/000000.dat"
 
-    assert code == 141, said
+    code, said = run_unread(*arguments.split(), spikes)
+
+    assert code == UNREAD, said
     assert "Error" not in said, said
 
 
+# In a shell, ">&-" closes stdout of a command, and "2>&-" closes stderr.
+
+
 def ends_with(command: str, code: int) -> None:
-    """Check that a command of a shell, behind the name of Python, ends with this exit code."""
+    """Check that Python ends with this exit code. command: its arguments, for a shell."""
     ended = run_command(["bash", "-c", f"{sys.executable} {command}"], limit_s=120)
     assert ended.exit_codes == [code], ended.text
     assert "Traceback" not in ended.text, ended.text
@@ -170,6 +182,7 @@ def test_a_wrong_option_of_a_training_whose_output_is_closed_has_its_own_code(tm
 
 def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_path):
     options = write_options(tmp_path)
+
     code, said = run_unread(MAIN, "--opt", options, "train.total_iter=1", "datasets.test={}")
 
     assert code == 0, said
@@ -178,16 +191,37 @@ def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_
     assert "Finished at iter 1" in (folder_of_run(options) / "log/train.log").read_text()
 
 
+# ---- Processes that end with another process -----------------------------------------------------
+
+# A thread ends the rank by `leave`, as the watchdog does, and `leave` kills the loader processes.
+# torch then raises an error in the main thread: a loader process has died. The main thread must not
+# print it. The terminal is slow, so that the main thread has time for it.
+LEAVE_BESIDE_LOADERS = f"""
+import os, sys, threading, time
+from torch.utils.data import DataLoader
+from utils.dist.leave import leave
+class SlowTerminal:
+    def __getattr__(self, name):
+        return getattr(sys.__stdout__, name)
+    def flush(self):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(60)
+loader = iter(DataLoader(range(100), num_workers=2, prefetch_factor=1))
+next(loader)
+sys.stdout = SlowTerminal()
+threading.Thread(target=leave, args=({STALLED}, None)).start()
+time.sleep(60)
+"""
+
+
 def test_a_rank_that_the_watchdog_ends_says_nothing_of_its_loader_processes(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(LEAVES)
+    result = run_program(tmp_path, LEAVE_BESIDE_LOADERS)
 
-    result = run_ranks(1, program)
-
-    assert result.exit_codes == [70]
+    assert result.exit_codes == [STALLED]
     assert result.text.strip() == ""
 
 
+# The child waits until its parent has died, and only then asks to die with its parent.
 ORPHAN = """
 import multiprocessing, os, signal, time
 from utils.dist.process import die_with_parent
@@ -203,8 +237,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_process_whose_parent_died_before_it_asked_ends_as_well():
     start = time.monotonic()
-    # Until all have closed it
+    # Because of the pipe, `run` also waits for the child, which has stdout open while it lives.
     run = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, timeout=50)
 
     assert run.returncode == -signal.SIGKILL
+    # The child would sleep for 60 s.
     assert time.monotonic() - start < 30

@@ -201,24 +201,41 @@ def addresses(page):
     return re.findall(r"""(?:src|href)=["'](?!data:)""", page)
 
 
-def test_the_page_is_self_contained_and_escaped():
-    page = build_report("T <1>", results(), pictures())
+@pytest.fixture(scope="module")
+def page():
+    """Give the page of a test of two clips. Its title has signs that a page must escape."""
+    return build_report("T <1>", results(), pictures())
 
+
+def test_every_place_of_the_template_is_filled_in(page):
     # The template of the page has "{{name}}" wherever a value is filled in.
     assert "{{" not in page
-    # Title, folder and first clip hold <, > or &, so that the page has to escape them.
+
+
+def test_texts_of_the_page_are_escaped(page):
+    # Title, folder and first clip hold <, > or &.
     assert "T &lt;1&gt;" in page
     assert "blur &lt;1&gt;" in page
     assert "a&amp;b" in page
+
+
+def test_the_page_names_nothing_outside_itself(page):
     assert addresses(page) == []
     assert "http" not in page
-    # Means of restored frames and of the input, and the gain: see `results`.
+
+
+def test_the_page_has_the_means_of_restored_frames_with_their_gain(page):
+    # In dB: restored frames, input frames, and the gain. See `results`.
     assert "31.00" in page
     assert "26.00" in page
     assert "+5.00" in page
-    # A drawing of the curves of each clip.
+
+
+def test_the_page_draws_the_curves_of_each_clip(page):
     assert page.count("<svg") == 2
-    # The page would say so if a clip had no results.
+
+
+def test_the_page_of_a_complete_test_does_not_say_that_clips_are_missing(page):
     assert "Incomplete" not in page
 
 

@@ -13,8 +13,12 @@ because Triton requires such sizes. MUTUAL says whether a "window" is one frame 
 and the queries come from the other frame of the pair. n is the number of windows.
 
 A row is the channels of all heads of one token. qkv is (n, T, 3, HEADS, HD), so its rows lie
-3 HEADS HD numbers apart: first the query of the token, then its key, then its value. E.g. 6 heads
-of 20 channels: a key lies 120 numbers after its query, and the next token 360 numbers after it.
+3 HEADS HD numbers apart. E.g. 6 heads of 20 channels:
+
+    position    0 ... 119    120 ... 239    240 ... 359    360 ... 479    ...
+    token       0            0              0              1
+    holds       query        key            value          query
+    of head 2   40 ... 59    160 ... 179    280 ... 299    400 ... 419
 
 What must stay, and which test notices (in tests/parts/models):
 

@@ -1,16 +1,23 @@
 """The backward kernels of window attention for windows of more than 128 tokens, in Triton.
 
-All sums of such a window do not fit into the registers of one program. So three kernels compute the
-gradients, from the gradient dO of the output O, and from L = log2(sum over the keys of 2^logit),
-which the forward kernel has written:
+The gradients are sums, which a program keeps in its registers while it adds them up. All sums of
+such a window do not fit there. So each of three kernels computes some of them:
+
+    kernel                 a program has                     and adds up over
+    gradient_of_queries    dQ of a tile of queries           all keys of the window
+    gradients_of_keys      dK and dV of a tile of keys       all queries of the window
+    gradient_of_bias       a tile of the (keys, queries)     the windows of a group
+
+The equations are the same for all three. dO is the gradient of the output O. The forward kernel has
+written L = log2(sum over the keys of 2^logit).
 
     P     = 2^(logit - L)                the weights of the attention, computed again
-    delta = rowsum(dO * O)               gradient_of_queries, which runs first
+    delta = rowsum(dO * O)               gradient_of_queries, which runs first, writes it
     dS    = P * (dO V^T - delta)         the gradient of the logits
-    dQ    = scale dS K                   gradient_of_queries: a sum over the keys
-    dV    = P^T dO                       gradients_of_keys: a sum over the queries
-    dK    = scale dS^T Q                 gradients_of_keys
-    dbias = the sum of dS over windows   gradient_of_bias
+    dQ    = scale dS K
+    dV    = P^T dO
+    dK    = scale dS^T Q
+    dbias = the sum of dS over windows
 
 A * multiplies two matrices number by number. Without a sign, it is the matrix product.
 

@@ -1,4 +1,11 @@
-"""data/motion/joint/intervals.py: the intervals between two spikes of a pixel."""
+"""data/motion/joint/intervals.py: the intervals between two spikes of a pixel.
+
+A pixel fires when it has collected a fixed amount of light, its threshold. So between two spikes it
+has collected as many thresholds as it has spikes since the first one. The caller gives edges:
+instants at which intervals should begin and end. An interval uses the spikes nearest to them.
+
+Times are counted in planes. A spike in plane p has the time p + 1, the end of its plane.
+"""
 
 import itertools
 from typing import NamedTuple
@@ -31,12 +38,16 @@ def random_stream():
 
 
 def spike_times(stream: np.ndarray, y: int, x: int) -> np.ndarray:
-    """Return the times of the spikes of a pixel. A spike in plane p has the time p + 1."""
+    """Return the times of the spikes of a pixel."""
     return np.flatnonzero(stream[:, y, x]) + 1
 
 
 def used_intervals(stream: np.ndarray, edges: np.ndarray, y: int, x: int) -> list[Interval]:
-    """Return the intervals of a pixel that have a threshold, in the order of time."""
+    """Return the intervals of a pixel in the order of time.
+
+    `spike_intervals` has a place for each pair of edges. If two edges have the same nearest spike,
+    there is no interval between them, and its count is 0.
+    """
     begins, ends, counts = spike_intervals(stream, edges)
     intervals = []
     for begin, end, count in zip(begins[:, y, x], ends[:, y, x], counts[:, y, x], strict=True):
