@@ -26,7 +26,7 @@ class Method:
 
     file: Path  # the option file
     steps: int  # optimizer steps
-    # Options of the training that replace those of the file: the data, the number of steps and the
+    # Options of the training that replace the options of the file: the data, the number of steps and the
     # log. They are words "section.key=value" of the command line.
     overrides: tuple[str, ...]
     parameters: int  # number of parameters that are trained
