@@ -76,7 +76,7 @@ class _DeformConv(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor
     ) -> Tensor:
-        """Return (n, c', h, w) in the dtype of x. The arguments are those of `deform_conv`."""
+        """Return (n, c', h, w) in the dtype of x. The arguments are as in `deform_conv`."""
         n, _, h, w = x.shape
         groups = mask.shape[1] // TAPS
         grouped = _channels_innermost(x, groups)  # (n, G, h, w, C)

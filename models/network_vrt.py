@@ -357,14 +357,14 @@ class VRT(nn.Module):
         self.is_fitted = True
         # Ask for the size of the GPU only now. The constructor runs before the process has chosen
         # its GPU, so asking in the constructor would let each process take memory on GPU 0.
-        budget = self.memory_budget_gb
-        if budget is None:
-            budget = GPU_SHARE * devices.total_gb(lq.device)
+        budget_gb = self.memory_budget_gb
+        if budget_gb is None:
+            budget_gb = GPU_SHARE * devices.total_gb(lq.device)
 
         def forward_of_step() -> Tensor:
             return self(lq, spike)
 
-        fit_memory(self, forward_of_step, budget)
+        fit_memory(self, forward_of_step, budget_gb)
 
     def estimate_flows(self, frames: Tensor) -> Flows:
         """Estimate the flows between neighbouring frames (B, N, 1 or 3, H, W).

@@ -259,8 +259,8 @@ def write_info(root: Path, size: Size, seed: int, instants: int) -> None:
     }
     if instants:
         about["instants"] = instant_planes(instants)
-    # Sets of the sample were made before there was a key "size". They still have none, so that their
-    # files stay as they are.
+    # Sets of the sample were made before there was a key "size". They still have none, so that
+    # their files stay as they are.
     if size.name != "sample":
         about["size"] = size.name
     (root / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

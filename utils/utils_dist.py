@@ -59,6 +59,7 @@ from utils.dist.node_launch import node_variables
 from utils.dist.open_store import open_store
 from utils.dist.platforms import read_launch
 from utils.dist.rendezvous import meet
+from utils.dist.source_code import digest_of_source
 from utils.dist.state import RUN, LaunchInfo
 from utils.dist.stop import PREEMPTED, STOP_SIGNALS, stop_on, stop_vote
 from utils.dist.store_values import read_state
@@ -262,6 +263,13 @@ def begin(
     # NCCL_TIMEOUT takes precedence and may be shorter, see `fitted_to_timeout`.
     init_dist(budgets.timeout_s(timeout_s))
     check_same_on_all_ranks("the options", digest)
+    if not is_single:
+        # With other code, a rank would compute other gradients without a word.
+        check_same_on_all_ranks(
+            "the source files (data, models, utils)",
+            digest_of_source(),
+            do="copy the same version of SpikeVRT to all hosts",
+        )
     if not needs_watchdog:
         return
     if not is_single:

@@ -64,9 +64,9 @@ class Report:
     # What the log says in place of `counts()`, if a stored result or a clip cache was read. E.g.
     # "22 cached clips". "" if the files were checked.
     note: str = ""
-    # Two names of the stored result; "" and None if none is stored. A later start finds the result
-    # by the digest of the options that were checked. The other ranks of this start find it by
-    # (name, checksum).
+    # How others find the stored result. A later start finds it by the digest of the options that
+    # were checked. The other ranks of this start find it by (name, checksum). If no result is
+    # stored, the two are "" and None.
     options_digest: str = ""
     record_id: RecordId | None = None
 

@@ -10,10 +10,13 @@ spikes is one spike, spread evenly over the interval:
 In dim light an interval reaches over several windows. Then the light is the same in all of these
 windows, and only the count tells when light came. So the network sees both.
 
-Both are differences of sums up to the edges of a window. With n the number of spikes before the
-time t, of which the last one has the time `last`, and the next spike at the time `following`:
+Both are differences of sums up to the edges of a window. The light up to the time t is
 
     light up to t = n + (t - last) / (following - last)
+
+    n            number of spikes before t
+    last         the time of the last of them
+    following    the time of the next spike
 
 Edge p lies between the planes p - 1 and p. A spike in plane p has the time p + 1.
 

@@ -132,9 +132,10 @@ def _spaced_middles(num_windows: int, center: int, spacing: int) -> list[int]:
 def _spread_middles(num_windows: int, planes: int) -> list[int]:
     """Return the centres of windows of 25 planes that are spread over a file.
 
-    The centres must be symmetric (with m also planes - 1 - m), which is not certain if each one is
-    rounded. So only the first half is rounded, and the second half mirrors it. An odd number of
-    windows has one more centre at planes // 2. E.g. 3 windows in 56 planes: 12, 28, 43.
+    The centres must be symmetric: if m is a centre, planes - 1 - m is a centre, too. If each centre
+    were rounded by itself, this might be lost. So only the first half is rounded, and the second
+    half mirrors it. An odd number of windows has one more centre at planes // 2. E.g. 3 windows in
+    56 planes: 12, 28, 43.
     """
     # The first window has the planes 0 ... 24, and the last window has the last 25 planes.
     spread = np.linspace(12, planes - 13, num_windows)

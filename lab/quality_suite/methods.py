@@ -26,8 +26,8 @@ class Method:
 
     file: Path  # the option file
     steps: int  # optimizer steps
-    # Options of the training that replace those of the file: the data, the number of steps and the
-    # log. They are words "section.key=value" of the command line.
+    # Options of the training that replace the options of the file: the data, the number of
+    # steps and the log. They are words "section.key=value" of the command line.
     overrides: tuple[str, ...]
     parameters: int  # number of parameters that are trained
     pixels_per_step: int  # samples x frames x pixels of a frame, in an optimizer step
@@ -101,8 +101,8 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
 def trained_parameters(opt: Any, steps: int) -> int:
     """Return the number of parameters that are trained. opt: the options of a training."""
     net = define_G(opt)
-    # The parameters of fix_keys are frozen until step fix_iter. If this is after the last step, they
-    # are never trained.
+    # The parameters of fix_keys are frozen until step fix_iter. If this is after the last step,
+    # they are never trained.
     frozen: Collection[str] = ()
     if (opt.train.fix_iter or 0) > steps:
         _, frozen = group_names(net, opt.train.fix_iter, opt.train.fix_keys)

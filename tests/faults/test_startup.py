@@ -11,6 +11,7 @@ A further launch that cannot work is an entry of WORLDS. A further broken file i
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,6 +195,44 @@ def test_options_that_differ_between_ranks_are_refused(tmp_path):
 
     assert result.exit_codes == [2, 2]
     assert result.text.count("the options differ between the ranks") == 1
+
+
+# A training by the code in a folder. Arguments: the folder, and the option file.
+TRAIN_BY_CODE_OF = """
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import main_train_vrt
+main_train_vrt.main(["--opt", sys.argv[2]])
+"""
+
+
+def test_source_files_that_differ_between_ranks_are_refused(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(TRAIN_BY_CODE_OF)
+    options = write_options(tmp_path)
+    copy = tmp_path / "copy"
+    for folder in ("data", "models", "utils"):
+        shutil.copytree(ROOT / folder, copy / folder)
+    for file_name in (MAIN, "pyproject.toml"):
+        shutil.copy(ROOT / file_name, copy)
+    with (copy / "models/losses.py").open("a") as file:
+        file.write("# a later version\n")
+
+    # `env` makes each rank a new process, which imports its own code.
+    result = run_ranks(
+        2,
+        program,
+        ROOT,
+        options,
+        args_of={1: (str(copy), str(options))},
+        prefix=("env",),
+        env={"SPIKEVRT_JOIN_TIMEOUT": "60"},
+    )
+
+    assert result.exit_codes == [2, 2], result.text
+    assert result.text.count("the source files (data, models, utils) differ") == 1
+    assert "rank 0: " in result.text
 
 
 # The next two tests are about two clocks. The watchdog ends a run that hangs, and names the rank

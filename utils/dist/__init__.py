@@ -26,6 +26,7 @@ Exchange values.
     collectives.py       waits, gathers, sends, averages
     message.py           values as bytes
     agreement.py         all have the same, or all end
+    source_code.py       a digest of the source files, which all must have
     stop.py              stops a run on request
 
 Find a rank that hangs.

@@ -107,13 +107,13 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     every = _distance_of_pixels(sigma)
 
     # The spikes of the exposure, and of 2 reach planes around its start and its end, (h, w).
-    of_exposure = pair.spikes_until(end) - pair.spikes_until(start)
+    exposure_counts = pair.spikes_until(end) - pair.spikes_until(start)
     around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
     around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
 
     # The same places in the frame. Two neighbours among them are `every` spike pixels apart, so
     # details of `sigma` spike pixels are `sigma / every` places large.
-    u, v = _places_in_frame(estimate.matrix, of_exposure.shape, every)
+    u, v = _places_in_frame(estimate.matrix, exposure_counts.shape, every)
     features_at_places = _details_at(features.values, u, v, sigma_in_places=sigma / every)
     is_compared = _compared_pixels(
         estimate, u, v, overexposed=features.overexposed, sigma=sigma, every=every
@@ -124,13 +124,17 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
         return _band_pass(spikes, sigma)[::every, ::every]
 
     return Details(
-        spikes=details(of_exposure),
+        spikes=details(exposure_counts),
         features=features_at_places,
         rate_at_start=details(around_start) / (2 * reach),  # spikes per plane
         rate_at_end=details(around_end) / (2 * reach),
         is_compared=is_compared,
         noise=_noise(
-            of_exposure, length=estimate.length, is_compared=is_compared, sigma=sigma, reach=reach
+            exposure_counts,
+            length=estimate.length,
+            is_compared=is_compared,
+            sigma=sigma,
+            reach=reach,
         ),
         reach=reach,
         every=every,
@@ -185,13 +189,15 @@ def _compared_pixels(
         * overexposed in the frame, so that the frame does not show their light
         * at the edge of the plane, where the blur repeats pixels, too
 
-    test_registration_fit.py passes with a margin of 0, and with overexposed pixels, too.
-    lab/calibration_trials.py says whether the fits are still as exact.
+    No test guards the first two: test_registration_fit.py passes with a margin of 0, and with
+    overexposed pixels. So after a change, measure with lab/calibration_trials.py whether the fits
+    are as exact as before.
 
     u, v: places of the pixels in the frame, (h, w). overexposed: blurred, (H, W).
     sigma: size of the details in spike pixels. every: distance of the pixels.
     """
     # Near the edge of the frame: within half of the blur and half of a spike pixel, in RGB pixels.
+    # E.g. sigma 3, and 2 RGB pixels per spike pixel: (3 / 2 + 1 / 2) * 2 = 4.
     margin = (sigma + 1) * scale_of(estimate.matrix) / 2
     height, width = overexposed.shape
     is_compared = (u > margin) & (v > margin)
@@ -214,7 +220,7 @@ def _compared_pixels(
 
 
 def _noise(
-    of_exposure: np.ndarray, length: float, is_compared: np.ndarray, sigma: float, reach: float
+    exposure_counts: np.ndarray, length: float, is_compared: np.ndarray, sigma: float, reach: float
 ) -> Noise:
     """Return the expected squared noise of the details, summed over the compared pixels.
 
@@ -222,16 +228,17 @@ def _noise(
                                     v: variance of a spike count, the mean over the pixels
 
     The blur divides the variance: a Gaussian of `sigma` divides the variance of independent noise
-    by 4 pi sigma^2. Counts of the whole exposure and counts of 2 reach planes have another v.
+    by 4 pi sigma^2. There are two values of v: of the counts of the whole exposure (`of_sums`), and
+    of the counts of 2 reach planes (`of_ends`).
 
-    of_exposure: spikes of the exposure, (h, w). length: of the exposure in planes.
+    exposure_counts: spikes of the exposure, (h, w). length: of the exposure in planes.
     is_compared: the compared pixels. sigma: size of the details. reach: planes on each side of
     start and end.
     """
     # A blur of 3 pixels removes most of the noise of the counts, so that the light remains.
-    rates = np.maximum(blur(of_exposure, 3.0), 0) / length  # (h, w), spikes per plane
-    # n / (4 pi sigma^2). It is np.float64, because `_noise_of_times` (equations.py) divides it by
-    # `reach`, an np.float32. With a Python number, NumPy would round the quotient to float32.
+    rates = np.maximum(blur(exposure_counts, 3.0), 0) / length  # (h, w), spikes per plane
+    # n / (4 pi sigma^2). np.float64 keeps a later division exact (`_noise_of_times`, equations.py):
+    # a Python number over an np.float32 would be an np.float32.
     blurred_pixels = np.float64(is_compared.sum() / (4 * np.pi * sigma**2))
     return Noise(
         of_sums=blurred_pixels * variance_of_counts(rates, planes=length),

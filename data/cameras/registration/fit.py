@@ -129,8 +129,8 @@ def _gain_and_dark(estimate: Estimate) -> tuple[float, float]:
 def _light(estimate: Estimate, pair: Pair) -> np.ndarray:
     """Return the grey light (h, w) of a frame at the places of the spike pixels."""
     height, width = pair.sums.shape[1:]  # of the spike plane
-    # estimate.matrix maps a spike pixel (of the result) to its place on the frame. OpenCV expects
-    # the opposite direction, unless WARP_INVERSE_MAP is given.
+    # estimate.matrix maps a spike pixel (of the result) to its place on the frame. WARP_INVERSE_MAP
+    # says so, because OpenCV expects the opposite direction by default.
     return cv2.warpPerspective(
         pair.integrated.mean(axis=2),
         estimate.matrix,

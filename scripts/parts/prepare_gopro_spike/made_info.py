@@ -77,9 +77,9 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     most_common_planes, _ = counts.most_common(1)[0]
     usual_clips = [clip for clip in clips.values() if clip["planes"] == most_common_planes]
     usual_clip = usual_clips[0]
-    # The cameras of --rig random differ from clip to clip, so only the clips have a rate. Other
-    # cameras are the same for all clips but for their seed, which follows from the name of the clip
-    # and changes neither rate nor light. So any name will do here, e.g. "".
+    # The cameras of --rig random differ from clip to clip, so only the clips have a rate. With all
+    # other rigs, only the seed differs from clip to clip. It follows from the name of the clip, and
+    # changes neither rate nor light. So any name will do here, e.g. "".
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,
