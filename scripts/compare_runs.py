@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
             what=f"no {METRICS_FILE}",
             where=", ".join(not_tests),
             expected="folders of tests, as the others",
-            do="leave it out",
+            do="give only tests, or only training runs",
         )
     tables = [tests_table(runs)] if are_tests else runs_tables(runs)
     texts = []

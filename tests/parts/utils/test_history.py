@@ -322,6 +322,20 @@ def runs_to_refuse(tmp_path_factory):
     return folder
 
 
+def test_training_runs_and_tests_do_not_stand_in_one_table(tmp_path, capsys):
+    # The file with the scores makes a folder the folder of a test.
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test/metrics.json").write_text("{}")
+    (tmp_path / "run").mkdir()
+
+    assert compare_runs.main([str(tmp_path / "test"), str(tmp_path / "run")]) == 3
+
+    message = capsys.readouterr().err
+    assert str(tmp_path / "run") in message
+    # Either of the two may be the wrong one.
+    assert "give only tests, or only training runs" in message
+
+
 @pytest.mark.parametrize(
     ("runs", "flags", "code", "message"),
     [
