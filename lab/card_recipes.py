@@ -116,10 +116,7 @@ def small_table() -> Iterator[str]:
         # Activations grow with the number of pixels.
         activations_gb = counted_gb() * (crop / CROP) ** 2
         gb = step_gb(1, activations_gb)
-        options = [
-            f"netG.memory_budget_gb={USABLE_SHARE * card:.1f}",
-            f"train.accumulation_steps={BATCH // gpus}",
-        ]
+        options = [f"train.accumulation_steps={BATCH // gpus}"]
         if crop < CROP:
             options.append(f"datasets.train.gt_size={crop}")
         yield f"| {gpus} | {card} GB | `{' '.join(options)}` | {gb:.1f} |"

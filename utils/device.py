@@ -59,7 +59,8 @@ class Maker(NamedTuple):
     package: str = ""
 
 
-# A new maker is a new row here, and a row of HIDING_VARIABLES. NVIDIA has no row, because
+# A new maker is a new row here, and a row of HIDING_VARIABLES. AMD needs no package: its row is for
+# `notes_on_unused`, which names accelerators that torch does not use. NVIDIA has no row, because
 # `utils.dist.gpu` has what concerns CUDA.
 MAKERS = (
     Maker("an AMD GPU", files="dev/kfd", kind="cuda"),
@@ -91,8 +92,8 @@ def count() -> int:
 def hiding_variable() -> str:
     """Return the variable that hides accelerators of this machine, e.g. CUDA_VISIBLE_DEVICES.
 
-    Kinds that are not in HIDING_VARIABLES, e.g. "mps", have no variable of their own. For them it
-    is CUDA_VISIBLE_DEVICES, because `is_cpu_wanted` obeys this variable for all kinds.
+    Returns CUDA_VISIBLE_DEVICES for a kind that is not in HIDING_VARIABLES, e.g. "mps". Such a kind
+    has no variable of its own, and `is_cpu_wanted` obeys this variable for all kinds.
     """
     return HIDING_VARIABLES.get(_kind_of_torch(), "CUDA_VISIBLE_DEVICES")
 

@@ -61,7 +61,7 @@ class Span:
         self.begin = time.perf_counter()
         self.paused_s = 0.0  # seconds of PAUSES
         self.steps = 0
-        self.seconds_of: dict[str, float] = defaultdict(float)  # kind of work -> seconds
+        self.seconds_of_work: dict[str, float] = defaultdict(float)  # kind of work -> seconds
 
     @property
     def seconds(self) -> float:
@@ -78,8 +78,8 @@ class Span:
             return {}
         seconds = self.seconds
         values = {"it_per_s": self.steps / seconds}
-        for name, seconds_of_name in self.seconds_of.items():
-            values[f"{name}_share"] = seconds_of_name / seconds
+        for name, work_seconds in self.seconds_of_work.items():
+            values[f"{name}_share"] = work_seconds / seconds
         return values
 
 
@@ -102,7 +102,9 @@ class StepTimer:
     def __init__(self) -> None:
         self.line = Span()  # since the last log line
         self.epoch = Span()  # since the epoch began, without the first step of the process
-        self.epoch_begin = time.perf_counter()  # when the epoch began, with this step
+        # When the epoch began, with the first step. `epoch` gives the speed, this gives the whole
+        # length of the epoch.
+        self.epoch_begin = time.perf_counter()
         self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
         self._is_warm = False  # whether the first step is done
         # What `_faded_sums` returned at the last log line: (faded steps, faded seconds).
@@ -123,7 +125,7 @@ class StepTimer:
                 if name in PAUSES:
                     span.paused_s += seconds
                 else:
-                    span.seconds_of[name] += seconds
+                    span.seconds_of_work[name] += seconds
             if name in PAUSES:
                 self.pauses[name].append(seconds)
 

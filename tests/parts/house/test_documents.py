@@ -7,6 +7,7 @@ again.
 If a test fails after you have changed a page, the message names the page and what is wrong in it.
 """
 
+import copy
 import json
 import re
 import shlex
@@ -339,7 +340,7 @@ class OptionBlocks:
     """The blocks of options in docs/data_format.md, in their order."""
 
     files: list[dict[str, Any]]  # a whole option file for each of three layouts of files
-    for_gpu: str  # the lines that make an option file train the large network
+    large: dict[str, Any]  # the option file of the first layout for the large network
     exposures: list[str]  # three forms of the key `exposure`
     section: str  # a section `train` with most of its keys
     roots: str  # keys that name several folders
@@ -350,15 +351,16 @@ class OptionBlocks:
 def option_blocks() -> OptionBlocks:
     """Give the blocks of options in docs/data_format.md."""
     page = read_page("docs/data_format.md")
-    # Each layout has a whole option file. One more block of JSON is a dataset.json.
+    # Each layout has a whole option file, and the last file is for the large network. One more
+    # block of JSON is a dataset.json.
     whole_blocks = [json5.loads(text) for text in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
-    files = [block for block in whole_blocks if "datasets" in block]
+    *files, large = [block for block in whole_blocks if "datasets" in block]
     blocks = re.findall(r"```jsonc\n(.*?)```", page, re.DOTALL)
-    for_gpu, forms, section, roots, camera = blocks
+    forms, section, roots, camera = blocks
     # One block has all forms of `exposure`. Each form begins with the key at the begin of a line.
     # The split has an empty text before the first form.
     _, *exposures = re.split(r'^(?="exposure")', forms, flags=re.MULTILINE)
-    return OptionBlocks(files, for_gpu, exposures, section, roots, camera)
+    return OptionBlocks(files, large, exposures, section, roots, camera)
 
 
 def test_the_page_on_data_shows_three_layouts(option_blocks):
@@ -382,20 +384,40 @@ def test_the_options_for_each_layout_are_valid(option_file, option_blocks, index
         assert read.spike.center == "file"
 
 
+def test_the_file_for_a_gpu_has_the_data_of_the_first_layout(option_blocks):
+    small = option_blocks.files[0]["datasets"]
+    # A copy, because the next test reads the file, too.
+    large = copy.deepcopy(option_blocks.large["datasets"])
+
+    # The large network has larger crops.
+    assert large["train"].pop("gt_size") == 192
+    assert large == small
+
+
 @pytest.mark.parametrize("index", range(3))
-def test_the_lines_for_a_gpu_make_each_layout_train_the_large_network(
+def test_the_file_for_a_gpu_trains_the_large_network_with_each_layout(
     option_file, option_blocks, index
 ):
-    options = option_blocks.files[index] | keys_of(option_blocks.for_gpu)
+    # As the table below the file says: it gets the section `spike` of the layout.
+    options = copy.deepcopy(option_blocks.large)
+    for split, section in options["datasets"].items():
+        spike = option_blocks.files[index]["datasets"][split]["spike"]
+        # The page says "null" if the layout gives no size.
+        section["spike"] = {"h": None, "w": None} | spike
     option_file.write_text(json.dumps(options))
 
     opt = main_train_vrt.read_options(["--opt", str(option_file)])
 
-    assert opt.task == "mine_large"
+    assert opt.task == "large"
     assert opt.train.amp.enable
     # The published number of clips of a step. The base has one clip per GPU.
     clips_of_gpu = options_of_part(opt.datasets.train).dataloader_batch_size
     assert clips_of_gpu * opt.train.accumulation_steps == 8
+    for section in (opt.datasets.train, opt.datasets.test):
+        read = options_of_part(section)
+        # The planes of GoPro, 360 x 640, are gone.
+        assert read.spike.h in (250, None)
+        assert read.spike.center == "file"
 
 
 @pytest.mark.parametrize("index", range(3))
