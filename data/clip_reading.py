@@ -102,8 +102,10 @@ class ClipDataset(ClipSources, Dataset):
         self.sources = self.sources_of(section)
         # The simulated spike camera, or None. An RGB dataset has no key `camera`.
         camera = getattr(section, "camera", None)
+        # "camera", and "io_backend" below: the name of the section, for errors.
         self.camera = CAMERAS.build(camera, "camera") if camera else None
-        # The spike options are the same for all roots, so the first root is enough.
+        # Refuse the key camera.known_rate if it has no effect. The spike options are the same for
+        # all roots, so the first root is enough.
         _refuse_known_rate_without_effect(self.camera, self.sources[0].spikes)
 
         # The reader of frames and spike files: from files, from an LMDB or from a clip cache.
@@ -147,6 +149,8 @@ class ClipDataset(ClipSources, Dataset):
         Returns {kind: tensor}, with the kinds and shapes of the head of this file. Only lq is
         always there.
         """
+        # draw.aug says both the crop and the flips. The pictures are read cropped, and flipped when
+        # they become tensors.
         images = self._read_images(draw)
         item = {}
         for kind, pixels in images.items():
@@ -157,6 +161,7 @@ class ClipDataset(ClipSources, Dataset):
             by_frame = item["gt_instants"].unflatten(0, (len(draw.frames), instants))
             stacked = by_frame.flatten(1, 2)  # the instants of a frame become channels
             item["gt_instants"] = stacked
+            # `_read_images` has read no gt, because gt is the middle instant.
             item["gt"] = contract.middle_instant(stacked, instants)
         if draw.clip.spikes:
             # The blurry frames are needed for spike.rate "match", see there.
@@ -170,16 +175,17 @@ class ClipDataset(ClipSources, Dataset):
             numbers[kind] = self.frames_of(kind, draw.frames)
         if draw.clip.instants:
             numbers["gt_instants"] = self._instants_of(draw)
-            # The files of gt are not read, because the middle instant is the same frame: the caller
+            # The files of gt are not read, because the middle instant is the same frame: `read`
             # takes gt from there.
             del numbers["gt"]
 
         images = {}
         for kind, wanted in numbers.items():
+            # Of draw.aug only the crop is used here.
             images[kind] = self.backend.images(draw.clip, kind, wanted, draw.aug)
-        # A simulated RGB camera records the blurry frames anew, with noise and JPEG. Two cameras
-        # have none: if only the spike camera is simulated, `camera.rgb` is None, and a user's own
-        # camera may lack the attribute `rgb`.
+        # A simulated RGB camera records the blurry frames anew, with noise and JPEG. There is none
+        # if only the spike camera is simulated: then `camera.rgb` is None. A camera of a user may
+        # even lack the attribute `rgb`.
         camera = draw.camera
         if camera and getattr(camera, "rgb", None):
             photographs = []

@@ -22,8 +22,9 @@ from data.edge_shift import LEAST_CORRELATION, LEAST_RESPONSE, Measures, Pair, m
 def what_differs(pairs: Sequence[Pair], measures: Measures, pixel: int, is_calibrated: bool) -> str:
     """Return in words why spikes and frames do not agree. The text names the options to check.
 
-    pairs: the pictures of each measured frame.
-    measures: what `measure` found for them.
+    pairs: for each measured frame its two pictures, from the spikes and of the frame.
+    measures: what `measure` found for them: `correlation` of the edges, `shift` (right, down) in
+    RGB pixels, and `response`, which says how sure the shift is.
     pixel: number of RGB pixels along a spike pixel.
     is_calibrated: whether a calibration says where the spikes lie.
     """
@@ -33,7 +34,8 @@ def what_differs(pairs: Sequence[Pair], measures: Measures, pixel: int, is_calib
         if flipped:
             return flipped
 
-    # Shifted: the phase correlation has a clear peak, and the peak is not in the middle.
+    # Shifted: the phase correlation has a clear peak (a high response: the shift is sure), and the
+    # peak is not in the middle.
     shift = _shift_in_words(measures.shift)
     if shift and measures.response >= LEAST_RESPONSE:
         return (

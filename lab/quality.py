@@ -8,8 +8,10 @@ A method is an option file (a network with its fusion), trained for a number of 
 that needs no training. The suite says what the methods are trained and tested on:
 
     sample   the made scenes of `make sample`; a smoke test
-    real     training: seven real videos, photographs and made scenes, under random rigs.
-             test: two other videos under each condition of data/cameras/rig_values.py.
+    real     training: seven real videos, photographs and made scenes, most with random rigs. A rig
+             is a pair of simulated cameras.
+             test: two other videos (the part "report"), once for each condition, i.e. with each
+             named rig of data/cameras/rig_values.py.
              Two more videos (--part choose) are for choosing between methods.
 
 The program works in this order. The parts are modules of lab/quality_suite/:
@@ -36,7 +38,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lab.quality_suite.methods import Method, read_method, refuse_unequal_steps
+from lab.quality_suite.methods import Method, read_method, refuse_unequal_pixels_per_step
 from lab.quality_suite.outcomes import Outcome
 from lab.quality_suite.runs import finished_result, scores_on_tests, train_and_test, write_result
 from lab.quality_suite.sets import CONDITIONS, Data, make_made, make_real
@@ -44,8 +46,8 @@ from lab.quality_suite.tables import tables
 from lab.tools import ROOT
 from utils.results import read_json
 
-# Formulas that need no training: values of --method of main_test_vrt.py. "exposure" is the ratio
-# formula of S-SDM, in linear light.
+# Formulas that need no training: values of --method of main_test_vrt.py. "exposure" multiplies a
+# blurry frame by a ratio of spikes, as the method S-SDM does, but in linear light.
 FORMULAS = ("tfp", "tfi", "exposure")
 
 
@@ -65,7 +67,7 @@ def main(argv: list[str]) -> int:
     for steps in args.steps:
         for file in args.opt:
             methods.append(read_method(file, data, steps))
-    refuse_unequal_steps(methods)
+    refuse_unequal_pixels_per_step(methods)
 
     # The seeds are the outer loop, so that after a stop all methods have the same finished seeds.
     for seed in args.seeds:

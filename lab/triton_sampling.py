@@ -44,8 +44,9 @@ PIXELS = 128
 #     c, c'   input channels, output channels                                  c = 64, c' = 64
 #     G, C    groups for sampling, and channels of such a group: c = G * C     G = 8,  C = 8
 #     k       groups of the weights (`groups` of torch's convolution)          k = 2
-#     K       entries of a column that one group of the weights reads:         K = 288
+#     K       entries of a column that one group of the weights reads:         K = 4 * 9 * 8 = 288
 #             G / k groups for sampling, 9 taps, C channels each
+#     k K     all entries of a column: G groups, 9 taps, C channels            576
 #
 # In the example at the right, a group of the weights reads c / k = 32 input channels, which are
 # G / k = 4 groups for sampling, and makes c' / k = 32 output channels.
@@ -85,8 +86,12 @@ class _DeformConv(torch.autograd.Function):
 
         weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
         k = len(weights)
-        # One matrix product for each of the k groups of the weights. The G * 9 * C entries of a
-        # column are k parts of K entries, one part for each group. pixels is n h w.
+        # One matrix product for each of the k groups of the weights: bmm. The G * 9 * C entries of
+        # a column are k parts of K entries, one part for each group. E.g. with pixels = n h w:
+        #
+        #     columns   (pixels, 8, 9, 8)                  4 groups for sampling, then 4 more
+        #     by_pixel  (pixels, 2, 288)                   the same numbers in the same order
+        #     bmm       (2, pixels, 288) x (2, 288, 32)    -> (2, pixels, 32)
         by_pixel = columns.view(n * h * w, k, -1)  # (pixels, k, K)
         by_group = by_pixel.transpose(0, 1)  # (k, pixels, K)
         out = torch.bmm(by_group, weights.transpose(1, 2))  # (k, pixels, c'/k)
@@ -114,20 +119,21 @@ class _DeformConv(torch.autograd.Function):
         by_group = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # D, (k, pixels, c'/k)
         grad_bias = grad.float().sum((0, 1, 2))  # (c',)
 
-        # `columns` has 9 times as many numbers as x, so its memory is used twice:
-        # 1. Before the kernel, it holds the gradient of the columns, which is computed now.
-        # 2. The kernel reads this gradient, and writes the columns in its place.
+        # A buffer of this size has 9 times as many numbers as x, so one buffer serves twice. It
+        # holds the gradient of the columns until the kernel, and the columns after the kernel:
+        # the kernel reads each gradient, and writes the column in its place. The kernel sees the
+        # buffer as `columns`, and the matrix products see it as `by_pixel`.
         columns = _columns_like(grouped)  # (n h w, G, 9, C)
-        by_pixel = columns.view(n * h * w, k, -1)  # (pixels, k, K), the same memory
+        by_pixel = columns.view(n * h * w, k, -1)  # (pixels, k, K)
         grad_columns = torch.bmm(by_group, weights)  # (k, pixels, K)
-        by_pixel.copy_(grad_columns.transpose(0, 1))
+        by_pixel.copy_(grad_columns.transpose(0, 1))  # the buffer now holds the gradient
         del grad_columns  # frees its memory before the kernel runs
         grad_x = torch.zeros_like(grouped, dtype=torch.float32)  # 0, because the kernel adds to it
         grad_offset = torch.empty_like(offset)
         grad_mask = torch.empty_like(mask, dtype=torch.float32)
         _launch(sample_backward, grouped, offset, mask, columns, grad_x, grad_offset, grad_mask)
 
-        # Now `columns` holds the columns, and so does `by_pixel`.
+        # Now the buffer holds the columns.
         grad_weights = torch.bmm(by_group.transpose(1, 2), by_pixel.transpose(0, 1))  # (k, c'/k, K)
         grad_x = grad_x.permute(0, 1, 4, 2, 3)  # (n, G, C, h, w)
         grad_x = grad_x.reshape(n, groups * channels, h, w)
@@ -149,6 +155,7 @@ def _launch(kernel: Any, grouped: Tensor, offset: Tensor, mask: Tensor, *others:
     """
     n, groups, h, w, channels = grouped.shape
     pixels = n * h * w
+    # A program computes PIXELS output pixels of one group.
     programs = (math.ceil(pixels / PIXELS), groups)
     next_power_of_two = 1 << (channels - 1).bit_length()  # e.g. 6 channels -> 8
     kernel[programs](
@@ -161,8 +168,8 @@ def _launch(kernel: Any, grouped: Tensor, offset: Tensor, mask: Tensor, *others:
         w,
         G=groups,
         C=channels,
-        PAD=next_power_of_two,
-        ROWS=PIXELS,
+        PAD=next_power_of_two,  # a block of Triton must have a power of two
+        ROWS=PIXELS,  # a row of a block is an output pixel
     )
 
 
@@ -186,12 +193,17 @@ def _columns_like(grouped: Tensor) -> Tensor:
 def _weights_of_columns(weight: Tensor, grouped: Tensor) -> Tensor:
     """Return the weights (c', c / k, 3, 3) in the order of the columns: (k, c'/k, K).
 
-    weight has the taps of a channel side by side (C, 9). A column has the channels of a tap side by
-    side (9, C). So the two axes are swapped. `_as_weight` swaps them back: change both together.
+    The two orders of the entries, for 2 channels a and b, and the taps 0 ... 8:
+
+        weight      a0 a1 ... a8 b0 b1 ... b8    (C, 9)
+        a column    a0 b0 a1 b1 ... a8 b8        (9, C)
+
+    So the two axes are swapped. `_as_weight` swaps them back: change both together.
     """
     _, groups, _, _, channels = grouped.shape
     outputs = len(weight)
-    k = groups * channels // weight.shape[1]
+    k = groups * channels // weight.shape[1]  # c / (c / k)
+    # The c / k input channels of a weight group are G / k groups for sampling of C channels each.
     ordered = weight.view(k, -1, groups // k, channels, TAPS)  # (k, c'/k, G/k, C, 9)
     ordered = ordered.permute(0, 1, 2, 4, 3)  # (k, c'/k, G/k, 9, C)
     return ordered.reshape(k, outputs // k, -1).to(grouped.dtype)

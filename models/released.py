@@ -47,7 +47,10 @@ WAIT_S = 0.2
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text names released weights, e.g. "vrt/006", and not an existing file."""
+    """Return whether a text names released weights, e.g. "vrt/006".
+
+    A user's own file vrt/006 comes first: then the text is its path.
+    """
     return NAME.fullmatch(text) is not None and not Path(text).is_file()
 
 

@@ -83,12 +83,14 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
         light = to_linear(display)  # (H, W, 3)
         opacity = np.ones_like(light[..., :1])
         sheet = np.concatenate((light, opacity), axis=2)  # (H, W, 4)
-        layers = [replace(layers[0], sheet=sheet)]
+        background = replace(layers[0], sheet=sheet)  # a copy of the layer with another sheet
+        layers = [background]
     return partial(render, layers)
 
 
-# The data set of both clips. If the clips change, add 1 to `version`: then `make_sample` makes them
-# anew.
+# The data set of both clips. A `Size` of scripts/make_sample_data.py says which set to make: its
+# name, the number and length of its clips, and their scenes. If the clips change, add 1 to
+# `version`: then `make_sample` makes them anew.
 DEMO = Size(
     name="demo",
     clips={"test": 2},  # split -> number of clips
@@ -111,6 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    # --data and --output are of the first part (restore). --sample, --train_s and --root are of the
+    # second part (train).
     parser.add_argument(
         "--data",
         type=Path,

@@ -52,6 +52,7 @@ def best_effort(what: str, *errors: type[Exception]) -> Generator[None]:
     except (OSError, DataError, *errors) as e:
         if what not in _unwritten:
             _unwritten.add(what)
+            # The text of a DataError has several parts. `what` is the part that says what is wrong.
             text = str(e.what if isinstance(e, DataError) else e)
             logger.warning("cannot write %s (%s); the run goes on without it", what, text)
     else:
@@ -88,13 +89,20 @@ class _FileHandler(_ReportsOnceHandler, logging.FileHandler):
     """Appends lines to a file. It follows no link, because a link may lead to a file elsewhere."""
 
     def _open(self) -> Any:
-        """Open the file. FileHandler calls this."""
+        """Open the file, which is no link. FileHandler calls this.
+
+        `open_kept` opens a file that stays open during the run, and writes each line at once.
+        """
         return open_kept(Path(self.baseFilename), self.mode, encoding="utf-8")
 
     def reopen_if_removed(self) -> None:
         """Make the file again if somebody has removed it. Else its lines would go nowhere."""
-        # A file without any name in a folder is removed. A file that was moved has its new name.
-        if self.stream is None or os.fstat(self.stream.fileno()).st_nlink:
+        if self.stream is None:
+            return
+        # Number of names that the open file has in folders. It is 0 after the file was removed. A
+        # file that was moved has its new name: 1.
+        names = os.fstat(self.stream.fileno()).st_nlink
+        if names > 0:
             return
         self.close()
         Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
@@ -146,12 +154,16 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     # At INFO, matplotlib tells of its font cache.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     console = _StdoutHandler() if rank == 0 else logging.StreamHandler(sys.stderr)
+    # The name is for the report of `_ReportsOnceHandler`. The handler of another rank, which
+    # writes to stderr, makes no such report.
     console.set_name("stdout")
     handlers: list[logging.Handler] = [console]
     if log_file is not None:
+        # If writing fails, the error names the file and gives the advice OTHER_ROOT: another disk.
         with writing(log_file, OTHER_ROOT):
             log_file.parent.mkdir(parents=True, exist_ok=True)
             lines = _FileHandler(log_file)
+            # Beside log_file: warnings.jsonl.
             warnings = _WarningsHandler(log_file.with_name(Path(WARNINGS_NAME).name))
         lines.set_name(str(log_file))
         warnings.setLevel(logging.WARNING)

@@ -80,7 +80,9 @@ def agreed_geometry(
 ) -> SpikeGeometry:
     """Return the form of a plane. Raises OptionError for wrong sizes.
 
-    from_file: the calibration of a file, or None. The other arguments are as in `DatSpikes`.
+    from_file: the calibration of a file, or None.
+    h, w, flip: the options spike.h, spike.w and spike.flip. None: not given.
+    head_columns, bit_order, layout: how a plane lies in its file (data/spike/geometry.py).
     """
     # A calibration file has the size of its spike planes. This size is taken only if neither the
     # section nor dataset.json has a size. If they have another size, `DatSpikes._calibrate` refuses
@@ -111,14 +113,19 @@ def agreed_geometry(
 def file_calibration(option: str | None, info: DatasetInfo) -> FileCalibration | None:
     """Return the calibration that the key `calibration` names. Raises DataError.
 
-    Returns None if the spikes are taken as aligned with the frames, and for "auto": then
-    data/cameras/self_calibration.py finds a calibration later, and calls `DatSpikes.changed`.
+        option                  returns
+        None                    None: the spikes are taken as aligned with the frames
+        "auto"                  None: data/cameras/self_calibration.py finds a calibration later,
+                                and calls `DatSpikes.changed`
+        "recorded"              the calibration of dataset.json, or None if it has none: aligned
+        a path, e.g. rig.json   the calibration of this file
+
+    option: spike.calibration. info: what dataset.json says.
     """
     if option is None or option == "auto":
         return None
     if option != "recorded":
         return FileCalibration(load_calibration(option), option)
-    # "recorded", and dataset.json has no calibration: the clip is taken as aligned.
     if not info.calibration:
         return None
     return FileCalibration(load_calibration(info.path, info.calibration), info.path)

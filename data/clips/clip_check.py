@@ -85,10 +85,13 @@ class ClipCheck:
         keys = [key for key in files.find_frames(meta_entry) if files.is_complete(key)]
         if not keys:
             return None
+        # files.stems: {kind: {key: name of the file}}. files.by_kind: {kind: {name: file}}.
         paths = {kind: files.paths(kind, keys) for kind in files.stems}
         stems = tuple(files.stems["lq"][key] for key in keys)
 
-        # The planes of each frame, the sharp instants of each frame, and the sizes.
+        # The planes of each frame, the sharp instants of each frame, and the sizes. `find` returns
+        # SpikesOfFrames: spike files, number of planes in each, the planes of each frame
+        # (exposures), times, and how spikes are read (settings).
         spikes = SpikePlanes(problems, files).find(keys, stems)
         instants: tuple[str, ...] = ()
         if "gt_instants" in files.by_kind:
@@ -136,6 +139,7 @@ def _find_instants(
         if number.isdecimal() and key in found:
             found[key][int(number)] = file.path
     _report_numbers_of_instants(problems, found, files.stems["lq"])
+    # First the K paths of the first frame, then of the next frame: `found` has the order of `keys`.
     in_order = []
     for paths in found.values():
         in_order += [paths[number] for number in sorted(paths)]

@@ -79,8 +79,9 @@ def film_times(
         return times_of_film(times)
     step = usual_step(times)  # the usual distance of two frames in seconds
     gaps = _missing_between_frames(packets, times, step)
-    # Number of the frame after the last decoded frame, if missing frames are counted: 6 if four
-    # frames were decoded and two are missing between them.
+    # Number of the frame after the last decoded frame. Missing frames have numbers, too. E.g. four
+    # frames were decoded, and two are missing between them: they are the numbers 0 ... 5, so it
+    # is 6.
     next_number = len(times) + sum(gap.count for gap in gaps)
     gaps += _missing_at_end(packets, times[-1], step, next_number)
     return times_of_film(times, gaps)
@@ -106,9 +107,12 @@ def _packets_of(
         with open_container(str(path)) as container:
             # A container may have several names, such as "mov,mp4,m4a".
             names = container.format.name.split(",")
+            # A pause: a frame lasts longer than usual, so no packet is lost.
             has_pauses = CONTAINERS_WITHOUT_PAUSES.isdisjoint(names)
             for stream in container.streams.video:
-                packets_of_stream[stream.index] = Packets(stream.frames, has_pauses)
+                packets_of_stream[stream.index] = Packets(
+                    stated=stream.frames, has_pauses=has_pauses
+                )
             # `demux` wants the video streams by number. It counts video streams only: 0, 1, ...
             every_video_stream = tuple(range(len(packets_of_stream)))
             for number, packet in enumerate(container.demux(video=every_video_stream), 1):
@@ -132,7 +136,7 @@ def _packets_of(
 
 def _add_packet(packet: Any, packets: Packets) -> None:
     """Add a packet of PyAV to the packets of its stream."""
-    packets.count += 1
+    packets.count += 1  # also of the packets that are left out of `times`
     # Leave out packets without a time, and packets that are decoded but never shown.
     if packet.pts is None or packet.is_discard:
         return
@@ -150,6 +154,14 @@ def _missing_between_frames(
     times: times of the decoded frames. step: the usual distance of two frames in seconds.
     E.g. there are packets at 0, 1, 2, 3, 4 and 5 s, and frames were decoded at 0, 1, 4 and 5 s.
     Then two frames are missing, the numbers 2 and 3.
+
+        before, after    next_number    count
+        0 s, 1 s         1              0
+        1 s, 4 s         2              2: the missing frames are 2 and 3, so next_number becomes 4
+        4 s, 5 s         5              0
+
+    If frames were decoded at 2, 3, 4 and 5 s alone, the frames 0 and 1 are missing before the first
+    decoded frame. Then next_number begins with 2.
     """
     # Times of the packets of which no frame was decoded, in order.
     lost = sorted(set(packets.times) - set(times))

@@ -56,8 +56,8 @@ class AreaInputs:
     If a new function needs one more value, add a field here. `MotionRestorer` fills in the fields.
     """
 
-    recording: Recording
-    equations: Equations
+    recording: Recording  # the blurry frame and the planes of the exposure and around it
+    equations: Equations  # the equations of both cameras along the motion
     gain: np.ndarray  # (h, w): spikes per plane of each spike pixel at full light
     median_spikes: float  # spikes of a pixel of median light in the exposure of the whole frame
 
@@ -95,8 +95,12 @@ class WholeFrame(NamedTuple):
 FIRST_SHARE = 0.1
 # Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
 # frame is the first estimate: the motion could not be found, and the learned steps would add
-# structures that are not there. Above 2.3 they gain at least 1.4 dB, below 1.0 they lose up to
-# 3.5 dB (docs/benchmarks/quality_details.md, "Near darkness").
+# structures that are not there. Measured gain of the learned steps
+# (docs/benchmarks/quality_details.md, "Near darkness"):
+#
+#     2.3 to 2.6 spikes    +1.4 to +1.9 dB
+#     0.6 to 1.0           -0.6 to +0.2 dB
+#     0.3                  -3.5 and -1.6 dB
 LEAST_SPIKES = 1.2
 
 
@@ -135,7 +139,12 @@ class MotionRestorer:
         self.used_motion: Motion | None = None
 
     def describe(self) -> str:
-        """Return how a frame is divided, in words."""
+        """Return how a frame is divided, in words.
+
+        The results have this text as "tile". Other methods cut a frame into tiles; the motion needs
+        none, so the text is e.g. "none for the motion (bands of rows if a frame has over ...
+        pixels); first estimate: ...".
+        """
         bands = f"bands of rows if a frame has over {MOST_PIXELS:,} pixels"
         return f"none for the motion ({bands}); first estimate: {self.start.describe()}"
 
@@ -152,7 +161,8 @@ class MotionRestorer:
         reader: a data.clips.readers.DatasetClip. tick: called with the work done since the last
         call, in frames. For each frame its calls sum up to 1.
         """
-        # The equations make and delete hundreds of large arrays for each frame.
+        # The equations make and delete hundreds of large arrays for each frame. The process keeps
+        # the memory of a deleted array for the next array, which saves time.
         keep_freed_memory()
         clip = RecordedClip(reader, self.context)
         gain_of_clip, is_good = clip.gain()

@@ -137,7 +137,7 @@ def digest_of_method(raw: Mapping[str, Any], data: Data, steps: int) -> str:
     return digest_of([about, steps, data.digest])
 
 
-def refuse_unequal_steps(methods: Sequence["Method"]) -> None:
+def refuse_unequal_pixels_per_step(methods: Sequence["Method"]) -> None:
     """End the program if a step of one method sees more pixels than a step of another method.
 
     Otherwise one method would be trained on more data than another in the same number of steps.

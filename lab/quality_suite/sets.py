@@ -1,10 +1,16 @@
 """The sets of clips on which methods are trained and tested.
 
-What must stay: CLIPS, SAMPLE_WEIGHTS and FRAMES. They are part of the digest of the data, so
-another value makes all results of finished runs invalid. TRAINING_SETS is no part of the digest, so
-whoever changes a training set must give it another name, which changes SAMPLE_WEIGHTS. CONDITIONS
-is no part, because it changes no training: each condition is tested on its own. Free to add: a
-condition.
+A rig is a pair of simulated cameras. A condition is the rig of a set of test clips.
+
+A finished run holds the digest of its data. If the digest changes, all finished runs are invalid.
+
+    to change                        in the digest   what to do
+    CLIPS, SAMPLE_WEIGHTS, FRAMES    yes             leave them: they must stay
+    TRAINING_SETS                    no              give the changed set another name, also in
+                                                     CLIPS and SAMPLE_WEIGHTS, which changes the
+                                                     digest
+    CONDITIONS                       no              a new one may be added: it changes no training,
+                                                     and each condition is tested on its own
 
 tests/parts/house/test_quality_command.py makes the suite `sample`. No test makes the clips of the
 suite `real`, because they need the videos.
@@ -21,7 +27,8 @@ from lab.quality_suite import programs
 from lab.quality_suite.sources import PHOTOS, VIDEOS, link_sources
 from scripts.make_sample_data import RGB, SPIKES
 
-# Set of clips -> number of clips of each video or photograph.
+# Number of clips of each video or photograph. "random", "ideal" and "photos" are training sets.
+# "choose" and "report" are parts: the videos of the tests (sources.py).
 CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}
 FRAMES = 8  # frames of a clip
 # Training set -> weight with which a sample is drawn from it: of 12 samples, 4 are of "random".
@@ -42,7 +49,12 @@ TRAINING_SETS = {
     "ideal": TrainingSet(source="train", rig="ideal"),
     "photos": TrainingSet(source="photos", rig="random"),
 }
-# The pairs of simulated cameras (rigs) of the tests. data/cameras/rig_values.py has their values.
+# The rigs of the tests. data/cameras/rig_values.py has their values.
+#
+#     ideal   aligned cameras, and a nearly ideal sensor
+#     other   aligned cameras, and a sensor that integrates display values
+#     rig     two plausible cameras with small flaws (this condition is called "rig", too)
+#     dim     the cameras of "rig" in little light
 CONDITIONS = ("ideal", "other", "rig", "dim")
 
 
@@ -51,7 +63,9 @@ class Data:
     """The sets of clips of a suite."""
 
     sample_weights: Mapping[Path, int]  # folder of a training set -> weight of its samples
-    tests: Mapping[str, Path]  # condition -> folder of its test clips, e.g. data/report_rig
+    # Condition -> folder of its test clips, e.g. data/report_rig. The suite `sample` has a single
+    # one, "recorded": the clips as they are.
+    tests: Mapping[str, Path]
     split: str  # "train" or "test": the folder within a set that has the test clips
     # A digest of what the sets are made from. It contains no folder, so that results hold on other
     # machines.
@@ -61,8 +75,8 @@ class Data:
     def part(self) -> str:
         """Return what the tests are of: "made", "choose" or "report".
 
-        It is the first word of the folder of a test set, e.g. of data/report_rig. The files of
-        results end with it, so it must stay.
+        It is the first word of the folder of a test set: data/report_rig -> "report", data/made ->
+        "made". The files of results end with it, so it must stay.
         """
         first_folder = next(iter(self.tests.values()))
         return first_folder.name.partition("_")[0]

@@ -40,6 +40,10 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
     The ways are PNG files without and with spike files, and the clip cache without and with
     spikes. The time to decode the PNGs of a sample is measured too, because it is most of the work.
 
+    args: the command line of lab/benchmark.py, of which four are used here: `clips` is the number
+    of clips, `frames` and `crop` are the size of a sample, and `repeats` is the number of measured
+    calls of each way.
+
     Returns {"samples": way -> milliseconds of a sample}.
     """
     # One thread, as in a worker process of the loader. 0 means that OpenCV starts no threads.
@@ -65,6 +69,7 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         counter = count()
         for name, dataset in datasets.items():
             runs[name] = partial(_read_next_sample, dataset, counter)
+        # Call the ways in turn. Of each way `compared` returns e.g. the median time, median_s.
         figures_of_ways = compared(runs, torch.device("cpu"), args.repeats, warmup=2)
 
     ms = {name: 1e3 * figures["median_s"] for name, figures in figures_of_ways.items()}
@@ -77,7 +82,7 @@ def _print_ways(args: argparse.Namespace, ms: dict[str, float]) -> None:
     decoding_ms = ms["OpenCV decodes the PNGs"]
     print(
         f"\n{args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, "
-        f"{PLANES} planes of 640 x 360 each"
+        f"{PLANES} planes of {WIDTH // RATIO} x {HEIGHT // RATIO} each"
     )
     rows = []
     for name, way_ms in ms.items():
@@ -123,8 +128,11 @@ def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]
     }
     cached = {"io_backend": {"type": "cache", "path": str(root / "cache")}}
 
+    # The clip cache is made first, because a data set that reads it needs it. A `source` says what
+    # to put into it: the folders of a root, and how its spikes are read. The class of the data set
+    # (`constructor`) finds the sources without making a data set. The set has one root, so one
+    # source.
     section = DATASETS.resolve(of_all | spikes, "datasets.train")
-    # The set has one root, so one source: its folders, and how its spikes are read.
     [source] = section.constructor.sources_of(section)
     build_cache(source, str(root / "cache"))
 

@@ -45,13 +45,24 @@ class InChunks(torch.autograd.Function):
     Call `InChunks.apply(x, work, *weights)` without autocast. The weights have the order of
     work.names. Each weight is an argument, because autograd finds no tensors within other objects.
 
-    One chunk in forward, and in backward (from right to left):
+    What happens to a chunk. `take` and `put` read and write some tokens of a tensor (rows.py).
 
-        x  --take-->  tokens  --work.hidden-->  y, h  --last layer fc2-->  out
-        grad_x  <--put--  grad_tokens  <--autograd--  gradients of y, h  <--by hand--  grad
+        forward     1. x         take          ->  tokens of the chunk
+                    2. tokens    work.hidden   ->  y, h
+                    3. y, h      y + fc2(h)    ->  put into out
+
+        backward    1. x                     take, work.hidden  ->  y, h, with a graph
+                    2. grad                  by hand            ->  gradients of y, h and fc2
+                    3. gradients of y and h  autograd           ->  gradients of all other weights,
+                                                                    and of the tokens: put into
+                                                                    grad_x
 
     y is the residual, and h the input of fc2. y is None if the layer has no residual. h is None if
-    stochastic depth has dropped the MLP.
+    stochastic depth has dropped the MLP. fc2(h) is multiplied by the factor of stochastic depth.
+
+    Other names: `work` (work.py) says what the layer computes, `work.hidden` is its computation but
+    for fc2. `factors` are the two factors of stochastic depth, of attention and of the MLP.
+    `keeps_attention` is whether forward records the results of the attention on the tape.
 
     What must stay: both passes go through the chunks in the order of work.pieces, because the tape
     is read in the order in which it was written.
@@ -65,16 +76,23 @@ class InChunks(torch.autograd.Function):
             w[name] = None if weight is None else weight.detach()
         w = cast(w, x.dtype)
 
-        has_backward = ctx.needs_input_grad[0]  # whether x needs a gradient
+        # Whether x needs a gradient. If only weights need one, nothing is recorded, and backward
+        # computes the attention again.
+        has_backward = ctx.needs_input_grad[0]
         tape = tape_of_forward(work.has_own_attention, work.keeps_attention, x.dtype, has_backward)
 
         samples, tokens, _ = x.shape
         output_channels = len(w["fc2"])
         out = x.new_empty(samples, tokens, output_channels)
-        # A chunk names tokens three times (chunk.py): `rows` to read, padding included; `results`
-        # to write, without padding; in backward `kept`, the places of the results among the rows.
+        # A chunk has three index tensors (chunk.py). E.g. a window with token 6, padding, and the
+        # tokens 0 and 1:
+        #
+        #     rows      6 0 0 1    the tokens to read; at padding token 0 in its place
+        #     results   6   0 1    the tokens to write
+        #     kept      0   2 3    the positions of the results among the rows, for backward
         for sample, chunk, factors in work.pieces(samples):
             # The taken tokens have no name here, so that they are freed before the last layer.
+            # `hidden` returns the residual y and the input h of fc2.
             y, h = work.hidden(take(x[sample], chunk.rows), chunk, factors, w, tape)
             if h is not None:
                 branch = scale_branch(F.linear(h, w["fc2"], w["fc2_bias"]), factors.mlp)
@@ -110,13 +128,14 @@ class InChunks(torch.autograd.Function):
         end_of_weights = 1 + len(work.names)
         weights = dict(zip(work.names, saved[1:end_of_weights], strict=True))
         tape = tape_of_backward(work.has_own_attention, recorded=saved[end_of_weights:])
-        # The gradient of a weight is the sum over all chunks.
+        # The gradient of a weight is the sum over all chunks: name -> sum so far.
         needs_gradient = ctx.needs_input_grad[2:]  # of the weights, without x and work
         sums = _zeros_for_gradients(weights, needs_gradient)
 
         # The gradients of fc2 and its bias are computed in step 2 below, without a graph. All other
-        # gradients come from autograd. For this the weights become leaves of the graph of each
-        # chunk, i.e. tensors for which autograd can be asked.
+        # gradients come from autograd. For this the other weights that need a gradient
+        # (`with_graph`) become leaves of the graph of each chunk, i.e. tensors whose gradients
+        # autograd can return.
         with_graph = [name for name in sums if name not in ("fc2", "fc2_bias")]
         w = _as_leaves(weights, with_graph, x.dtype)
 
@@ -127,7 +146,8 @@ class InChunks(torch.autograd.Function):
             with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
                 y, h = work.hidden(tokens, chunk, factors, w, tape)
 
-            # 2. Compute the gradients of y, of h and of fc2 by hand.
+            # 2. Compute the gradients of y, of h and of fc2 by hand: the table above. grad_y is G,
+            # grad_branch is factor G.
             outputs: list[Tensor] = []  # y and h, as far as there are any
             gradients: list[Tensor] = []  # the gradient of each output
             grad_y = take(grad[sample], chunk.results)

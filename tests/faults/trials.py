@@ -402,8 +402,11 @@ def readers(share: float) -> Results:
         #       - during generate phase (1.05 seconds):
         #         - 300 passing examples, 0 failing examples, 12 invalid examples
         #
-        # So a piece of the split begins "parts/data/test_any_bytes.py::test_name:". The first piece
-        # is what comes before the statistics.
+        # A piece of the split is the text between two "tests/" at the beginning of a line:
+        #
+        #     parts/data/test_any_bytes.py::test_name:\n ... 300 passing examples, 0 failing ...
+        #
+        # The first piece, which is left out, is what comes before the statistics.
         for statistics_of_test in ended.stdout.split("\ntests/")[1:]:
             counts = re.search(r"(\d+) passing\D+(\d+) failing", statistics_of_test)
             if counts:
@@ -424,7 +427,8 @@ def epochs(share: float) -> Results:
     """Train for many short epochs, with loader processes that live for an epoch or for the run."""
     full_number = number_of(trials=200, share=share, at_least=2)
     each = {}  # run, in words -> number of epochs that it came through
-    # persistent, a value as on the command line: loader processes live for the run, else an epoch.
+    # persistent: "true" if the loader processes live for the whole run, "false" if for an epoch. It
+    # is a text, because it becomes an option on the command line.
     for ranks, persistent in product((2, 4), ("false", "true")):
         with tempfile.TemporaryDirectory() as folder:
             options = write_odd_options(Path(folder))
@@ -438,23 +442,27 @@ def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str
     """Return how many of the epochs a run came through; 0 if it failed."""
     changes = (
         f"train.epochs={full_number}",
-        "train.total_iter=1000000",
+        "train.total_iter=1000000",  # so many steps that the number of epochs ends the run
         "datasets.test={}",
         f"datasets.train.dataloader_persistent_workers={persistent}",
         "datasets.train.dataloader_num_workers=2",
     )
-    # Rank 1 starts its loader late in each epoch, so no step is given.
+    # Case "late" of odd_worker.py: rank 1 starts its loader late in each epoch. Each rank prints
+    # {"loader": [...], "progress": [...]}, the times at which each epoch has begun.
     command = odd_command(options, *changes, case="late", struck_rank=1)
     with Ranks(ranks, *command) as running:
         result = running.wait(120 + 10 * full_number)
     if result.exit_codes != [0] * ranks:
         return 0
+    # jsons: what each rank has printed as JSON. An epoch counts if all ranks have begun it.
     return min(len(moments["progress"]) for moments in result.jsons if moments)
 
 
 # ---- All kinds -----------------------------------------------------------------------------------
 
-# Kind of trial -> share of the full number of trials -> results. The names are keys of faults.json.
+# Kind of trial -> function: share of the full number of trials -> results. The names are keys of
+# faults.json. "stop", "gil", "kill" and "exception" are kinds of faults (tests/faults/stalls.py).
+# choose_victim says which rank a fault strikes.
 KINDS_OF_TRIAL: dict[str, Callable[..., Results]] = {
     "stalls": partial(stalls, kinds=STALL_KINDS, full_number=3, choose_victim=waiting_rank),
     "deaths": partial(

@@ -88,7 +88,8 @@ BY_HAND = (
 )
 
 # Launchers that start one process for each rank. `with_standard_names` takes the first row that
-# reads a `size` above 1. NOWHERE: no variable of the launcher has this value.
+# reads a `size` above 1. A cell is NOWHERE if no variable of the launcher has the value of the
+# cell.
 PER_PROCESS = (
     PerProcess(
         name="Open MPI",
@@ -96,7 +97,8 @@ PER_PROCESS = (
         rank=var("OMPI_COMM_WORLD_RANK"),
         local_rank=var("OMPI_COMM_WORLD_LOCAL_RANK"),
         local_size=var("OMPI_COMM_WORLD_LOCAL_SIZE"),
-        # Azure ML starts Open MPI, and names the host of rank 0.
+        # Azure ML starts Open MPI, and names the host of rank 0. `first_of` also reads a plain
+        # name; of "host:port" it takes the host.
         address=first_of("AZ_BATCH_MASTER_NODE"),
         advice=MPIRUN,
     ),

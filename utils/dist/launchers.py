@@ -54,8 +54,9 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
     Raises DistError if the platform tells that there are several processes, but not which of them
     this process is, or not where rank 0 is.
     """
-    # 1. torchrun sets TORCHELASTIC_RUN_ID for its ranks. The names PET_... stand for its flags,
-    # here for --nproc-per-node.
+    # 1. The variables of torchrun are there: this process is a rank, or it stands for a node, which
+    # will start its ranks. torchrun sets TORCHELASTIC_RUN_ID for its ranks. The names PET_... stand
+    # for its flags, here for --nproc-per-node.
     is_rank = env.get("WORLD_SIZE") or "TORCHELASTIC_RUN_ID" in env
     is_node = env.get("NPROC_PER_NODE") or env.get("PET_NPROC_PER_NODE")
     if is_rank or is_node:
@@ -83,7 +84,11 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
 
 
 def process_count(env: Env) -> int:
-    """Return how many processes the launcher has started, or 1 if no variable tells the number."""
+    """Return how many processes the launcher has started, or 1 if no variable tells the number.
+
+    It reads the environment as it is. utils/dist/failure.py calls it for an error that comes before
+    the ranks have met, because `with_standard_names` may be what has failed.
+    """
     sizes = [env.get("WORLD_SIZE", "")]
     for row in PER_PROCESS:
         sizes.append(row.size(env))
@@ -133,7 +138,8 @@ def _variables_of_rank(row: PerProcess, env: Env, command: str) -> dict[str, str
 def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]:
     """Return the standard variables of a process that stands for a node.
 
-    They have the names that the platform PAI-DLC uses, where RANK and WORLD_SIZE count nodes.
+    Beware: here RANK is the number of the node, and WORLD_SIZE the number of nodes, and not of
+    ranks. The platform PAI-DLC uses the names in this way, and NPROC_PER_NODE is the sign of it.
     `node_launch.node_variables` reads them. E.g. for node 1 of 2 with 8 GPUs each:
 
         RANK=1 WORLD_SIZE=2 NPROC_PER_NODE=8 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
@@ -153,9 +159,9 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
         "MASTER_ADDR": env.get("MASTER_ADDR", "").strip() or row.address(env),
         "MASTER_PORT": env.get("MASTER_PORT", "").strip() or row.port(env) or DEFAULT_PORT,
     }
-    # With one GPU on each of several nodes, this process is the only rank of its node: LOCAL_RANK
-    # says so (test_the_only_rank_of_a_node_takes_the_first_of_several_visible_gpus). On a single
-    # node, WORLD_SIZE=1 already says that there is only one process.
+    # With one GPU on each of several nodes, this process is the only rank of its node:
+    # LOCAL_RANK=0 (test_the_only_rank_of_a_node_takes_the_first_of_several_visible_gpus). A single
+    # node does not need it: WORLD_SIZE=1 already says that there is only one process.
     if row.nodes(env) != "1" and gpus == 1:
         variables["LOCAL_RANK"] = "0"
     return variables

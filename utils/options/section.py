@@ -155,8 +155,9 @@ UNKNOWN_OPTION = "unknown option"
 def join_errors(errors: Collection[OptionError]) -> OptionError:
     """Join several errors to one: the text of the first error, and the keys of the others.
 
-    E.g. "unknown option train.epoch" and "netG.width is -1" give the first error. Its advice ends
-    with "; then also: netG.width".
+    An OptionError has four texts: `what` is wrong, `where` (the dotted key), what is `expected`,
+    and what to `do`. E.g. "unknown option train.epoch" and "netG.width is -1" give the first error.
+    Its advice `do` ends with "; then also: netG.width".
 
     Errors of unknown keys come before all others, because a missing key may be just the unknown
     key, misspelt. `found` of the result must hold every single error, because
@@ -200,11 +201,14 @@ class _FailedKey(NamedTuple):
     section: str  # dotted key of the section, "" for the whole file
     model: type[Section]  # the model of the section
     values: Mapping[str, Any]  # the values that were given for the section
-    is_in_outer_section: bool  # whether it is the section that `read_section` was called for
+    # Whether the key is directly in the section that `read_section` was called for, and not in a
+    # section within it.
+    is_in_outer_section: bool
 
     @property
     def dotted(self) -> str:
         """Return the whole name of the key, e.g. "train.G_optimizer_betas"."""
+        # Without a section, ".train" becomes "train".
         return f"{self.section}.{self.key}".strip(".")
 
 
@@ -219,8 +223,12 @@ def _failed_key(
     model, values, where: arguments of `read_section`
     """
     # Go into one section after the other, as long as a name is a section. Then `model` and `values`
-    # belong to the innermost section. The last name of `loc` is never a section: it is the key, or
-    # a position within the value of the key.
+    # belong to the innermost section. The loop never goes into the last name of `loc`: it is the
+    # key, or a position within the value of the key. In the example:
+    #
+    #     names     "train", "G_optimizer_betas", "0"
+    #     depth 0   "train" is a section: go on in it
+    #     depth 1   "G_optimizer_betas" is no section, so it is the key of the section "train"
     names = [str(name) for name in loc]
     depth = 0  # number of sections on the path
     while depth < len(names) - 1:
@@ -230,7 +238,8 @@ def _failed_key(
         model = inner
         values = values[names[depth]]
         depth += 1
-    section = ".".join([where, *names[:depth]]).strip(".")  # `where` may be "", the whole file
+    # E.g. "train". If `where` is "" (the whole file), the join gives ".train".
+    section = ".".join([where, *names[:depth]]).strip(".")
     return _FailedKey(names[depth], section, model, values, is_in_outer_section=depth == 0)
 
 

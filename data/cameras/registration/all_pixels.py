@@ -50,14 +50,14 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
     estimate.explained = explanation.explained
     equations = normal_equations(estimate, views, explanation)
     noise = shared_noise(explanation, sigma, views[0].every)
-    middle = middle_of(estimate, equations) if estimate.has_room else NO_MIDDLE
+    middle = middle_of(estimate, equations) if estimate.fits_times else NO_MIDDLE
     P, p = _priors(estimate, equations.H, noise, middle.is_fitted)  # (k,) each, P as its diagonal
     A = with_larger_diagonal(equations.H, P)  # H + P, (k, k)
     step = step_within_limits(A, equations.g + P * p, estimate.limits_of_time_steps())
 
     # Both methods change the estimate in place, and keep each value within its limits.
     change = estimate.change_matrix(step[:MATRIX_CHANGES])
-    if not estimate.has_room:
+    if not estimate.fits_times:
         return np.concatenate((change, np.zeros(3)))
     estimate.change_times(step[TIME_COLUMNS])
     _set_time_errors(estimate, middle, equations, A)
@@ -109,7 +109,7 @@ def _priors(
     p = np.zeros(len(H))
     # Priors so strong that a value is kept.
     strong = KEEPS * np.diag(H)
-    if estimate.has_room:
+    if estimate.fits_times:
         spread_of_length = SPREAD_SHARE * estimate.nominal_planes
         spread_of_roll = SPREAD_ROLL * estimate.nominal_planes
         spread = np.array((SPREAD_OFFSET, spread_of_length, spread_of_roll))

@@ -99,7 +99,7 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     """
     start, end = estimate.ends_of_exposure()  # of each row, (h,)
     reach = pair.reach(start, end)
-    if estimate.has_room and reach < LEAST_REACH:
+    if estimate.fits_times and reach < LEAST_REACH:
         return None
     # If the times are not fitted, nothing uses the rates at start and end. The reach only must not
     # be 0, because it is a divisor.

@@ -2,15 +2,21 @@
 
 A view with n compared pixels has the residuals r (n,) and their weights w (n,), which are the
 diagonal of W (explanation.py). J (n, k) = dr / d(unknowns) has a column for each of the k unknowns:
-four changes of the matrix, three times if they are fitted, and five coefficients a of the features.
+
+    columns   unknowns
+    4         changes of the matrix: shift right, shift down, scale, turn
+    3         middle and length of the exposure, in planes, and the roll: how much later a lower row
+              is exposed. These three are the times. Only if they are fitted (Estimate.fits_times)
+    5         a, the coefficients of the features of the frame
+
 ' is a transposed matrix. Without priors and limits, the step of the round is -H^-1 g.
 
 Besides H and g, a round needs two corrections, because J and r are noisy:
 
-    pull    the part of g that would shorten the exposure although its length is right. It is
-            subtracted from g
-    noise   the part of H that comes from the noise of the spikes, and not from motion. It is kept
-            beside H, for times.py
+    pull    some parts of a scene fit no exposure. They make g ask for a shorter exposure although
+            its length is right. This part of g is subtracted from g (`_pull_of_misfit`)
+    noise   the noise of the spikes makes the diagonal of H larger, as motion does. This part of H
+            is kept beside H, for times.py (`_noise_of_times`)
 
 What must stay: H and g, and the order of their sums, because they decide the bits of each result.
 test_a_camera_is_found_from_a_start_that_is_off notices a missing pull, and
@@ -51,8 +57,9 @@ def normal_equations(
     estimate: Estimate, views: list[Details], explanation: Explanation
 ) -> NormalEquations:
     """Sum H and g over the views. What pixel i adds to g is row i of W J, times r_i."""
-    number_of_changes = MATRIX_AND_TIMES if estimate.has_room else MATRIX_CHANGES
-    k = number_of_changes + FEATURES
+    # Number of columns before the five columns of a: 7 with the times, 4 without them.
+    number_of_changes = MATRIX_AND_TIMES if estimate.fits_times else MATRIX_CHANGES
+    k = number_of_changes + FEATURES  # 12 or 9
     H = np.zeros((k, k))
     g = np.zeros(k)
     of_tiles = []
@@ -66,7 +73,7 @@ def normal_equations(
         of_pixels = WJ * r[:, None]  # (n, k): what each pixel adds to g
         g = g + of_pixels.sum(axis=0)
         of_tiles += _sums_of_tiles(estimate, details, of_pixels)
-        if estimate.has_room:  # the times are fitted, too
+        if estimate.fits_times:
             pull = _pull_of_misfit(details, w, r, estimate.length)
             g[LENGTH_COLUMN] -= pull
             removed_pull += pull
@@ -79,7 +86,10 @@ def normal_equations(
 def _jacobian(
     estimate: Estimate, details: Details, a: np.ndarray, number_of_changes: int
 ) -> np.ndarray:
-    """Return J (n, k) of one view.
+    """Return J (n, k) of one view: the derivatives of its residuals r = s - F a.
+
+    s are the details of the summed spikes, and F of the five features of the frame. Details are
+    the structures of an image between two sizes (details.py).
 
     a: the coefficients of the features, (5,).
     number_of_changes: number of columns before the coefficients. 4 are for the matrix alone, 7 for
@@ -89,7 +99,7 @@ def _jacobian(
     columns = derivatives(estimate, details, predicted)[:number_of_changes]
     compared = [column[details.is_compared] for column in columns]  # (n,) each
     of_changes = np.stack(compared, axis=1).astype(float)  # (n, number_of_changes)
-    # r = s - F a, so its derivative by a is -F.
+    # The derivative of r = s - F a by a is -F.
     of_coefficients = -details.features[details.is_compared]  # (n, 5)
     return np.concatenate((of_changes, of_coefficients), axis=1)
 
@@ -116,16 +126,19 @@ def _sums_of_tiles(estimate: Estimate, details: Details, of_pixels: np.ndarray) 
 def _pull_of_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: float) -> float:
     """Return the part of g, of one view, that would only shorten the exposure.
 
-        (square of the misfit) / L        L: length of the exposure
+        pull = square / L        square: the sum of w misfit^2; L: length of the exposure
 
     The residuals have two parts: noise, and misfit. Misfit is what the frame cannot explain at any
-    length, e.g. an object of another depth. A sum over more planes has more misfit, so least
-    squares would shorten the exposure although its length is right.
+    length, e.g. an object of another depth. The spikes are summed over the exposure. So with twice
+    the planes, the misfit is twice as large, and least squares would shorten the exposure although
+    its length is right.
 
-    The misfit grows in proportion to L. So its square is c L^2, with a constant c. g is half of the
-    derivative of the square by L:
+    g is half of the derivative of the sum of w r^2. The misfit is proportional to L, so its square
+    is c L^2 with a constant c. Half of the derivative by L is c L, which is square / L.
 
-        g = (1 / 2) d(c L^2) / dL = c L = (c L^2) / L
+    E.g. L is 50 and the square is 200. With 1 % more planes (0.5), the misfit grows by 1 %, and the
+    square by about 2 %, which is 4. So the square grows by 8 per plane. The half is the pull:
+    4 = 200 / 50.
 
     If this part is not subtracted, the test of a start that is off finds the share 0.52 where 1 is
     true.

@@ -74,8 +74,9 @@ class Estimate:
         number_of_changes = MODELS[model] if model else 0
         self.changes = CHANGES[:number_of_changes]  # (k, 3, 3)
         self.nominal_planes = pairs[0].count
-        # Whether the times are fitted. Without room they keep their nominal values.
-        self.has_room = any(pair.has_room() for pair in pairs)
+        # Whether the times are fitted. Without planes around the exposure they keep their nominal
+        # values.
+        self.fits_times = any(pair.has_room() for pair in pairs)
         height, width = pairs[0].sums.shape[1:]
         self.coordinates = coordinates_of(height, width)
 
@@ -132,9 +133,9 @@ class Estimate:
     def limits_of_time_steps(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the smallest and the largest change of middle, length and roll, (3,) each.
 
-        There are none without room to fit the times: (0,) each.
+        There are none if the times are not fitted: (0,) each.
         """
-        if not self.has_room:
+        if not self.fits_times:
             return np.empty(0), np.empty(0)
         # The limits of the values: of the offset (in place of the middle), of length and roll.
         planes = self.nominal_planes

@@ -58,9 +58,9 @@ def run_padded(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: T
 def _padded_length(frames: int, tiling: Tiling) -> int:
     """Return the number of frames with which the network runs on a tile of `frames` frames.
 
-    A network can take an incomplete window: it fills the window with positions without a token. So
-    padding by mirrored frames is a choice. The blend "kair" follows the published tiling, which
-    pads a whole clip only. E.g. windows of 6 frames, and a clip of 7 frames:
+    The network runs without padding, too: it takes an incomplete window, in which some positions
+    have no token. So padding by mirrored frames is a choice. The blend "kair" follows the published
+    tiling, which pads a whole clip only. E.g. windows of 6 frames, and a clip of 7 frames:
 
         num_frame_testing 0                 12   the whole clip is one tile: padded
         num_frame_testing 12, "smooth"      12   the clip is shorter than a tile: padded
@@ -98,8 +98,10 @@ def _extend_by_mirroring(x: Tensor, axis: int, size: int) -> Tensor:
     length = x.shape[axis]
     if size == length:
         return x
-    # One period has twice the length: the axis forward, then backward. E.g. for length 3 the
-    # positions 0 1 2 3 4 5, of which 3 4 5 become 2 1 0.
+    # One period has twice the length: the axis forward, then backward. E.g. for length 3:
+    #
+    #     position   0 1 2   3   4   5
+    #     index      0 1 2   2   1   0      from 3 on, 5 - position
     index = torch.arange(size, device=x.device) % (2 * length)
     index = torch.where(index < length, index, 2 * length - 1 - index)
     return x.index_select(axis, index)

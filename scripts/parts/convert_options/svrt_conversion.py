@@ -57,7 +57,11 @@ class Conversion:
         For example, `netG` -> [`netG.depths`, `netG.img_size`], and `netG.depths` ->
         [`netG.depths`]. Returns an empty list if there is neither.
         """
-        # With the dots at the end, `netG.depths` does not match `netG.depths_of_flow`.
+        # With the dots at the end, where = `netG.depths` finds `netG.depths` itself, and not
+        # `netG.depths_of_flow`:
+        #
+        #     netG.depths.             begins with   netG.depths.
+        #     netG.depths_of_flow.     does not
         return [key for key in self.values if f"{key}.".startswith(f"{where}.")]
 
     def take(self, where: str) -> Any:
@@ -84,8 +88,8 @@ class Conversion:
     def set_ours(self, new: str, value: Any, old: str | None = None, note: str = "") -> None:
         """Set our option `new`, and report that the key `old` of S-VRT became this option.
 
-        old: None: the key keeps its name, and only its value changes. Otherwise `take(old)` comes
-        before, because `old` is not removed here.
+        old: None: the key keeps its name, and only its value changes. Otherwise the caller calls
+        `take(old)` before. If it did not, `old` would stay among the options.
         note: text of the report, if it says more than "new = value"
         """
         self.values[new] = value

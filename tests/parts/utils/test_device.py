@@ -111,11 +111,12 @@ def test_the_record_of_a_run_names_the_accelerator(on_device):
 def test_the_memory_of_a_run_counts_the_tensors_on_the_accelerator(on_device):
     _step, memory_gb = history(on_device.options)["train/memory_gb"][-1]
 
-    # The process itself, with torch, has ten times as much.
+    # Above 0.15 it would be the memory of the process on the CPU, which has ten times as much.
     assert 0.01 < memory_gb < 0.15
 
 
 def test_two_ranks_exchange_by_the_backend_of_the_device(tmp_path, accelerator):
+    # The package standin reads STANDIN_COUNT. Its backend, in place of NCCL, is "standccl".
     two_devices = accelerator | {"STANDIN_COUNT": "2"}
 
     found = train_two_steps(tmp_path / "device", two_devices, ranks=2)
@@ -145,7 +146,8 @@ def test_mixed_precision_and_fitted_memory_follow_the_device(tmp_path, accelerat
     )
 
     assert "mixed precision in bfloat16" in run.text
-    # 0.9 of what the device has, 2 GB.
+    # The device has 2 GB, of which 0.9 may be used. The line of the log goes on with the memory
+    # that the tensors kept for backward take: "(kept ... GB".
     assert "of 1.80 GB (kept" in run.text
     losses = [loss for _step, loss in history(run.options)["train/loss"]]
     assert max(losses) < 0.2
@@ -158,6 +160,8 @@ def test_mixed_precision_and_fitted_memory_follow_the_device(tmp_path, accelerat
 def test_a_run_that_asks_for_the_cpu_gets_the_cpu(tmp_path, accelerator, variables, overrides):
     run = train_two_steps(tmp_path / "run", accelerator | variables, *overrides)
 
+    # With gpu_ids=[], the run itself sets CUDA_VISIBLE_DEVICES to "" (choose_gpus of utils/dist/
+    # gpu.py). So its line is the same.
     assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in run.text
     assert "Stand-in" not in run.text
 
