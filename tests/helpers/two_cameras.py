@@ -66,6 +66,8 @@ def similarity(
     # OpenCV's positive angles turn against the clock, ours turn with it.
     turn = cv2.getRotationMatrix2D(spike_center, -angle_deg, scale)
     matrix = np.vstack((turn, (0, 0, 1)))
+    # The turn keeps the centre of the spike picture in its place. The third column of the matrix is
+    # added to each point: from this centre to the centre of the RGB picture, and the shift.
     matrix[:2, 2] += np.subtract(rgb_center, spike_center) + shift
     return matrix
 
@@ -96,10 +98,12 @@ def record(
     margin = max(rgb) // 3
     light = to_linear(texture(rng, (rgb[0] + 2 * margin, rgb[1] + 2 * margin)))
 
-    # The time of each plane, in exposures: from -0.5 to 0.5 within the exposure.
+    # The time of the middle of each plane, in exposures: from -0.5 to 0.5 within the exposure. E.g.
+    # planes = 4, around = 1: -0.625 | -0.375, -0.125, 0.125, 0.375 | 0.625.
     times = (np.arange(-around, planes + around) + 0.5) / planes - 0.5
-    # For each plane, the matrix from an RGB pixel to its place in the scene. If the scene moves to
-    # the right, the pixel sees a place farther to the left, hence the minus.
+    # For each plane, the matrix from an RGB pixel to its place in the scene. The frame begins
+    # `margin` pixels behind the edge of the scene. If the scene moves to the right, the pixel sees
+    # a place farther to the left, hence the minus.
     shift_x, shift_y = motion
     to_scene = [_translation(margin - shift_x * t, margin - shift_y * t) for t in times]
     is_moving = any(motion)

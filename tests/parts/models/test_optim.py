@@ -192,13 +192,14 @@ def take_step(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
 
 
 def test_the_moments_of_another_optimizer_begin_anew(caplog):
+    # fix_keys=[]: no name of this network has the keys of OPTIONS, which would cause a warning.
     net = linear_layers("mlp")
     saved = saved_moments(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net)
     optimizer = build_optimizer(net, train_options(fix_keys=[]))
-    then = {"G_optimizer_type": "momentum", "fix_iter": None, "fix_keys": []}
+    saved_options = {"G_optimizer_type": "momentum", "fix_iter": None, "fix_keys": []}
 
-    load_moments(optimizer, saved, net, then, train_options(fix_keys=[]))
-    take_step(optimizer, net)
+    load_moments(optimizer, saved, net, saved_options, train_options(fix_keys=[]))
+    take_step(optimizer, net)  # fails if Adam has got the moments of SGD
 
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["train.G_optimizer_type: momentum -> adam; its moments begin at zero"]
@@ -208,9 +209,9 @@ def test_adam_and_adamw_share_their_moments():
     net = linear_layers("mlp")
     saved = saved_moments(torch.optim.AdamW(net.parameters()), net)
     optimizer = build_optimizer(net, train_options())
-    then = {"G_optimizer_type": "adamw", "fix_iter": None, "fix_keys": []}
+    saved_options = {"G_optimizer_type": "adamw", "fix_iter": None, "fix_keys": []}
 
-    load_moments(optimizer, saved, net, then, train_options())
+    load_moments(optimizer, saved, net, saved_options, train_options())
 
     assert optimizer.state_dict()["state"][0]["step"] == 1
 
@@ -264,6 +265,8 @@ class MaskedLoss(nn.Module):
     ],
 )
 def test_a_tensor_that_a_batch_lacks_is_not_replaced_by_the_next_one(missing):
+    # A loss is called with the tensors that are there, in the order of `takes`. Without the mask,
+    # gt would be the argument `mask`.
     with pytest.raises(OptionError, match="takes mask, gt, lq in this order"):
         refuse_missing_targets(MaskedLoss(), missing, batch=("lq", "gt"))
 

@@ -164,7 +164,11 @@ SIZE = ("datasets.train.spike.h=48", "datasets.train.spike.w=48")
 
 
 def check_wrong(home, out, override, pattern, capfd):
-    """Check that page and output say what is wrong. pattern: the sentence, a regular expression."""
+    """Check that page and output say what is wrong.
+
+    out: the page to write. override: the option that makes the sample wrong.
+    pattern: a regular expression for the sentence. capfd: pytest's record of the output.
+    """
     kind, sentence = verdict_of(page_of(home, out, *SIZE, override))
     assert kind == "wrong"
     assert re.search(pattern, sentence), sentence
@@ -183,7 +187,8 @@ def test_spikes_upside_down_are_named(home, tmp_path, capfd):
 
 
 def test_spikes_that_are_shifted_are_named(home, tmp_path, capfd):
-    # 4 spike pixels are 8 pixels of a frame.
+    # 4 spike pixels are 8 pixels of a frame. The shift that is measured may be 0.2 pixels shorter,
+    # e.g. 7.8.
     override = write_changed_spikes(
         home, tmp_path / "moved", lambda spikes: np.roll(spikes, 4, axis=2)
     )
@@ -247,8 +252,9 @@ def test_a_calibration_is_shown_and_a_wrong_one_is_named(home, tmp_path, left, k
 
 
 def test_a_small_shift_beside_a_large_one_is_named(home, tmp_path):
-    # The right calibration has 0.5 twice. So the spikes seem to be 6 pixels to the right, and 0.65
-    # pixels down. The shift that is measured is up to 0.2 pixels shorter.
+    # The right calibration has left = top = 0.5. So the spikes seem to be 6.5 - 0.5 = 6 pixels to
+    # the right, and 1.15 - 0.5 = 0.65 pixels down. The shift that is measured is up to 0.2 pixels
+    # shorter.
     calibration = write_calibration(tmp_path / "a.json", left=6.5, top=1.15)
 
     page = page_of(home, tmp_path / "a.html", calibration)
@@ -265,7 +271,8 @@ def test_the_motion_within_the_exposure_is_shown_if_asked_for(home, tmp_path):
 
     assert "Motion within the exposure of" in page
     # The motion of each pixel of the whole frame, 96 x 96 enlarged 3 times, and the expected error
-    # of this motion. The page calls the motion "way".
+    # of this motion. The page calls the motion "way". `pictures_of` finds pictures by their
+    # alternative text.
     way = pictures_of(page, 'way of each pixel[^"]*')[0]
     error = pictures_of(page, 'expected error[^"]*')[0]
     assert way.shape == (3 * 96, 3 * 96, 3)

@@ -45,7 +45,10 @@ def mean_error(found: np.ndarray, expected: np.ndarray) -> float:
 class Orientation(NamedTuple):
     """A way to turn or mirror a picture."""
 
-    matrix: tuple[int, int, int, int]  # the display matrix (a, b, c, d) in an MP4
+    # The display matrix (a, b, c, d) in an MP4: the pixel (x, y), with y down, is shown at
+    # (a x + c y, b x + d y). E.g. (0, 1, -1, 0) is a quarter turn clockwise: what points to the
+    # right is shown pointing down, and what points down is shown pointing to the left.
+    matrix: tuple[int, int, int, int]
     shown: Callable[[np.ndarray], np.ndarray]  # the same for an array (H, W, 3)
 
 
@@ -82,7 +85,7 @@ def test_a_turned_or_mirrored_film_is_read_as_players_show_it(tmp_path, name):
 def write_jpeg_film(path, image, orientation):
     """Write a film of two JPEG frames. orientation: the number in their EXIF data."""
     exif = Image.Exif()
-    exif[0x112] = orientation
+    exif[0x112] = orientation  # the tag Orientation of EXIF
     jpeg = io.BytesIO()
     Image.fromarray(image).save(jpeg, "JPEG", exif=exif, quality=100, subsampling=0)
 
@@ -119,6 +122,7 @@ def test_a_film_of_jpegs_with_exif_is_read_upright(tmp_path, orientation, quarte
     image = blocks(height=48, width=64)
     write_jpeg_film(tmp_path / "v.mov", image, orientation)
 
+    # The second of the two frames, which are alike.
     found = VideoReader(tmp_path / "v.mov").read(1)
 
     shown = np.rot90(image, quarter_turns)
