@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.dist.launching import ROOT, RankResult, Ranks
+from tests.dist.launching import ROOT, RankResult, Ranks, run_ranks
 from tests.faults.secret_keys import (
     ENV_WITH_SECRET,
     OPTION_WITH_SECRET,
@@ -77,6 +77,20 @@ def test_ranks_that_all_hang_in_c_code_are_reported_once():
     assert trial.has_stack, trial.text
     assert 0 not in trial.exit_codes
     assert not trial.left
+
+
+@pytest.mark.parametrize("reporter", [0, 1])
+def test_a_stall_is_reported_although_the_reporting_rank_is_killed(reporter):
+    stuck = 1 - reporter
+    command = ("tests/faults/reporter_worker.py", str(reporter), "forward", str(stuck), "10")
+
+    result = run_ranks(2, *command, str(STALL_S), limit_s=60)
+
+    assert result.exit_codes[reporter] == -9, result.text
+    assert result.exit_codes[stuck] == STALLED, result.text
+    assert result.text.count("StallError") == 1, result.text
+    assert f'rank {stuck} stands still or is gone; last seen in phase "forward"' in result.text
+    assert f"seen by rank {reporter}, which gave no report" in result.text
 
 
 def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):

@@ -39,7 +39,7 @@ from torch.distributed import Store
 from utils import system
 from utils.dist import watchdog
 from utils.dist.awake_clock import AwakeClock
-from utils.dist.beats import BEAT_S, Beats, claim_failure, is_gone, read_states
+from utils.dist.beats import BEAT_S, Beats, claim_failure, is_gone, read_states, where
 from utils.dist.claims import first_to_claim
 from utils.dist.guard import start_guard
 from utils.dist.leave import (
@@ -114,6 +114,7 @@ class Watchdog(threading.Thread):
         self.is_ending = False
         # The failure that ends the run, once it is known: its rank, exit code, and who claimed it.
         self.failure: Failure | None = None
+        self.is_reported = False  # whether this rank knows that the stall has been reported
 
         # What the main thread does.
         self.place = RUN.place  # the phase of the last beat
@@ -227,8 +228,35 @@ class Watchdog(threading.Thread):
                 key = f"stacks/{self.rank}"
                 self.store.set(key, seal(key, dump_stacks(self.stack_file)))
             # The reporting rank may still need the stacks or the store of this rank.
-            wait_for(self.store, REPORTED, seconds=REPORT_WAIT_S)
+            self.is_reported = wait_for(self.store, REPORTED, seconds=REPORT_WAIT_S)
+            self._report_if_nobody_did(failure)
         leave(failure.code, self.store)
+
+    def _report_if_nobody_did(self, failure: Failure) -> None:
+        """Report a stall whose reporter ended before its report, e.g. by the out-of-memory killer.
+
+        One rank of each host reports
+        (test_a_stall_is_reported_although_the_reporting_rank_is_killed).
+
+        failure: the failure in the store. `failure.by` should have reported it.
+        """
+        is_own = failure.by == self.rank  # then another thread of this rank reports
+        if self.is_reported or is_own or failure.code != STALL_CODE:
+            return
+        self.is_reported = True
+        # A rank that did not read the failure reports the loss of the store under the same name.
+        if not first_to_claim(self._name_of_loss()):
+            return
+        state = self.beats.states.get(failure.rank)  # None if this rank has read no beat of it
+        last_seen = "" if state is None else f"; last seen in {where(state)}"
+        place = "" if state is None else f"host {state['host']}, pid {state['pid']}; "
+        error = StallError(
+            what=f"rank {failure.rank} stands still or is gone{last_seen}",
+            where=f"{place}seen by rank {failure.by}, which gave no report",
+            expected=f"a report of rank {failure.by} within {REPORT_WAIT_S:g} s",
+            do=f"look for the out-of-memory killer or a signal on the host of rank {failure.by}",
+        )
+        write_to_log_and_stderr(str(error))
 
     def _own_state(self) -> State:
         """Return the next beat: the phase of the main thread, and how long it has been there.
@@ -389,6 +417,12 @@ class Watchdog(threading.Thread):
                 self.store.set(REPORTED, "1")
         leave(own_failure.code, self.store)
 
+    def _name_of_loss(self) -> str:
+        """Return the name that a rank claims (`first_to_claim`) before it reports for its host."""
+        rank_0 = self.beats.states.get(0)
+        pid = rank_0["pid"] if rank_0 is not None else None
+        return f"lost {RUN.launch.master_port} {pid}"
+
     def _end_without_store(self) -> NoReturn:
         """End because the store does not answer any more. One rank of each host reports it.
 
@@ -398,7 +432,8 @@ class Watchdog(threading.Thread):
             the process of rank 0 is gone                            rank 0 is DEAD
             otherwise                                                rank 0 is SILENT
         """
-        if self.failure is not None:  # known, and reported by another rank
+        if self.failure is not None:  # known, and usually reported by another rank
+            self._report_if_nobody_did(self.failure)
             leave(self.failure.code, store=None)
         launch = RUN.launch
         rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
@@ -407,7 +442,7 @@ class Watchdog(threading.Thread):
         # report: the first that claims a name. The name has the port of the run and the process id
         # of rank 0, so it is the same on all ranks of the run.
         pid = rank_0["pid"] if rank_0 is not None else None
-        if not first_to_claim(f"lost {launch.master_port} {pid}"):
+        if not first_to_claim(self._name_of_loss()):
             # Another rank reports. Give it time, because torchrun ends all ranks as soon as one
             # rank has ended.
             time.sleep(2.0)

@@ -1,0 +1,36 @@
+"""A training of stall_worker.py whose reporting rank is killed before it has reported.
+
+    reporter_worker.py REPORTER  ARGUMENTS OF stall_worker.py
+
+Rank REPORTER alone looks for a rank that stands still. A second after it has claimed the report, it
+gets SIGKILL, e.g. as from the out-of-memory killer. By then the other ranks have read the claim.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import time
+
+REPORTER = int(sys.argv.pop(1))
+
+from utils.dist.verdict import Judge  # noqa: E402
+from utils.dist.watchdog_thread import Watchdog  # noqa: E402
+
+judge = Judge.verdict
+
+
+def verdict_of_reporter(self, stall_s):
+    """Judge on rank REPORTER alone."""
+    return judge(self, stall_s) if self.beats.rank == REPORTER else None
+
+
+def killed_before_report(self, verdict):
+    """End in place of `Watchdog._report`."""
+    time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+Judge.verdict = verdict_of_reporter
+Watchdog._report = killed_before_report
+runpy.run_path("tests/faults/stall_worker.py", run_name="__main__")
