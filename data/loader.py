@@ -190,8 +190,10 @@ class TrainLoader:
 
     def _warn_of_range(self, micro_batch: dict[str, Any]) -> None:
         """Warn on rank 0 if the first micro-batch of the run has no values of a display."""
+        if self.rank != 0:
+            return
         warning = warning_of_range(micro_batch)
-        if warning and self.rank == 0:
+        if warning:
             logger.warning("%s", warning)
 
     # ---- Workers that hang or die -----------------------------------------------------------

@@ -66,7 +66,8 @@ def warning_of_range(batch: dict[str, Any]) -> str:
     """Return a warning if the pictures of a micro-batch have values far from 0 to 1, or ""."""
     for key in PICTURES:
         if key in batch:
-            low, high = float(batch[key].min()), float(batch[key].max())
+            low = float(batch[key].min())
+            high = float(batch[key].max())
             # NaN is neither below nor above: the step that meets it is skipped.
             if low < LOWEST or high > HIGHEST:
                 return (

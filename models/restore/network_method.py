@@ -164,7 +164,7 @@ def _tiling(
 ) -> Tiling:
     """Return the tiles that options and flags ask for.
 
-    Of several values for one thing, the first in this order counts: a flag, `fields`,
+    If a thing has several values, the first in this order counts: a flag, `fields`,
     `tile_options`, a default. `Tiling.of` replaces a size "auto" by a number. For "auto" it has
     other defaults of `blend` and `may_halve`. A network that interpolates always gets tiles of its
     own length.

@@ -301,7 +301,9 @@ def test_a_run_begins_with_a_status_that_lists_every_rank(stalled_run):
 
 
 def test_the_status_says_that_the_ranks_train_on_different_samples(stalled_run):
-    samples_of_0, samples_of_1 = (set(line["samples"].split(", ")) for line in stalled_run.at_start)
+    rank_0, rank_1 = stalled_run.at_start
+    samples_of_0 = set(rank_0["samples"].split(", "))
+    samples_of_1 = set(rank_1["samples"].split(", "))
 
     assert samples_of_0.isdisjoint(samples_of_1)
 

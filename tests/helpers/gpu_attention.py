@@ -31,7 +31,7 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     The rules are those of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order,
     can_use_*_attention, minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient,
     check_attn_mask_shape), torch 2.8 to 2.15, for inputs without dropout, nesting and causal masks.
-    Where versions differ, the stricter rule holds: cuDNN comes first, as since 2.11 on the H100,
+    If versions differ, the stricter rule holds: cuDNN comes first, as since 2.11 on the H100,
     and storage offsets count, as in 2.15.
     """
     enabled = torch.backends.cuda

@@ -73,7 +73,7 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
         M    light around              V    mean square of the changes around
         g    weights of the mean over the pixels around
 
-    Where this comes from: noise changes pixel i by e_i. The mean of e_i e_j is 0, and the mean of
+    The derivation: noise changes pixel i by e_i. The mean of e_i e_j is 0, and the mean of
     e_i^2 is the variance v_i. `without_change_of_lamps` makes of e_i
 
         c_i = e_i - (L_i / M_i) sum over k of g_ik e_k

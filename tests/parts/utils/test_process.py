@@ -84,7 +84,7 @@ def test_windows_is_refused_in_words(tmp_path):
     assert result.stderr == [expected]
 
 
-# Prints which libraries the programs have loaded, of those that take long to load.
+# Some libraries take long to load. Prints which of these the programs have loaded.
 PRINT_HEAVY_LIBRARIES = """
 import sys, main_train_vrt, main_test_vrt
 heavy = {"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"}

@@ -126,11 +126,14 @@ def seen_of_moved_means(grey: torch.Tensor, shifts: torch.Tensor, view: View) ->
 
     grey: (1, H, W). shifts: (H, W, 2).
     """
-    (plane_height, plane_width), (down, across) = view.plane, view.points_in_pixel
+    plane_height, plane_width = view.plane
+    down, across = view.points_in_pixel
     points = torch.from_numpy(view.points_on_frame())
     points = points.reshape(plane_height, down, plane_width, across, 2)
     middles = points.mean(dim=(1, 3))  # (h, w, 2)
-    row, column = plane_height // 2, plane_width // 2
+    # The middle spike pixel.
+    row = plane_height // 2
+    column = plane_width // 2
     beside_pixel = middles[row, column] % 1
 
     # m at the places, from one row and column above and to the left of the frame.
