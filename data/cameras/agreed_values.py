@@ -1,6 +1,7 @@
 """Decide the form of a plane, the rate and the calibration: from the option, or from dataset.json.
 
-A value may be given in two places. Then both must be equal, because one of them is wrong otherwise:
+A value may be given in both places. If the two values differ, one of them is wrong, so this is an
+error:
 
     option spike.h   "h" in dataset.json   value
     360              missing               360
@@ -70,7 +71,7 @@ class FileCalibration(NamedTuple):
 
 def agreed_geometry(
     info: DatasetInfo,
-    from_file: FileCalibration | None,
+    calibration_of_file: FileCalibration | None,
     h: int | None,
     w: int | None,
     flip: bool | None,
@@ -80,7 +81,7 @@ def agreed_geometry(
 ) -> SpikeGeometry:
     """Return the form of a plane. Raises OptionError for wrong sizes.
 
-    from_file: the calibration of a file, or None.
+    calibration_of_file: from `file_calibration`.
     h, w, flip: the options spike.h, spike.w and spike.flip. None: not given.
     head_columns, bit_order, layout: how a plane lies in its file (data/spike/geometry.py).
     """
@@ -88,8 +89,8 @@ def agreed_geometry(
     # section nor dataset.json has a size. If they have another size, `DatSpikes._calibrate` refuses
     # the calibration later.
     calibrated_height = calibrated_width = None
-    if from_file:
-        calibrated_height, calibrated_width = from_file.calibration.spike_size
+    if calibration_of_file:
+        calibrated_height, calibrated_width = calibration_of_file.calibration.spike_size
     # The default of `flip`: rows are stored bottom first, except in files of an SPS100.
     stored_bottom_first = layout == "raster"
     height = agreed_value("h", h, info, default=calibrated_height)

@@ -4,7 +4,7 @@ The two cameras may look from slightly different places, and have noise and othe
 clips for training (`scripts/prepare_gopro_spike.py --rig`) and tests with a known calibration.
 
     rig = Rig.of_flag("random", rng)                # or a name in NAMED (rig_values.py)
-    for blurry, sharp, spikes in rig.record(lights, planes=88, spike=(96, 96)):
+    for blurry, sharp, spikes in rig.record(lights, planes=88, spike_size=(96, 96)):
         ...                                       # one frame interval
 
 `lights` are pictures of the scene, linear light (H, W, 3) with 1 at full scale, on the pixels of
@@ -41,7 +41,7 @@ import numpy as np
 from data.cameras.calibration import Calibration
 from data.cameras.rgb_camera import RgbCamera
 from data.cameras.rig_values import NAMED, drawn_values, numbers_of_changes
-from data.cameras.spike_view import Size, are_centres, delayed_views, places_of_points
+from data.cameras.spike_view import Size, are_pixel_centres, delayed_views, places_of_points
 from data.spike.pictures import LUMA, to_display
 from data.spike.simulate import IntegrateAndFire
 from utils.errors import OptionError
@@ -72,8 +72,8 @@ class Rig(RgbCamera):
 
     # ---- What it sees ----
 
-    # In planes. Plane p shows the light of time p - time_offset, as in
-    # `Calibration.time_offset_planes`.
+    # How many planes the spikes are late: plane p shows the light of the time p - time_offset, as
+    # in `Calibration.time_offset_planes`.
     time_offset: float = 0.0
     # Weights of R, G and B in the grey that the spike camera sees.
     mix: tuple[float, float, float] = (float(LUMA[0]), float(LUMA[1]), float(LUMA[2]))
@@ -132,13 +132,13 @@ class Rig(RgbCamera):
         # be other draws, and existing data sets could not be made again.
         return cls(**values, seed=int(rng.integers(2**31)))
 
-    def matrix(self, spike: Size, rgb: Size) -> np.ndarray:
+    def matrix(self, spike_size: Size, rgb_size: Size) -> np.ndarray:
         """Return the matrix (3, 3) from a spike pixel (x, y, 1) to an RGB pixel.
 
-        spike, rgb: sizes (height, width). Parallax is left out.
+        spike_size, rgb_size: (height, width) of a spike plane and of a frame. Parallax is left out.
         """
-        spike_height, spike_width = spike
-        rgb_height, rgb_width = rgb
+        spike_height, spike_width = spike_size
+        rgb_height, rgb_width = rgb_size
         rgb_per_spike_pixel = rgb_width / spike_width * self.scale
         angle = np.deg2rad(self.rotation_deg)
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
@@ -158,37 +158,44 @@ class Rig(RgbCamera):
 
     # ---- The spike camera ----------------------------------------------------------------------
 
-    def views(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
+    def views(self, lights: Iterable[np.ndarray], spike_size: Size) -> Iterator[np.ndarray]:
         """Yield what each pixel of the sensor integrates, (h, w) float32, for each light.
 
-        lights: (H, W, 3) each. spike: size (h, w) of the sensor.
+        lights: (H, W, 3) each. spike_size: (h, w), the size of the sensor.
 
-        A pixel of the sensor integrates the mean over its area: the mean of n x n points. Beyond
-        its edges the picture is mirrored.
+        A pixel of the sensor integrates the mean light of its area, i.e. of n x n points in it.
+        A point outside of the picture shows the picture mirrored at its edge.
         """
         # All lights have the size of the first one. So the places of the points are found once.
         lights = iter(lights)
         first = next(lights, None)
         if first is None:
             return  # there is no light at all
-        height, width = spike
-        rgb = first.shape[:2]  # (H, W)
-        _, rgb_width = rgb
-        n = max(1, round(rgb_width / width))  # as many points as RGB pixels along a spike pixel
+        height, width = spike_size
+        rgb_size = first.shape[:2]  # (H, W)
+        _, rgb_width = rgb_size
+        # n is the number of RGB pixels along a side of a spike pixel, e.g. 4 for 384 RGB columns
+        # and 96 spike columns.
+        n = max(1, round(rgb_width / width))
         # x and y of every point, (2, h n, w n)
         places = places_of_points(
-            self.matrix(spike, rgb), spike, n=n, parallax=self.parallax, seed=self.seed
+            self.matrix(spike_size, rgb_size),
+            spike_size,
+            n=n,
+            parallax=self.parallax,
+            seed=self.seed,
         )
-        is_aligned = are_centres(places, rgb)  # then no interpolation is needed
+        # If the points are exactly the RGB pixels, their light is known without interpolation.
+        are_rgb_pixels = are_pixel_centres(places, rgb_size)
 
         for light in chain([first], lights):
-            # In the order in which they act on the light: the colours become grey, the lens blurs,
-            # the view is from another place, and a pixel is larger than an RGB pixel.
+            # Four things act on the light, in this order: the colours become grey, the lens blurs,
+            # the view is from another place, and a spike pixel is larger than an RGB pixel.
             grey = self._integrated(light)  # (H, W)
             if self.lens_blur:
                 sigma = self.lens_blur * rgb_width / width  # in RGB pixels
                 grey = cv2.GaussianBlur(grey, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
-            if not is_aligned:
+            if not are_rgb_pixels:
                 x, y = places
                 # (H, W) -> (h n, w n)
                 grey = cv2.remap(grey, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
@@ -197,20 +204,25 @@ class Rig(RgbCamera):
     def _integrated(self, light: np.ndarray) -> np.ndarray:
         """Return what the sensor integrates of light (H, W, 3), without colours: (H, W) float32.
 
-        "display" is for streams such as the public Spk-GoPro, whose simulator counted display
-        values. float32 must stay: another type would change the bits of existing data sets.
+        Some simulators integrate display values in place of linear light, e.g. the simulator of the
+        public data set Spk-GoPro. A rig does the same if `self.light` is "display".
+
+        The result must stay float32, because another type would change the bits of existing data
+        sets.
         """
         values = to_display(light) if self.light == "display" else light.astype(np.float32)
         weights_of_colours = np.array(self.mix, np.float32) / np.float32(sum(self.mix))
         return values @ weights_of_colours
 
-    def spikes(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
+    def spikes(self, lights: Iterable[np.ndarray], spike_size: Size) -> Iterator[np.ndarray]:
         """Yield a plane of spikes (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
-        # `jitter` is the noise of the time between two spikes. At full light this time has
-        # 1 / rate planes, and the noise of n planes is sqrt(n) times the noise of one plane:
-        #     sqrt(1 / rate) * noise_of_a_plane = jitter
-        noise_of_a_plane = self.jitter * np.sqrt(self.rate)
-        height, width = spike
+        # `jitter` is the relative noise of the time between two spikes. In this time a pixel
+        # collects one threshold of charge. At full light this takes 1 / rate planes. The noise of a
+        # sum of n planes is sqrt(n) times the noise of one plane, so
+        #     jitter = sqrt(1 / rate) * noise_of_a_plane
+        # E.g. rate 0.25 and jitter 0.02: a spike takes 4 planes, and a plane has the noise 0.01.
+        noise_of_a_plane = self.jitter * np.sqrt(self.rate)  # in thresholds
+        height, width = spike_size
         sensor = IntegrateAndFire(
             height,
             width,
@@ -219,26 +231,26 @@ class Rig(RgbCamera):
             shot_noise=noise_of_a_plane,
             threshold_mismatch=self.pattern,
         )
-        flaws = self._flaws_of_pixels(spike)
-        for view in delayed_views(self.views(lights, spike), self.time_offset):
+        flaws = self._flaws_of_pixels(spike_size)
+        for view in delayed_views(self.views(lights, spike_size), self.time_offset):
             plane = sensor.step(view + flaws.dark_light)
             plane[flaws.is_dead] = 0
             plane[flaws.is_hot] = 1
             yield plane
 
-    def _flaws_of_pixels(self, spike: Size) -> "FlawsOfPixels":
+    def _flaws_of_pixels(self, spike_size: Size) -> "FlawsOfPixels":
         """Draw the flaws of each pixel of the sensor. They are the same in all planes.
 
         The order of the two draws must stay, or a seed would give other data.
         test_a_seed_gives_its_broken_pixels notices.
         """
         rng = random_stream("pixels of a rig", self.seed)
-        dark_rates = self.dark_rate * (1 + self.dark_spread * rng.standard_normal(spike))
+        dark_rates = self.dark_rate * (1 + self.dark_spread * rng.standard_normal(spike_size))
         # One number in [0, 1) for each pixel. The lowest numbers are dead pixels and the highest
         # numbers hot pixels, so no pixel is both.
-        random_numbers = rng.random(spike)
+        random_numbers = rng.random(spike_size)
         return FlawsOfPixels(
-            # A rate is `self.rate` times light, so this light has the dark rate.
+            # The light that would give the dark rate: the firing rate is `self.rate` times light.
             dark_light=(np.maximum(dark_rates, 0) / self.rate).astype(np.float32),
             is_dead=random_numbers < self.dead,
             is_hot=random_numbers >= 1 - self.hot,
@@ -247,7 +259,7 @@ class Rig(RgbCamera):
     # ---- Recording -----------------------------------------------------------------------------
 
     def record(
-        self, lights: Iterable[np.ndarray], planes: int, spike: Size
+        self, lights: Iterable[np.ndarray], planes: int, spike_size: Size
     ) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield blurry frame, sharp frame and spikes of each frame interval.
 
@@ -256,15 +268,16 @@ class Rig(RgbCamera):
 
         lights: (H, W, 3) linear light of each plane. `planes` lights are an interval. Lights after
         the last whole interval are left out.
-        spike: size (h, w) of the spike camera.
+        spike_size: (h, w), the size of a spike plane.
         """
-        # A light is large, and it is needed twice: for the frame and for the spikes. So every light
-        # passes through `_exposed`, which makes the frames, and then goes on to the sensor.
-        # `_exposed` appends the frames of each finished interval to `frames`. With a time offset,
-        # the frames of later intervals may be finished before the spikes of this interval. So
-        # `frames` is a queue.
+        # A light is large, and it is needed twice: for the frame and for the spikes. So it is read
+        # once and not kept. `self.spikes` takes the lights one by one from `_exposed`, and
+        # `_exposed` adds each light to the frame before it gives the light to `self.spikes`.
+        # At the end of an interval, `_exposed` appends the frames of the interval to `frames`.
+        # The spikes of this interval may come much later (negative time offset). Then the frames
+        # of several intervals wait, so `frames` is a queue.
         frames: deque[tuple[np.ndarray, np.ndarray]] = deque()
-        stream = self.spikes(self._exposed(lights, planes, frames), spike)
+        stream = self.spikes(self._exposed(lights, planes, frames), spike_size)
         while True:
             interval = list(islice(stream, planes))
             if len(interval) < planes:
@@ -296,19 +309,19 @@ class Rig(RgbCamera):
                 frames.append((blurry, sharp))
             yield light
 
-    def calibration(self, spike: Size, rgb: Size) -> Calibration:
+    def calibration(self, spike_size: Size, rgb_size: Size) -> Calibration:
         """Return the true calibration. The parallax is left out, because its mean is 0.
 
-        spike, rgb: sizes (height, width).
+        spike_size, rgb_size: (height, width) of a spike plane and of a frame.
         The key `made` records the rig: `Rig(**made["rig"])` is equal to this rig.
         """
-        # `asdict` has the field `seed`, too, but as the last field. Written first here, the seed
-        # keeps the first place in the record.
+        # `asdict` has the seed as its last field. But in existing records the seed comes first, so
+        # it is written first here.
         fields = {"seed": self.seed, **asdict(self)}
         return Calibration(
-            matrix=self.matrix(spike, rgb).tolist(),
-            spike_size=list(spike),
-            rgb_size=list(rgb),
+            matrix=self.matrix(spike_size, rgb_size).tolist(),
+            spike_size=list(spike_size),
+            rgb_size=list(rgb_size),
             time_offset_planes=self.time_offset,
             exposure_share=self.exposure,
             rolling=self.rolling,

@@ -1,12 +1,12 @@
 """Say how the spikes of a data set or of one clip are read: the section `spike` of the options.
 
-`DatSpikes` has the options, checked and completed. Other modules of this folder use it in turn:
+`DatSpikes` has the options, checked and completed. These modules use it:
 
     frame_planes.py         when the clips are listed: the planes of each frame
     channels_of_frame.py    for each sample: reads these planes and turns them into channels
     sharp_image.py          shows channels to people
 
-What `DatSpikes` itself needs is here:
+`DatSpikes` itself uses these modules:
 
     agreed_values.py            size of a plane, rate and light: from the option or dataset.json
     timing.py                   first, count and exposure, which say which planes a frame has
@@ -55,9 +55,9 @@ from utils.options.registry import Registry, import_parts
 SPIKE_SOURCES = Registry("spike source", "type")
 
 
-# The section `spike` gives the arguments of `__init__`, and the program adds `info`. The fields are
-# other values than the arguments, so `__init__` is written by hand (init=False). Many clips share
-# one object, so sets and dicts compare objects by identity (eq=False).
+# The arguments of `__init__` are `info`, which the program adds, and the keys of the section
+# `spike`. The fields have other values, so `__init__` is written by hand (init=False).
+# Many clips share one object, so two are equal only if they are the same object (eq=False).
 @SPIKE_SOURCES.register("dat", given=("info",))
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class DatSpikes:
@@ -158,11 +158,11 @@ class DatSpikes:
         # the group (see the class). The first wrong key raises an error.
         #
         # The files.
-        # The calibration and its path. None without a calibration, and for "auto".
-        known = file_calibration(calibration, info)
+        # None without a calibration, and for "auto".
+        calibration_of_file = file_calibration(calibration, info)
         geometry = agreed_geometry(
             info,
-            known,
+            calibration_of_file,
             h=h,
             w=w,
             flip=flip,
@@ -173,8 +173,8 @@ class DatSpikes:
         self._set(info=info, geometry=geometry, remainder=remainder)
         _refuse_exposure_with_window(exposure, first, count)
 
-        # What a spike means. Some representations make no use of the rate or of the light. Then the
-        # value counts as known, because nobody needs it.
+        # What a spike means. Some representations ignore the rate or the light. Then nobody needs
+        # the value, so it counts as known.
         chosen = read_representation(representation)
         self._set(
             rate=agreed_rate(rate, info),
@@ -182,11 +182,11 @@ class DatSpikes:
         )
         is_rate_given = rate is not None or info.rate is not None
         is_light_given = light is not None or info.light is not None
-        is_rate_used = "rate" not in chosen.without_effect
-        is_light_used = "light" not in chosen.without_effect
+        is_rate_ignored = "rate" in chosen.without_effect
+        is_light_ignored = "light" in chosen.without_effect
         self._set(
-            is_rate_known=is_rate_given or not is_rate_used,
-            is_light_known=is_light_given or not is_light_used,
+            is_rate_known=is_rate_given or is_rate_ignored,
+            is_light_known=is_light_given or is_light_ignored,
         )
 
         # Which planes are read for a frame. A calibration changes `timing` below.
@@ -211,11 +211,11 @@ class DatSpikes:
             calibrated_grid=None,
             is_stretched=False,
         )
-        if known:
-            self._calibrate(known.calibration, known.path)
+        if calibration_of_file:
+            self._calibrate(calibration_of_file.calibration, calibration_of_file.path)
 
         # Refuse keys without effect. Key -> whether the section sets it to another value than its
-        # default.
+        # default. The defaults are those of the arguments of `__init__`, so change both together.
         is_set = {
             "rate": rate is not None,
             "light": light is not None,
@@ -229,26 +229,24 @@ class DatSpikes:
     def _set(self, **values: Any) -> None:
         """Set fields of a new object. Call this only for an object that nobody else has yet.
 
-        The class is frozen, so `self.rate = 1` is refused. vars() goes around the refusal.
+        The class is frozen, so `self.rate = 1` raises an error. Writing to vars(self) does not.
         """
         vars(self).update(values)
 
     def _calibrate(self, calibration: Calibration, path: str) -> None:
-        """Set the fields of a new object that follow from a calibration.
-
-        They are `calibration`, `calibrated_grid` and `timing`.
+        """Set the fields `calibration`, `calibrated_grid` and `timing` of a new object.
 
         path: file of the calibration, for messages.
         Raises DataError if the calibration holds for planes of another size.
         """
         is_nearest = self.interpolation == cv2.INTER_NEAREST
-        # offset: number that is added to the first plane of each frame. E.g. 3 if the spike camera
-        # started 3 planes before the RGB camera.
-        # share: the fraction of the planes of a frame that is read, in their middle. It is
-        # 1.12 times the share that the frame was exposed, at most 1 (`share_to_read`).
         timing = dataclasses.replace(
             self.timing,
+            # The first plane of each frame is moved by this number, e.g. by 3 if the spike camera
+            # started 3 planes before the RGB camera.
             offset=calibration.time_offset_planes,
+            # Only the middle part of the planes of a frame is read. This is its fraction: 1.12
+            # times the fraction of the planes during which the frame was exposed, at most 1.
             share=calibration.share_to_read,
         )
         calibrated_grid = CalibratedGrid(calibration, self.geometry, path, is_nearest)
@@ -257,8 +255,9 @@ class DatSpikes:
     def changed(self, calibration: Calibration | None = None, **fields: Any) -> "DatSpikes":
         """Return a copy with other values.
 
-        calibration: a calibration that was found from the clip. It replaces the present one.
-        fields: fields of this class, such as context or center.
+        calibration: a calibration that was found from the clip. It replaces the calibration of this
+        object.
+        fields: new values of fields of this class, such as context or center.
         """
         names = {field.name for field in dataclasses.fields(self)}
         wrong_names = fields.keys() - names
@@ -267,7 +266,7 @@ class DatSpikes:
         other = copy.copy(self)
         other._set(**fields)
         if calibration:
-            # There is no file, so messages name the option.
+            # This calibration has no file, so messages name the option.
             other._calibrate(calibration, path="spike.calibration auto")
         return other
 

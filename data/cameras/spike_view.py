@@ -31,17 +31,18 @@ Size = tuple[int, int]  # height, width
 
 
 def places_of_points(
-    matrix: np.ndarray, spike: Size, n: int, parallax: float, seed: int
+    matrix: np.ndarray, spike_size: Size, n: int, parallax: float, seed: int
 ) -> np.ndarray:
     """Return where in the frame points of the spike pixels lie: x and y, (2, h n, w n) float32.
 
     Each spike pixel has n x n points, spread evenly over its area.
 
-    matrix: (3, 3), from a spike pixel (x, y, 1) to an RGB pixel. spike: size (h, w) of the sensor.
+    matrix: (3, 3), from a spike pixel (x, y, 1) to an RGB pixel.
+    spike_size: (h, w), the size of the sensor.
     parallax: difference of the shifts of the nearest and the farthest layer, in RGB pixels.
     seed: of the layers and of the direction of the parallax.
     """
-    height, width = spike
+    height, width = spike_size
     # The points in spike pixels. The centre of a pixel is a whole number, so for n = 2, pixel 0 has
     # the points -0.25 and 0.25, pixel 1 has 0.75 and 1.25.
     y = (np.arange(height * n) + 0.5) / n - 0.5
@@ -80,14 +81,14 @@ def _shifts_by_parallax(size: Size, n: int, parallax: float, seed: int) -> np.nd
     return baseline[:, None, None] * (shift - shift.mean())
 
 
-def are_centres(places: np.ndarray, rgb: Size) -> bool:
+def are_pixel_centres(places: np.ndarray, rgb_size: Size) -> bool:
     """Return whether places in the frame are the centres of its pixels, one for each pixel.
 
-    places: x and y, (2, h, w). rgb: size (H, W) of the frame.
+    places: x and y, (2, h, w). rgb_size: (H, W), the size of the frame.
     """
-    if places.shape[1:] != rgb:
+    if places.shape[1:] != rgb_size:
         return False
-    y_x = np.indices(rgb)  # (2, H, W): the row and the column of each pixel
+    y_x = np.indices(rgb_size)  # (2, H, W): the row and the column of each pixel
     centres = y_x[::-1]  # x and y
     return np.allclose(places, centres, atol=1e-3)
 
@@ -110,10 +111,10 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     whole = int(np.floor(offset))
     share = np.float32(offset - whole)
 
-    # With whole > 0, a view is needed later, so views are kept for `delay` results. With whole < 0,
-    # result p needs a view that is still to come, so it waits for view p + ahead; after the last
-    # view, the last one is repeated. `recent` has the last delay + 2 views, oldest first. Its first
-    # two are the earlier and the later view:
+    # With whole > 0, a view is needed again later, so it is kept for `delay` more results. With
+    # whole < 0, result p needs a view that is still to come, so it waits until view p + ahead is
+    # read. After the last view there is no such view, so the last view is repeated. `recent` has
+    # the last delay + 2 views, oldest first. Its first two are the earlier and the later view:
     #
     #     offset   delay   ahead   newest view   recent
     #     1.25     1       0       p             p - 2, p - 1, p

@@ -104,7 +104,7 @@ def _record_with_rig(
     # For each frame, the two cameras give a blurry frame, a sharp frame and the planes.
     spike_side = crop // recipe.ratio  # side of a spike plane in pixels
     rig = recipe.rig_of(job.name)
-    recorded = rig.record(lights, recipe.planes, spike=(spike_side, spike_side))
+    recorded = rig.record(lights, recipe.planes, spike_size=(spike_side, spike_side))
     for number, (blurry, sharp, stream) in enumerate(recorded):
         imwrite_rgb(pictures / f"blur/{number:06d}.png", blurry)
         imwrite_rgb(pictures / f"sharp/{number:06d}.png", sharp)

@@ -11,8 +11,9 @@ no room to fit them: too few planes before or after the exposure.
 
 What must stay: the order of the unknowns (derivatives.py), and the values of the priors.
 test_the_other_values_follow_a_time_that_stops_at_its_limit tries the solution.
-test_the_offset_of_a_known_camera_is_found_in_a_pan_even_if_it_is_not_sure notices a narrow prior of
-the offset. Only the bits of lab/calibration_trials.py show that a prior is wider.
+test_the_offset_of_a_known_camera_is_found_in_a_pan_even_if_it_is_not_sure notices if the prior of
+the offset is narrower. No test notices a wider prior, but lab/calibration_trials.py then prints
+other bits.
 
 Tests: tests/parts/data/test_registration_all_pixels.py, tests/parts/data/test_registration_fit.py
 """
@@ -69,8 +70,8 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
 SPREAD_OFFSET = 15.0  # planes
 SPREAD_SHARE = 0.3  # of the planes of the exposure
 SPREAD_ROLL = 0.1  # of the planes of the exposure; from the middle row to the bottom row
-# Weight of a prior that keeps a value, as a multiple of the weight of the data.
-KEEPS = 1e9
+# Weight of a prior that keeps a value, as a multiple of the weight that the data give the value.
+KEEPING_WEIGHT = 1e9
 
 
 def _set_time_errors(
@@ -84,12 +85,13 @@ def _set_time_errors(
     if middle.is_fitted:
         estimate.error_by_offset = middle.shift_per_plane * offset_error
     else:
-        # The middle was kept, so nothing but the prior is known of the offset. Matrix and offset
-        # are right together, so the error of the offset adds nothing to the matrix.
+        # The middle was kept, so only the prior is known of the offset. A wrong offset and the
+        # matrix that was found with it match the clip together. So the error of the offset adds
+        # nothing to the error of the matrix.
         offset_error = SPREAD_OFFSET
         estimate.error_by_offset = 0.0
     if not tells_length(equations):
-        share_error = SPREAD_SHARE  # nothing but the prior is known
+        share_error = SPREAD_SHARE  # only the prior is known
     estimate.time_errors = (offset_error, share_error)
     estimate.is_middle_doubtful = middle.is_doubtful
 
@@ -108,7 +110,7 @@ def _priors(
     P = np.zeros(len(H))
     p = np.zeros(len(H))
     # Priors so strong that a value is kept.
-    strong = KEEPS * np.diag(H)
+    strong = KEEPING_WEIGHT * np.diag(H)
     if estimate.fits_times:
         spread_of_length = SPREAD_SHARE * estimate.nominal_planes
         spread_of_roll = SPREAD_ROLL * estimate.nominal_planes
@@ -130,14 +132,15 @@ def step_within_limits(
 ) -> np.ndarray:
     """Return the step -A^-1 gradient (k,), with the times within their limits.
 
-    A time that would step beyond a limit steps to the limit. With l for the times at a limit, the
-    other values f are solved again:
+    A time that would step beyond a limit steps to the limit. Then the equations are solved again
+    for the other values. l are the times at a limit, and f are the other values, which are free:
 
         step_f = -A_ff^-1 (gradient_f + A_fl step_l)
 
-    If the times were only cut off, the other values would still make up for a change of the times
-    that is not made. In a slow pan, a longer exposure looks like a sharper lens, and the length
-    would step by 200 planes: the matrix then moved by 10 pixels back and forth, round by round.
+    Why solve again? The other values were solved to go with a large change of the times, and this
+    change is not made. E.g. in a slow pan, a longer exposure looks like a sharper lens, and the
+    length would step by 200 planes. Without solving again, the matrix moved by 10 pixels back and
+    forth, round by round.
 
     A: H + P, (k, k). gradient: g + P p, (k,).
     limits: smallest and largest step of each time, (3,) each, or (0,) each if no times are fitted.

@@ -4,8 +4,9 @@ The residuals are r = s - F a, with the details s of the summed spikes, the deta
 features of the frame, and the coefficients a of the features. `derivatives` gives how each pixel of
 r changes with the matrix and with the times. The derivative by a is -F.
 
-A round on all pixels makes the columns of J = dr / d(unknowns) of them, and a round on parts uses
-the first two. The order of the columns must stay, because a step has the same order.
+In a round on all pixels, these derivatives are the columns of J = dr / d(unknowns). A round on
+parts uses only the first two. The order of the columns must stay, because a step has the same
+order.
 test_each_column_is_the_derivative_of_the_residuals notices a wrong column.
 
 Tests: tests/parts/data/test_registration_all_pixels.py
@@ -42,18 +43,19 @@ def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> 
     down = down * estimate.coordinates.half_side / details.every
     right = right * estimate.coordinates.half_side / details.every
 
-    # The changes of the matrix. A move by (dx, dy) changes F a by right dx + down dy, and r by
-    # minus this. A change of the scale moves the pixel at (x, y) by (x, y). A turn moves it by
-    # (-y, x).
+    # The changes of the matrix. A move by (dx, dy) changes F a by right * dx + down * dy, and r by
+    # the negative of this. A change of the scale moves the pixel at (x, y) by (x, y). A turn moves
+    # it by (-y, x).
     x, y = _thinned_coordinates(estimate.coordinates, details)
     larger = -(right * x + down * y)
     turned = right * y - down * x
 
-    # The derivatives of the sum s by the times. If the planes begin and end one plane later, the
-    # sum gains the plane at the end and loses the plane at the start.
+    # The derivatives of the sum s by the times. If the exposure begins and ends one plane later,
+    # the sum gains the plane at the end and loses the plane at the start.
     later = details.rate_at_end - details.rate_at_start
-    # If they are one plane more, the sum gains half a plane at both ends. Larger coefficients a
-    # would explain the mean part of this gain, F a / length, so the mean part is subtracted.
+    # If the exposure is one plane longer, the sum gains half a plane at each end. Larger
+    # coefficients a would explain the mean part of this gain, F a / length, so the mean part is
+    # subtracted.
     gained = (details.rate_at_start + details.rate_at_end) / 2
     longer = gained - predicted / np.float32(estimate.length)
     # A row at y is exposed y * roll planes later than the middle row.
@@ -67,8 +69,8 @@ def tiles(coordinates: Coordinates, details: Details, count: int) -> np.ndarray:
     Tiles are numbered row by row. With count = 4, the tiles of the second row are 4 ... 7.
     """
     x, y = compared_coordinates(coordinates, details)
-    # -1 ... 1 becomes 0 ... count, and the whole part is the number of the column or row. The upper
-    # limit keeps the last pixel in the last tile.
+    # Coordinates from -1 to 1 become 0 to count, and their whole part is the number of the column
+    # or row. The upper limit keeps the last pixel in the last tile.
     columns = np.clip((x + 1) * count / 2, 0, count - 0.01).astype(int)
     rows = np.clip((y + 1) * count / 2, 0, count - 0.01).astype(int)
     return count * rows + columns

@@ -15,12 +15,12 @@ Besides H and g, a round needs two corrections, because J and r are noisy:
 
     pull    some parts of a scene fit no exposure. They make g ask for a shorter exposure although
             its length is right. This part of g is subtracted from g (`_pull_of_misfit`)
-    noise   the noise of the spikes makes the diagonal of H larger, as motion does. This part of H
-            is kept beside H, for times.py (`_noise_of_times`)
+    noise   the noise of the spikes makes the diagonal of H larger, as motion does. This part stays
+            in H, and is returned beside H for times.py (`_noise_of_times`)
 
 What must stay: H and g, and the order of their sums, because they decide the bits of each result.
-test_a_camera_is_found_from_a_start_that_is_off notices a missing pull, and
-test_a_pan_leaves_aligned_cameras_as_they_are a noise of 0.
+test_a_camera_is_found_from_a_start_that_is_off notices if the pull is missing, and
+test_a_pan_leaves_aligned_cameras_as_they_are notices if the noise is 0.
 
 Tests: tests/parts/data/test_registration_fit.py
 """
@@ -47,9 +47,10 @@ class NormalEquations:
     """The sums over all views of a round. k is the number of unknowns."""
 
     H: np.ndarray  # (k, k)
-    g: np.ndarray  # (k,), without the pull
+    g: np.ndarray  # (k,), after the pull was subtracted
     of_tiles: list[np.ndarray]  # for each tile of each view: what its pixels add to g, (k,)
-    time_noise: np.ndarray  # what noise adds to the diagonal of H: for middle, length, roll (3,)
+    # What noise adds to the diagonal of H for middle, length and roll, (3,). H contains it.
+    time_noise: np.ndarray
     removed_pull: float  # what was subtracted from g for the length
 
 
@@ -92,8 +93,8 @@ def _jacobian(
     the structures of an image between two sizes (details.py).
 
     a: the coefficients of the features, (5,).
-    number_of_changes: number of columns before the coefficients. 4 are for the matrix alone, 7 for
-    matrix and times.
+    number_of_changes: number of columns before the coefficients: 4 if only the matrix is fitted, 7
+    for matrix and times.
     """
     predicted = details.features @ a.astype(np.float32)  # F a, (h, w)
     columns = derivatives(estimate, details, predicted)[:number_of_changes]
@@ -170,7 +171,7 @@ def with_larger_diagonal(H: np.ndarray, P: np.ndarray) -> np.ndarray:
     """Return H + P, with a little more on the diagonal, (k, k). P: (k,), a diagonal.
 
     Without texture, H is nearly 0, and the equations could not be solved. 1e-7 of the diagonal
-    moves a step by far less than SMALL_SHIFT, at which the rounds end (rounds.py). 1e-12 serves a
+    changes a step by far less than SMALL_SHIFT, at which the rounds end (rounds.py). 1e-12 is for a
     diagonal of 0.
     """
     added_to_diagonal = P + 1e-7 * np.diag(H) + 1e-12

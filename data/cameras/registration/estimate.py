@@ -46,10 +46,10 @@ class Estimate:
         matrix   M (3, 3), spike pixel -> RGB pixel, both binned
         middle   middle of the exposure
         length   length of the exposure
-        roll     a row at y is exposed roll y planes later than the middle row, with y from -1 to 1
-                 from the top of a square plane to its bottom
+        roll     a row at y is exposed roll * y planes later than the middle row. In a square plane,
+                 y goes from -1 at the top to 1 at the bottom
 
-    The rounds also leave here what they learn beside the estimate, e.g. its errors. Lengths are in
+    The rounds also store here what they learn besides the estimate, e.g. its errors. Lengths are in
     pixels of the binned frame.
     """
 
@@ -74,8 +74,8 @@ class Estimate:
         number_of_changes = MODELS[model] if model else 0
         self.changes = CHANGES[:number_of_changes]  # (k, 3, 3)
         self.nominal_planes = pairs[0].count
-        # Whether the times are fitted. Without planes around the exposure they keep their nominal
-        # values.
+        # Whether the times are fitted. If the streams have no planes around the exposure, the times
+        # keep their nominal values.
         self.fits_times = any(pair.has_room() for pair in pairs)
         height, width = pairs[0].sums.shape[1:]
         self.coordinates = coordinates_of(height, width)
@@ -137,7 +137,8 @@ class Estimate:
         """
         if not self.fits_times:
             return np.empty(0), np.empty(0)
-        # The limits of the values: of the offset (in place of the middle), of length and roll.
+        # The limits of the values: offset, length and roll. The offset has the same changes as the
+        # middle.
         planes = self.nominal_planes
         values = np.array((self.offset, self.length, self.roll))
         lowest = np.array((-self.most_offset, LEAST_LENGTH * planes, -MOST_ROLL * planes))

@@ -20,9 +20,10 @@ the exposure: its middle, its length, and the roll, by which a rolling shutter e
 the bottom later. Times are in planes: a plane is one image of spikes, and the stream is a series of
 planes. If M, the times and a are right, then r is noise.
 
-A value that the clip does not determine is not applied. In a pan (everything moves at one speed), a
-shift of the camera and a later exposure look the same. Then the time keeps the value of the files.
-The shift may be wrong if another time is true, but both together are right.
+A value that the clip does not determine is not applied. E.g. in a pan (everything moves at one
+speed), a shift of the camera and a later exposure look the same. Then the time keeps the value of
+the files. If this time is wrong, the shift that was found is wrong, too, but both together match
+the clip.
 
 What must stay, in all modules of this folder: the same clip gives the same numbers, equal to the
 bit, because results are kept between runs. Another order of a sum or of a product changes the last
@@ -77,8 +78,8 @@ def fit(
     height, width = views[0].stream.shape[1:]
     factor = int(np.ceil(np.sqrt(height * width / MOST_PIXELS)))
     pairs = [Pair(view, factor, light) for view in views]
-    # A binned pixel covers factor x factor pixels, as a pixel of a spike camera covers pixels of
-    # the frame. So `nominal_matrix` gives this matrix, too. The matrix holds for both images.
+    # A binned pixel covers factor x factor pixels, as a spike pixel covers pixels of the frame. So
+    # `nominal_matrix` also gives this matrix. It holds for the spike plane and for the frame.
     to_pixel = nominal_matrix(spike=(1, 1), rgb=(factor, factor))  # binned pixel -> pixel
     to_binned = np.linalg.inv(to_pixel)
     start_of_binned = to_binned @ start @ to_pixel
@@ -120,7 +121,7 @@ def _gain_and_dark(estimate: Estimate) -> tuple[float, float]:
     light = np.concatenate([_light(estimate, pair).ravel() for pair in pairs]).astype(float)
     rate = np.concatenate([_rate(estimate, pair).ravel() for pair in pairs]).astype(float)
     covariance = ((light - light.mean()) * (rate - rate.mean())).mean()
-    # Frames of one brightness have no variance. 1e-9: no division by 0.
+    # Frames of one brightness have no variance. 1e-9 prevents a division by 0.
     gain = float(covariance / max(light.var(), 1e-9))
     dark = float(rate.mean() - gain * light.mean())
     return gain, dark

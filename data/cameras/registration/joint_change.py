@@ -7,8 +7,8 @@ amounts c (k,), and shifts part t by J_t c, with J_t (2, k). The amounts are a w
     c = (sum J' W J)^-1 sum J' W d        W = (V + extra I)^-1   weight of a part, (2, 2)
 
 The sums are over the parts, and V (2, 2) is the variance of the shift of a part. Parts at other
-depths have another shift (parallax). Parallax is taken as one more variance, `extra`, the same for
-all parts and directions.
+depths have other shifts (parallax). Parallax is treated as an additional variance, `extra`, which
+is the same for all parts and directions.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. E.g. np.einsum("tij,tj->ti", A, x) is the product A x of each part t. The letters here are
@@ -50,8 +50,9 @@ def join_shifts(
     """
     J = motions_of_places(changes, places)  # (t, 2, k)
     degrees_of_freedom = 2 * len(shifts) - len(changes)
-    # Bisection: more extra variance makes the weights smaller, and so the sum of the squares. It
-    # ends if `extra` is known within 0.1 %, or if `extra` is below 1e-9, which is 0 in effect.
+    # Bisection: a larger extra variance makes the weights smaller, and with them the sum of the
+    # squares. It ends if `extra` is known within 0.1 %, or if `extra` is below 1e-9, which has the
+    # effect of 0.
     low = 0.0
     high = 1.0  # in squared half sides of the plane, larger than any parallax
     while high > 1e-9:

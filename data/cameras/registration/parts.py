@@ -1,14 +1,14 @@
 """Change the matrix by one round on parts of the plane, and say how exact it is.
 
-The plane is cut into PARTS x PARTS parts. Each part t is matched by itself: its shift d_t (2,), to
-the right and down, makes its residuals r smallest. With r_i for the derivative of r by shift i, and
-the weights w of the residuals, the sums over the compared pixels of a part are
+The plane is cut into PARTS x PARTS parts. Each part t is matched separately: it is shifted by
+d_t (2,), to the right and down, so that its residuals r become smallest. r_i is the derivative of r
+by shift i, and w are the weights of the residuals. With sums over the compared pixels of a part,
 
     H_ij = sum of w r_i r_j        g_i = sum of w r_i r        d = -H^-1 g
 
-Then the matrix is changed so that it makes these shifts (joint_change.py). What remains of the
-shifts gives the error of the matrix: objects at other depths move differently (parallax), so one
-matrix cannot fit all parts.
+Then the matrix is changed so that it makes these shifts (joint_change.py). One matrix cannot make
+the shifts of all parts, because objects at other depths move differently (parallax). What remains
+of the shifts gives the error of the matrix.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. The letters are v: view, t: part, i and j: directions (0 right, 1 down). An einsum must not
@@ -26,7 +26,6 @@ from typing import NamedTuple
 import numpy as np
 
 from data.cameras.registration.derivatives import (
-    MATRIX_CHANGES,
     compared_coordinates,
     derivatives,
     tiles,
@@ -72,7 +71,7 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     """Change the matrix by one round, and set its error. The times stay.
 
     Returns the amounts (k,) of the change, one for each of the k changes of the model. If the clip
-    does not determine them, they are four zeros, which end the rounds (rounds.py).
+    does not determine them, they are zeros, which end the rounds (rounds.py).
 
     views: at least one. sigma: size of the details in spike pixels.
     """
@@ -85,15 +84,15 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     if is_usable.sum() < len(estimate.changes):
         estimate.matrix_error = np.inf
         estimate.residuals = np.empty(0)
-        return np.zeros(MATRIX_CHANGES)
+        return np.zeros(len(estimate.changes))
 
     # The shift of each usable part, and its variance.
     equations = equations.selected(is_usable)
     noise = shared_noise(explanation, sigma, views[0].every)
     shifts, variances = _shifts(equations.H, equations.g, noise)
 
-    # Turn the shifts of the parts into one change of the matrix. The errors come first, because the
-    # scale of the present matrix turns half sides of the plane into pixels of the frame.
+    # Turn the shifts of the parts into one change of the matrix. Set the errors before the matrix
+    # changes, because they are converted to RGB pixels with the scale of the present matrix.
     joint = join_shifts(shifts, variances, equations.centers, estimate.changes)
     _set_errors(estimate, joint)
     return estimate.change_matrix(joint.amounts)
@@ -102,10 +101,10 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
 def _set_errors(estimate: Estimate, joint: JointChange) -> None:
     """Set matrix_error and residuals, both in pixels of the binned frame.
 
-        error^2 = (variance of both shifts) + mean(x^2 + y^2) (variance of all other changes)
+        error^2 = variance of both shifts + mean(x^2 + y^2) * variance of the other changes
 
-    error^2 is the mean over the plane: a shift moves all places alike, and any other change moves a
-    place in proportion to its distance from the middle.
+    error^2 is a mean over the places (x, y) of the plane. A shift moves all places alike. Any other
+    change moves a place in proportion to its distance from the middle, whose square is x^2 + y^2.
     """
     x = estimate.coordinates.x
     y = estimate.coordinates.y
@@ -113,7 +112,7 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
     mean_square_distance = float((x**2 + y**2).mean())
     of_shift = variance_of_change[:2].sum()
     of_others = mean_square_distance * variance_of_change[2:].sum()
-    variance = of_shift + of_others
+    variance = of_shift + of_others  # in squared half sides of the plane
     estimate.matrix_error = estimate.rgb_per_half_side * float(np.sqrt(variance))
     # What remains of the shift of each part, as a length.
     remaining_x, remaining_y = joint.remaining.T
@@ -128,35 +127,50 @@ def _equations_of_parts(
 ) -> PartEquations:
     """Sum H and g over the pixels of each part, for each view."""
     a = explanation.a.astype(np.float32)  # coefficients of the features, (5,)
-    count = PARTS * PARTS
-    H = np.zeros((len(views), count, 2, 2))
-    g = np.zeros((len(views), count, 2))
-    center_sums = np.zeros((count, 3))
+    H = np.zeros((len(views), PARTS**2, 2, 2))
+    g = np.zeros((len(views), PARTS**2, 2))
+    center_sums = np.zeros((PARTS**2, 3))
     of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
     for v, (details, w, r) in enumerate(of_views):
         part_of_pixel = tiles(estimate.coordinates, details, PARTS)  # (n,)
         # The first two derivatives of r are by the shifts right and down, (h, w) each.
-        by_right, by_down, *_ = derivatives(estimate, details, predicted=details.features @ a)
-        J = (by_right[details.is_compared], by_down[details.is_compared])  # r_i, (n,) each
-        # np.bincount(part_of_pixel, values, count) sums the values of each part: (count,).
-        for i in (0, 1):
-            g[v, :, i] = np.bincount(part_of_pixel, w * J[i] * r, count)
-            for j in (0, 1):
-                H[v, :, i, j] = np.bincount(part_of_pixel, w * J[i] * J[j], count)
+        predicted = details.features @ a  # the details of the spikes as the frame predicts them
+        by_right, by_down, *_ = derivatives(estimate, details, predicted)
+        r_0 = by_right[details.is_compared]  # (n,)
+        r_1 = by_down[details.is_compared]
+        g[v, :, 0] = _sums_of_parts(part_of_pixel, w * r_0 * r)
+        g[v, :, 1] = _sums_of_parts(part_of_pixel, w * r_1 * r)
+        H[v, :, 0, 0] = _sums_of_parts(part_of_pixel, w * r_0 * r_0)
+        H[v, :, 0, 1] = _sums_of_parts(part_of_pixel, w * r_0 * r_1)
+        H[v, :, 1, 0] = _sums_of_parts(part_of_pixel, w * r_1 * r_0)
+        H[v, :, 1, 1] = _sums_of_parts(part_of_pixel, w * r_1 * r_1)
         x, y = compared_coordinates(estimate.coordinates, details)
-        for column, values in enumerate((x, y, np.ones_like(x))):
-            center_sums[:, column] += np.bincount(part_of_pixel, values, count)
+        center_sums[:, 0] += _sums_of_parts(part_of_pixel, x)
+        center_sums[:, 1] += _sums_of_parts(part_of_pixel, y)
+        center_sums[:, 2] += _sums_of_parts(part_of_pixel, np.ones_like(x))
     return PartEquations(H, g, center_sums)
 
 
+def _sums_of_parts(part_of_pixel: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the sum of the values of each part, (PARTS^2,).
+
+    E.g. the parts 0, 0, 2 of three pixels and their values 5, 6, 7 give 11, 0, 7, 0, 0, ...
+
+    part_of_pixel: number of the part of each pixel, (n,). values: (n,).
+    """
+    return np.bincount(part_of_pixel, values, minlength=PARTS**2)
+
+
 # Limits of `usable_parts`. They are low on purpose: a part with weak texture gets a large variance
-# in `_shifts`, and counts little. With limits of 0, H of a part may have no inverse.
-# Larger limits would leave out parts that still tell something.
-LEAST_PIXELS_OF_PART = 0.3  # of the pixels of the largest part
-LEAST_TEXTURE_OF_PART = 1e-3  # of the usual texture of a part
+# in `_shifts`, and counts little. With limits of 0, H of a part may have no inverse. Larger limits
+# would leave out parts that still tell something: lab/calibration_trials.py shows whether the fits
+# become less exact.
+LEAST_PIXELS_OF_PART = 0.3  # fraction of the pixels of the largest part
+LEAST_TEXTURE_OF_PART = 1e-3  # fraction of the median texture of the parts that have any
 # H has two eigenvalues l1 and l2, the strengths of the texture along its two main directions. This
-# limit is for l1 l2 / (l1 + l2)^2, which is 1/4 for equal strengths, and 0 if all texture has one
-# direction, as at an edge. The limit lets the weak direction have 1/10000 of the sum.
+# limit is for l1 l2 / (l1 + l2)^2. The quotient is 1/4 for equal strengths, and 0 if all texture
+# has one direction, as at an edge. If l2 is much smaller than l1, the quotient is about l2 / l1. So
+# l2 may be as small as 1/10000 of l1.
 LEAST_OF_TWO_DIRECTIONS = 1e-4
 
 
@@ -171,9 +185,9 @@ def usable_parts(H: np.ndarray, pixels: np.ndarray) -> np.ndarray:
     """
     # The trace l1 + l2 is the sum of the squared gradients, right and down together.
     texture = np.trace(H, axis1=1, axis2=2)  # (t,)
-    usual_texture = np.median(texture[texture > 0])
+    median_texture = np.median(texture[texture > 0])
     has_pixels = pixels > LEAST_PIXELS_OF_PART * pixels.max()
-    has_texture = texture > LEAST_TEXTURE_OF_PART * usual_texture
+    has_texture = texture > LEAST_TEXTURE_OF_PART * median_texture
     # The determinant is l1 l2.
     has_two_directions = np.linalg.det(H) > LEAST_OF_TWO_DIRECTIONS * texture**2
     return has_pixels & has_texture & has_two_directions
@@ -212,11 +226,11 @@ def _variance_from_spread(
         m_vt = H_t^-1 (g_vt + H_vt d_t)                      (2,)
         variance = n / (n - 1) sum over v of m_vt m_vt'      n: number of views, at least 2
 
-    The bracket is the gradient of view v at the common shift d_t. So m_vt says how far the view
-    alone would move the shift. It is 0 if the view agrees with the common shift. Its sign does not
-    matter, because only squares are used. The common shift is the sum of what the views add to it,
-    and the variance of a sum is the sum of the variances. So the squares are added, and not
-    averaged. n / (n - 1) is the usual correction, because d was fitted to the same views.
+    The bracket is the gradient of view v at the common shift d_t. So m_vt says how far this view
+    would move the shift. m_vt is 0 if the view agrees with the common shift. Its sign does not
+    matter, because only squares are used. The squares are added and not averaged: the common shift
+    is the sum of what the views add to it, and the variance of a sum is the sum of the variances.
+    n / (n - 1) is the usual correction, because d was fitted to the same views.
 
     H, g: (v, t, 2, 2) and (v, t, 2). inverse: H_t^-1 (t, 2, 2). shifts: d (t, 2).
     """

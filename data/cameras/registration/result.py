@@ -21,11 +21,9 @@ import numpy as np
 
 from data.cameras.calibration import scale_of, share_to_read
 
-# The matrix counts as found if both hold: the frames explain at least this fraction of the variance
-# of the spikes' details (another scene explains nothing),
-LEAST_EXPLAINED = 0.25
-# and the error of the matrix is at most this number of RGB pixels.
-FOUND_WITHIN_PX = 0.5
+# The matrix counts as found if it keeps both of these limits.
+LEAST_EXPLAINED = 0.25  # fraction of the variance of the spikes' details; 0 for another scene
+FOUND_WITHIN_PX = 0.5  # error of the matrix, in RGB pixels
 # A value is sure if its error is at most this limit. On 100 random rigs, 95 % of the sure matrices
 # were within 0.2 RGB pixels of the true matrix.
 SURE_WITHIN_PX = 0.15  # error of the matrix, in RGB pixels
@@ -65,7 +63,7 @@ class FitResult:
     # How far the fit moved a spike pixel on the frame. It is the distance in RGB pixels between its
     # place by the starting matrix and its place by `matrix`, the mean over the plane.
     moved: float
-    # For each part of the plane that was matched alone: the distance in RGB pixels between the
+    # For each part of the plane that was matched separately: the distance in RGB pixels between the
     # place where the part fits best and the place where the matrix puts it.
     residuals: tuple[float, ...] = ()
 
@@ -94,7 +92,7 @@ class FitResult:
 
     @property
     def is_matrix_found(self) -> bool:
-        """Return whether the matrix can be trusted at all.
+        """Whether the matrix can be trusted at all.
 
         The frames must explain the spikes (LEAST_EXPLAINED), and the error must be small
         (FOUND_WITHIN_PX). For example, a clip without texture has a large error.
@@ -103,7 +101,7 @@ class FitResult:
 
     @property
     def is_sure(self) -> Decisions:
-        """Return whether a value was found, and its error is small."""
+        """Whether a value was found, and its error is small."""
         return Decisions(
             matrix=self.is_matrix_found and self.matrix_error <= SURE_WITHIN_PX,
             offset=self.is_matrix_found and self.offset_error <= SURE_WITHIN_PLANES,
@@ -115,9 +113,9 @@ class FitResult:
         """Whether a value is applied to the clip, in place of the value at the start.
 
         A change must be at least three times its error, and not below the least change
-        (LEAST_CHANGE_PX and its neighbours). The offset and the share must also be sure. The matrix
-        need not be sure: if it moved by three times its error, it is nearer to the truth than the
-        start, as it was for all of the 50 random pairs of cameras.
+        (LEAST_CHANGE_PX, LEAST_CHANGE_PLANES, LEAST_CHANGE_SHARE). The offset and the share must
+        also be sure. The matrix need not be sure: if it moved by three times its error, it is
+        nearer to the truth than the start. This was so for all of 50 random pairs of cameras.
 
         test_cameras_that_are_aligned_stay_as_they_are notices if too much is applied.
         """
@@ -125,8 +123,8 @@ class FitResult:
         least_moved = max(LEAST_CHANGE_PX, LEAST_CHANGE_IN_ERRORS * self.matrix_error)
         least_offset = max(LEAST_CHANGE_PLANES, LEAST_CHANGE_IN_ERRORS * self.offset_error)
         least_shortening = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * self.share_error)
-        # Compare the share that is read, because only this share changes what is read: with a share
-        # of 0.9 all planes are read, as at the start.
+        # Compare the share that is read and not the exposure share. E.g. with an exposure share of
+        # 0.9 all planes are read, as at the start, so nothing would change.
         shortened_by = 1 - self.share_to_read
         return Decisions(
             matrix=self.is_matrix_found and self.moved >= least_moved,

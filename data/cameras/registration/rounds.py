@@ -3,8 +3,9 @@
 A round improves the estimate with details of one size. The rounds go from coarse to fine details,
 because fine details match at wrong places if the start is off by many pixels:
 
+    size of the details             what a round finds
     coarse, 3, TIME_SIGMA pixels    matrix and times, from all pixels together (all_pixels.py)
-    FINE_SIGMA pixels               the matrix alone, and its error, from parts (parts.py)
+    FINE_SIGMA pixels               only the matrix, and its error, from parts (parts.py)
 
 The offset says by how many planes the exposure is later than the files say. In a pan (everything
 moves at one speed), a wrong offset with a moved camera fits the clip about as well as the truth,
@@ -15,10 +16,12 @@ and the rounds may follow it. So `best_estimate` compares three estimates, by
 `explained` is the fraction of the variance of the spikes' details that the frames explain. If the
 ratio is above 1, B explains the spikes better.
 
-What must stay: the sizes, the numbers of rounds and the limits. Others give other results, and
-docs/benchmarks/calibration.md says how exact these are. Tests: test_registration_rounds.py tries
-each rule by which an estimate is taken. In test_registration_fit.py, four pans fail if the offset
-is never compared, and a repeated pattern fails if the start is not.
+What must stay: the sizes, the numbers of rounds and the limits, because other values give other
+results. docs/benchmarks/calibration.md says how exact the results are with these values.
+
+Tests: test_registration_rounds.py tries each rule by which an estimate is taken. In
+test_registration_fit.py, four pans fail if the estimate with the nominal offset is never compared,
+and a repeated pattern fails if the start is never compared.
 """
 
 import math
@@ -41,12 +44,12 @@ from data.cameras.registration.view import Pair
 def best_estimate(
     pairs: Sequence[Pair], start: np.ndarray, model: str | None, most_offset: float
 ) -> Estimate:
-    """Run all rounds, and return their estimate, or another one if they went astray.
+    """Run all rounds, and return the best of three estimates.
 
         found                the estimate after all rounds
         at_nominal_offset    the same, but all rounds keep the offset at its nominal value
-        at_start             the start, without any round. Its errors are infinite, so nothing of it
-                             is applied
+        at_start             the start, without any round. Its errors are infinite, so none of its
+                             values is applied to the clip
 
     Arguments: as in `Estimate`.
     """
@@ -138,8 +141,9 @@ def after_all_rounds(estimate: Estimate) -> Estimate:
     # The last rounds change the matrix only.
     if not estimate.is_matrix_fixed:
         run_rounds(estimate, sigma=FINE_SIGMA, rounds=4)
-    # Compute `explained` anew: a round computes it before its step, and the last rounds on finer
-    # details. It must be of the final estimate, and on details of one size for all estimates.
+    # Compute `explained` again, because it must belong to the final estimate. A round on all pixels
+    # has computed it before its step, and the rounds on parts do not compute it. The size of the
+    # details must be the same for all estimates that are compared.
     estimate.explained = explained_share(estimate, TIME_SIGMA)
     return estimate
 
@@ -155,7 +159,8 @@ def _without_rounds(estimate: Estimate) -> Estimate:
 # as sure (result.py). Larger limits would stop before the values are exact. Smaller limits would
 # cost rounds that change nothing.
 SMALL_SHIFT = 0.003
-# Times in planes or, on the finest details, amounts of the changes of the matrix after the first 4.
+# In planes for a time. On the finest details no time is changed. There it is the limit for the
+# amounts of the changes of the matrix after the first four.
 SMALL_CHANGE = 0.03
 
 
@@ -163,8 +168,8 @@ def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
     """Run up to `rounds` rounds on details of size `sigma` (spike pixels).
 
     Stops early if a round changes nearly nothing, or if no view can be compared. Details finer than
-    TIME_SIGMA say little of the times. So there only the matrix is changed, from parts of the
-    plane.
+    TIME_SIGMA say little of the times. So a round on such details changes only the matrix, from
+    parts of the plane.
     """
     # The features do not depend on the times, and hardly on the matrix, so they are computed once.
     features = frame_features(estimate, sigma)
@@ -178,7 +183,8 @@ def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
             step = round_on_all_pixels(estimate, views, sigma)
 
         # The first four values (right, down, larger, turned) are in half sides of the plane. The
-        # others are times or more changes of the matrix, if there are any (`initial`).
+        # other values are times or, in a round on parts, more changes of the matrix. If there are
+        # no other values, `initial` makes their maximum 0.
         largest_amount = np.abs(step[:MATRIX_CHANGES]).max()
         edge_moved = largest_amount * estimate.coordinates.half_side  # in pixels
         largest_other = np.abs(step[MATRIX_CHANGES:]).max(initial=0)

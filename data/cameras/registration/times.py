@@ -18,8 +18,8 @@ The noise of the spikes is subtracted from both squares.
 The limits of own lie between wrong results and right results that were measured
 (docs/benchmarks/calibration.md, section "What a clip tells of the times"). They must stay:
 test_a_pan_leaves_aligned_cameras_as_they_are notices if the middle is always used, and
-test_a_share_that_looks_like_a_sharper_lens_is_not_used if the length is. How the functions are
-split is free.
+test_a_share_that_looks_like_a_sharper_lens_is_not_used notices if the length is always used. How
+the functions are split is free.
 
 Tests: tests/parts/data/test_registration_fit.py
 """
@@ -79,7 +79,7 @@ def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
 
 
 # own(length) above which the share counts as found. Pans below it had a share that was wrong by
-# 0.03 or more. The test of a sharper lens does not notice a limit of 0.
+# 0.03 or more. The test of a sharper lens (see the head) passes with a limit of 0, too.
 LEAST_OWN_LENGTH = 0.15
 
 
@@ -100,10 +100,10 @@ class OwnPart(NamedTuple):
     whole: float  # |c|^2
 
     def is_above(self, limit: float) -> bool:
-        """Return whether own is above a limit.
+        """Return whether own = left / whole is above a limit.
 
-        Do not divide: if nearly all of the column is noise, `whole` may be 0 or less. `left` is
-        never above it, so the comparison is false then, as it should be.
+        The comparison has no division, because `whole` may be 0 or less: if nearly all of the
+        column is noise. Then `left` is at most `whole`, and the result is False, as it should be.
         """
         return self.left > limit * self.whole
 
@@ -151,9 +151,9 @@ def time_errors(
     errors = _standard_errors(equations.of_tiles, A)  # (k,)
     middle_error, length_error = errors[middle_and_length] / motion
 
-    # `removed_pull` was subtracted from g, because it would have changed the length by
-    # removed_pull / H (equations.py). But some of it may come from a wrong length after all. How
-    # much is not known, so half of this change is added to the error. 1e-9: no division by 0.
+    # `removed_pull` was subtracted from g (equations.py). Otherwise it would have changed the
+    # length by removed_pull / H. But some of it may come from a wrong length after all. How much
+    # is not known, so half of the change is added to the error. 1e-9 prevents a division by 0.
     length_error += 0.5 * equations.removed_pull / max(float(without_noise[1]), 1e-9)
     return float(middle_error), float(length_error) / estimate.nominal_planes
 

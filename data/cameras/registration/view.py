@@ -1,7 +1,7 @@
 """Prepare a blurry frame and its spikes for the fit.
 
-A `View` has what the files say. A `Pair` is made of it once, before the rounds, and answers what a
-round asks:
+A `View` has what the files say. Before the rounds, a `Pair` is made from it. The rounds call two
+methods of the pair:
 
     features(sigma)       five features of the frame: its colours, and what may differ otherwise
     spikes_until(times)   how many spikes each pixel fired up to a time, also between two planes
@@ -115,7 +115,8 @@ class Pair:
         grey = self.integrated.mean(axis=2)  # (H, W)
         colours = blur(self.integrated, sigma)  # (H, W, 3)
         curve = blur(grey**2, sigma)
-        # The factor 2 is a choice of unit: the fitted coefficient of this feature makes up for it.
+        # The factor 2 is only a unit. With another factor, the fitted coefficient of this feature
+        # would be another one, and their product would stay.
         lens = 2 * cv2.Laplacian(blur(grey, sigma), cv2.CV_32F)
         curve_and_lens = np.stack((curve, lens), axis=2)  # (H, W, 2)
         values = np.concatenate((colours, curve_and_lens), axis=2)  # (H, W, 5)
@@ -127,7 +128,7 @@ class Pair:
         times: one for each row, (h,), in planes from the nominal start of the exposure. A time of
         2.25 gives three quarters of sums[2] and one quarter of sums[3], if before is 0.
         """
-        # From the clock of the exposure to the clock of the stream, where plane 0 is at time 0.
+        # Count from plane 0 of the stream, and no longer from the start of the exposure.
         last = len(self.sums) - 1
         times = np.clip(times + self.before, 0, last)
         # The whole part of each time, (h,). At most last - 1, because plane + 1 must exist.
@@ -161,7 +162,7 @@ def _mend_pixels(sums: np.ndarray) -> None:
     sums: from `_cumulative_sums`.
     """
     total = sums[-1].astype(np.float32)  # (h, w), number of spikes of each pixel
-    usual = cv2.medianBlur(total, ksize=5)  # the same of the pixels around
+    usual = cv2.medianBlur(total, ksize=5)  # median of the 5 x 5 pixels around a pixel
     # A pixel is wrong if it fires more than three times, or less than a third, as often as its
     # neighbours. The margin of 8 spikes is for dark pixels: their counts differ by chance.
     is_wrong = (total > 3 * usual + 8) | (total < usual / 3 - 8)
