@@ -138,14 +138,15 @@ class SpikePlanes:
             self._report_other_lengths(planes, last=files[-1], spikes=spikes)
 
         exposures: Exposures = ()
+        settings = spikes
         if not self.problems.found:
             planes_of_paths = [(file.path, count) for file, count in planes.items()]
             # An error is reported as a problem of the clip.
             try:
-                exposures, spikes = self._exposures(planes_of_paths, len(files), spikes, times)
+                exposures, settings = self._exposures(planes_of_paths, len(files), spikes, times)
             except UnknownPlanes as e:
-                # The error proposes the exposures of every frame. A user sees this proposal. For
-                # many clips it would be too long for the table of problems.
+                # `e.do` proposes an exposure for each frame. The user of a single clip sees the
+                # whole proposal. The table of problems of a data set has room for a short text.
                 if self.source.is_user_clip:
                     raise
                 do = "give spike.exposure a row [start, length] for each frame"
@@ -154,7 +155,7 @@ class SpikePlanes:
                 self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, e.do)
         # A file of a wrong size has no entry in `planes`. It gets 0, and a problem was reported.
         planes_of_frames = tuple(planes.get(file, 0) for file in files)
-        return SpikesOfFrames(files, planes_of_frames, exposures, times, settings=spikes)
+        return SpikesOfFrames(files, planes_of_frames, exposures, times, settings)
 
     def _count_planes(self, files: Sequence[FileEntry], spikes: DatSpikes) -> dict[FileEntry, int]:
         """Return {spike file: its number of planes}, in the order of the frames.
@@ -184,8 +185,9 @@ class SpikePlanes:
         fewer planes, because no planes can be interpolated after the last frame of the video.
         """
         usual_count = most_frequent(planes.values())
-        # dataset.json may say how many planes a file has; otherwise `usual_count` is expected. By
-        # how much the last file may be shorter follows from the interpolation, e.g. 49 of 56.
+        # dataset.json may say how many planes a file has. Otherwise `usual_count` is expected. It
+        # also says how many planes were interpolated between two frames of the video. E.g. with a
+        # plane for each frame and 7 between them, the last file may have 49 planes instead of 56.
         expected, fewest_in_last = spikes.info.planes_of(self.clip, usual_count)
         for file, count in planes.items():
             is_accepted_last = file is last and fewest_in_last <= count <= expected
@@ -212,44 +214,57 @@ class SpikePlanes:
         center is assumed, and a warning says which. A center that the user gives is never replaced:
         if it does not fit, the error says so. Raises OptionError, DataError.
         """
+        _, planes_of_first_file = planes_of_paths[0]
         try:
             exposures = exposures_of(
                 spikes, self.clip, files=planes_of_paths, frames=frames, times=times
             )
-            return exposures, spikes
         except OptionError:  # e.g. the center is unknown
-            if not self.source.is_user_clip:
+            if not self._lacks_center(spikes, planes_of_first_file, times):
                 raise
-            length = self._planes_of_first_exposure(planes_of_paths, spikes, times)
-            if self._is_center_given(spikes, length):
-                raise
+        else:
+            return exposures, spikes
+
         # The clip is a user's, and its center is not given: try again with an assumed center.
-        center, used = self._assumed_center(length)
-        logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", self.clip, used)
+        length = self._planes_of_first_exposure(spikes, planes_of_first_file, times)
+        center, words = self._assumed_center(length)
+        logger.warning(
+            "spikes of %s: the plane of the sharp frame is unknown, %s", self.clip, words
+        )
         with_center = spikes.changed(center=center)
         exposures = exposures_of(
             with_center, self.clip, files=planes_of_paths, frames=frames, times=times
         )
         return exposures, with_center
 
+    def _lacks_center(
+        self, spikes: DatSpikes, planes_of_first_file: int, times: FrameTimes | None
+    ) -> bool:
+        """Return whether the clip is a user's, and the user has not given the center.
+
+        Arguments: as for `_planes_of_first_exposure`.
+        """
+        if not self.source.is_user_clip:
+            return False
+        length = self._planes_of_first_exposure(spikes, planes_of_first_file, times)
+        return not self._is_center_given(spikes, length)
+
     def _planes_of_first_exposure(
-        self,
-        planes_of_paths: list[tuple[str, int]],
-        spikes: DatSpikes,
-        times: FrameTimes | None,
+        self, spikes: DatSpikes, planes_of_first_file: int, times: FrameTimes | None
     ) -> int:
         """Return the number of planes of the first exposure. The others have about as many.
 
-        planes_of_paths: (path, number of planes) of each spike file.
-        spikes: how these files are read.
+        spikes: how the spike files are read.
+        planes_of_first_file: number of planes of the first spike file.
         times: times of the frames, if one file holds the planes of all frames.
         """
-        _, planes = planes_of_paths[0]  # number of planes of the first file
-        # (first plane, plane after the last) of each frame, if the times of the frames give them.
-        ranges = plane_ranges(spikes, self.clip, planes, times) if times else None
-        # The planes of frame 0 in this file. Without ranges, `span` takes spike.exposure, or the
-        # whole file.
-        return spikes.timing.span(self.clip, 0, planes, ranges).length
+        # (first plane, plane after the last) of each frame. None: there are no times of the frames,
+        # or spike.exposure lists the planes. Then `span` takes spike.exposure, or the whole file.
+        ranges = None
+        if times:
+            ranges = plane_ranges(spikes, self.clip, planes_of_first_file, times)
+        first_exposure = spikes.timing.span(self.clip, 0, planes_of_first_file, ranges)
+        return first_exposure.length
 
     def _is_center_given(self, spikes: DatSpikes, length: int) -> bool:
         """Return whether the user says the plane of the sharp frame, by an option or dataset.json.
@@ -260,22 +275,22 @@ class SpikePlanes:
         if spikes.center == "gt":
             return spikes.info.gt_plane_of(self.clip, length) is not None
         # If the user gives no center, `spikes` has the center of the training, which the weights
-        # file holds. It belongs to other clips and says nothing of the user's spikes. So a center
-        # that equals the center of the training counts as not given.
+        # file holds. The center of the training says nothing of the user's spikes. So a center that
+        # equals it counts as not given.
         trained = self.source.trained
         return trained is None or spikes.center != trained.get("center")
 
     def _assumed_center(self, length: int) -> tuple[int | float | str, str]:
         """Return the option `center` for a user's spikes without one, and words for the warning.
 
-        If the exposures have as many planes as in training, this is the center of the training
-        spikes. Otherwise it is "file", which means the middle plane. The words say which is used,
-        e.g. "plane 20 is used, as in training".
+        If the exposures have as many planes as in training, the center is the plane of the sharp
+        frame in training. Otherwise it is "file", which means the middle plane. E.g. (20, "plane 20
+        is used, as in training").
 
         length: number of planes of an exposure.
         """
-        # "gt_plane" is the plane of the sharp frame in the training, e.g. 20 of 40 planes. A plane
-        # number means the same instant only in an exposure of equal length.
+        # "gt_plane" is the plane of the sharp frame in training, e.g. plane 20 of 40. Plane 20
+        # would be another instant in an exposure of 60 planes.
         trained = self.source.trained
         if trained and trained["planes"] == length and trained["gt_plane"] is not None:
             center = trained["gt_plane"]

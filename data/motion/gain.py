@@ -72,8 +72,8 @@ class ExposureLight(NamedTuple):
 
 
 # The light may change within an exposure. To see this change, the exposure is cut into this many
-# windows, and the spikes of each window are counted. With fewer windows, the light could change
-# within a window. With more windows, their counts would be noisier. The value is a judgement.
+# parts, and the spikes of each part are counted. With fewer parts, the light could change within a
+# part. With more parts, their counts would be noisier. The value is a judgement.
 PARTS = 8
 
 
@@ -121,7 +121,7 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
         gain = (spikes + s) / (light + s / usual)        s = USUAL_SPIKES
 
     Spikes and light are summed over the exposures. "usual" is the median of the gains of the
-    pixels: a pixel with few spikes gets about this gain.
+    pixels (`_usual_gain`). A pixel with few spikes gets about the usual gain.
 
     exposures: at least one, of the same view.
     Returns the gain (h, w) float32, and (h, w) bool. A pixel that cannot be trusted has the usual
@@ -133,19 +133,20 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
     usual = _usual_gain(spikes[~is_clipped], light[~is_clipped])
     gain = (spikes + USUAL_SPIKES) / (light + USUAL_SPIKES / usual)
 
-    # A hot or dead pixel is not trusted. But where the RGB camera clips, there is more light than
-    # it shows, so many spikes are no sign of a hot pixel there.
-    expected = usual * light
+    # A hot or dead pixel is not trusted. But if the RGB camera clips, the true light is brighter
+    # than the frame shows, so many spikes are no sign of a hot pixel.
+    expected = usual * light  # number of spikes
     is_overexposed = is_clipped & (spikes > expected)
-    is_good = is_overexposed | ~_is_implausible(spikes, expected)
+    is_good = is_overexposed | _is_plausible(spikes, expected)
     return np.where(is_good, gain, usual).astype(np.float32), is_good
 
 
 def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
     """Return the exposures that say something of the gain of the pixels.
 
-    A saturated exposure, and an exposure without any spike, say nothing. If no exposure says
-    anything, all are returned: their frames are not improved anyway.
+    A saturated exposure, and an exposure without any spike, say nothing. If all exposures are like
+    that, all are returned, so that there is a gain. The gain hardly matters then, because such
+    frames keep their first estimates (`MotionRestorer._keeps_first_estimate`).
     """
     usable = []
     for exposure in exposures:
@@ -158,8 +159,9 @@ def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
 def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.ndarray]:
     """Return the sums of spikes and of light over all planes of some exposures, (h, w) each.
 
-    The light of each exposure is brought to the median level first. E.g. a frame whose RGB exposure
-    was halved shows half of the light, and has twice the level. So its light is multiplied by 2.
+    The light of each exposure is brought to the median level first (level = spikes per plane /
+    light). E.g. the RGB camera exposes one frame only half as long as the others: this frame shows
+    half of the light, so its level is twice the median level, and its light is multiplied by 2.
     """
     levels = np.array([exposure.level() for exposure in exposures])
     usual_level = float(np.median(levels))
@@ -172,14 +174,16 @@ def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np
         spikes += exposure.spike_rates * exposure.planes
         light += exposure.frame_light * to_usual_level * exposure.planes
         planes += exposure.planes
+    # At least DARK in each plane, because callers divide by the light of a pixel, which may be 0.
     return spikes, np.maximum(light, DARK * planes)
 
 
 def _clipped_pixels(exposures: list[ExposureLight]) -> np.ndarray:
-    """Return where the RGB camera clips, e.g. in the sky: (h, w) bool.
+    """Return at which pixels the RGB camera clips, e.g. in the sky: (h, w) bool.
 
-    There is more light than it shows, so these pixels say nothing of the usual gain. If all pixels
-    are clipped, none is returned: then all must be used.
+    The true light of these pixels is brighter than the frame shows, so they say nothing of the
+    usual gain. If all pixels are clipped, the result is False everywhere, because the usual gain
+    needs some pixels.
     """
     is_clipped = np.mean([exposure.frame_light for exposure in exposures], axis=0) >= CLIPPED
     if is_clipped.all():
@@ -187,18 +191,18 @@ def _clipped_pixels(exposures: list[ExposureLight]) -> np.ndarray:
     return is_clipped
 
 
-# Least usual gain, in spikes per plane. It matters only for a clip without any spike, whose gain
-# would be 0, and grey values are rates over gains. No real camera has a gain as small as one spike
-# in a million planes.
+# Least usual gain, in spikes per plane. It matters only for a clip without any spike: its gain
+# would be 0, and a grey value, rate / gain, would divide by 0. No real camera has a gain as small
+# as one spike in a million planes.
 LEAST_GAIN = 1e-6
 
 
 def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
     """Return the usual gain: the median of the gains, in which a pixel counts by its light.
 
-    E.g. the gains 0, 0 and 0.6 with the light 1, 1 and 10: the total light is 12, and the pixel of
-    the middle, 6, has the gain 0.6. A plain median would be 0. Most pixels of a dark scene may have
-    no spike at all, e.g. if stars are few.
+    E.g. three pixels have the gains 0, 0 and 0.6, and the light 1, 1 and 10. The total light is 12.
+    Its half, 6, is reached at the third pixel, so the usual gain is 0.6. A plain median would be 0.
+    This happens in dark scenes, e.g. at night: most pixels may have no spike at all.
 
     spikes, light: sums over the same planes, an array of pixels each. The light is above 0.
     """
@@ -209,16 +213,16 @@ def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
     middle = np.searchsorted(light_so_far, total_light / 2)
     usual = float(gain[by_gain[middle]])
     if usual == 0:
-        # So few spikes that even bright pixels mostly have none. All pixels together have some.
+        # There are so few spikes that even most bright pixels have none. So take the mean gain.
         usual = float(spikes.sum() / light.sum())
     return max(usual, LEAST_GAIN)
 
 
-# A pixel is not trusted if both limits are passed. Then it is hot or dead, or was too dark in all
-# frames. The first limit is a ratio: more than MOST_GAIN_RATIO times the usual gain, or less than
-# the usual gain / MOST_GAIN_RATIO. A smaller ratio would also distrust good pixels of a sensor
-# whose pixels differ much. The value is a judgement. With a very large ratio,
-# test_dead_and_hot_pixels_are_not_trusted fails.
+# A pixel is not trusted if it is beyond both limits below. Such a pixel is hot or dead, or was too
+# dark in all frames. The first limit is a ratio: the gain of the pixel is more than MOST_GAIN_RATIO
+# times the usual gain, or less than the usual gain / MOST_GAIN_RATIO. A smaller ratio would also
+# distrust good pixels of a sensor whose pixels differ much. The value is a judgement. With a very
+# large ratio, test_dead_and_hot_pixels_are_not_trusted fails.
 MOST_GAIN_RATIO = 2.5
 # The second limit is chance: the distance from the expected number of spikes, in standard
 # deviations. With 4, chance alone goes beyond the limit in about one of 10,000 pixels. With 0,
@@ -226,10 +230,8 @@ MOST_GAIN_RATIO = 2.5
 CHANCE = 4.0
 
 
-def _is_implausible(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Return which pixels have far more or fewer spikes than expected, and not by chance.
-
-    Returns (h, w) bool.
+def _is_plausible(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return which pixels have about as many spikes as expected, or differ by chance: (h, w) bool.
     spikes: number of spikes of each pixel, (h, w).
     expected: number of spikes that each pixel would have at the usual gain, (h, w).
     """
@@ -237,7 +239,7 @@ def _is_implausible(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
     # The square root of a count has about the standard deviation 1/2, whatever the count is. So
     # twice the difference of two roots is a number of standard deviations.
     deviations = 2 * np.abs(np.sqrt(spikes) - np.sqrt(expected))
-    return is_far & (deviations > CHANCE)
+    return ~(is_far & (deviations > CHANCE))
 
 
 # ---- The gain for one exposure -----------------------------------------------------------------
@@ -261,9 +263,8 @@ def gain_in_exposure(exposure: ExposureLight, gain: np.ndarray, is_good: np.ndar
 
 
 # If the levels of two frames differ by more than this factor, the RGB camera has changed its
-# exposure time or its gain between them. They differ by a smaller factor although no camera has
-# changed, because of noise, and because things move into view or out of it. With 1.0,
-# test_hot_pixels_do_not_look_like_another_exposure fails.
+# exposure time or its gain between them. Smaller differences have other reasons: noise, and things
+# that move into or out of view. With 1.0, test_hot_pixels_do_not_look_like_another_exposure fails.
 SAME_LEVEL = 1.1
 
 
