@@ -36,7 +36,7 @@ VARIANCE_OF_FLAT_WINDOW = 3e-4
 # would amplify noise.
 LEAST_LUMA = 1e-3
 # Number of pixels that are computed at a time on a CPU. 4 frames of 256 x 256 pixels at once take
-# three times as long as one frame after the other, because they do not fit the cache.
+# three times as long as the same 4 frames one after another, because they do not fit the cache.
 PIXELS_AT_A_TIME = 2**16
 
 
@@ -115,8 +115,8 @@ class ExposureFusion(ImageFusion):
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         spike = checked_spike(image, spike, self.spike_channels)
-        # Each frame is computed alone, so any number of frames can be a batch. On a CPU a batch has
-        # a few frames, so that they stay in the cache.
+        # No frame depends on another one here, so any number of frames can be a batch. On a CPU a
+        # batch has a few frames, so that they stay in the cache.
         frames = image.flatten(0, 1)  # (B T, 3, H, W)
         spikes = spike.flatten(0, 1)  # (B T, S, H, W)
         batch = len(frames)

@@ -64,8 +64,8 @@ HALF = 2
 # A gate is a factor of each pixel. There are three: for the pull of the RGB equations, for the pull
 # of the spike equations, and for the way to the proposal.
 GATES = 3
-# Factor of the change that the conv net adds by itself, without a pull. It is small, so that most
-# of a step comes from the equations. The trained weights fit this value.
+# Factor of the change c that the conv net adds to the frame directly, not by a gate. It is small,
+# so that most of a step comes from the equations. The trained weights fit this value.
 CHANGE_SCALE = 0.1
 
 
@@ -178,10 +178,10 @@ class MotionSteps(nn.Module):
         """
         # Repeat the last row and column of odd sizes, so that the half size is whole.
         height, width = at_full_size.shape[-2:]
-        below = height % HALF  # rows to add: 1 if the height is odd, else 0
-        right = width % HALF
-        if below or right:
-            added = (0, right, 0, below)
+        rows_to_add = height % HALF  # 1 if the height is odd, else 0
+        columns_to_add = width % HALF
+        if rows_to_add or columns_to_add:
+            added = (0, columns_to_add, 0, rows_to_add)  # left, right, above, below
             at_full_size = F.pad(at_full_size, added, mode="replicate")
             at_half_size = F.pad(at_half_size, added, mode="replicate")
 
@@ -282,7 +282,7 @@ class MotionFusion(ExposureFusion):
 
     The weights of the operator "exposure" fit, because it makes the same first estimate. The steps
     that follow need all spike planes: main_test_vrt.py runs them, and lab/train_motion.py trains
-    them. main_train_vrt.py trains the first estimate alone.
+    them. main_train_vrt.py trains only the first estimate.
 
     groups: largest number of groups into which the spike planes of an exposure are divided. The
     planes of a group count as one time. A slow motion needs fewer groups.

@@ -26,8 +26,8 @@ LEAST_SQUARES = 8
 # almost 0. With this number added, its motion is near 0. A larger number would also make the motion
 # of weak texture too small.
 ADDED_TO_SQUARED_GRADIENT = 2e-3
-# Least squares: the largest motion that is believed, in pixels of the level. A gradient describes a
-# picture only within a pixel or two.
+# Least squares: the largest motion that is believed, in pixels of the level (`MotionNet` works at
+# several resolutions, its levels). A gradient describes a picture only within a pixel or two.
 LARGEST_MOTION = 2.0
 # Least squares are taken over SQUARE_SIDE x SQUARE_SIDE pixels around each pixel. The number is
 # odd, so that there is a middle pixel. A larger number averages over more noise, and mixes the
@@ -43,13 +43,13 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
 
         change = -(g_x x + g_y y)
 
-    5 x 5 pixels around a pixel give one such equation each, and x and y of the pixel are their
-    least-squares solution.
+    Each of the 5 x 5 pixels around a pixel gives one such equation. The motion (x, y) of the pixel
+    is the least-squares solution of these 25 equations.
 
     The values of a pixel in the 11 windows are a function of the time tau. A parabola is fitted to
-    it, and its slope and its curvature are two changes. The light of the windows gives two, and
-    their number of spikes gives two more. Each of the four changes is solved on its own, so there
-    are four motions (x, y).
+    this function. The slope and the curvature of the parabola are two changes. The light of the
+    windows gives two changes, and their number of spikes gives two more. The equations are solved
+    for each of the four changes on its own, so there are four motions (x, y).
 
     moved_pictures: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant. 30 are
     15 windows with 2 pictures each.
@@ -70,9 +70,10 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     change = _changes_in_time(light, count, scene, parabola_fit)  # (B, 4, h, w)
     g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 
-    # The normal equations are made of sums of products over the 5 x 5 pixels. Means do as well as
-    # sums, because x and y are quotients of them. The first three products have 1 channel each. The
-    # last two have 4 channels each, one for each change.
+    # The normal equations consist of sums of products over the 5 x 5 pixels. Means serve as well,
+    # because a common factor cancels in x and y. (ADDED_TO_SQUARED_GRADIENT is meant for means.)
+    # The first three products have 1 channel each. The last two have 4 channels each, one for each
+    # change.
     products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
     means = F.avg_pool2d(
         torch.cat(products, dim=1),
@@ -87,8 +88,8 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     xx = xx + ADDED_TO_SQUARED_GRADIENT
     yy = yy + ADDED_TO_SQUARED_GRADIENT
 
-    # The normal equations and their solution by Cramer's rule:
-    # [xx xy; xy yy] [x; y] = -[x_change; y_change]
+    # The normal equations:          [xx xy; xy yy] [x; y] = -[x_change; y_change]
+    # The inverse of their matrix:   [yy -xy; -xy xx] / determinant
     determinant = xx * yy - xy * xy
     x = -(yy * x_change - xy * y_change) / determinant  # (B, 4, h, w)
     y = -(xx * y_change - xy * x_change) / determinant  # (B, 4, h, w)
@@ -107,12 +108,14 @@ def _changes_in_time(light: Tensor, count: Tensor, scene: Tensor, parabola_fit: 
     # n is the number of spikes of a pixel in a window, N its mean over the windows, and M the mean
     # of N over all pixels. data/motion/network_inputs.py makes the pictures, in short, as
     #
-    #     light = sqrt(n / M) - 1              so n' changes it by n' / (2 sqrt(N M))
-    #     count = (n - N) / sqrt(N)            so n' changes it by n' / sqrt(N)
+    #     light = sqrt(n / M) - 1         derivative at n = N:   1 / (2 sqrt(N M))
+    #     count = (n - N) / sqrt(N)       derivative:            1 / sqrt(N)
     #
-    # So `count` is divided by 2 sqrt(M). Channel 1 of the scene is log(M).
-    two_roots = 2 * torch.exp(scene[:, 1:2] / 2)
-    change_of_count = torch.einsum("dk,bkhw->bdhw", parabola_fit, count) / two_roots
+    # The same change of n changes `count` 2 sqrt(M) times as much as `light`. So the change of
+    # `count` is divided by 2 sqrt(M). Channel 1 of the scene is log(M), and exp(log(M) / 2) is
+    # sqrt(M).
+    ratio_of_changes = 2 * torch.exp(scene[:, 1:2] / 2)  # 2 sqrt(M), (B, 1, h, w)
+    change_of_count = torch.einsum("dk,bkhw->bdhw", parabola_fit, count) / ratio_of_changes
     return torch.cat((change_of_light, change_of_count), dim=1)
 
 

@@ -9,7 +9,8 @@ A spike pixel shows a point of the scene at the sharp instant. The point moves a
 
     q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3        x and y, in spike pixels
     tau                                             time after the sharp instant, in halves of an
-                                                    exposure: about -1 at its begin, 1 at its end
+                                                    exposure. About -1 is the beginning of the
+                                                    exposure, and about 1 is its end
 
 The network finds the six coefficients of each pixel, and the logarithm of the expected error of q.
 The spikes come in 15 windows of time (motion_windows.py), and each window has a picture. From the
@@ -58,8 +59,8 @@ from models.fusion.motion_windows import (
 # ---- Channels ----
 
 # Channels of the scene, which is the same for all windows: 0 brightness around each pixel, as a
-# logarithm; 1 mean brightness of all pixels, as a logarithm; 2 the blurry frame. The brightness is
-# the number of spikes in a window of the exposure.
+# logarithm; 1 mean brightness of all pixels, as a logarithm; 2 contrast of the blurry frame. The
+# brightness is the number of spikes in a window of the exposure.
 SCENE_CHANNELS = 3
 # Output channels of a conv net: changes of the coefficients and of the logarithm of the error.
 CHANGES = COEFFICIENTS + 1
@@ -162,8 +163,8 @@ class MotionNet(nn.Module):
             small_pictures = F.avg_pool2d(pictures, level.size)  # (B 15, 2, h, w) of the level
             small_scene = F.avg_pool2d(scene, level.size)  # (B, 3, h, w) of the level
 
-            # Take over the motion of the level before. Its values stay as they are, because they
-            # are in spike pixels at all levels.
+            # Take over the motion of the previous, coarser level. Its values stay as they are,
+            # because they are in spike pixels at all levels.
             shape = small_scene.shape[-2:]
             if curve.shape[-2:] != shape:
                 curve = F.interpolate(curve, shape, mode="bilinear", align_corners=False)
@@ -175,8 +176,9 @@ class MotionNet(nn.Module):
                 # `add_shared_motion` changes nothing.
                 change = add_shared_motion(net(inputs))  # (B, 7, h, w)
                 change_of_curve, change_of_log_error = change.split((COEFFICIENTS, 1), dim=1)
-                # The conv net gives the change of the curve in pixels of the level. The curve is in
-                # spike pixels. The logarithm of the error is of spike pixels at every level.
+                # The conv net gives the change of the curve in pixels of the level, but the curve
+                # is in spike pixels. The error is in spike pixels at every level, so the change of
+                # its logarithm needs no factor.
                 curve = curve + change_of_curve * level.size
                 log_error = log_error + change_of_log_error
             curves_of_levels.append(Curves(level.size, curve, log_error))
@@ -187,8 +189,7 @@ class MotionNet(nn.Module):
     ) -> Tensor:
         """Return the input channels of the conv net of a level, (B, 48, h, w).
 
-        The order of the channels belongs to the trained weights.
-
+        The trained weights fit the order of the channels.
         pictures: (B 15, 2, h, w) and scene: (B, 3, h, w), both of the level. curve, log_error: the
         motion so far. size: side of a pixel of the level, in spike pixels.
         """

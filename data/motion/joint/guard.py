@@ -1,13 +1,13 @@
 """Blend the solution with the first estimate, by how well each of them fits the spikes.
 
-A motion may be wrong although its expected error is small. Then the solution z of the equations is
-worse than the first estimate z_0. The spikes around the sharp instant tell where: in a few planes
-hardly anything moves, so a frame is compared with them without any motion.
+A motion may be wrong although its expected error is small. There the solution z of the equations is
+worse than the first estimate z_0. The spikes show such places: in the few planes around the sharp
+instant hardly anything moves, so a frame can be compared with these planes without any motion.
 
     weight of z = 1 / (1 + (a / (guard a_0))^2)
 
     a, a_0    squared errors of z and z_0 against these spikes, means over 7 x 7 spike pixels
-    guard     a / a_0 at which both frames count alike, an option of `--method joint`
+    guard     the ratio a / a_0 at which both frames count alike, an option of `--method joint`
 
 E.g. with guard 2.5 the weight of z is 1/2 where a = 2.5 a_0, and 1 / (1 + (1 / 2.5)^2) = 0.86
 where both fit alike (a = a_0).
@@ -55,24 +55,25 @@ def guard_solution(
 
     z, z_0: the solution and the first estimate, (3, H, W).
     gain: (h, w), spikes per plane of each spike pixel at full light.
-    guard: a / a_0 at which both count alike; with 0, z is returned.
+    guard: the ratio a / a_0 at which both count alike. 0: z is returned.
     """
     if guard == 0:  # the formula would divide by 0
         return Blend(z, weight_of_z=torch.ones_like(z[0]))
     window = recording.window(recording.sharp, GUARD_PLANES)
-    [rate] = recording.spike_rates([window])  # spikes per plane, (h, w)
+    [rate] = recording.spike_rates([window])  # one window, one array: spikes per plane, (h, w)
     y = torch.from_numpy(rate / gain).to(z.device)  # what the spikes measure, (h, w)
     error_of_z = _error_at_instant(z, y, pixels)  # (h, w)
     error_of_z_0 = _error_at_instant(z_0, y, pixels)
-    # The error by noise is added to both errors. Otherwise the weight would follow the noise where
-    # both fit. E.g. guard 2.5, and by chance the errors 0.0004 and 0.0001: the weight of z would be
-    # 0.28. With the error by noise, 0.001, it is 0.79, near the 0.86 of equal errors.
+    # Where both frames fit, their errors are mostly noise, so the ratio of both is random. So the
+    # error by noise is added to both. E.g. with guard 2.5, error 0.0004 of z and error 0.0001 of
+    # z_0, the weight of z would be 0.28. With 0.001 added to both errors it is 0.79, near 0.86, the
+    # weight for equal errors.
     error_by_noise = _error_by_noise(error_of_z, error_of_z_0) + TINY_ERROR
     a = error_of_z + error_by_noise
     a_0 = error_of_z_0 + error_by_noise
 
     weight_of_spike_pixels = 1 / (1 + (a / (guard * a_0)) ** 2)  # (h, w)
-    [weight] = pixels.to_frame(weight_of_spike_pixels[None])  # (H, W)
+    [weight] = pixels.to_frame(weight_of_spike_pixels[None])  # one channel, (H, W)
     return Blend(frame=weight * z + (1 - weight) * z_0, weight_of_z=weight)
 
 
@@ -82,10 +83,12 @@ PERFECT_SHARE = 0.2
 
 
 def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
-    """Return the squared error (a scalar) that noise alone causes: the error of pixels that fit.
+    """Return the squared error (a scalar) that noise alone causes.
 
-    A pixel counts with the smaller error of both frames. PERFECT_SHARE of the pixels have at most
-    the returned error. E.g. with a share of 0.2, it is the 20th smallest of 100 errors.
+    It is the error of the pixels that fit best. The error of a pixel is the smaller error of both
+    frames. PERFECT_SHARE of the pixels have at most the returned error. E.g. with a share of 0.2,
+    it is the 20th smallest of 100 errors.
+
     error_of_z, error_of_z_0: squared errors of both frames, (h, w).
     """
     smaller_errors = torch.minimum(error_of_z, error_of_z_0).flatten()
@@ -109,7 +112,7 @@ def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
     """
     # Display values are compared, because the differences of dark places are tiny in light.
     if pixels.view.is_display:
-        difference = pixels(luma(frame)) - y
+        difference = pixels(luma(frame)) - y  # (1, h, w)
     else:
         seen_light = pixels(luma(light_of(frame)))
         difference = display_of_light(seen_light) - display_of_light(y)  # (1, h, w)

@@ -36,15 +36,16 @@ from data.motion.joint.sampling import corners_of, grid_positions, weights_of
 from data.motion.joint.sparse import product, sparse_matrix
 from data.motion.view import View
 
-# A spike pixel counts as on the frame if more than this share of its points is. All of its points
-# must be, but a mean of ones may be rounded to a value below 1. So the limit is a little below 1.
+# A spike pixel counts as on the frame if more than this share of its points lie on the frame. This
+# means all of its points: the limit is a little below 1, because a mean of ones may be rounded to a
+# value below 1.
 ON_FRAME = 0.999
 
 
 class SpikePixels:
     """D L: the linear map from grey pictures to what spike pixels see.
 
-    It depends on the view alone, so it is made once for all frames of a clip.
+    It depends only on the view, so it is made once for all frames of a clip.
 
     view: where the spike pixels lie on the frame, and how much the lens blurs.
 
