@@ -68,7 +68,7 @@ class FrameFiles(FileReading):
     meta_info_file: Root | None = Field(
         None, description="List of the clips to use; null: all folders."
     )
-    # The pattern allows e.g. "08d", "8d", "d", or an empty text.
+    # Three parts, each may be missing: a 0, a width of up to two digits, and a "d". E.g. "08d".
     filename_tmpl: Annotated[str, Field(pattern=r"^0?[0-9]{0,2}d?$")] | None = Field(
         None, description='Form of the frame numbers, e.g. "08d"; null: any.'
     )
@@ -84,10 +84,10 @@ class ClipFiles(FrameFiles):
 
 
 class SharpFiles(Section):
-    """Makes dataroot_gt, which FrameFiles leaves open, a key that must be given in training.
+    """Requires dataroot_gt in training. In FrameFiles this key may be left out.
 
-    Put it before ClipFiles or FrameFiles in the list of base classes, because the first class that
-    has a field decides: class TrainKeys(Crops, SharpFiles, ClipFiles).
+    Put SharpFiles before ClipFiles or FrameFiles in the list of base classes. If two classes have
+    the same field, the first class counts. E.g. class TrainKeys(Crops, SharpFiles, ClipFiles).
     """
 
     dataroot_gt: Root = Field(description="Folder of the sharp frames.")
@@ -139,8 +139,8 @@ class WholeClips(Section):
     )
 
 
-# Keys that name the folder of one kind of file. If one of them is a list, each other key that is
-# set must be a list, too.
+# Keys that name the folder of one kind of file. If one of them is a list, all of these keys that
+# are set must be lists.
 FOLDER_KEYS = ("dataroot_gt", "dataroot_lq", "dataroot_spike", "dataroot_gt_instants")
 
 # Keys that may be lists with one entry per root.
@@ -178,8 +178,8 @@ def _refuse_unequal_lists(section: Any, lists: dict[str, list[Any]]) -> None:
 
     section: the resolved options of a dataset. lists: {key: its list}, for all keys with a list.
     """
-    # Each root needs its own folder of each kind. So if one key of folders is a list, a single
-    # folder in another key is refused.
+    # Each root needs its own folder of each kind. So if e.g. dataroot_lq is a list, dataroot_gt
+    # must be a list, too. `lists` has at least one key, so each single folder is refused.
     single_folders = []
     for key in FOLDER_KEYS:
         if isinstance(getattr(section, key, None), str):

@@ -1,10 +1,9 @@
-"""Build a clip cache, every clip of a data set as raw arrays on disk.
-
+"""Build a clip cache: files with every clip of a data set as raw arrays.
 scripts/build_clip_cache.py calls `build_cache`. data/clips/cache_format.py has the form of the
 files, and data/clips/clip_cache.py reads them.
 
-The cache appears complete or not at all: it is written to a folder beside its place, which gets the
-final name at the end. After an interruption, a second call writes only the missing clips.
+The cache appears complete or not at all: it is written to another folder beside it, and this folder
+gets the final name at the end. After an interruption, a second call writes only the missing clips.
 
 What must stay: every refusal comes before the first clip is written, and the old cache is only
 removed when the new cache is complete. Only a cache with a clip in common is ever replaced
@@ -52,7 +51,7 @@ def build_cache(
     Raises DataError for wrong data, and for a disk without enough room.
     """
     target = Path(os.path.abspath(path))
-    # Refuse a folder within a data root, or around one.
+    # Refuse a folder that lies within a data root or contains a data root.
     refuse_overlap(target, source.roots(), "--out")
     cached = _cached_clips(target)  # names of the clips of an older cache
     clips, problems = manifest.scan(source)
@@ -83,7 +82,7 @@ def build_cache(
 def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
     """Return the content of index.json.
 
-    The keys are the format of a clip cache. A change needs another FORMAT.
+    The keys are part of the format of a clip cache, so a change of keys needs another FORMAT.
     """
     digests = {}
     for kind, listing in manifest.list_source(source).items():

@@ -90,8 +90,8 @@ def load_index(
         for clip in index["clips"]:
             checked_name(clip["name"], str(where))
     except (OSError, ValueError, KeyError, TypeError) as e:
-        # The text of a KeyError is the name of the missing key alone, e.g. 'format'. So write "no"
-        # before it.
+        # The text of a KeyError is only the name of the missing key, e.g. 'format'. Write "no"
+        # before this name.
         why = f"no {e}" if isinstance(e, KeyError) else str(e)
         raise DataError(
             what=f"cannot read the clip cache: {why}",

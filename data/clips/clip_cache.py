@@ -1,4 +1,4 @@
-"""Read a clip cache, every clip as raw arrays on disk: `io_backend` "cache".
+"""Read a clip cache (`io_backend` "cache"), which has every clip as raw arrays on disk.
 
 Only the crop of the frames of a sample is read, and nothing is decoded. data/clips/cache_format.py
 shows the files of a cache.
@@ -62,13 +62,14 @@ class CacheReader:
         What must stay: every check. Each refuses a change of data or of options that would make the
         cached frames wrong. A new option of this kind needs a check here (test_clip_cache.py).
         """
-        # With several data roots, each has a prefix "0/", "1/", ..., and a folder of this name.
+        # With several data roots, each root has a prefix "0/", "1/", ... for the names of its
+        # clips, and its cache is in a folder with the name of the prefix.
         index = load_index(os.path.join(self.path, source.name_prefix))
         self._refuse_other_options(index, source)
         self._refuse_changed_source(index, source)
         clips = []
         for record in index["clips"]:
-            clip = self._clip_of(record, source)  # its name has no prefix until the last line
+            clip = self._clip_of(record, source)  # the name of the clip has no prefix yet
             self._refuse_arrays_of_other_size(clip, source)
             if source.spikes:
                 clip = self._with_exposures(clip, source)
@@ -171,7 +172,7 @@ class CacheReader:
         augment: the crop, in pixels of lq.
         """
         stored = self._map_array(clip, kind)  # (frames, H, W, 3)
-        # `crop` multiplies its pixel numbers by the scale, because they are in pixels of lq.
+        # The crop of `augment` is in pixels of lq. `augment.crop` multiplies it by the scale.
         height, _ = clip.size_of(kind)
         height_of_lq, _ = clip.size
         scale = height // height_of_lq
@@ -189,9 +190,8 @@ class CacheReader:
         # the files is.
         geometry = clip.spikes.geometry.as_raster()
         all_planes = SpikeFile(piece.file, geometry, planes=len(stored), packed=stored)
-        # Skip the planes of the files before this file. For example, plane 5 of the second file is
-        # plane 45 of the array if the first file has 40 planes
-        # (test_a_cache_gives_the_samples_of_the_files).
+        # Skip the planes of the earlier files. E.g. if the first file has 40 planes, plane 5 of the
+        # second file is plane 45 of the array (test_a_cache_gives_the_samples_of_the_files).
         planes_before = 0
         for file, planes in clip.planes_of_spike_files.items():
             if file == piece.file:

@@ -64,6 +64,7 @@ class ClipCheck:
         """Check the clip. Returns the clip, or None if no frame is complete.
 
         meta_entry: [number of frames, number of the first frame] of the meta file, e.g. [100, "0"].
+        The second value is a text, as it is written in the file, e.g. "00000047".
         None: there is no meta file, so all frames of the folder belong to the clip.
 
         A returned clip is usable only if `problems` is empty, because it may lack frames otherwise.
@@ -89,10 +90,9 @@ class ClipCheck:
         paths = {kind: files.paths(kind, keys) for kind in files.stems}
         stems = tuple(files.stems["lq"][key] for key in keys)
 
-        # The planes of each frame, the sharp instants of each frame, and the sizes. `find` returns
-        # SpikesOfFrames: spike files, number of planes in each, the planes of each frame
-        # (exposures), times, and how spikes are read (settings).
+        # The spike files and the planes of each frame (class SpikesOfFrames).
         spikes = SpikePlanes(problems, files).find(keys, stems)
+        # The sharp frames of each frame, if it has several (gt_instants). Then the sizes.
         instants: tuple[str, ...] = ()
         if "gt_instants" in files.by_kind:
             instants = _find_instants(problems, files, keys)
@@ -118,9 +118,10 @@ class ClipCheck:
 
 # ---- Sharp frames and sizes ------------------------------------------------------------------
 #
-# What must stay: each refusal. Without it, lq, gt and spikes of a sample would show different
-# pixels or different instants (test_an_even_number_of_instants_is_a_problem, and the case "no
-# multiple" of test_a_fault_of_the_data_is_named_before_training).
+# What must stay: each problem that the functions below report. Otherwise lq, gt and spikes of a
+# sample would show different pixels or different instants
+# (test_an_even_number_of_instants_is_a_problem, and the case "no multiple" of
+# test_a_fault_of_the_data_is_named_before_training).
 
 
 def _find_instants(

@@ -3,7 +3,7 @@
 A dataset holds its clips as a table (`ClipTable`), as the tables of several roots (`JoinedClips`),
 or as a list. The functions below take any of the three. They read the arrays of a table and do not
 make its clips, because this would take minutes for large data sets. Only `one_of_each_form` makes
-some clips. A further such function needs the same three branches.
+some clips. A new function of this kind needs the same three branches.
 
 What must stay: the order of the clips, because training samples are numbered through all clips.
 tests/parts/data/test_kept.py compares the results for the three kinds of sequences.

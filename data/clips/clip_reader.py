@@ -109,7 +109,8 @@ def user_clips(
     if refused:
         raise joined_errors(refused)
 
-    # With spike.calibration "auto", this estimates where the spike pixels lie on the frames.
+    # With spike.calibration "auto", `calibrated` estimates where the spike pixels lie on the
+    # frames. With other values it changes nothing.
     clips = calibrated(clips, DiskFiles())
     for clip in clips:
         if clip.spikes:
@@ -133,7 +134,8 @@ def _open_clip(
     spikes = None  # how the spikes of this clip are read
     if section is not None and paths.spike is not None:
         # section_of_clip: the options, with the size of a plane if only the files have it.
-        # info: what dataset.json says. What both leave open is assumed as in the training.
+        # info: what dataset.json says. A value that neither of them gives is assumed to be as in
+        # the training.
         section_of_clip, info = section_and_info(section, paths.spike, name)
         spikes = user_spikes(section_of_clip, trained, info, name)
     return user_clip(
@@ -162,7 +164,7 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
         (3) <root>, with <root>/blur/<clip>/...    a folder for each kind of file
         (4) <root>, with <root>/<clip>/...         a folder, or a film, for each clip
 
-    In (3) and (4), the files of a clip may lie in a further folder, e.g. <root>/<clip>/blur/<frame>
+    In (3) and (4), the files of a clip may lie one folder deeper, e.g. <root>/<clip>/blur/<frame>
     and <root>/<clip>/spike/<file>.
 
     Raises DataError if two clips have one name.

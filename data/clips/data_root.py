@@ -79,10 +79,10 @@ def _refuse_names(listing: Listing, root: str) -> None:
     for clip, files in listing.items():
         checked_name(clip, root)
         # `checked_name` refuses two kinds of names: names that lead to another folder, such as
-        # "../b", and names with an unprintable character. The name of a file on disk has no slash,
-        # so it can only have the second fault. Then one look at all names of a clip, joined, takes
-        # the place of a check of each stem, which takes long for a million stems. The key of a
-        # frame in an LMDB may have both faults, so its stem is always checked.
+        # "../b", and names with an unprintable character. To check each stem takes long for a
+        # million stems. The name of a file on disk has no slash, so it can only have the second
+        # fault. So all names of a clip are checked at once, as one joined text. The key of a frame
+        # in an LMDB may have both faults, so its stem is always checked.
         is_in_lmdb = files.lmdb_entries is not None
         if is_in_lmdb or not files.joined_names.isprintable():
             for stem in files.stems:
@@ -139,7 +139,8 @@ def _add_single_files(
     names: names of the files that lie directly in the root.
     """
     prefix = os.path.join(root, "")  # the root with a slash at its end
-    # One suffix after the other. So when a later suffix comes, the clip has a file already.
+    # The files with the first suffix are added first. So if a clip has files with two suffixes, it
+    # already has a file when the second one comes.
     for suffix in suffixes:
         for name in names:
             if not name.lower().endswith(suffix):

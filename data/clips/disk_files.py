@@ -75,8 +75,8 @@ class DiskFiles:
         kind: "lq", "gt" or "gt_instants". frames: numbers of the images within the clip.
         augment: the crop, in pixels of lq, and its flips.
         """
-        # Images of this kind may be larger than lq: with scale 4, gt has 4 times its height. `crop`
-        # multiplies its pixel numbers by the scale.
+        # The crop of `augment` is in pixels of lq. `augment.crop` multiplies it by the scale. E.g.
+        # with scale 4, gt has 4 times the height of lq.
         height, _ = clip.size_of(kind)
         height_of_lq, _ = clip.size
         scale = height // height_of_lq
@@ -118,8 +118,8 @@ class DiskFiles:
 
 
 class LmdbFiles(DiskFiles):
-    """As "disk", but each dataroot whose name ends in .lmdb is a database, in the layout of KAIR
-    and BasicSR.
+    """Reads files as "disk" does, and reads each dataroot whose name ends in .lmdb as a database in
+    the layout of KAIR and BasicSR.
     """
 
     # All methods are inherited, because data/clips/file_content.py reads both files and databases.

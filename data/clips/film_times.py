@@ -107,13 +107,14 @@ def _packets_of(
         with open_container(str(path)) as container:
             # A container may have several names, such as "mov,mp4,m4a".
             names = container.format.name.split(",")
-            # A pause: a frame lasts longer than usual, so no packet is lost.
+            # In a pause, a frame lasts longer than usual, and no packet is lost.
             has_pauses = CONTAINERS_WITHOUT_PAUSES.isdisjoint(names)
             for stream in container.streams.video:
                 packets_of_stream[stream.index] = Packets(
                     stated=stream.frames, has_pauses=has_pauses
                 )
-            # `demux` wants the video streams by number. It counts video streams only: 0, 1, ...
+            # `demux` takes the numbers of the video streams. Only video streams have such numbers:
+            # 0, 1, ...
             every_video_stream = tuple(range(len(packets_of_stream)))
             for number, packet in enumerate(container.demux(video=every_video_stream), 1):
                 if number % PACKETS_PER_CALL == 0:
@@ -160,7 +161,7 @@ def _missing_between_frames(
         1 s, 4 s         2              2: the missing frames are 2 and 3, so next_number becomes 4
         4 s, 5 s         5              0
 
-    If frames were decoded at 2, 3, 4 and 5 s alone, the frames 0 and 1 are missing before the first
+    If frames were decoded only at 2, 3, 4 and 5 s, the frames 0 and 1 are missing before the first
     decoded frame. Then next_number begins with 2.
     """
     # Times of the packets of which no frame was decoded, in order.

@@ -97,12 +97,12 @@ class FrameFiles:
     def find_stems(self) -> None:
         """Fill `stems`. Report two files of one kind for a frame."""
         # In a data set, the files of a frame need only have the same number, e.g. 47.png and
-        # 000047.dat. A user's own files must have equal names. So must files whose names are times,
-        # e.g. 432.033333, because the last digits are no frame number.
+        # 000047.dat. In two cases their names must be equal: a user's own files, and files whose
+        # names are times, e.g. 432.033333, because the last digits are no frame number.
         compares_whole_names = self.source.is_user_clip or are_values(self.by_kind["lq"])
         for kind, files in self.by_kind.items():
-            # Not matched: the instants of a frame have names <frame>_0, <frame>_1, ..., and one
-            # spike file holds all frames.
+            # Two kinds are not matched. The instants of a frame have names <frame>_0, <frame>_1,
+            # ..., and one spike file holds the planes of all frames.
             if kind == "gt_instants" or (kind == "spike" and self.source.has_one_spike_file):
                 continue
             stems: dict[FrameKey, str] = {}
@@ -198,8 +198,9 @@ class FrameFiles:
     ) -> dict[FrameKey, str]:
         """Return the name of each wanted frame. name_of: names of the frames that have a file.
 
-        A frame without a file gets a name. Its number has as many digits as the longest number with
-        leading zeros. E.g. between "000046" and "000048", the missing frame is "000047".
+        For a frame without a file, a name is made. Its number has as many digits as the longest
+        number with leading zeros. E.g. between "000046" and "000048", the missing frame is
+        "000047".
         """
         digits = 1
         for stem in name_of.values():
@@ -322,6 +323,6 @@ class FrameFiles:
             what = f"{kind} counts from {name}, lq from {lq_name}"
         else:
             what = f"{kind} has the name {name} where lq has {lq_name}"
-        # Whether both names mean the same frame, only the user knows.
+        # Only the user knows whether both names mean the same frame.
         do = "give the files of one frame the same name, if both begin with the same frame"
         self.problems.report(what, kind, do)

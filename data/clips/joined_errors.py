@@ -26,12 +26,13 @@ def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
 
 
 def joined_texts(texts: Iterable[str]) -> str:
-    """Join the first lines of texts to one line, and put the further lines of the texts below it.
+    """Join the first lines of texts to one line, and put the other lines of the texts below it.
 
     E.g. "a; b" and "b; c\\nd" -> "a; b; c\\nd". First lines are split at semicolons. A piece that
-    occurs a second time is left out, like "b" here. Equal further lines appear once, too.
+    occurs again is left out, like the second "b" here. Other lines that are equal also appear once.
     """
-    # The keys are the result, each once. Dicts in place of sets, because dicts keep the order.
+    # The keys are the result, each once. These are dicts and not sets, because dicts keep the
+    # order.
     pieces: dict[str, None] = {}
     below: dict[str, None] = {}
     for text in texts:

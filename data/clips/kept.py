@@ -198,8 +198,8 @@ class Record:
         """Return the columns of the record, after the check that they are a correct table.
 
         So all paths in the table are below the roots of the source, and may be opened.
-        digest: the SHA-256 of the arrays in the .json. If the arrays have another one, the two
-        files of the record come from different checks.
+        digest: the SHA-256 of the arrays, as the .json says. If the arrays have another digest, the
+        two files of the record come from different checks.
         Raises OSError, and ValueError for any other content.
         """
         content = read_bounded(self.arrays)
@@ -217,8 +217,9 @@ class Record:
 
         columns: the clips as arrays. states: {path: state} of all listed folders.
         """
-        # A zero byte after each path, as in every column of texts (data/clips/columns.py). Paths
-        # may hold bytes that are not UTF-8. Python reads such bytes as lone surrogates.
+        # There is a zero byte after each path, as in every column of texts (data/clips/columns.py).
+        # Paths may hold bytes that are not UTF-8. Python reads such bytes as lone surrogates, and
+        # "surrogateescape" turns them into the same bytes again.
         paths = "".join(f"{path}\0" for path in states)
         path_bytes = paths.encode(errors="surrogateescape")
         state_rows = np.array(list(states.values()), np.int64)  # (folders, 2): mtime, ctime
@@ -227,7 +228,7 @@ class Record:
             "folders": np.frombuffer(path_bytes, np.uint8),
             "folder_states": state_rows.ravel(),
         }
-        # In memory first, because the digest of the file goes into the .json.
+        # Write the arrays to memory first, because the .json needs the digest of the file.
         file = io.BytesIO()
         np.savez(file, **arrays)
         content = file.getvalue()

@@ -128,7 +128,7 @@ class State(NamedTuple):
 
     # Changes when an entry is added, removed or renamed. A program can set it back: `cp -a` does.
     mtime_ns: int
-    # Set by the system alone: the files of a copy get the time of the copying. So a stored state
+    # Only the system sets it: the files of a copy get the time of the copying. So a stored state
     # that was copied together with the data never equals the state of the copy.
     ctime_ns: int
 

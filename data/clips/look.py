@@ -173,10 +173,10 @@ def _with_shape_of_png(
 def look_at_spikes(
     path: str, geometry: SpikeGeometry, remainder: str, lmdb_entry: FileEntry | None = None
 ) -> Look:
-    """Look at a spike file. Of packed planes, the first bytes are read.
+    """Look at a spike file. Reads the first bytes of a file of packed planes.
 
-    Of other formats, only size and time are looked up, because `ClipCheck` in
-    data/clips/clip_check.py reads their headers later.
+    For a file of another format, only size and time are looked up, because `ClipCheck` in
+    data/clips/clip_check.py reads its header later.
 
     geometry: size and layout of a plane, as the options say.
     remainder: the option spike.remainder, "error" or "truncate": what to do with bytes after the
@@ -189,11 +189,10 @@ def look_at_spikes(
     # `ClipCheck` opens arrays (.npy, .npz), and files of the other layout, "sps100".
     if formats.is_array(path) or geometry.layout == "sps100":
         return Look(entry_of(path))
-    # So the planes are said to be packed row by row, the layout "raster".
+    # What remains are planes that are packed row by row, the layout "raster".
     if SPS100_SIDE in (geometry.height, geometry.width):  # 1000
         return _look_at_planes_of_1000(path, geometry, remainder)
-    # cannot: how the flaw begins if the system refuses to read the file
-    return _inspect_file(path, _look_at_open_planes, cannot="cannot read spike file")
+    return _inspect_file(path, _look_at_open_planes, begin_of_flaw="cannot read spike file")
 
 
 def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) -> Look:
@@ -227,13 +226,13 @@ def _look_at_open_planes(descriptor: int, look: Look) -> Look:
 
 
 def _inspect_file(
-    path: str, inspect: Callable[[int, Look], Look], cannot: str = "cannot read"
+    path: str, inspect: Callable[[int, Look], Look], begin_of_flaw: str = "cannot read"
 ) -> Look:
     """Open a file, look up its size and time, and let `inspect` look into it. Returns the look.
 
     inspect: called with the descriptor of the open file and the look so far; returns the full look.
-    cannot: beginning of the flaw if the system refuses to read, e.g. "cannot read: Permission
-    denied".
+    begin_of_flaw: first words of the flaw if the system refuses to read the file. E.g. with "cannot
+    read", the flaw is "cannot read: Permission denied".
     An error becomes the `flaw` of the look, because it would end the check of all other files. Only
     a broken link raises DataError.
     """
@@ -242,13 +241,13 @@ def _inspect_file(
         descriptor, about = plain_descriptor(path)
     except OSError as e:
         # `entry_of` raises DataError if there is no file at all.
-        return Look(entry_of(path), flaw=f"{cannot}: {e.strerror or e}")
+        return Look(entry_of(path), flaw=f"{begin_of_flaw}: {e.strerror or e}")
     entry = FileEntry(path, about.st_size, about.st_mtime_ns)
     look = Look(entry, file_id=(about.st_dev, about.st_ino))
     try:
         return inspect(descriptor, look)
     except OSError as e:
-        return look._replace(flaw=f"{cannot}: {e.strerror or e}")
+        return look._replace(flaw=f"{begin_of_flaw}: {e.strerror or e}")
     except (DataError, SpikeFileError) as e:
         return look._replace(flaw=e.what)
     finally:

@@ -7,7 +7,7 @@ Two layouts are read:
 
 Each root may have either layout. "lq" are the blurry frames, "gt" the sharp frames.
 
-    scan             checks a data root by names and sizes alone, with `ClipCheck` for each clip
+    scan             checks a data root only by names and sizes, with `ClipCheck` for each clip
     raise_problems   makes one error of all problems, with a table
 
 The data check before a run (data/clips/root_check.py) calls the other functions, and also looks

@@ -2,8 +2,8 @@
 
     000 100 (720, 1280, 3) 0        clip, number of frames, shape, number of the first frame
 
-The option meta_info_file names one. `Source.meta_entries` (data/clips/source.py) reads it by
-`read_meta_file`.
+The option meta_info_file names a meta file. `Source.meta_entries` (data/clips/source.py) calls
+`read_meta_file` to read it.
 
 What must stay: what a line means (test_a_meta_file_fits_however_numbers_are_written). A line of
 another form is refused (test_lines_of_a_meta_file_that_say_nothing_certain_are_refused). Free to
@@ -21,7 +21,7 @@ from utils.errors import DataError, address_of
 from utils.files import open_plain
 from utils.user_path import advice_on
 
-# Meta files that KAIR brings along: {path in its option files: number of clips}. Each lists the
+# Meta files that come with KAIR: {path in KAIR's option files: number of clips}. Each lists the
 # clips of a whole training set. So if such a file is missing, the clips of all folders are used.
 KAIR_LISTS = {
     "data/meta_info/meta_info_REDS_GT.txt": 270,
@@ -48,7 +48,7 @@ _FORM_OF_LINE = (
     "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
 )
 # Largest number of frames of a clip. A meta file with a larger number must be wrong: a million
-# frames are 9 hours at 30 frames a second.
+# frames are 9 hours at 30 frames per second.
 MOST_FRAMES = 1_000_000
 
 

@@ -1,12 +1,13 @@
 """Read a picture as upright 8-bit B, G, R, or refuse it.
 
-    image_size   height and width of a picture, by its header where this is certain
+    image_size   height and width of a picture, from its header if this is certain
     read_bgr     the picture in a file
     decode_bgr   the picture in the content of a file, which is already read
 
-OpenCV decodes the pictures. It alone is not enough: it returns half a picture without an error, and
-its versions turn different formats upright. So the header and the end of the content are looked at
-first, by the project's own code (utils/picture), and the picture is turned here.
+OpenCV decodes the pictures. OpenCV is not enough, for two reasons: it returns half a picture
+without an error, and different versions of OpenCV turn different formats upright. So the project's
+own code (utils/picture) looks at the header and the end of the content first, and this module turns
+the picture upright.
 
 What must stay:
 
@@ -66,8 +67,8 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         refuse_header(header, path)
         _refuse_other_size(header.size, size, path)
 
-    # OpenCV decodes what is there of a picture that is cut short, without an error. So OpenCV gets
-    # only pictures in which nothing is known to be wrong.
+    # If a picture is cut short, OpenCV decodes the part that is there, without an error. So OpenCV
+    # gets only pictures in which nothing is known to be wrong.
     image = None
     reason = _why_not_whole(encoded, header)  # "" if nothing is known to be wrong
     if header is not None and not reason:
@@ -76,7 +77,7 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         except cv2.error as e:
             reason = str(e).splitlines()[0]  # the other lines name functions of OpenCV
     if header is None or image is None:
-        if not reason:  # no kind that is known, or OpenCV gave no image and no error
+        if not reason:  # the kind of file is unknown, or OpenCV gave no image and no error
             reason = f"{len(encoded)} bytes that are no whole image"
         raise DataError(
             what=f"cannot read image: {reason}",
@@ -132,8 +133,8 @@ def _has_end(jpeg: bytes) -> bool:
 
 
 # Kinds of files that may have the ending of a picture but cannot be read: a pattern for the first
-# bytes of the content, and the name of the kind for the error message. "...." is the length of a
-# box, which may be any. A new kind is one line here.
+# bytes of the content, and the name of the kind for the error message. "...." stands for four bytes
+# of any value; in HEIC and AVIF they are a length. A new kind is one line here.
 OTHER_KINDS = {
     rb"GIF8": "GIF",
     rb"....ftyp(hei[cx]|hev[cx]|mif1|msf1)": "HEIC",

@@ -52,8 +52,8 @@ def preflight(
     datasets: the sections of the splits. stored: folder of stored results.
     show: opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
-    Returns {options_digest: record_id} of the stored results that hold now (fields of `Report`),
-    for the other ranks.
+    Returns {options_digest: record_id} for the other ranks: both fields of each `Report` with a
+    stored result.
     Raises DataError (exit code 3) with every problem of every split.
     """
     reports: list[Report] = []

@@ -47,7 +47,7 @@ class Reader:
     property needs an answer here that is right for every subclass: tests/stories/test_extending.py.
 
     origin: paths that the report shows, e.g. {"input": "/data/a", "gt": ..., "spike": ...}.
-    fps: frames a second of a film. None for other frames.
+    fps: frames per second of a film. None for other frames.
     times: time of each frame of a film in seconds. None for other frames.
     pixel_aspect: width over height of a pixel of a film. 1 for other frames.
     """

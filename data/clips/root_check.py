@@ -47,8 +47,8 @@ from utils.errors import DataError
 OpenProgress = Callable[[int, str, str], Any]
 # Number of files that are looked at before their clips are checked. A group ends with the clip that
 # reaches this number. The looks of a group are dropped after it, so this bounds the memory. Groups
-# of a few files would leave threads without work at the end of each group. A repeated start looks
-# at 4096 files, too, but that is another number (data/clips/kept.py).
+# of a few files would leave threads without work at the end of each group. (LEAST_FILES in
+# unchanged_data.py is 4096, too, but has another meaning.)
 FILES_AT_ONCE = 4096
 
 

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from utils.errors import DataError
 
-# The tensors whose values are light, from 0 to 1. A network that takes spikes decides itself which
-# type they have.
+# The tensors whose values are light, from 0 to 1. Spikes are not checked, because each network
+# takes spikes of its own form.
 PICTURES = ("lq", "gt", "gt_instants")
-# Types of their values. float16 and bfloat16 serve with train.amp.
+# Types that the values of pictures may have. float16 and bfloat16 can be used with train.amp.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-# Far outside of 0 to 1, so that strong noise is not told.
+# A training warns of values outside of these limits. The limits are far from 0 and 1, so that
+# strong noise causes no warning.
 LOWEST = -4
 HIGHEST = 5
 WHERE_DESCRIBED = "(docs/extending.md, Layers)"
@@ -36,7 +37,7 @@ def refuse_wrong_samples(samples: Sequence[Any], place: str) -> None:
     do = f"correct __getitem__ of the data set {WHERE_DESCRIBED}"
     for sample in samples:
         _refuse_wrong_tensors(sample, "(T, 3, H, W)", place, do)
-        # torch stacks the samples of a micro-batch.
+        # torch stacks the samples of a micro-batch, so their shapes must be equal.
         for key, value in samples[0].items():
             if _shape(sample.get(key)) != _shape(value):
                 raise DataError(
@@ -49,7 +50,7 @@ def refuse_wrong_samples(samples: Sequence[Any], place: str) -> None:
 
 
 def refuse_wrong_frame(frame: Any, place: str) -> None:
-    """Raise DataError if a reader's frame is none. place: the clip, for messages."""
+    """Raise DataError if what a reader returned is no frame. place: the clip, for messages."""
     do = f"correct `frame` of the readers {WHERE_DESCRIBED}"
     _refuse_wrong_tensors(frame, "(3, H, W)", place, do)
     for key, value in frame.items():
@@ -79,8 +80,9 @@ def warning_of_range(batch: dict[str, Any]) -> str:
 
 
 def _refuse_wrong_tensors(item: Any, shape: str, place: str, do: str) -> None:
-    """Raise DataError if a sample or a frame is no dict, or its pictures are no numbers of 0 to 1.
+    """Raise DataError if a sample or a frame is no dict with pictures of floating-point numbers.
 
+    Only type and number of axes of the pictures are checked (`warning_of_range` checks the values).
     shape: shape of the pictures in words, e.g. "(3, H, W)". place, do: for messages.
     """
     expected = f'a dict with "lq", and "gt" to compare with: {shape}, float32 from 0 to 1'

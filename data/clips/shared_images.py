@@ -6,7 +6,7 @@ before the fork, so all workers fill and read one copy of each image.
 What must stay:
 
 * `reserve` is called before the workers are forked, because memory that is reserved later belongs
-  to one worker alone
+  to only one worker
   (test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them),
 * the first byte of a row is set after its image, so that no worker reads half an image. No test
   notices another order.
@@ -54,7 +54,7 @@ class SharedImages:
                 # For each frame a byte that says whether it was decoded, and then the image.
                 shapes[clip.name, kind] = (frames, 1 + height * width * 3)
         bytes_of_clips = sum(math.prod(shape) for shape in shapes.values())
-        # This is called once for each root, so the images of earlier roots count as well.
+        # `reserve` is called once for each root, so the images of earlier roots count as well.
         bytes_of_earlier_roots = sum(images.size for images in self._rows.values())
         bytes_needed = bytes_of_clips + bytes_of_earlier_roots
         bytes_of_host = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE

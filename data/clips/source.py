@@ -193,17 +193,17 @@ class Source:
 
     # ---- Texts of messages ------------------------------------------------------------------
 
-    def notes(self, clips: int) -> list[Problem]:
+    def notes(self, clip_count: int) -> list[Problem]:
         """Return warnings about clips that are left out or not listed.
 
-        clips: number of clips that are read.
+        clip_count: number of clips that are read.
         """
         warnings = []
         path = self.meta_info_file
         # A path is given, but `meta` is None. So the file is one of KAIR's lists, and is missing.
         if path and not self.meta:
             what = (
-                f"the list of the clips is missing: all {clips} in the folders are used, "
+                f"the list of the clips is missing: all {clip_count} in the folders are used, "
                 f"KAIR's list has {KAIR_LISTS[path]}"
             )
             warnings.append(Problem("meta_info_file", what, path))
@@ -213,7 +213,7 @@ class Source:
             names = self.meta_entries or list_source(self, ("lq",))["lq"]
             left_out = sorted(self.excluded_clips & names.keys())
             if left_out:
-                number_of_all = clips + len(left_out)
+                number_of_all = clip_count + len(left_out)
                 what = (
                     f"{len(left_out)} of {number_of_all} clips are left out, "
                     f"{', '.join(left_out)}: KAIR trains on them, as null does here"

@@ -3,7 +3,7 @@
     _wrong_position   the rows have the opposite order (spike.flip), or the spikes belong to
                       another frame
     _wrong_light      the spikes have integrated another kind of light than is assumed
-    _wrong_frames     the blurry frames are means of another kind of light than the spikes
+    _wrong_frames     the blurry frames are means of another kind of light than the spikes integrate
     _narrow_windows   the windows of the representation are too short for this firing rate
 
 The spikes are compared as a picture: their firing rate, the spikes per plane of each pixel. The
@@ -150,7 +150,7 @@ def _wrong_position(views: Views, is_calibrated: bool) -> list[str]:
     if flipped > LEAST_CORRELATION and flipped > as_read + LEAST_GAIN_OF_FLIP:
         correlations = f"correlation with the frame {as_read:.2f}, flipped {flipped:.2f}"
         return [f"spikes look upside down: {correlations} (spike.flip)"]
-    # Strong blur may leave little of the picture, so a low correlation alone is no error. It is
+    # Strong blur may leave little of the picture, so a low correlation need not be an error. It is
     # reported only with a calibration, because a wrong calibration is a likely cause.
     if is_calibrated and as_read < LEAST_CORRELATION:
         what = f"spikes do not resemble the frame: correlation {as_read:.2f}"

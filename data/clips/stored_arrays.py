@@ -36,7 +36,7 @@ def read_bounded(path: Path) -> bytes:
 
 
 def columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
-    """Return columns of an .npz file. Raises ValueError if they are not there in this form.
+    """Return columns of an .npz file. Raises ValueError if the file has no such columns.
 
     content: the file. types: {column: its dtype}.
     """

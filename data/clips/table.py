@@ -1,8 +1,8 @@
 """Give the clips of a data root, each made when somebody asks for it.
 
-A `ClipTable` looks like a list of `Clip` objects and holds their columns (data/clips/columns.py).
-The arrays are small and shared by loader workers, where a million `Clip` objects would fill the
-memory. A dataset holds one table for each root.
+A `ClipTable` looks like a list of `Clip` objects, but it holds arrays (data/clips/columns.py). The
+arrays are small, and loader workers share them. A million `Clip` objects would fill the memory. A
+dataset holds one table for each root.
 
 What must stay: a clip that goes into a table (data/clips/table_builder.py) comes out as an equal
 clip, and the clips keep their order, because training samples are numbered through all clips

@@ -134,7 +134,7 @@ class TableBuilder:
             self.numbers["exposures"].append(index)
 
     def _index_of(self, row: Row, center: float) -> int:
-        """Return the index of a stored row that is equal to this row. Store this row if none is."""
+        """Return the index of a stored row equal to this row. If there is none, store this row."""
         key = (*row, center)
         index = self.index_of_row.get(key)
         if index is not None:

@@ -1,10 +1,11 @@
 """Say whether the data are still as they were when they were checked.
 
 The data check stores its result in files called a record (data/clips/kept.py). A later start skips
-the check if `is_as_before` returns True. It asks four questions, and the first "no" is the answer:
+the check if `is_as_before` returns True. `is_as_before` asks four questions, and returns False
+after the first "no":
 
-    _has_all_folders   has the record a state of each folder of the data?
-    _have_states       has each folder still this state?
+    _has_all_folders   does the record have a state of each folder of the data?
+    _have_states       does each folder still have this state?
     _has_all_clips     are the clips of the record the folders of the root?
     _Comparison        do the files of some clips give the same clips as in the record?
 
@@ -36,8 +37,8 @@ from data.clips.source import Kind
 from data.clips.table import ClipTable
 from data.clips.threads import map_in_threads
 
-# Smallest number of files that a repeated start looks at. So it looks at all files of a data set
-# that has no more. A larger number would find more changes, but the start would take longer.
+# Smallest number of files that a repeated start looks at. If a data set has fewer files, all are
+# looked at. A larger number would find more changes, but the start would take longer.
 LEAST_FILES = 4096
 # Number of folders whose states are compared at once. It bounds the memory for their paths. A much
 # smaller number would leave threads without work.
@@ -45,8 +46,7 @@ FOLDERS_AT_ONCE = 2**14
 
 
 def is_as_before(table: ClipTable, columns: Columns, share: float) -> bool:
-    """Return whether no folder has changed since the check, and no file of some clips.
-
+    """Return whether no folder has changed since the check, and no file of the clips looked at.
     table: the clips of the record. share: fraction of the files to look at, 0 to 1.
     columns: the arrays of the record, {name: array}. data/clips/columns.py shows the arrays of the
     clips. Two more arrays have the states: "folders" has the paths of the folders, and
@@ -104,7 +104,7 @@ def _have_states(folders: Texts, states: np.ndarray) -> bool:
 
     folders: their paths. states: (folders, 2), the two numbers of each `State`.
     """
-    # Some thousand folders at a time, because `read` makes a text of each path.
+    # Take some thousand folders at a time, because `read` makes a text of each path.
     for first in range(0, len(folders), FOLDERS_AT_ONCE):
         end = min(first + FOLDERS_AT_ONCE, len(folders))
         states_then = states[first:end].tolist()
@@ -187,7 +187,7 @@ class _Comparison:
             recorded = self._recorded_files(name, number)
             files_now = _files_now(kind, clip.name, recorded)
             # Every recorded file must still be there, with the same size and time. There may be
-            # further files, e.g. if a meta file lists only some frames of a folder.
+            # other files, e.g. if a meta file lists only some frames of a folder.
             has_all_recorded = set(recorded) <= set(files_now)
             if not has_all_recorded:
                 return False

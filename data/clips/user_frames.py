@@ -44,7 +44,7 @@ class UserFrames(Protocol):
     files: list[Path]
     stems: list[str]  # the name of each frame, without an ending
     size: tuple[int, int]  # (H, W) of the first frame
-    fps: float | None  # frames a second of a video; None for images
+    fps: float | None  # frames per second of a video; None for images
     # Time of each frame of a video in seconds. None for images.
     times: list[Fraction] | None
     pixel_aspect: Fraction  # width / height of a pixel, 1 for images
@@ -78,7 +78,7 @@ class FrameSource(UserFrames):
         self.path = path
         self.fps = None
         self.times = None
-        self.pixel_aspect = SQUARE
+        self.pixel_aspect = SQUARE  # 1, as for all images
         # A file without the ending of an image is tried as a video. `VideoReader` raises an error
         # if the file is no video.
         self.is_video = not path.is_dir() and path.suffix.lower() not in IMAGE_SUFFIXES
