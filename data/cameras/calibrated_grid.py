@@ -1,7 +1,7 @@
 """Put spike channels onto the frame if the spike camera has a view of its own.
 
-A calibration has the matrix from spike pixels to RGB pixels. Here its inverse M is used: for each
-RGB pixel (x, y), it tells the place in the spike plane whose value the pixel takes:
+A calibration has the matrix from spike pixels to RGB pixels. This module uses the inverse matrix M.
+For each RGB pixel (x, y), M tells the place in the spike plane whose value the pixel takes:
 
     (u, v, d) = M (x, y, 1),    place = (u / d, v / d)
 
@@ -70,9 +70,9 @@ class CalibratedGrid:
 
         n is the number of spike pixels across the RGB pixel in the middle of the frame, rounded up.
         E.g. 1.7 spike pixels give n = 2, and 0.25 spike pixels give n = 1. An excess of up to 0.05
-        is ignored, so that two cameras of equal resolution get n = 1 although their scale was
-        measured as 1.02. Without this margin they would get n = 2: smoother channels, from four
-        times as many points.
+        is ignored: 1.02 spike pixels give n = 1, because two cameras of equal resolution may have
+        this measured scale. With n = 2 their channels would be smoother, and would need four times
+        as many points.
         """
         height, width = self.size
         middle = Crop(top=(height - 1) // 2, left=(width - 1) // 2, height=1, width=1)
@@ -105,8 +105,8 @@ class CalibratedGrid:
         The last window is kept, because all frames of a sample have the same crop, and making a
         window takes longer than using it.
         """
-        # `crop` may be an Augment. Two of these are equal only if their flips are equal, too. A
-        # plain Crop leaves the flips out, because a window does not depend on them.
+        # `crop` may be an `Augment` (data/augment.py), i.e. a crop with flips. A window does not
+        # depend on the flips, so compare plain crops.
         place = Crop(crop.top, crop.left, crop.height, crop.width)
         if self._last is not None:
             last_place, last_window = self._last
@@ -142,7 +142,7 @@ class CalibratedGrid:
         y = crop.top + np.arange(crop.height, dtype=np.float64)[:, None] + dy  # (H, 1)
         M = self._matrix_to_spike  # (3, 3), from RGB pixels to spike pixels
         # (u, v, depth) = M (x, y, 1). A homography divides by the depth; it is 1 if M is affine.
-        # Written out, because a matrix product may add in another order for another crop.
+        # No matrix product, because it may add in another order for another crop.
         u = M[0, 0] * x + M[0, 1] * y + M[0, 2]  # (H, W)
         v = M[1, 0] * x + M[1, 1] * y + M[1, 2]
         depth = M[2, 0] * x + M[2, 1] * y + M[2, 2]

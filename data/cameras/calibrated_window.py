@@ -10,9 +10,9 @@ If spike pixels are smaller than RGB pixels, an RGB pixel is the mean of n x n s
 data/cameras/calibrated_grid.py decides where the points lie, and what n is.
 
 What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
-frame, because networks are trained on crops. So each weight is computed alone, and sums have a
-fixed order. test_a_crop_is_bit_for_bit_the_crop_of_the_whole (tests/parts/data/test_spike_grid.py)
-tries some crops.
+frame, because networks are trained on crops. So the weights of a pixel do not depend on other
+pixels, and sums have a fixed order. test_a_crop_is_bit_for_bit_the_crop_of_the_whole
+(tests/parts/data/test_spike_grid.py) tries some crops.
 """
 
 from dataclasses import dataclass
@@ -64,8 +64,8 @@ def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
     """Return the four spike pixels around each point, with the weights of bilinear interpolation.
 
     The four are (row, column), its right neighbour, the pixel below, and the right neighbour of the
-    pixel below. Each point is computed alone, so that a pixel has the same weights, bit for bit, in
-    every crop.
+    pixel below. The weights of a point do not depend on other points, so a pixel has the same
+    weights, bit for bit, in every crop.
 
     x, y: (H W,), within the plane.
     """
@@ -73,8 +73,9 @@ def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
     column = x.astype(np.int64)
     right = x - column  # distance of the point from (row, column), 0 to 1
     below = y - row
-    # A point on the last row has `below` = 0, because of the clip above, and no next row. So at
-    # distance 0 the row itself stands for the next row, with the weight 0. Columns alike.
+    # A point on the last row has no next row. There `below` is 0, because `neighbours_of` has moved
+    # all points into the plane. So where `below` is 0, the row itself takes the place of the next
+    # row, with the weight 0. The same holds for columns.
     next_row = row + (below > 0)
     next_column = column + (right > 0)
     weights = (
@@ -121,8 +122,8 @@ class CalibratedWindow:
         pixels = channels.reshape(count, self.crop.height * self.crop.width)  # (S, h w)
         out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
         for sample in self.samples:
-            # A sample has four spike pixels, or one, for each RGB pixel. Take the first of every
-            # RGB pixel with its weight, then the second, ...: (H W,) each.
+            # A sample has four spike pixels, or one, for each RGB pixel. Take the first spike pixel
+            # of every RGB pixel with its weight, then the second one, ...: (H W,) each.
             for place, weight in zip(sample.places, sample.weights, strict=True):
                 for channel, out_channel in zip(pixels, out, strict=True):
                     # `out_channel` is a view, so this changes `out`.

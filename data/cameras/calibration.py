@@ -8,7 +8,7 @@ makes such files, and data/cameras/self_calibration.py finds a calibration from 
 
 What must stay: the keys, because they are part of files, and the digest of a file, because runs
 hold it (test_a_run_of_an_older_version_finds_the_digest_of_its_calibration). A new key needs a
-default that means what was done before, and an entry in `Calibration.digest`.
+default with which old files mean what they meant before, and an entry in `Calibration.digest`.
 
 Tests: tests/parts/data/test_spike_grid.py, tests/parts/data/test_data_json.py
 """
@@ -100,7 +100,7 @@ class Calibration(Section):
         new key is added: a new key counts only if it is not at its default.
         """
         values = self.plain()
-        # `made` has no effect. `tick_hz` only serves a check of clocks.
+        # `made` has no effect. `tick_hz` is used only to compare two clocks.
         del values["made"]
         del values["tick_hz"]
         # In a digest, "exposure_share" is the share that is read, 1.12 times the exposure share. An
@@ -156,8 +156,8 @@ def scale_of(matrix: np.ndarray) -> float:
     area is the side: a determinant of 4 means 2 RGB pixels. If one camera is tilted, pixels differ
     a little in size, and this is the size of spike pixel (0, 0).
     """
-    # A homography maps alike if all of its values are multiplied by a factor. Divided by its last
-    # value, it has no factor any more.
+    # A homography is the same map if all of its values are multiplied by one factor. The division
+    # by its last value removes the factor.
     without_shift = matrix[:2, :2] / matrix[2, 2]
     area = abs(np.linalg.det(without_shift))  # negative if the matrix mirrors
     return float(np.sqrt(area))

@@ -1,19 +1,18 @@
 """Find the planes around the planes of a frame (the option `spike.context`).
 
-A representation may use planes before and after the exposure of a frame: with them it sees the
-intervals between spikes at the ends of the exposure as a whole. Their number is an argument of
-`DatSpikes` (spike_source.py). The planes around a frame may lie in other files, because spike files
-follow one another in time:
+A representation may use planes before and after the exposure of a frame. At the ends of the
+exposure, an interval between two spikes may begin or end in these planes. `DatSpikes.context`
+(spike_source.py) is the number of planes on each side. These planes may lie in the files of other
+frames, because spike files follow one another in time:
 
     file of the frame before    file of the frame    file of the frame after
     plane -56 ... -1            plane 0 ... 55       plane 56 ... 111
 
 The numbers count from the first plane of the file of the frame, here with 56 planes in each file.
 
-What must stay: the pieces and their order, because they are the stream that a network sees. Free:
-how they are found.
-test_context_of_a_file_per_frame_is_in_the_files_beside (tests/parts/data/test_timing.py)
-notices.
+What must stay: the pieces and their order, because they are the stream that a network sees.
+test_context_of_a_file_per_frame_is_in_the_files_beside (tests/parts/data/test_timing.py) notices
+other pieces. Free: how they are found.
 """
 
 from collections.abc import Sequence
@@ -58,8 +57,8 @@ def with_context(
             # A piece counts from the first plane of its own file.
             pieces.append(Piece(file.path, first=first - file.begin, count=end - first))
 
-    # The context before the frame is shorter than wanted if the first of the nearby files begins
-    # too late. It has at most the planes from the start of this file to the frame.
+    # If the first of the nearby files begins too late, the context before the frame is shorter than
+    # wanted: it has only the planes from the start of this file to the frame.
     planes_before = min(context, span.first - nearby_files[0].begin)
     return planes_before, tuple(pieces)
 

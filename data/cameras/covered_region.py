@@ -70,8 +70,8 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     rows = np.flatnonzero(covered.any(axis=1))  # (n,), the rows with true pixels
     if not len(rows):
         return None
-    # The true pixels of row i are first[i] ... after[i] - 1. argmax finds the first true pixel. In
-    # the mirrored row, the first true pixel is the last one of the row.
+    # The true pixels of row i are first[i] ... after[i] - 1. argmax finds the first true pixel of a
+    # row. `after` is found in the mirrored row, whose first true pixel is the last one of the row.
     first = covered[rows].argmax(axis=1)  # (n,)
     mirrored = covered[rows, ::-1]
     after = covered.shape[1] - mirrored.argmax(axis=1)  # (n,)

@@ -39,11 +39,11 @@ MOST_PLANES = 2**40
 Side = Annotated[int, Field(ge=1, le=2**16)]  # height or width of a plane
 Planes = Annotated[int, Field(ge=1, le=MOST_PLANES)]  # a number of planes
 Plane = Annotated[int, Field(ge=0, lt=MOST_PLANES)]  # the number of a plane, counted from 0
-# int, too: with float alone, pydantic would turn the 1 of a file into 1.0, which changes the repr.
+# Also int: with only float, pydantic would turn the 1 of a file into 1.0, which changes the repr.
 Rate = Annotated[float | int, Field(gt=0, allow_inf_nan=False)]
 Light = Literal["linear", "display"]
 
-# The next two are of Spk-GoPro, the published data set, whose dataset.json may be missing.
+# The next two constants are for the published data set Spk-GoPro, which may have no dataset.json.
 # Planes for each raw frame: the frame itself, and 7 frames that are interpolated between it and the
 # next raw frame.
 GOPRO_INTERPOLATE = 8
@@ -79,9 +79,9 @@ class DatasetInfo:
     def of_clip(self, clip: str) -> "DatasetInfo":
         """Return what is known of the spikes of one clip.
 
-        A value of the clip takes the place of the value for all clips (KEYS_OF_ONE_CLIP). A clip
-        without such a value gets this object itself, no copy. data/root_spikes.py tests `is` to see
-        which clips need settings of their own.
+        A value of the clip replaces the value for all clips (KEYS_OF_ONE_CLIP). For a clip without
+        such a value, this object itself is returned and not a copy: data/root_spikes.py compares
+        with `is` to find the clips that need settings of their own.
         """
         values_of_clip = {}
         for key, value in self.clips.get(clip, {}).items():
@@ -148,7 +148,8 @@ class DatasetInfo:
         n = int(match[1])
         if n == 0:
             return None
-        # A file with another number of planes was made in another way, so its name says nothing.
+        # A file with another number of planes was made in another way. Then its name does not tell
+        # the plane.
         most_planes = 8 * n
         least_planes = most_planes - 7
         if least_planes <= planes <= most_planes:
@@ -159,8 +160,8 @@ class DatasetInfo:
 class ClipKeys(BaseModel, strict=True, extra="allow"):
     """The keys of one clip in "clips" of dataset.json, with the types that they must have.
 
-    A key means what it means in `DatasetInfo`, but for this clip alone. Other keys are allowed,
-    because the programs that make data record there how a clip was made.
+    A key means what it means in `DatasetInfo`, but only for this clip. Other keys are allowed,
+    because the programs that make data record in such keys how a clip was made.
     """
 
     h: Side | None = None
@@ -283,7 +284,7 @@ def _refuse_misspelt_keys(values_of_clip: dict[str, Any]) -> None:
     """
     valid_keys = list(ClipKeys.model_fields)
     for key in values_of_clip:
-        # cutoff: "gt_plan" and "gt_plane" have a similarity of 0.93. Below 0.8 lie other words.
+        # cutoff: "gt_plan" and "gt_plane" have a similarity of 0.93. Other words lie below 0.8.
         similar_keys = difflib.get_close_matches(key.lower(), valid_keys, n=1, cutoff=0.8)
         if key not in valid_keys and similar_keys:
             raise ValueError(f"the key {key!r} is unknown; the nearest one is {similar_keys[0]}")

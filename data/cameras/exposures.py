@@ -36,15 +36,15 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
 
         first plane of frame i = start + i period, rounded        number of planes = length, rounded
 
-    E.g. a camera of 24 frames a second beside a spike camera of 20000 planes a second has the
-    period 833.33, so its frames begin at the planes 0, 833, 1667, 2500, ... Each start is rounded
-    by itself, so rounding errors do not add up. The length is rounded alone, so all exposures of
-    one length have as many planes.
+    E.g. with 24 frames per second and 20000 planes per second, the period is 833.33 planes, and the
+    frames begin at the planes 0, 833, 1667, 2500, ... Each start is computed from the exact period
+    and then rounded, so rounding errors do not add up. The length is rounded separately from the
+    start, so exposures of equal length have equal numbers of planes.
     """
 
     start: Start = 0.0
-    # The default 0.0 means "not given, because `rows` is". It is below the limit of Length, but
-    # pydantic checks only values that are given.
+    # The default 0.0 means that `rows` is given in place of the length. 0.0 is below the limit of
+    # Length, but pydantic checks only values that are given.
     length: Length = 0.0
     # A Length, because with a period of 0 a file would hold frames without end.
     period: Length = 0.0
@@ -74,17 +74,18 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         """
         if self.rows:
             return len(self.rows)
-        # Begin with a number that is not too large: the whole periods between the end of the first
-        # exposure and the end of the file. E.g. 100 planes, and exposures of 20 planes every 25
-        # planes: after the first exposure 80 planes are left, which are 3 periods. If the loop
-        # below began with 1 frame, it would take long for a file of a billion planes.
+        # Begin with a number that is certainly not too large: the number of whole periods between
+        # the end of the first exposure and the end of the file. E.g. in a file of 100 planes, with
+        # exposures of 20 planes every 25 planes, 80 planes are left after the first exposure. They
+        # are 3 periods. If the loop below began with 1 frame, it would take long for a file of a
+        # billion planes.
         first, count = self.planes_of(0, offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / self.period), 1)
-        # Then add frames as long as the next exposure ends within the file, because the division
-        # does not count the first exposure, and because starts are rounded. In the example, the
-        # exposures 0 to 3 end at the planes 20, 45, 70 and 95. Exposure 4 would end at 120, so
-        # there are 4 frames.
+        # The number is too small: it does not count the first exposure, and it ignores that starts
+        # are rounded. So add frames as long as the next exposure ends within the file. In the
+        # example, the exposures 0 to 3 end at the planes 20, 45, 70 and 95. Exposure 4 would end at
+        # 120, so there are 4 frames.
         while True:
             first, count = self.planes_of(frames, offset)
             if first + count > planes:

@@ -10,7 +10,7 @@
 The result for each frame is an `Exposure` (data/clip.py). channels_of_frame.py reads these planes.
 
 What must stay: the planes of each frame, because a network sees them, and the errors for wrong
-planes. tests/parts/data/test_timing.py and test_spike_source.py notice.
+planes. tests/parts/data/test_timing.py and test_spike_source.py notice a change.
 """
 
 import dataclasses
@@ -42,8 +42,8 @@ def exposures_of(
     clip: name of the clip.
     files: (path, number of planes) of each spike file: a file for each frame, or one file.
     frames: number of frames.
-    times: when the frames were taken. None: not known. They are used if one file holds the
-    planes of all frames, and the option spike.exposure does not list the planes of each frame.
+    times: when the frames were taken, or None if this is not known. The times are used if one file
+    holds the planes of all frames, and the option spike.exposure does not list the planes.
 
     Raises OptionError if the plane of the sharp frame is unknown, and DataError for planes that
     do not fit.
@@ -93,8 +93,8 @@ def _exposure(
         own=Piece(path, span.first, span.count),
         pieces=pieces,
         before=planes_before,
-        # From here on, planes count from the first plane that is read, whose number so far was
-        # `span.origin`. E.g. the first 14 planes of a file are not read: 27.5 - 14 = 13.5.
+        # From here on, planes are counted from the first plane that is read. Its number so far was
+        # `span.origin`. E.g. if the first 14 planes are not read, plane 27.5 becomes plane 13.5.
         center=plane - span.origin,
         origin=span.origin,
     )

@@ -9,7 +9,8 @@ The rate contains the threshold and the gain of the spike camera, so nobody need
 The mean is over the pixels that both cameras see.
 
 What must stay: the number, because channels are divided by it, and trained networks expect these
-channels. test_spike_source.py and test_dataset_video_rgbspike.py (in tests/parts/data) notice.
+channels. test_spike_source.py and test_dataset_video_rgbspike.py (in tests/parts/data) notice
+another number.
 """
 
 from typing import Literal
@@ -22,9 +23,9 @@ from data.spike.pictures import LUMA, to_linear
 
 # Display value 0 ... 255 -> linear light 0 ... 1, (256,) float32.
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
-# A smaller firing rate or brightness counts as its limit. So planes without a spike give no rate of
-# 0, and a black frame gives no division by 0. If anything can be seen in a clip, its values are far
-# above the limits. Larger limits would change the channels of dim clips.
+# A firing rate or brightness below its limit is replaced by the limit. So planes without a spike do
+# not give the rate 0, and a black frame does not divide by 0. If anything can be seen in a clip,
+# its values are far above the limits. Larger limits would change the channels of dim clips.
 LEAST_FIRING_RATE = 1e-4  # spikes per plane
 LEAST_BRIGHTNESS = 1e-3  # of 1
 

@@ -8,7 +8,7 @@
 Then data/cameras/timing.py refuses the clip and asks the user.
 
 What must stay: the times of names that are accepted today, because they decide which spikes a frame
-gets. Free: a further form of names, if such names have a doubt today.
+gets. Free to add: another form of names, if names of this form have a doubt today.
 
 Tests: tests/parts/data/test_frame_times.py
 """
@@ -20,9 +20,9 @@ from fractions import Fraction
 from data.cameras.frame_times import FrameTimes, Gap, even_times, steps_between, usual_of
 from utils.name_order import are_values
 
-# If two neighbours differ by at least this number, the numbers are times in microseconds or
-# nanoseconds and do not count frames. At 1000 frames a second, 1000 microseconds lie between two
-# frames.
+# If neighbouring numbers usually differ by at least this number, they are times in microseconds or
+# nanoseconds, and do not count frames. At 1000 frames per second, two frames are 1000 microseconds
+# apart.
 LEAST_STAMP = 1000
 
 
@@ -75,7 +75,7 @@ def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
     The names are numbers ("12" or "432.1"), or have one text before and one text after the number
     ("a_12", "a_13"). Returns None for other names.
     """
-    # `are_values` says whether the order of files goes by the values of such names.
+    # `are_values` finds other numbers by which files are sorted, e.g. -1, 0, 1 or 1e-3, 2e-4.
     are_numbers = all(_DECIMAL.fullmatch(stem) or stem.isdecimal() for stem in stems)
     if are_values(stems) or are_numbers:
         return tuple(Fraction(stem) for stem in stems)
@@ -130,12 +130,12 @@ def _ends(
 ) -> tuple[Fraction, ...]:
     """Return when frames end. A frame lasts until the next frame begins.
 
-    A frame before a gap and the last frame last one usual step.
+    But a frame before a gap, and the last frame of the clip, take one usual step.
 
     starts: n times. steps: their n - 1 distances. step: the usual distance.
     """
     ends = []
-    distances = (*steps, step)  # the last frame lasts one usual step
+    distances = (*steps, step)  # the last frame takes one usual step
     for start, distance in zip(starts, distances, strict=True):
         has_gap = distance > MOST_DISTANCES_WITHOUT_GAP * step
         length = step if has_gap else distance

@@ -22,10 +22,10 @@ from utils.options.registry import Registry, import_parts
 # Values of `spike.representation.type`, with their options. It is filled from the table of
 # functions of data/spike/represent.py, which knows nothing of options.
 REPRESENTATIONS = Registry("spike representation", "type")
-# Files data/spike/represent_*.py of a user add representations when they are imported. The options
-# of a representation are the parameters of its function, without `stream` and `center`, because the
-# program itself gives these two.
+# Files data/spike/represent_*.py of a user add representations when they are imported.
 import_parts("data.spike", "represent_*")
+# The options of a representation are the parameters of its function, without `stream` and `center`,
+# because the program itself gives these two.
 for _name, _representation in rp.REPRESENTATIONS.items():
     REPRESENTATIONS.register(_name, given=("stream", "center"))(_representation.function)
 
@@ -42,7 +42,7 @@ class ChosenRepresentation(NamedTuple):
 def read_representation(section: Mapping[str, Any] | str) -> ChosenRepresentation:
     """Read the section spike.representation. Raises OptionError.
 
-    section: the section, or the name of a representation alone.
+    section: the section, or only the name of a representation.
     """
     options = REPRESENTATIONS.resolve(section, "spike.representation").plain()
     name = options.pop("type")
@@ -53,7 +53,7 @@ def read_representation(section: Mapping[str, Any] | str) -> ChosenRepresentatio
 def channels_of(representation: Mapping[str, Any] | str) -> int:
     """Return S, the number of channels, of a section spike.representation.
 
-    representation: the section, or the name of a representation alone.
+    representation: the section, or only the name of a representation.
     Raises OptionError for options that contradict one another.
     """
     options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
@@ -74,7 +74,7 @@ def refuse_keys_without_effect(
 ) -> None:
     """Raise OptionError if keys are set that have no effect on the representation.
 
-    is_set: key -> whether the section sets it. without_effect: the keys that have none.
+    is_set: key -> whether the section sets it. without_effect: the keys that have no effect.
     representation: name and options, for the message.
     """
     refused = []

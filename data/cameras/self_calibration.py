@@ -9,14 +9,14 @@ A fit takes seconds, so two things save time:
     * The ranks of a run share the work: each rank fits some of the clips, and then all ranks get
       all results.
     * Rank 0 keeps each result beside the run, in <path.root>/.preflight/calibration_<key>.json, for
-      later starts. The key changes with what the user may change, such as files and options. For a
-      change of the fit itself, raise FORMAT.
+      later starts. The key changes if the user changes files or options, so an old result is not
+      found again. If the fit itself is changed, raise FORMAT.
 
 A function marked "Collective" exchanges data between ranks: every rank must call it, in the same
 order. If a rank leaves out such a call, all other ranks wait for it in vain.
 
 What must stay: the fields and meanings of a kept result, unless FORMAT gets a new number. The
-frames that are compared and the rounding in `_calibrated_clip` decide the calibration, and so the
+frames that are compared and the rounding in `_calibration_of` decide the calibration, and so the
 samples of a run.
 
 Tests: tests/parts/data/test_self_calibration.py
@@ -56,9 +56,9 @@ from utils.files import write_whole
 FORMAT = 3
 # Number of frames of a clip that are compared, spread evenly over the clip.
 FRAMES = 8
-# The clocks of both cameras may differ, so an exposure may really lie earlier or later than the
-# options say. The fit looks for it among the planes that are read: this number before and after the
-# exposure, or all planes if the file has fewer.
+# Number of planes before and after the exposure that are read, too, or fewer at the ends of the
+# files. The clocks of both cameras may differ, so an exposure may really lie earlier or later than
+# the options say. The fit looks for it among the planes that are read.
 AROUND = 40
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,9 @@ def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
     A clip stays as it is if its `spike.calibration` is not "auto", or if dataset.json gives its
     calibration. Collective if there is a clip to calibrate.
 
-    files: reads frames and spikes: a `DiskFiles` (data/clips/disk_files.py), or a `CacheReader`
-        (data/clips/clip_cache.py) with a clip cache. The functions below have it, too.
+    files: the object that reads frames and spikes: a `DiskFiles` (data/clips/disk_files.py), or
+        with a clip cache a `CacheReader` (data/clips/clip_cache.py). The functions below also have
+        this argument.
     """
     clips = list(clips)
     to_calibrate = []  # indices of the clips to calibrate
@@ -97,8 +98,8 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     is_main = utils_dist.is_main_process()
     begin = time.monotonic()
 
-    # Rank 0 alone reads and writes what is kept. So the other ranks have no file names. But they,
-    # too, call the collective `_kept_results`, which gives all ranks what rank 0 has read.
+    # Only rank 0 reads and writes the kept results, so only rank 0 has names of their files. But
+    # every rank must call `_kept_results`, which gives all ranks what rank 0 has read.
     kept_files: list[Path | None] = []  # the file for the result of each clip
     if is_main:
         kept_files = [_file_for_result(clip, files) for clip in clips]
@@ -214,16 +215,24 @@ def _calibrated_clip(clip: Clip, result: FitResult) -> Clip:
         return clip
     calibration = _calibration_of(clip, result)
     try:
-        spikes = clip.spikes.changed(calibration)
-        exposures = _exposures_read_by(spikes, clip)
+        return _clip_with(calibration, clip)
     except DataError as e:
-        # With the found times, frames would need planes that the files lack: use the matrix alone.
+        # With the found times, frames need planes that the files lack.
         logger.warning(
             "spikes of %s, calibration: the times stay as they were: %s", clip.name, e.what
         )
-        without_times = {"time_offset_planes": 0.0, "exposure_share": 1.0}
-        spikes = clip.spikes.changed(calibration.model_copy(update=without_times))
-        exposures = _exposures_read_by(spikes, clip)
+    # So use only the found matrix.
+    without_times = {"time_offset_planes": 0.0, "exposure_share": 1.0}
+    return _clip_with(calibration.model_copy(update=without_times), clip)
+
+
+def _clip_with(calibration: Calibration, clip: Clip) -> Clip:
+    """Return a clip with a calibration, and with the planes that its frames then have.
+
+    Raises DataError if the spike files lack such planes.
+    """
+    spikes = clip.spikes.changed(calibration)
+    exposures = _exposures_read_by(spikes, clip)
     return dataclasses.replace(clip, spikes=spikes, exposures=exposures)
 
 
@@ -235,10 +244,10 @@ def _calibration_of(clip: Clip, result: FitResult) -> Calibration:
     is_applied = result.is_applied
     size = (clip.spikes.geometry.height, clip.spikes.geometry.width)
     matrix = result.matrix if is_applied.matrix else nominal_matrix(size, clip.size)
-    # Nine digits, because another number is computed from this one: the share of the planes that is
-    # read, 1.12 times the exposure share, rounded to 3 digits (`Calibration.share_to_read`). Fewer
-    # than nine digits would sometimes change the third digit of the product. Then the digest of an
-    # existing run would no longer be the same.
+    # Nine digits, because another number is computed from this one: `Calibration.share_to_read`,
+    # which is 1.12 times the exposure share, rounded to 3 digits. With fewer than nine digits here,
+    # the third digit of the product would sometimes change, and with it the digest of an existing
+    # run.
     exposure_share = round(min(result.share, 1.0), 9) if is_applied.share else 1.0
     return Calibration(
         matrix=matrix[:2].round(5).tolist(),
@@ -264,8 +273,8 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     compared = _compared_frames(clip)
     names = _names_of_read_files(clip, compared, files)
     stamps = [stamp(name) for name in dict.fromkeys(names)]  # each name once, in this order
-    # A stamp is (size, time of change), or (0, 0) for a file that is not on this machine. Without
-    # any file here, a changed clip could not be told from the same clip.
+    # A stamp is (size, time of change), or (0, 0) for a file that is not on this machine. If no
+    # file is on this machine, nobody would notice that a clip has changed.
     has_file = any(file_stamp != (0, 0) for file_stamp in stamps)
     if not has_file:
         return None

@@ -52,7 +52,8 @@ def sharp_image(
 # picture.
 MORE_PLANES_IF_PROPORTIONAL = 0.51
 # A channel of another representation is a single plane, with too few spikes for a picture. So
-# channels up to 10 planes further away are averaged. Fewer give more noise, more give more blur.
+# channels that are up to 10 planes further away are averaged. A smaller number would give more
+# noise, and a larger number more blur.
 MORE_PLANES_ELSE = 10
 
 
@@ -138,16 +139,16 @@ def image_of_ratios(
     # (12, 2, 6), channel 2.
     by_length = np.argsort(half_windows)
     middle_window = by_length[len(by_length) // 2]
-    # The sensor integrated light to the power 1 / power: display values, or light itself. For the
-    # option gamma, `represent` has raised all channels to the power `power / gamma`. Undo this, so
-    # that r and c are again what was computed from the spikes.
-    power = DISPLAY_GAMMA if light == "display" else 1.0
-    exponent = gamma / power
+    # The sensor integrated light ** (1 / sensor_gamma): display values, or light itself.
+    # `represent` has raised all channels to the power sensor_gamma / gamma. Undo this, so that r
+    # and c are again what was computed from the spikes.
+    sensor_gamma = DISPLAY_GAMMA if light == "display" else 1.0
+    exponent = gamma / sensor_gamma
     channels = channels.astype(np.float64)  # the confidence may be close to 1
     ratio = np.maximum(channels[middle_window], 0) ** exponent
     # At most 0.999, because c = 1 would make the light below infinite.
     confidence = np.clip(channels[-1], 0, 0.999) ** exponent
     light_of_moment = ratio * confidence / (1 - confidence)  # r * c / (1 - c)
     brightest = max(light_of_moment.max(), 1e-9)  # not 0, because it is a divisor
-    # To display values: light to the power 1 / 2.2. Display values stay as they are.
-    return (light_of_moment / brightest) ** (power / DISPLAY_GAMMA)
+    # Linear light becomes display values, light ** (1 / 2.2). Display values stay as they are.
+    return (light_of_moment / brightest) ** (sensor_gamma / DISPLAY_GAMMA)

@@ -8,7 +8,7 @@ Planes are counted as the options count: from the first plane of the file, or of
 file holds the whole clip (`Span` in timing.py). A result such as 27.5 lies between two planes.
 
 What must stay: the plane, because channels are windows around it. test_timing.py (in
-tests/parts/data) notices. Free to add: another word for the option.
+tests/parts/data) notices another plane. Free to add: another word for the option.
 """
 
 from typing import Literal
@@ -21,7 +21,7 @@ from utils.errors import OptionError
 def sharp_plane(
     center: Literal["gt", "file"] | int, info: DatasetInfo, clip: str, span: Span
 ) -> float:
-    """Return the plane of the sharp frame of one frame of a clip.
+    """Return the plane at which the sharp frame of one frame of a clip was taken.
 
     center: the option. info: dataset.json. clip: name of the clip. span: the planes of the frame.
     Raises OptionError if the plane is unknown, or outside of the planes that are read.

@@ -11,7 +11,7 @@ from utils.errors import DataError
 def spike_errors_as_data_errors() -> Generator[None]:
     """Turn a SpikeFileError into a DataError with the same four parts.
 
-    data/spike needs numpy alone, so it cannot raise the errors of this project itself.
+    data/spike imports only numpy, so it cannot raise the errors of this project itself.
     """
     try:
         yield

@@ -108,9 +108,9 @@ class Timing:
     # is for every clip without a key of its own. None if the option is not given. Then each frame
     # has a file, or a clip has one file and `plane_ranges` divides it by the times of the frames.
     exposures: dict[str, Exposures] | None = None
-    # Of the calibration. The repr leaves `share` out, because digests contain the calibration with
-    # its share. They would not need `offset` either, but without it the digests of old runs would
-    # change.
+    # Two values of the calibration. The repr leaves `share` out, because digests contain the
+    # calibration, which has the share. For the same reason `offset` could be left out, but then the
+    # digests of old runs would change.
     offset: float = 0.0
     share: float = field(default=1.0, repr=False)
 
@@ -176,8 +176,8 @@ class Timing:
         # `times.doubt` says why the times are not sure, "" if they are sure.
         if times.doubt:
             raise unknown_times(clip, times, first, count)
-        # The names 1, 2, 4 show that frame 3 is missing. But such numbers are no times, so nobody
-        # knows whether frames 2 and 4 were taken at twice the usual distance. A film has times.
+        # The names 1, 2, 4 show that frame 3 is missing. But these numbers are not times, so nobody
+        # knows whether frame 4 was taken two usual distances after frame 2. A film has times.
         if times.gaps and not times.is_film:
             raise unknown_times(clip, times, first, count)
         # Two clocks give the length of the clip in seconds: the film, and the number of planes

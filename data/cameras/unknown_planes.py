@@ -97,10 +97,13 @@ def unknown_times(
 def _guessed_exposures(
     times: FrameTimes, first: int, count: int, tick_hz: float | None
 ) -> dict[str, float] | list[list[float]]:
-    """Guess exposures for a clip if its times are not sure. The arguments are those above.
+    """Guess exposures for a clip if its times are not sure.
 
-    The guess: the first plane was recorded at the start of the clip, and the last plane at its end.
-    Only if the two clocks contradict each other, the planes follow from the clock of the film.
+    We assume that the first plane was recorded at the start of the clip, and the last plane at its
+    end. But if the planes per second contradict the times of a film (`tick_hz`), we take the times
+    of the film, and turn its seconds into planes.
+
+    The arguments are as in `unknown_times`.
 
     Returns {"start": ..., "length": ..., "period": ...}, or a list of rows [start, length].
     """
@@ -163,7 +166,7 @@ def _refuse_rows_of_missing_frames(clip: str, table: Exposures, times: FrameTime
 
 
 def _refuse_period_of_uneven_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
-    """Raise UnknownPlanes if frames do not follow one another at the one distance of a period.
+    """Raise UnknownPlanes if the frames have several distances, but the exposures have one period.
 
     The error proposes a list with a row for each frame.
     """

@@ -5,10 +5,12 @@ light or "display" values). A user's spikes may come without both. Then `user_sp
 is most likely right, and says so in a warning of the log:
 
     light   as in the training
-    rate    measured from the frames; 1 if the network learned from firing rates that nobody divided
+    rate    measured from the frames; or 1 if the network learned from firing rates that were not
+            divided by a rate
 
-A formula (--method) comes here, too, but its rate is never unknown: data/formula_spikes.py has set
-an unknown rate to "match" already, with a warning of its own.
+The spikes for a formula (--method) are read by this function, too. But their rate is never unknown
+here, because data/formula_spikes.py has set an unknown rate to "match" already, with a warning of
+its own.
 
 What must stay: what is assumed, because results of users depend on it. The words may change.
 
@@ -45,7 +47,7 @@ def user_spikes(
         light = trained.get("light")
     changes = {"light": light}
     if not source.is_rate_known:  # never with a formula, see the head of this file
-        # If the training had no rate, the rate stays 1, its default.
+        # If the training had no rate, the rate stays at its default, 1.
         had_rate = trained is not None and trained["rate"] is not None
         if had_rate:
             changes["rate"] = "match"
