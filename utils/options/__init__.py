@@ -8,7 +8,7 @@ typed.py           checks all sections, adds defaults
 
 models.py          `Options`, the whole file
 loader_options.py, train_options.py, val_options.py, log_options.py, watchdog_options.py
-                   the keys of its sections, but those of parts
+                   the keys of its sections, without the keys of parts (networks, datasets, losses)
 conflicts.py       refuses values that contradict one another
 kair_keys.py       keys of KAIR that have no effect here
 section.py         `Section`, the keys of a section

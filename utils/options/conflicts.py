@@ -1,8 +1,8 @@
-"""Values of options that contradict one another, or the file system: each is an OptionError.
+"""Raise OptionError for values of options that contradict one another, or the file system.
 
-`Options` calls these functions after each key has been checked by itself, and the first
-contradiction is raised. A contradiction that needs the network or the data is found later, where
-they are.
+pydantic first checks each key separately. Then `Options` calls these functions, and the first
+contradiction is raised. A contradiction between an option and the network, or between an option and
+the data, is found later, when the network or the data are loaded.
 
 Free to change: a new check is one function here, and one line at the end of
 `Options._check_conflicts`. What must stay: a check reads values and changes none.
@@ -33,7 +33,7 @@ def refuse_task(task: str) -> None:
             what=f"task is {task[:80]}{dots}",
             where="task",
             expected="a folder name: at most 255 bytes in the locale's encoding, "
-            f"{sys.getfilesystemencoding()}, and not .preflight, which has the data checks",
+            f"{sys.getfilesystemencoding()}, and not .preflight, which holds the data checks",
             do="choose another name",
         )
 
@@ -41,7 +41,11 @@ def refuse_task(task: str) -> None:
 def refuse_static_graph(
     use_static_graph: bool, find_unused_parameters: bool, accumulation_steps: int
 ) -> None:
-    """Raise OptionError if use_static_graph is set with an option that DDP cannot join."""
+    """Raise OptionError if use_static_graph is set with an option that DDP cannot combine with it.
+
+    DDP is torch's DistributedDataParallel. With a static graph it takes the first step as a model
+    for all later steps.
+    """
     if not use_static_graph:
         return
     if find_unused_parameters:

@@ -1,7 +1,7 @@
 """Option files of KAIR, the program in which VRT was published: keys without effect, and totals.
 
     KAIR_ONLY        the keys that only KAIR has, each with the reason why it has no effect here
-    FORMERLY_OURS    those of them that older versions of this project saved
+    FORMERLY_OURS    the keys of KAIR_ONLY that older versions of this project saved, too
     note_on_totals   the warning that KAIR's numbers of the loader are totals of all GPUs
 
 utils/options/typed.py uses the tables when it reads a file. docs/options.md prints the reasons.
@@ -48,8 +48,8 @@ KAIR_ONLY = {
         "recal_all_flows": "it never had an effect",
     },
 }  # fmt: skip
-# The keys of KAIR_ONLY that former versions of this project saved. A file with these keys alone
-# does not come from KAIR, so the numbers of its loader are per GPU.
+# The keys of KAIR_ONLY that former versions of this project saved, too. If a file has only these
+# keys of KAIR_ONLY, it may come from this project. So the numbers of its loader are per GPU.
 FORMERLY_OURS = {"spike_channels", "spike_data"}
 
 
@@ -57,7 +57,7 @@ def note_on_totals(keys: list[str], loader: Any, ranks: int) -> str:
     """Return the warning for an option file of KAIR on several ranks. "" if there is none.
 
     In KAIR the numbers of the loader are totals of all GPUs. Here they are numbers per GPU. So with
-    4 ranks, a batch of 8 becomes 32 clips a step, and the warning names the override
+    4 ranks, a batch of 8 becomes 32 clips per step. The warning names the override
     datasets.train.dataloader_batch_size=2, with which the total is 8 again.
 
     keys: the field `kair_totals` of the options, e.g. ["dataloader_batch_size"].

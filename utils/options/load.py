@@ -8,9 +8,9 @@
 
 `raw` is a dict as JSON gives it: key -> value, and a section is a dict within it.
 
-`load_options` takes these four steps; each is a module of its own: sources.py, option_file.py,
-override.py, typed.py. A wrong key, type or value is an OptionError that names the file and line,
-the dotted key, what was expected and the nearest valid key.
+`load_options` takes these four steps. Each step is in a module of its own: sources.py,
+option_file.py, override.py, typed.py. A wrong key, type or value is an OptionError that names the
+file and line, the dotted key, what was expected and the nearest valid key.
 
 The keys of an option file are the fields of the sections that utils/options/models.py lists,
 and the parameters of registered parts.
@@ -42,8 +42,9 @@ def load_options(
 
     overrides: "section.key=value" of the command line; the value is JSON, else a string
     parts: the registries of "netG" (networks), "datasets" and "train" (losses)
-    check: further checks, e.g. that the folders of the clips exist. Each raises OptionError with
-        the dotted key in `where`, in place of which the user sees file and line of the key
+    check: additional checks, e.g. that the folders of the clips exist. Each check raises
+        OptionError with the dotted key in `where`. This function replaces the key by its file and
+        line, which the user sees
     """
     # This order must stay, because the later source counts: an override replaces the value of the
     # file, and the file replaces the value of its base.

@@ -50,7 +50,7 @@ class LoaderOptions(Section):
 
     @property
     def spike_channels(self) -> int:
-        """Return S, the number of spike channels of a sample, e.g. 12. It is 0 for RGB alone."""
+        """Return S, the number of spike channels of a sample, e.g. 12. S is 0 without spikes."""
         # `constructor` is the class of the data set that `dataset_type` names. A data set without
         # spikes need not have the function.
         dataset_class = self.constructor

@@ -1,6 +1,6 @@
 """The whole option file: `Options`, with one field for each section or key of the file.
 
-Each section is a class of its own page:
+Each section is a class, in a module of its own:
 
     datasets          loader_options.py; the keys of a dataset are in data/clip_options.py
     train             train_options.py
@@ -121,7 +121,7 @@ class Options(Section):
     def spike_channels(self) -> int:
         """Return S of the training data, or of the test data if there are no training data.
 
-        S is the number of spike channels that go into the network. It is 0 for RGB alone.
+        S is the number of spike channels that go into the network. S is 0 without spikes.
         """
         dataset = self.datasets.train or self.datasets.test
         return dataset.spike_channels if dataset else 0
@@ -197,7 +197,7 @@ class Options(Section):
     def _check_conflicts(self) -> "Options":
         """Raise OptionError for values that contradict one another, or the file system.
 
-        pydantic calls this function after each key has been checked by itself. The first
+        pydantic first checks each key separately, and then calls this function. The first
         contradiction is raised. A new check may be added at the end.
         """
         conflicts.refuse_task(self.task)

@@ -87,14 +87,14 @@ def _merge(
 
     where: dotted key of the section with a dot at its end, e.g. "train.", or "" for the whole file
     """
-    # The file names another nested part than the base, e.g. another `netG.fusion.type`. Such a
-    # section holds keys of the part alone, and they do not fit the new part. So nothing of the base
-    # is taken.
+    # The file names another nested part than the base, e.g. another `netG.fusion.type`. A section
+    # of a nested part holds only keys of this part. The keys in the base belong to the old part, so
+    # none of them is taken.
     if "type" in file and file["type"] != base.get("type"):
         return copy.deepcopy(file)
     # The file names another network, dataset or loss. Some keys of the base, e.g. total_iter, fit
-    # every part, others fit the old part alone. So all are taken, and marked as inherited:
-    # `read_options` (typed.py) drops the keys that do not fit.
+    # every part, and other keys fit only the old part. So all keys are taken, and marked as
+    # inherited: `read_options` (typed.py) drops the keys that do not fit.
     names_new_part = False
     for key in TYPE_KEYS:
         if key in file and file[key] != base.get(key):
@@ -124,8 +124,8 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     E.g. {"task": "a"} gives {"task": "a"} and {"task": "train.json, line 1"}.
     """
     text = _read_text(path)
-    # This order must stay. `_places_of_keys` refuses a text with too many brackets. `json` and
-    # `json5`, which `_values_of_text` calls, could crash on such a text.
+    # This order must stay. `_places_of_keys` refuses a text with too many brackets. On such a text,
+    # `json` and `json5`, which `_values_of_text` calls, could crash.
     places = _places_of_keys(text, path)
     values = _values_of_text(text, path)
     options = {}
@@ -239,17 +239,18 @@ def _cannot_read(path: Path, error: OSError) -> OptionError:
     )
 
 
-# Number of characters of a file that may use all of JSON5. The package json5 reads some 10 kB a
-# second, so twice as many characters would take 3 s. A longer file may have comments only.
+# Number of characters of a file that may use all of JSON5. The package json5 reads about 10 kB per
+# second, so a file of this length takes 1.6 s. The only addition that a longer file may have is
+# comments, because json, which is fast, reads it.
 MOST_JSON5_CHARACTERS = 2**14
 
 
 def _parse(text: str) -> Any:
     """Return the value of a JSON text. Raises ValueError.
 
-    A short text may have the additions of JSON5, such as commas at the end of a list. A long text
-    may have comments only, because json5 reads some 10 kB a second. Tests: test_hostile_options.py,
-    e.g. test_an_unknown_key_of_a_long_file_is_named_with_its_line.
+    A short text may have the additions of JSON5 to JSON, such as commas at the end of a list. A
+    long text may have only one addition, comments, because json5 would take too long. Tests:
+    test_hostile_options.py, e.g. test_an_unknown_key_of_a_long_file_is_named_with_its_line.
     """
     if len(text) <= MOST_JSON5_CHARACTERS:
         return json5.loads(text)
@@ -258,7 +259,7 @@ def _parse(text: str) -> Any:
     try:
         return json.loads(plain)
     except json.JSONDecodeError as e:
-        note = f"; beyond {MOST_JSON5_CHARACTERS} bytes it must be JSON, with comments alone added"
+        note = f"; above {MOST_JSON5_CHARACTERS} characters, a file must be JSON with comments"
         # "<string>:LINE" is how json5 begins its messages. `_values_of_text` turns it into a line.
         raise ValueError(f"<string>:{e.lineno} {e.msg} at column {e.colno}{note}") from e
 

@@ -75,9 +75,9 @@ def _section_to_change(
 ) -> dict[str, Any]:
     """Return the section of `raw` with these names, e.g. ["train", "amp"] -> raw["train"]["amp"].
 
-    Changes `raw`: a section that is missing is added as {}, and the name of a part alone becomes a
-    section, e.g. "concat" -> {"type": "concat"}. Raises OptionError if a name belongs to an option
-    that is no section.
+    Changes `raw`. A section that is missing is added as {}. A section that the file gives only as
+    the name of a part becomes a dict, e.g. "concat" -> {"type": "concat"}. Raises OptionError if a
+    name belongs to an option that is no section.
 
     clean_override: the override without secrets, for the error
     """

@@ -39,6 +39,9 @@ from utils.options.section import Section, join_errors, nearest_hint, read_secti
 # that input and output have one type.
 Part = TypeVar("Part", bound=Callable[..., Any])
 
+# What pydantic takes in place of the default of a key that has none: the file must have the key.
+REQUIRED: Any = ...
+
 
 class Registered(NamedTuple):
     """What a registry knows of one part, from the arguments of `Registry.register`."""
@@ -59,12 +62,12 @@ class Registry:
             a nested part: the key "fusion" holds the section of a part in the registry FUSIONS, or
             only its name. FUSIONS checks the section.
         window: WindowOptions
-            the keys of this Section stand beside the other keys, without a key "window". The
-            constructor gets all options in this argument. So keys that several parts share are
-            written down once.
+            a group of keys that several parts share. WindowOptions is a Section. Its keys stand
+            beside the other keys of the part, and the file has no key "window". The argument
+            `window` is an object with all options of the part, among them those of WindowOptions.
 
-    A constructor may have an attribute `GONE`: key of a former version -> the value with which the
-    key is accepted and has no effect, e.g. GONE = {"rate_windows": 0}.
+    A constructor may have an attribute `GONE` for keys that former versions had: key -> the only
+    value that is still accepted. The key then has no effect. E.g. GONE = {"rate_windows": 0}.
 
     These rules must stay, because docs/extending.md promises them and parts of other people rely on
     them. Tests: test_extending.py. How the models are made is free to change.
@@ -89,8 +92,9 @@ class Registry:
         """Return a decorator that registers a class or function as `name`.
 
         given: parameters that the caller of `build` supplies, e.g. "seed". They are no option keys
-        annotations: types of parameters that the constructor annotates too loosely, because a class
-            inherits it. E.g. section=OwnKeys, if the inherited constructor says section: Section
+        annotations: more exact types for parameters. A class that inherits its constructor cannot
+            annotate the parameters itself. E.g. section=OwnKeys, if the inherited constructor says
+            section: Section
         """
 
         def add(constructor: Part) -> Part:
@@ -130,9 +134,9 @@ class Registry:
 
         `Registry` explains the three kinds of parameters.
         """
-        # pydantic's `create_model` takes key -> (type, default). A default of `...` means that the
-        # key is required. The type key accepts only the name of this part.
-        fields: dict[str, Any] = {self.type_key: (literal_of(name), ...)}
+        # pydantic's `create_model` takes key -> (type, default). The type key accepts only the name
+        # of this part.
+        fields: dict[str, Any] = {self.type_key: (literal_of(name), REQUIRED)}
         sections = []  # e.g. WindowOptions: the model inherits the keys of these sections
         for key, parameter in self._parameters(name).items():
             self._refuse_reserved(name, key)
@@ -151,7 +155,7 @@ class Registry:
                 annotation = Annotated[Any, nested_registry]
             default = parameter.default
             if default is inspect.Parameter.empty:
-                default = ...  # required
+                default = REQUIRED
             fields[key] = (annotation, default)
         model = create_model(name, __base__=(*sections, self.base), **fields)
         model.constructor = self.constructor(name)
@@ -181,7 +185,7 @@ class Registry:
         Raises OptionError for an unknown part, an unknown or missing key, or a value of the wrong
         type. The argument is not changed.
 
-        section: the section of an option file, or the name of a part alone. A Section is resolved
+        section: the section of an option file, or only the name of a part. A Section is resolved
             already and is returned as it is, so a caller may resolve twice
         where: dotted key of the section, for errors, e.g. "netG"
         """
@@ -244,7 +248,7 @@ class Registry:
     def build(self, section: Section | Mapping[str, Any] | str, where: str, **given: Any) -> Any:
         """Make the part that a section describes, e.g. the network of "netG".
 
-        section: the values of the section, or the name of the part alone
+        section: the values of the section, or only the name of the part
         where: dotted key of the section, for errors
         given: values that the program knows and the option file does not, e.g. spike_channels=2. A
             part gets a value only if it was registered with its name in `given`. So a caller can
@@ -273,7 +277,7 @@ class Registry:
         """Return the parameters of a constructor that come from the option file: name -> parameter.
 
         E.g. `def __init__(self, width: int = 16, seed: int = 0)`, registered with given=("seed",):
-        the result has the key "width" alone, because the program supplies `seed`.
+        the result has only the key "width", because the program supplies `seed`.
 
         The annotations of the result are types, also if the source has them as text
         ("int | None").

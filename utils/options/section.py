@@ -156,8 +156,8 @@ def join_errors(errors: Collection[OptionError]) -> OptionError:
     """Join several errors to one: the text of the first error, and the keys of the others.
 
     An OptionError has four texts: `what` is wrong, `where` (the dotted key), what is `expected`,
-    and what to `do`. E.g. "unknown option train.epoch" and "netG.width is -1" give the first error.
-    Its advice `do` ends with "; then also: netG.width".
+    and what to `do`. E.g. the two errors "unknown option train.epoch" and "netG.width is -1" give
+    the first error, with "; then also: netG.width" at the end of its advice `do`.
 
     Errors of unknown keys come before all others, because a missing key may be just the unknown
     key, misspelt. `found` of the result must hold every single error, because
@@ -177,14 +177,14 @@ def join_errors(errors: Collection[OptionError]) -> OptionError:
     ordered_errors = unknown_key_errors + other_errors
     first_error = ordered_errors[0]
 
-    # "then also: a, b" names each further key once.
-    further_keys = []
+    # "then also: a, b" names each other key once.
+    other_keys = []
     for e in ordered_errors[1:]:
-        if e.where != first_error.where and e.where not in further_keys:
-            further_keys.append(e.where)
+        if e.where != first_error.where and e.where not in other_keys:
+            other_keys.append(e.where)
     do = first_error.do
-    if further_keys:
-        do += f"; then also: {', '.join(further_keys)}"
+    if other_keys:
+        do += f"; then also: {', '.join(other_keys)}"
     joined_error = OptionError(first_error.what, first_error.where, first_error.expected, do)
     joined_error.found = tuple(ordered_errors)
     return joined_error
@@ -338,8 +338,8 @@ def _inner_section_with(key: str, values: Mapping[str, Any]) -> str | None:
     E.g. `gate_bias` is a key of the fusion "gated". If it stands in netG, whose value of "fusion"
     is the section of this fusion, the result is "fusion".
 
-    values: the values of a section. Only sections that are resolved already are looked into: those
-        of parts (`Registry.resolve`).
+    values: the values of a section. Of the sections within it, only the sections of parts are
+        searched, because only they are objects of `Section` at this point (`Registry.resolve`).
     """
     if key == "type":  # each part has a type, so this key says nothing
         return None
