@@ -10,14 +10,14 @@ A rank is one process of a run; usually it has one GPU. A program uses this modu
         ...
         every_rank = utils_dist.gather_objects(value)
 
-A function marked "Collective." must be called by every rank, by all ranks in the same order. A rank
-that leaves one out lets the others wait for it, until the watchdog ends the run.
+A function marked "Collective." must be called by every rank, by all ranks in the same order. If a
+rank leaves out such a call, the other ranks wait for it until the watchdog ends the run.
 
 In a single process there is no process group, and every function works the same.
 
 This page has the start and the end of a run. The modules in utils/dist do all other work, and
-utils/dist/__init__.py lists them. What a program needs of them can be called by this page
-(`__all__`).
+utils/dist/__init__.py lists them. `__all__` lists the functions of these modules that a program may
+call as `utils_dist.<name>`.
 
 What must stay: the order of the lines of a start and of an end, because each request to the store
 waits for the others; and that an error ends all ranks, with one report and one exit code
@@ -69,7 +69,7 @@ from utils.logger import setup_logging
 from utils.options.override import argument_without_secrets
 from utils.options.watchdog_options import WatchdogOptions
 
-# What programs call as `utils_dist.<name>`. Code of users calls these names too, so they stay.
+# What programs call as `utils_dist.<name>`. Code of users calls these names too, so they must stay.
 __all__ = [
     "PREEMPTED",
     "STOP_SIGNALS",
@@ -184,8 +184,9 @@ def _end_after_error(error: BaseException) -> NoReturn:
         leave(code, RUN.store)  # ends this process
     # This is a single process, or one of several that failed before it knew its rank.
     process.write_exit_file(code)
-    # If several ranks fail alike, only the first of them has reported. Its claim ends with its
-    # process, so it waits for the others here. Otherwise a later rank would report again.
+    # If several ranks of this host fail alike, the first one has claimed the report (claims.py).
+    # The claim ends with its process, and then a later rank would report again. So wait here until
+    # the other ranks have ended.
     outlast_siblings()
     process.kill_trees()  # loader processes, for which Python's exit handlers could wait for ever
     _forget_run()
@@ -209,8 +210,8 @@ def _read_own_launch() -> LaunchInfo:
         torchrun = str(Path(__file__).parents[1] / "scripts/torchrun_quiet.py")
         arguments = [sys.executable, "-u", torchrun, *sys.argv]
         os.execve(sys.executable, arguments, os.environ | variables_for_torchrun)
-    # Otherwise this process is a rank, or alone. Several ranks need /proc, e.g. to see which
-    # process of the host is a rank.
+    # Otherwise this process is one of several ranks, or the only process. Several ranks need /proc,
+    # e.g. to see which process of the host is a rank.
     launch = read_launch(env, gpu_count, command)
     if launch.world_size > 1:
         system.refuse_ranks_without_proc()

@@ -25,15 +25,15 @@ Exchange values.
 
     collectives.py       waits, gathers, sends, averages
     message.py           values as bytes
-    agreement.py         all have the same, or all end
-    source_code.py       a digest of the source files, which all must have
+    agreement.py         compares a value of all ranks; ends all ranks if one fails
+    source_code.py       a digest of the source files, which must be equal on all ranks
     stop.py              stops a run on request
 
 Find a rank that hangs.
 
     watchdog.py          notes what this rank does
     watchdog_thread.py   beats, listens, ends the run
-    paused_terminal.py   waits for a terminal, which are no stall
+    paused_terminal.py   finds a rank that waits for its terminal, which is no stall
     beats.py             what ranks write and read twice a second
     verdict.py           which rank is to blame
     awake_clock.py       counts seconds without suspension

@@ -157,6 +157,8 @@ class Beats:
         * Rank 0, because it may host the store.
         * The next rank. The last rank watches the first one, so that every rank is watched.
         * The next rank on this host, because the end of a process can be seen only on its host.
+
+        E.g. rank 2 of 8 watches rank 0, rank 3, and the rank that arrived after it on its host.
         """
         count_on_host = store.add(f"on/{self.machine}", 0)  # adding 0 reads the number
         # The remainder (%) leads from the last rank back to the first one, e.g. 7 + 1 to 0 of 8.

@@ -1,9 +1,9 @@
 """The guard of a rank: a small process beside the rank, which ends the rank if it hangs.
 
-A rank hangs beyond its own watchdog if C code holds Python's lock (the GIL): no thread of the rank
-runs then. So the rank sends a heartbeat to another process, the guard, which ends the rank if the
-heartbeat stays away. If other ranks run on, they report the rank. If none does, e.g. because all
-ranks hang in the same C code, the guard reports it.
+If C code holds Python's lock (the GIL), no thread of the rank runs, and its own watchdog cannot end
+it. So the rank sends a heartbeat to another process, the guard, which ends the rank if the
+heartbeat stays away. Other ranks that still run report the hang. If no other rank runs, e.g.
+because all ranks hang in the same C code, the guard reports it.
 
 The timer of faulthandler could end a rank, too. But this timer also counts the time in which the
 process is suspended, and it reports only "Timeout (0:00:10)!".
@@ -68,8 +68,9 @@ def start_guard(
     # -S starts Python without installed packages, which the guard does not need.
     command = [sys.executable, "-S", "-m", "utils.dist.guard", arguments]
     root = Path(__file__).resolve().parents[2]
-    # The guard inherits that GROUP_SIGNALS are held back, and never releases them. So a signal to
-    # all processes of the rank does not end the guard before the rank.
+    # Within `signals_held`, the signals GROUP_SIGNALS (process.py) are held back. The guard
+    # inherits this state and keeps it. So a signal to all processes of the rank does not end the
+    # guard before the rank.
     with suppress(OSError), signals_held():
         guard_process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, bufsize=0)
         if guard_process.stdin is not None:
@@ -92,8 +93,8 @@ def guard(
 ) -> None:
     """Watch a rank until it ends, and end it if it sends no heartbeat for limit_s seconds.
 
-    This is the main function of the guard process. Its parent is the rank. A rank that is stopped
-    by a signal (Ctrl-Z) sends no heartbeat either. The guard leaves such a rank alone: the user
+    This is the main function of the guard process, whose parent is the rank. A rank that is stopped
+    by a signal (Ctrl-Z) sends no heartbeat either. The guard does not end such a rank: the user
     will let it go on, or the other ranks end it.
 
     pid: process id of the rank. `start_guard` explains the other arguments.

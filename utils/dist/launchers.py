@@ -44,9 +44,9 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
         5  a row of UNPLACED reads several processes  DistError
         6  else                                       copied unchanged
 
-    Launchers (2) come before SLURM and platforms (3 to 5), because a job of these may start its
-    ranks by a launcher. With line 1 a user can train in one process: WORLD_SIZE=1. It counts nodes
-    if NPROC_PER_NODE is set (node_launch.py).
+    Launchers (2) come before SLURM and platforms (3 to 5), because a job of SLURM or of a platform
+    may start its ranks by a launcher. Because of line 1, a user who sets WORLD_SIZE=1 gets a single
+    process. If NPROC_PER_NODE is set, WORLD_SIZE is the number of nodes (node_launch.py).
 
     gpu_count: number of GPUs that this process sees.
     command: what the user typed, for the advice of an error.
@@ -62,7 +62,7 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
     if is_rank or is_node:
         return dict(env)
     # 2. A launcher that starts one process for each rank.
-    # {**a, **b} is a copy of a, in which the entries of b are added or replaced.
+    # {**env, **variables} is a copy of `env` to which the variables are added.
     for launcher in PER_PROCESS:
         rank_count = _number(launcher.size(env))
         if rank_count > 1:

@@ -144,9 +144,9 @@ def leave(code: int, store: Store | None) -> NoReturn:
     code: the exit code.
     store: the store of the run, or None if the store does not answer.
     """
-    # The main thread and the watchdog thread may both come here. The first one never releases the
-    # lock: it ends the process, and the second one with it, while the second one waits here. If the
-    # first one hangs, e.g. in a request to the store, the second one ends the process.
+    # The main thread and the watchdog thread may both call `leave`. The first thread takes the lock
+    # and never releases it: it ends the process while the second thread still waits in this line.
+    # If the first thread hangs, e.g. in a request to the store, the second one ends the process.
     if not RUN.leaving.acquire(timeout=EXIT_S):
         os._exit(code)
     with suppress(Exception):  # nothing that fails here may keep the process alive
@@ -167,9 +167,9 @@ def leave(code: int, store: Store | None) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
 
-    call_with_time_limit(flush)  # a paused terminal would hold it
-    # Last: torch raises an error in the main thread when a loader process ends. The main thread
-    # must not have the time to print it.
+    call_with_time_limit(flush)  # with a paused terminal, `flush` would never return
+    # This comes last. torch raises an error in the main thread when a loader process ends, and the
+    # main thread must not have the time to print this error.
     process.kill_trees(process.descendants_of(os.getpid()))
     os._exit(code)
 
@@ -190,8 +190,8 @@ def _sign_off(store: Store) -> None:
     if not may_end_store:
         return
     # Read the last beat of each rank, which has its process id. Before the ranks have met, some
-    # ranks have no beat, and reading would hang. Then `states` stays empty, and this rank waits for
-    # signs alone.
+    # ranks have no beat, and reading would hang. Then `states` stays empty, and this rank waits
+    # only for ranks that sign off, because it cannot know whose process is gone.
     states = {}
     with suppress(ForeignValueError):
         if store.check([MET]):

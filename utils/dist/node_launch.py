@@ -20,9 +20,9 @@ from utils.dist.launch_variables import (
 from utils.dist.launcher_cells import Env
 
 # The variables that describe a node: torchrun's name -> the name on PAI-DLC. torchrun's names stand
-# for its flags, e.g. PET_NNODES for --nnodes. Kubeflow sets some of them. If an environment has
-# both names of a variable, torchrun's name counts. So WORLD_SIZE, which counts ranks in Kubeflow,
-# is not read there: Kubeflow sets PET_NNODES.
+# for its flags, e.g. PET_NNODES for --nnodes. Kubeflow sets some of torchrun's names. If an
+# environment has both names of a variable, torchrun's name counts. E.g. Kubeflow sets PET_NNODES,
+# and it also sets WORLD_SIZE, but as the number of ranks. PET_NNODES counts.
 NODE_NAMES = {
     "PET_NPROC_PER_NODE": "NPROC_PER_NODE",  # number of ranks on this node
     "PET_NNODES": "WORLD_SIZE",  # number of nodes, if there is no PET_NNODES
@@ -68,8 +68,8 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         values["PET_NPROC_PER_NODE"] = str(max(1, gpu_count))
     elif values["PET_NPROC_PER_NODE"] == "cpu":
         values["PET_NPROC_PER_NODE"] = str(os.cpu_count())
-    # An elastic job, whose nodes may come and go, has this variable. It is described by torchrun's
-    # own variables alone, and torchrun checks them.
+    # This variable shows an elastic job, whose nodes may come and go. torchrun's own variables
+    # describe such a job, and torchrun checks them.
     if "PET_RDZV_ENDPOINT" in env:
         return values
 
@@ -84,7 +84,7 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
             addr=name_of["PET_MASTER_ADDR"],
             port=name_of["PET_MASTER_PORT"],
         )
-        # Called for the faults alone; torchrun reads the values itself.
+        # Called only to find faults. torchrun reads the values itself.
         member_of(env, names, faults)
     else:
         values["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself

@@ -3,8 +3,8 @@
 The store is a server within a process, mostly rank 0. All ranks connect to it, and exchange short
 texts under keys.
 
-torch alone would wait for ever if another program listens on the port, and it says "timed out" if
-the name of a host has no address. So `open_store` checks each step itself, and says which failed:
+torch itself waits for ever if another program listens on the port, and it says only "timed out" if
+the name of a host has no address. So `open_store` checks each step, and says which step failed:
 
     MASTER_ADDR has an address    `_check_address_resolves`
     rank 0 can open the port      `_open_on_rank_0`
@@ -14,7 +14,7 @@ the name of a host has no address. So `open_store` checks each step itself, and 
 If torchrun restarts the ranks, its store lives on with the keys of the earlier start. So the keys
 of each start get a prefix of their own (`name_of_start`).
 
-What must stay: the ranks of one host listen on the loopback alone
+What must stay: the ranks of one host listen only on the loopback address
 (test_ranks_of_one_host_listen_on_the_loopback_alone); the number of requests of a rank does not
 grow with the number of ranks (test_each_request_of_a_start_is_for_one_key). Free to change: time
 limits and texts.
@@ -122,10 +122,10 @@ def _open_on_rank_0(launch: LaunchInfo) -> TCPStore:
 
 
 def _hosted_store(launch: LaunchInfo) -> TCPStore:
-    """Open the store of the run on the address of MASTER_ADDR alone.
+    """Open the store of the run on the address of MASTER_ADDR, and on no other address.
 
-    torch by itself would listen on every address of the host, so that any host of the network could
-    write into the store, even if MASTER_ADDR is 127.0.0.1. Test:
+    Without the socket that this function makes, torch would listen on every address of the host,
+    even if MASTER_ADDR is 127.0.0.1. Then any host of the network could write into the store. Test:
     test_ranks_of_one_host_listen_on_the_loopback_alone.
     """
     host = launch.master_addr
@@ -143,9 +143,9 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
 def _listener(name: str, port: int) -> socket.socket | None:
     """Return a socket that listens on the address of MASTER_ADDR, and on no other address.
 
-    Returns None if this host cannot know the address that the other hosts use. There are two such
-    cases: a cloud forwards MASTER_ADDR to this host, or this host resolves its own name to a
-    loopback address, as Debian does. The store then listens on every address.
+    Returns None if this host cannot know the address that the other hosts use. The store then
+    listens on every address. There are two such cases: a cloud forwards MASTER_ADDR to this host,
+    or this host resolves its own name to a loopback address, as Debian does.
     """
     # The first address that the system knows for the name. `address` is what `bind` takes, e.g.
     # ("10.0.0.1", 29500).
@@ -220,7 +220,8 @@ def _wait_until_open(launch: LaunchInfo) -> None:
         except OSError as e:
             waited_s = clock.now()
             if waited_s > launch.join_s:
-                reason = errno.errorcode.get(e.errno, e)  # e.g. "ECONNREFUSED"
+                # The name of the error's number, e.g. "ECONNREFUSED", or the error if it has none.
+                reason = errno.errorcode.get(e.errno, e)
                 raise DistError(
                     what=f"nobody answers at {host}:{port} after {waited_s:.0f} s ({reason})",
                     where=rank_on_host(launch),

@@ -31,8 +31,9 @@ class PausedTerminal:
         now: time of the clock of the beats.
         in_phase_s: seconds that count in the present phase. They stay 0 during a wait.
         """
-        # In a new phase do not ask the system, because asking costs time. But if the last answer
-        # was yes, ask again: the phase only looks new, because its seconds stay 0.
+        # In a new phase do not ask the system, because asking costs time. The exception: if the
+        # main thread waited at the last beat, ask again. Such a phase only looks new, because its
+        # seconds stay 0 during the wait.
         is_new_phase = in_phase_s < LONG_PHASE_S
         if is_new_phase and self.waits_since is None:
             return False

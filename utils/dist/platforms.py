@@ -58,7 +58,8 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     """
     faults: list[str] = []
     task_count = _task_count(env, faults)
-    # With tasks of SLURM, WORLD_SIZE may be missing. Else it alone tells the number of ranks.
+    # With tasks of SLURM, WORLD_SIZE may be missing, because SLURM_NTASKS tells the number of
+    # ranks. Otherwise only WORLD_SIZE tells it.
     is_required = task_count == 1
     world_size = count_of_members(env, "WORLD_SIZE", faults, is_required)
 
@@ -161,9 +162,9 @@ def _member_of_step(env: Env, task_count: int, faults: list[str]) -> Member:
     """
     last = task_count - 1
     rank = number_in(env, "SLURM_PROCID", faults, low=0, high=last, high_is_from="SLURM_NTASKS")
-    # All tasks meet at task 0, which runs on the first host of its step (one srun). With `srun
-    # --nodelist` this need not be the first host of the job. So take the first of these lists that
-    # is there:
+    # All tasks meet at task 0, which runs on the first host of its step. (A step is one call of
+    # srun.) With `srun --nodelist` this need not be the first host of the job. So take the first of
+    # these lists that is set:
     hosts = (
         env.get("SLURM_STEP_NODELIST")  # the hosts of the step
         or env.get("SLURM_JOB_NODELIST")  # the hosts of the job

@@ -8,7 +8,7 @@ until all ranks have. The keys of the meeting, in a run of 4 ranks:
     met                       1
     joined                    4, the number of processes that have begun to arrive; a second process
                               with the same RANK counts too
-    world_size                "4", as the first rank writes it; all ranks must expect as many
+    world_size                "4", written by the first rank; all ranks must expect this number
     proof/0 ... proof/3       present if the launcher has given all ranks a job key, a secret
 
 What must stay:

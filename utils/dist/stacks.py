@@ -8,8 +8,8 @@ asked for its stacks or ended (test_a_forged_beat_harms_no_file_or_process_that_
 The stacks go into this memory file, so nothing is left on the disk. faulthandler writes them, even
 if no thread of the rank can run Python code.
 
-This module imports only the standard library and modules that do the same, because the guard
-(utils/dist/guard.py) uses it without installed packages.
+This module imports only the standard library and modules that import no other package either,
+because the guard (utils/dist/guard.py) uses it without installed packages.
 
 Tests: tests/faults/test_stalls.py, tests/dist/test_trust.py.
 """
@@ -162,7 +162,7 @@ def _handles(status: str, number: signal.Signals) -> bool:
     if line is None:
         return False
     handled_signals = int(line[1], 16)
-    # Shift the bit of this signal to the lowest place, and look at this bit alone. E.g. 0xa00 has
+    # Shift the bit of this signal to the lowest place; "& 1" keeps only this bit. E.g. 0xa00 has
     # the bits 9 and 11, counted from 0, for the signals 10 and 12.
     bit = (handled_signals >> (number - 1)) & 1
     return bit == 1

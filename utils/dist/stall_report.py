@@ -33,14 +33,14 @@ def text_of_stall(verdict: Verdict, stacks: str, beats: Beats) -> str:
 def _row_of_table(rank: int, state: State, now: float, beats: Beats) -> str:
     """Return the row of a rank in the table of `text_of_stall`.
 
-    The widths of the cells are the widths of the columns there, so change both together.
+    The cells are as wide as the columns of the line of titles in `text_of_stall`, so change both
+    together.
 
     state: the last beat of the rank
     now: time of the clock of the beats
     """
-    # `age` is how long the phase had lasted when the rank wrote its last beat. This rank
-    # watches a few other ranks, and `heard` knows when their last beats came. So add the
-    # seconds since then.
+    # `age` is how long the phase had lasted when the rank wrote its last beat. If this rank watches
+    # the other rank, `heard` says when its last beat came. Then add the seconds since this beat.
     age = state["age"]
     if rank in beats.heard:
         age += now - beats.heard[rank].when

@@ -6,8 +6,8 @@ A user asks with `touch <run>/status`, and then reads the file:
 
 Every half second the watchdog of each rank writes a record, its beat, into the key-value store of
 the run (utils.dist.beats). A thread of rank 0, with its own connection to the store, reads the
-beats and writes the lines into the file that was touched. The main threads do nothing for this. So
-the answer comes while the ranks compute, wait for one another or hang, and slows none of them.
+beats and writes the lines into the file that was touched. The main threads do nothing for this
+answer. So it comes even if the ranks wait for one another or hang, and it slows no rank.
 
 Users and scripts read these lines: docs/ddp.md shows one. So a new fact goes to the end of a line,
 and no fact is removed.
@@ -57,7 +57,7 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
     if rank is None:
         rank = RUN.launch.rank
     facts: dict[str, Any] = state["facts"]
-    # The next samples of the epoch, e.g. "17, 4, 230". At the end of an epoch none is left.
+    # The next samples of the epoch, e.g. "17, 4, 230". At the end of an epoch no sample is left.
     first = ", ".join(str(index) for index in facts["first"]) or "none left of this epoch"
     parts = [
         f"rank {rank} of {RUN.launch.world_size} on {state['host']}, {facts['device']}, "

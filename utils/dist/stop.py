@@ -1,9 +1,9 @@
 """Stop a run on request: after its step it saves and ends, and the next start goes on from there.
 
 A cluster asks by a signal, e.g. SIGTERM before the time of a job is over; a user asks by Ctrl-C.
-The signal reaches the ranks at different moments, or one of them alone. So a rank only notes the
-time of a signal (RUN.stop_requested_at). After each step all ranks vote: if one of them was asked,
-all stop at this step.
+The signal reaches the ranks at different moments, or it reaches only one rank. So a rank only notes
+the time of a signal (RUN.stop_requested_at). After each step all ranks vote: if any rank was asked,
+all ranks stop after this step.
 
     stop_on     from now on, take these signals as requests
     stop_vote   ask all ranks whether one of them was asked; collective
@@ -69,11 +69,12 @@ def _is_to_be_handled(number: signal.Signals, is_torchrun: bool) -> bool:
     return signal.getsignal(number) is not signal.SIG_IGN
 
 
-# Seconds from the first signal to a second one that ends the rank at once, e.g. to a second Ctrl-C
-# of an impatient user. A second signal that comes earlier may belong to the same request:
+# A second signal ends the rank at once if it comes more than this number of seconds after the first
+# one, e.g. a second Ctrl-C of an impatient user. A signal that comes earlier may belong to the
+# first request, because a rank may get one request twice:
 LEAST_S_BETWEEN_REQUESTS = {
     signal.SIGTERM: 2.0,  # scancel sends it to the step and to the job, a moment apart
-    # A terminal sends it to all processes, and some launchers pass on their own.
+    # A terminal sends it to the launcher and to the ranks, and some launchers pass it on.
     signal.SIGINT: 0.5,
 }
 
@@ -130,8 +131,8 @@ def stop_vote() -> Callable[[], bool]:
 
         return is_stop
 
-    # A GPU does its work in the order of its queue. Here the copy of the answer to the host comes
-    # into the queue before the step. So `is_stop_on_gpu` waits for the copy and not for the step.
+    # A GPU does its work in the order of its queue. The lines below put the copy of the answer to
+    # the host into the queue before the step. So `is_stop_on_gpu` waits only for the copy.
     if exchange is not None:
         exchange.wait()  # the GPU waits for the exchange, the host does not
     answer = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)

@@ -57,8 +57,8 @@ class ForeignValueError(DistError):
 def seal(key: str, text: str) -> str:
     """Return `text` as it is written into the store under `key`.
 
-    With a job key the proof stands before the text, e.g. '5f0c2a... {"beat": 512}'. Without a job
-    key the value is the text alone.
+    With a job key, a proof and a blank stand in front of the text, e.g. '5f0c2a... {"beat": 512}'.
+    Without a job key, the value is only the text.
     """
     if not RUN.job_key:  # utils_dist reads it from the environment, where the launcher puts it
         return text

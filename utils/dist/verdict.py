@@ -3,7 +3,7 @@
 A rank judges by the beats that it has read (beats.py). `Watchdog.beat_once` asks `Judge.verdict`
 after each beat. There are two cases:
 
-    a watched rank is DEAD or SILENT     seen by its beats alone (`_dead_or_silent`)
+    a watched rank is DEAD or SILENT     its beats are enough to see this (`_dead_or_silent`)
     this rank is too long in its phase   it may be waiting for another rank. So it *looks* for the
                                          rank that all wait for (`_cause_of_wait`)
 
@@ -12,7 +12,7 @@ one rank at a time looks, and only if it has been too long in a phase itself.
 
 Seconds are measured on the AwakeClock of the rank that judges, which stands still while the process
 is suspended. So the clocks of the hosts need not agree, and a pause of the whole run makes no rank
-late. If one rank alone is suspended, the others see it fall silent.
+late. If only one rank is suspended, the others see it fall silent.
 
 What must stay: one rank is named, and it is the cause (test_a_host_that_falls_silent_is_named_once,
 test_a_rank_that_is_waited_for_is_named_once). Free to change: QUIET_S, within the limits that its
@@ -72,8 +72,8 @@ class Judge:
         has_budget = own["budget"] > 0
         is_late = stall_s is not None and has_budget and own["age"] > own["budget"]
         if not is_late:
-            # This rank may have been late before. Then it still holds the key LOOKING, so let
-            # another rank look.
+            # If this rank was late before, it still holds the key LOOKING. Give the key back, so
+            # that another rank can look.
             self.stop_looking()
             return None
         # This rank has been too long in its phase. It looks for the cause, unless another rank

@@ -32,11 +32,11 @@ SLICE_S = 1.0
 def wait_for(
     store: Store, key: str, seconds: float, what_is_missing: Callable[[], str] | None = None
 ) -> bool:
-    """Wait until the store has the key. Returns whether it has, False if the time is over.
+    """Wait until the store has the key. Returns True then, or False if the time is over before.
 
     torch's own wait ignores Ctrl-C, and prints a message when its time is over. So this function
-    asks the store again and again: first after 10 ms, then less and less often, in the end four
-    times a second.
+    asks the store again and again: first after 10 ms, then less and less often, in the end every
+    quarter of a second.
 
     seconds: longest time to wait. Time in which the process is suspended does not count.
     what_is_missing: function that returns what this waits for, e.g. "rank 0". The text is logged

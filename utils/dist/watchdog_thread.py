@@ -67,8 +67,7 @@ STALL_CODE = StallError.exit_code  # exit code of a run that hangs
 # Seconds after which the log file tells that the store does not answer. A shorter silence needs no
 # line.
 TELL_AFTER_S = 10.0
-# Seconds that `_report` waits for the stacks of a stuck rank: three beats, because the rank beats
-# twice a second.
+# Seconds that `_report` waits for the stacks of a stuck rank: the time of three beats.
 STUCK_ANSWERS_S = 1.5
 # Seconds that `_report` waits for the stacks of a silent rank. It will hardly answer, so this wait
 # is for a rank that is only slow.
@@ -103,8 +102,8 @@ class Watchdog(threading.Thread):
 
         # What this thread does.
         self.budgets: WatchdogOptions | None = None  # limits of the phases; None until `watch`
-        self.interval_s = BEAT_S  # seconds between two beats
-        self.passes = 0  # how often `run` has gone through its loop
+        self.interval_s = BEAT_S  # seconds between two beats; `watch` may make it shorter
+        self.passes = 0  # number of turns of the loop in `run` so far
         self.stopped = threading.Event()  # set by `stop`
         # The process that ends this rank if none of its threads can run; None until `watch`. `run`
         # sends a byte to it in each pass.
@@ -418,7 +417,11 @@ class Watchdog(threading.Thread):
         leave(own_failure.code, self.store)
 
     def _name_of_loss(self) -> str:
-        """Return the name that a rank claims (`first_to_claim`) before it reports for its host."""
+        """Return the name that a rank claims (`first_to_claim`) before it reports for its host.
+
+        The name has the port of the run and the process id of rank 0. So it is the same on all
+        ranks of the run, and different in another run.
+        """
         rank_0 = self.beats.states.get(0)
         pid = rank_0["pid"] if rank_0 is not None else None
         return f"lost {RUN.launch.master_port} {pid}"
@@ -438,10 +441,8 @@ class Watchdog(threading.Thread):
         launch = RUN.launch
         rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
 
-        # The ranks of a host notice the loss up to seconds apart, and only one of them shall
-        # report: the first that claims a name. The name has the port of the run and the process id
-        # of rank 0, so it is the same on all ranks of the run.
-        pid = rank_0["pid"] if rank_0 is not None else None
+        # The ranks of a host notice the loss up to seconds apart, and only one rank shall report:
+        # the first that claims this name.
         if not first_to_claim(self._name_of_loss()):
             # Another rank reports. Give it time, because torchrun ends all ranks as soon as one
             # rank has ended.
@@ -456,9 +457,8 @@ class Watchdog(threading.Thread):
             )
             write_to_log_and_stderr(str(error))
         elif is_gone(rank_0):
-            gone = Verdict(
-                rank=0, kind="DEAD", what=f"its process {pid} is gone, and the store with it"
-            )
+            what = f"its process {rank_0['pid']} is gone, and the store with it"
+            gone = Verdict(rank=0, kind="DEAD", what=what)
             write_to_log_and_stderr(text_of_stall(gone, "", self.beats))
         else:
             silent = Verdict(rank=0, kind="SILENT", what="its store does not answer")
