@@ -77,9 +77,10 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     * the disk is too full, or
     * writing fails.
     """
-    # The file is a little larger than its tensors, because it also holds names and shapes. A fifth
-    # more is ample: with much less a save could fill the disk and fail, and with much more a save
-    # that fits would be refused. `_plain_bytes` also refuses types that could not be loaded again.
+    # The file is a little larger than its tensors, because it also holds names and shapes, so ask
+    # for 1.2 times their size. With a much smaller factor a save could fill the disk and fail. With
+    # a much larger one, a save that fits would be refused. `_plain_bytes` also refuses types that
+    # could not be loaded again.
     need_mb = 1.2 * _plain_bytes(state) / 2**20
     new_file = _temporary_name(path)
     new_sidecar = _temporary_name(_sidecar_of(path))
@@ -100,10 +101,11 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
             file.write(f"{sha256_of(new_file)}\n")
         _wait_for_disk(new_sidecar)
 
-        # Give the file at `path`, the newest so far, the name of a former version, too. It keeps
-        # the name `path` until the new file takes this name. So there is a file `path` at any time,
-        # even if the process dies. But a damaged file (its digest is not the digest in its sidecar)
-        # must not become a former version, because it would push out a good one
+        # Give the file at `path`, the newest so far, the name of a former version as a second name.
+        # It keeps the name `path` until the new file takes this name. So there is a file `path` at
+        # any time, even if the process dies. But a damaged file (its digest is not the digest in
+        # its sidecar) must not become a former version, because the oldest version, which may be a
+        # good one, would be lost
         # (test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can).
         if keep and path.exists() and _fault(path) is None:
             _rename_versions(path, keep)
@@ -170,7 +172,8 @@ def _plain_bytes(value: Any, where: str = "state") -> int:
     byte_count = 0
     if isinstance(value, dict):
         for key in value:
-            byte_count += _plain_bytes(key, f"{where} (a key)")  # a key may be of a refused type
+            # A key is a text or a number, which adds 0 bytes. A key of another type is refused.
+            byte_count += _plain_bytes(key, f"{where} (a key)")
         for key, item in value.items():
             byte_count += _plain_bytes(item, f"{where}[{key!r}]")
         return byte_count
@@ -336,8 +339,8 @@ def existing_versions(path: Path) -> list[Path]:
 
     A version in this list may be damaged: `load` finds out.
     """
-    # Sorted by length and then by name: X_previous.pth, X_previous2.pth, ..., X_previous10.pth. By
-    # name alone, X_previous10 would come before X_previous2.
+    # Sorted by length and then by name: X_previous.pth, X_previous2.pth, ..., X_previous10.pth. If
+    # they were sorted only by name, X_previous10 would come before X_previous2.
     former = sorted(
         path.parent.glob(f"{path.stem}_previous*{path.suffix}"),
         key=lambda version: (len(version.name), version.name),

@@ -54,7 +54,7 @@ def _describe_tensors(tensors: dict[str, Tensor | None]) -> str:
     """Describe tensors, e.g. "lq (1, 2, 3, 32, 32) float32 0.012..0.98 on cpu; ..."."""
     texts = []
     for name, tensor in tensors.items():
-        if tensor is None:  # e.g. "spike" of a network for RGB alone
+        if tensor is None:  # e.g. "spike" of a network without spikes
             continue
         shape = tuple(tensor.shape)
         dtype = str(tensor.dtype).removeprefix("torch.")

@@ -122,9 +122,11 @@ class Experiment:
         # {"it_per_s": 2.1, "data_share": 0.03, ...}, or {} if the epoch had no step.
         speed = timer.epoch.speed_and_shares()
         skipped = values["skipped"]
-        took = f"took {duration(time.perf_counter() - timer.epoch_begin)}"
-        if timer.epoch.paused_s >= 1:  # a shorter pause would be shown as 0 seconds
-            took += f" ({duration(timer.epoch.paused_s)} of it validation and saving)"
+        epoch_s = time.perf_counter() - timer.epoch_begin
+        took = f"took {duration(epoch_s)}"
+        pauses_s = timer.epoch.paused_s  # seconds of the validations and saves
+        if pauses_s >= 1:  # a shorter pause would be shown as 0 seconds
+            took += f" ({duration(pauses_s)} of it validation and saving)"
 
         parts = [f"{values['steps']:,} steps", f"mean loss {values['loss']:.4f}"]
         if speed:
@@ -145,8 +147,9 @@ class Experiment:
         """Log the means of a validation, and write its curves and pictures.
 
         progress: where the run stands.
-        scalars: tag -> number: means over the clips and scores of single clips. E.g. "val/psnr" is
-            the mean of the restored frames, and "val/psnr_input" is the mean of the blurry frames.
+        scalars: tag -> number. The numbers are means over the clips, and scores of single clips.
+            E.g. "val/psnr" is the mean of the restored frames, and "val/psnr_input" is the mean of
+            the blurry frames.
         panels: clip -> title -> panel, a picture, e.g. the restored frame. The panels of a clip
             stand side by side in one file (a strip), images/<clip>/<step>.png.
         """

@@ -4,8 +4,8 @@
     draw_scalars    one panel for each scalar
     encode          the figure as a file, e.g. a PNG
 
-No program reads a figure, so what is drawn, and how, may be changed freely. `running_mean` has
-tests of its own, because lines of numbers can be checked and pictures hardly can.
+No program reads a figure, so what is drawn, and how, may be changed freely. Only `running_mean` has
+an exact test, because numbers are easy to check and pictures are not.
 
 Tests: tests/parts/utils/test_history.py.
 """
@@ -313,7 +313,8 @@ def running_mean(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]
     first = np.clip(index - half, 0, None)
     end = np.clip(index + half + 1, None, n)
 
-    # The sum over a window is the sum up to its end, less the sum before it.
+    # The sum over a window: the sum of all entries up to its end, minus the sum of the entries
+    # before the window.
     sum_of_window = sums[end] - sums[first]
     count_of_window = counts[end] - counts[first]
     # A window without finite entries has the count 0. Divide by 1 there, and give NaN afterwards.

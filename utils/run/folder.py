@@ -145,7 +145,7 @@ def only_run_in(
     pattern and that no run made. Raises DataError if a file of `appended` is a link.
     """
     locked_folder = None
-    # Rank 0 alone does the work. If it raises an error, all ranks end.
+    # Only rank 0 does the work. If it raises an error, all ranks end.
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
             # A run puts a file (utils.files.MARK) into its folder to mark it. Runs of earlier
@@ -234,7 +234,8 @@ def _take_lock(path: Path) -> BinaryIO:
             return file
 
         # Another process has the lock. Wait longer for a process of another host, because the file
-        # server releases the lock of a crashed host late.
+        # server releases the lock of a crashed host late. Without a text in the file, the host of
+        # the process is not known, and counts as this one.
         holder = _holder_of(file)  # e.g. "process 4711 on host7, since ...", or "" without a text
         is_on_this_host = f" on {socket.gethostname()}," in holder
         names_process = holder.startswith(HOLDER.decode())
@@ -265,7 +266,8 @@ def _try_lock(file: BinaryIO) -> bool:
     Raises OSError if the file system has no locks.
     """
     try:
-        # LOCK_EX: one process alone. LOCK_NB: raise an error if another process has the lock.
+        # LOCK_EX: only one process can have the lock. LOCK_NB: if another process has it, raise an
+        # error in place of waiting.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # POSIX allows both errors for a taken lock
         return False

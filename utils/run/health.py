@@ -189,7 +189,7 @@ class Health:
         total: size of the memory in GB.
         """
         if kind == "GPU":
-            # Advise less than the 0.90 of the memory that "auto" plans with by itself.
+            # checkpoint "auto" already plans with 0.90 of the memory, so advise a smaller share.
             budget = f"{0.85 * total:.3g}"
             return (
                 f'netG.checkpoint="auto" with netG.memory_budget_gb={budget} or less, or a '
@@ -211,9 +211,9 @@ class Health:
 
         psnr: mean PSNR of the validation, in dB.
         """
-        # Leave out two kinds of validation, which cannot be compared. A resumed run may repeat a
-        # validation, and then no step and no loss lies between the two. Perfect frames have the
-        # PSNR Inf, and broken frames NaN.
+        # Leave out two kinds of validations, which cannot be compared with others. A resumed run
+        # may repeat a validation: then there was no step, and no loss, since the validation before.
+        # Perfect frames have the PSNR Inf, and broken frames NaN.
         if not self.losses or not math.isfinite(psnr):
             return
         self.validations.append(_Validation(psnr, loss=statistics.fmean(self.losses)))
@@ -288,8 +288,8 @@ class Health:
         kinds = 1 if self.datasets.test is None else 2
         versions = 1 + self.train.keep_checkpoints
         missing_files = max(0, kinds * versions - len(sizes))
-        # All have nearly one size. One more file is needed, because a new file is written before an
-        # old one is deleted.
+        # All checkpoints have nearly the same size. One more file is needed, because a new file is
+        # written before an old one is deleted.
         return sizes.get("checkpoint_latest.pth", 0) * (missing_files + 1)
 
     def _warn(self, name: str, text: str, *values: Any) -> None:

@@ -152,16 +152,17 @@ def folder_of(run: Path) -> Path:
 def run_names(runs: list[Path]) -> list[str]:
     """Return a short, unique name of each run, for figures and tables.
 
-    The name is the last part of the folder's path, with as many parents in front as make it unique.
-    E.g. the folders /a/x/run and /a/y/run are called "x/run" and "y/run".
+    The name is the last part of the folder's path. If several runs have the same last part, the
+    folders above it are put in front until the names differ. E.g. /a/x/run and /a/y/run are called
+    "x/run" and "y/run".
 
     Raises DataError if a run is given twice.
     """
     all_parts = [folder_of(run).resolve().parts for run in runs]  # e.g. ("/", "a", "x", "run")
     names = []
     for parts in all_parts:
-        # Take the last part, then the last two parts, ..., until no other folder ends with them. A
-        # run that is given twice is no other folder. Its name comes twice, which is refused below.
+        # Take the last part, then the last two parts, ..., until no other folder ends with these
+        # parts. If a run is given twice, both paths get the same name, which is refused below.
         others = [other for other in all_parts if other != parts]
         count = 1
         while any(other[-count:] == parts[-count:] for other in others):

@@ -46,8 +46,8 @@ class HistoryWriter:
         self.file = folder / LINES_NAME
         self.resumed_step = start
         # A resumed run repeats the steps after its checkpoint, so it writes their entries again.
-        # The earlier entries of these steps are removed before the first new entry is written.
-        # True after that.
+        # The earlier entries of these steps are removed before the first new entry is written. This
+        # says whether they are removed.
         self.are_repeated_removed = False
         self.is_report_old = False  # whether curves and report lack the newest entry
 
@@ -103,9 +103,9 @@ class HistoryWriter:
         for entry in entries:
             if entry is None or entry["step"] > self.resumed_step:
                 continue
-            # The earlier entry is not after resumed_step, and the new entry is not before it. So >=
-            # is true only if both are at resumed_step.
-            is_same_step = entry["step"] >= step
+            # Here entry["step"] <= resumed_step <= step. So the two entries have the same step only
+            # if both are at resumed_step.
+            is_same_step = entry["step"] == step
             # A step may have two entries: a log line and a validation. The earlier entry is written
             # again only if the new entry has a scalar of the same name.
             has_same_scalar = any(tag in entry for tag in values)

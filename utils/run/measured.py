@@ -72,9 +72,9 @@ def measurements(steps: int, model_log: dict[str, Any], timed: dict[str, float])
     epoch_start_share = values.pop("epoch_start_share", 0.0)
     if grad_norms:  # empty if all steps were skipped
         values["grad_norm"] = statistics.median(grad_norms)
-    # The timer gives steps per second and shares, as the log line shows them, and no seconds. E.g.
-    # 10 steps at 2 steps a second took 5 s, and a share of 0.3 is 1.5 s of them. Without a step
-    # there is no speed, and each time is 0.
+    # The timer gives steps per second and shares, because the log line shows them, but no seconds.
+    # Compute the seconds from them: 10 steps at 2 steps per second took 5 s, and a share of 0.3 of
+    # these is 1.5 s. Without a step there is no speed, and each time is 0.
     seconds = steps / timed["it_per_s"] if steps else 0.0
     # `data_share` holds the wait for the first batch of an epoch, too (`epoch_start_share`). Take
     # it out here, because this wait does not mean that the loader is slow. The log line shows the

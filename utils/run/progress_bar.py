@@ -44,7 +44,7 @@ class Bar(ExitStack):
     ) -> None:
         """total: number of things to do. name: what is done, e.g. "check".
         unit: what is counted, e.g. "clips". is_kept: whether the finished bar stays on the screen.
-        options: further options of tqdm.
+        options: additional options of tqdm.
         """
         super().__init__()
         terminal = sys.stderr
@@ -62,7 +62,7 @@ class Bar(ExitStack):
             file=terminal,
             leave=is_kept,
             dynamic_ncols=True,  # follow the width of the window
-            miniters=0,  # tqdm decides by the time alone when it draws again
+            miniters=0,  # for tqdm only the time decides when it draws again
             bar_format=BAR_FORMAT,
             **options,
         )

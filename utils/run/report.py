@@ -29,8 +29,8 @@ PANELS_NAME = "panels.json"
 # Width of a strip on the report page, in pixels. At most 12 clips have strips. At this width a page
 # has about 5 MB, and never more than 16 MB.
 STRIP_WIDTH = 640
-# The numbers of newest validations and of newest warnings that the page shows. With larger numbers
-# a reader would have to scroll to the figures below them.
+# The page shows this number of validations, and this number of warnings, the newest of each. If it
+# showed more, a reader would have to scroll far down to the figures below the two tables.
 SHOWN_ROWS = 50
 SHOWN_WARNINGS = 40
 
@@ -171,10 +171,10 @@ def _warnings_once(recorded: Path) -> list[_Warning]:
         with suppress(ValueError):
             record = json.loads(line)
             text = record["text"]
-            times = 1
-            if text in warnings:
-                # Remove the text, so that it is put at the end below, where the newest warning is.
-                times += warnings.pop(text).times
+            # Remove the text from its earlier place in `warnings`. The last line then puts it at
+            # the end, where the newest warning is.
+            earlier = warnings.pop(text, None)
+            times = 1 if earlier is None else 1 + earlier.times
             warnings[text] = _Warning(text, record["time"], times)
     return list(warnings.values())
 
@@ -189,7 +189,7 @@ def _panels_of_step(images: Path, step: float) -> dict[str, dict[str, np.ndarray
     step: the step of the validation.
     """
     clips: dict[str, dict[str, np.ndarray]] = {}
-    # If a picture is missing or damaged, the page is made with the pictures before it.
+    # If a picture is missing or damaged, the page shows only the pictures that were read before.
     with suppress(OSError, ValueError, DataError):
         titles = json.loads((images / PANELS_NAME).read_text(encoding="utf-8"))
         for file in sorted(images.rglob(f"{step}.png"), key=natural_key):

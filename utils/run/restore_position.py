@@ -80,13 +80,14 @@ def restore_progress(
     # "deblur" and resumes the copy with the task "deblur2", the copy must get an id of its own.
     if state["options"].get("task") != options.get("task"):
         progress.wandb_id = None
-    # The best PSNR does not count if it e.g. was measured on other test clips.
+    # The best PSNR does not count if, for example, it was measured on other test clips.
     _forget_incomparable_best(progress, folder, options_of_psnr(changes), scored_on)
 
-    # A finished run reads no more samples, so its data may have changed. Whether it had finished is
-    # asked with the steps per epoch of its own data: with a larger number, steps would seem to be
-    # left.
-    if progress.step < planned_steps(train, steps_per_epoch_then, progress):
+    # A finished run reads no more samples, so it does not matter whether its data have changed. To
+    # find out whether the run is finished, use the steps per epoch of the checkpoint. If the new
+    # data have more steps per epoch, a finished run would seem to have steps left.
+    is_finished = progress.step >= planned_steps(train, steps_per_epoch_then, progress)
+    if not is_finished:
         _fit_position_to_data(progress, order_then, order, resumed, options)
     return progress
 
@@ -117,7 +118,7 @@ def _order_in(state: dict[str, Any]) -> DataOrder | None:
     """Return the order of the data that a checkpoint was written with. state: its content.
 
     Returns None if the checkpoint comes from an earlier version, which did not save the order. A
-    checkpoint of a later version may hold further fields, which are ignored.
+    checkpoint of a later version may hold additional fields, which are ignored.
     """
     if not state.get("order"):
         return None
@@ -202,8 +203,8 @@ def _fit_position_to_data(
         raise _other_data_or_batch(is_other_data, changes, per_step_then, resumed.path)
 
     # The number of steps in an epoch follows from the number of samples and the samples per step.
-    # If neither has changed, a position beyond the end of the epoch is impossible, so somebody has
-    # changed the file.
+    # If neither number has changed, no run saves a position beyond the end of an epoch, so somebody
+    # has changed the file.
     if not changes and progress.batch > order.steps:
         changes = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
     # A position at the start of an epoch can stay: no sample of the epoch has been used.

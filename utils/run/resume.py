@@ -112,7 +112,7 @@ def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
         _warn_not_used(named, state)
         return Resumed(latest, state)
 
-    # The file itself, or a former version of it that was kept beside it, X_previous.pth.
+    # `existing_versions` finds the file itself, and its former versions beside it, X_previous.pth.
     if not existing_versions(named):
         raise CheckpointError(
             what="no such checkpoint",
@@ -127,7 +127,7 @@ def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
     if named.name == latest.name:
         return named_checkpoint  # the user has named checkpoint_latest itself
 
-    # Use the one with more steps. If checkpoint_latest cannot be read, the named file remains.
+    # Use the file with more steps. If checkpoint_latest cannot be read, use the named file.
     try:
         state = _read_state(latest)
     except CheckpointError:
@@ -179,7 +179,7 @@ def _refuse_if_only_best_is_left(folder: Path, latest: Path) -> None:
 def _read_state(path: Path) -> dict[str, Any]:
     """Return the content of the checkpoint in `path`.
 
-    Raises CheckpointError if the file holds weights alone, or something else.
+    Raises CheckpointError if the file holds only weights, or something else.
     """
     state = load(path)
     # Checkpoints of all versions have these keys. A key that came later must not be asked for.

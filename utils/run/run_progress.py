@@ -32,8 +32,8 @@ class RunProgress(ExitStack):
             because the log lines of the run tell the same.
         total_iter: number of steps of the run.
         timer: the run's StepTimer (utils.run.timing), which knows the speed.
-        every: "validation" and "save" -> number of steps between two of them, e.g. 1000. 0:
-            no validation, or no save. One more of each follows the last step.
+        every: "validation" and "save" -> number of steps between two validations, or two saves,
+            e.g. 1000. 0: no validation, or no save. One more of each follows the last step.
         """
         super().__init__()
         self.kind = kind_to_show(kind)
@@ -114,11 +114,11 @@ class RunProgress(ExitStack):
         """Return how many validations (or saves) are still to come after `step` steps.
 
         They come at each multiple of `every`, and one follows the last step. E.g. 3 if 10 of 25
-        steps are done and every = 10: at 10, at 20 and at 25. The pause of `step` itself counts,
-        because this is asked before it.
+        steps are done and every = 10: at 10, at 20 and at 25. The pause at `step` itself counts,
+        because the remaining time is shown before this pause begins.
         """
-        # The number of multiples of `every` in 1 ... n is n // every. In the example these are
-        # 24 // 10 = 2 before the last step, and 9 // 10 = 0 before `step`.
+        # The number of multiples of `every` in 1 ... n is n // every. In the example it is
+        # 24 // 10 = 2 before the last step, 25, and 9 // 10 = 0 before `step`, 10.
         multiples_before_end = (self.total_iter - 1) // every
         multiples_before_step = (step - 1) // every
         return multiples_before_end - multiples_before_step + 1  # 1: after the last step

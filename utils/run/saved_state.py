@@ -11,8 +11,8 @@ anything is computed from the checkpoint. `Experiment.save` (experiment.py) writ
     "optimizer", "nonfinite_in_a_row", "network"
 
 What must stay: a new field of `Progress` or `DataOrder` (utils.run.position) needs a line here,
-with a default, because checkpoints of earlier versions lack it. A key that is not known is left
-alone (test_keys_that_a_newer_version_adds_are_left_alone).
+with a default, because checkpoints of earlier versions lack it. An unknown key is no error, and
+nothing reads it (test_keys_that_a_newer_version_adds_are_left_alone).
 
 Tests: tests/parts/utils/test_saved_state.py.
 """
@@ -26,14 +26,14 @@ from torch import Tensor
 
 from utils.errors import CheckpointError
 
-# The largest count that a checkpoint may hold. With a thousand steps a second, a run would need 35
-# years for as many. It is below 2^53, up to which floats hold whole numbers exactly.
+# The largest count that a checkpoint may hold. With a thousand steps per second, a run would need
+# 35 years to reach it. It is below 2^53, up to which floats hold whole numbers exactly.
 LARGEST_COUNT = 2**40
 # `ge` means "greater or equal", `le` "less or equal".
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
-# The tables that training restores -> whether a checkpoint may lack the table, because an older
-# version did not write it, or because its run did not need it.
+# Key of a table that training restores -> whether a checkpoint may lack the table. It may, if an
+# older version did not write the table, or if not every run needs it.
 MAY_BE_MISSING = {
     "options": False,
     "model_state_dict": False,

@@ -1,7 +1,8 @@
 """Judge the speed of a run: does a rank wait for data, or is it slower than the others?
 
-In each step all ranks wait for the slowest rank, in the backward pass. So the times that a rank
-spends alone are compared: its wait for data and its forward pass, in seconds of a step.
+In each step all ranks wait for the slowest rank, in the backward pass. So a step takes equally long
+on all ranks. To find the slow rank, two times are compared in which a rank waits for no other rank:
+its wait for data, and its forward pass. Both are in seconds per step.
 
 A single log line may look bad by chance, because another program may have run meanwhile. So log
 lines are put together to windows of at least WINDOW_STEPS steps, and a warning needs
@@ -71,9 +72,9 @@ class SpeedJudge:
     def _check_speed(self, lines: list[list[Measured]]) -> None:
         """Warn if a rank waits for data, or is slower than the others.
 
-        Ranks are compared by their wait for data and their forward pass, which a rank does alone.
-        The backward pass takes equally long on all ranks, because the fast ranks wait there for the
-        slow rank. Tests: test_a_slow_rank_is_named_after_three_windows_in_a_row,
+        Ranks are compared by their wait for data plus their forward pass, in which a rank waits for
+        no other rank. The backward pass takes equally long on all ranks, because the fast ranks
+        wait there for the slow rank. Tests: test_a_slow_rank_is_named_after_three_windows_in_a_row,
         test_small_differences_between_ranks_are_healthy,
         test_a_delay_of_less_than_a_twentieth_of_a_step_is_healthy.
 
@@ -91,7 +92,7 @@ class SpeedJudge:
             alone_s.append(wait + forward)
         for rank, own_s in enumerate(alone_s):
             others_s = [*alone_s[:rank], *alone_s[rank + 1 :]]
-            # A rank without others is compared with itself, and is never slow.
+            # If this is the only rank, it is compared with itself, so it is never slow.
             usual_s = statistics.median(others_s or alone_s)
             is_much_slower = own_s > SLOW_FACTOR * usual_s
             is_noticed = own_s - usual_s > LEAST_DELAY_SHARE * step_s[rank]
@@ -123,8 +124,8 @@ class SpeedJudge:
             shares.append(wait / seconds)
         worst_share = max(shares)
         worst_rank = shares.index(worst_share)
-        # SLURM may give each rank different cores. Otherwise the ranks of a host have the same
-        # cores, and share them. Count the ranks with the same host and cores.
+        # The ranks of a host may all have the same cores, which they then share, or SLURM may have
+        # given each rank other cores. So count the ranks with the same host and the same cores.
         cores_of_ranks = [(rank.host, rank.cores) for rank in newest]
         sharing_count = cores_of_ranks.count(cores_of_ranks[worst_rank])
         cores_per_rank = max(1, len(newest[worst_rank].cores) // sharing_count)
@@ -178,9 +179,9 @@ def loader_advice(section: Any, share: float, cores: int) -> str:
     """
     workers = section.dataloader_num_workers
     # Now n workers make a batch in the time of a step, which includes the wait. Without the wait a
-    # step takes (1 - share) of this time, so n / (1 - share) workers are needed. E.g. with 6
-    # workers and a wait of 25 %, 8 workers. With 0 workers the training process itself reads: try
-    # the default, 2.
+    # step takes (1 - share) of this time, so n / (1 - share) workers are needed: with 6 workers and
+    # a wait of 25 %, 6 / 0.75 = 8. With 0 workers the training process itself reads, and this
+    # formula gives 0. Then advise the default, 2.
     wanted_workers = math.ceil(workers / (1 - share)) if workers else 2
     advice = []
     if wanted_workers <= cores:

@@ -37,7 +37,7 @@ def log_start(
 ) -> None:
     """Log a line for every rank, the head of the log, and the position of the start. Collective.
 
-    total_iter: number of steps of the whole run. The other arguments are those of `Run`.
+    total_iter: number of steps of the whole run. The other arguments are arguments of `Run`, too.
     """
     # Option files of KAIR, another toolbox, can be read too. Their batch sizes and numbers of
     # workers are totals over all GPUs, while ours are numbers per GPU. The note says so.
@@ -47,7 +47,7 @@ def log_start(
     _log_if_epochs_are_cut(opt.train, loader.steps_per_epoch, total_iter, progress)
 
     # The line of each rank names its first samples, so that a user can see that the ranks have
-    # different samples. The sampler yields (epoch, index of the sample).
+    # different samples. The sampler yields pairs: (epoch, index of the sample).
     sampler = loader.sampler
     sampler.seek(progress.epoch, progress.batch)
     first_three = [index for _, index in itertools.islice(sampler, 3)]
@@ -77,10 +77,10 @@ def _log_if_epochs_are_cut(
     """Log if train.total_iter ends the run before all of train.epochs are done."""
     if train.epochs is None:
         return
-    # The steps that train.epochs alone would plan.
-    by_epochs = train.model_copy(update={"total_iter": None})
-    steps = planned_steps(by_epochs, steps_per_epoch, progress)
-    if total_iter < steps:
+    # The number of steps that the run would have without train.total_iter.
+    without_total_iter = train.model_copy(update={"total_iter": None})
+    steps_by_epochs = planned_steps(without_total_iter, steps_per_epoch, progress)
+    if total_iter < steps_by_epochs:
         logger.info(
             "train.total_iter = %d ends the run before train.epochs = %d; --epochs on the "
             "command line, or total_iter null, lets the epochs decide",

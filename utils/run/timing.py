@@ -51,7 +51,7 @@ PAUSES = ("validation", "save")
 
 
 class Span:
-    """A time of the run, e.g. an epoch: its number of steps, and the seconds of each kind of work.
+    """A stretch of a run, e.g. an epoch: its number of steps, and the seconds of each kind of work.
 
     `PAUSES` do not count. The kinds of work are the names given to `StepTimer.part`: "data" (wait
     for a batch), "compute", ...

@@ -66,9 +66,10 @@ def load_plain(path: Path, mmap: bool = False) -> Any:
     """
     operation_count = _check_file(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    # Each operation of a pickle makes one value, or puts values together. So an honest file holds
-    # about as many values as its pickle has operations. The limit is ten times as many, because a
-    # few honest values may be used several times, plus 1000 for files with few operations.
+    # Each operation of a pickle makes one value, or puts values together. So the number of values
+    # in an honest file is about the number of operations. The limit is ten times this number,
+    # because a few honest values may be used several times, plus 1000 for files with few
+    # operations.
     _refuse_repetition(content, most=1000 + 10 * operation_count)
     return content
 
@@ -81,7 +82,7 @@ def is_zip(path: Path) -> bool:
     try:
         return zipfile.is_zipfile(path)
     except zipfile.BadZipFile:
-        # The end of the file says that the archive continues on further disks. torch.save never
+        # The end of the file says that the archive continues on other disks. torch.save never
         # writes such an archive.
         return False
 
@@ -130,10 +131,10 @@ def _check_archive(path: Path) -> int | None:
 def _check_old_file(path: Path) -> int:
     """Return the number of operations of the five pickles of an old file, of torch before 1.6.
 
-    Any other file may be given: a pickle that is none counts as no operation.
+    Any other file may be given: bytes that are no pickle count as 0 operations.
     """
-    # The pickles follow one another. `_check_pickle` reads up to the end of a pickle, so the next
-    # call reads the next pickle.
+    # The pickles follow one another. `_check_pickle` leaves the file at the end of the pickle that
+    # it has read, so the next call reads the next pickle.
     operation_count = 0
     with open(path, "rb") as file:
         for _ in range(OLD_PICKLES):
@@ -155,7 +156,7 @@ def _refuse_compression(members: list[zipfile.ZipInfo], file_bytes: int) -> None
             raise GrowingFile(
                 f"{member.filename} in it is compressed, but torch.save never compresses"
             )
-    # If no two members overlap, the sum of their sizes is at most the size of the file.
+    # Members that do not overlap fit into the file together. So a larger sum shows an overlap.
     members_bytes = sum(member.file_size for member in members)
     if members_bytes > file_bytes:
         raise GrowingFile(
@@ -166,8 +167,8 @@ def _refuse_compression(members: list[zipfile.ZipInfo], file_bytes: int) -> None
 def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
     """Refuse members that do not fit their checksum (CRC-32) in the archive.
 
-    torch.load ignores the checksums, so it would return the wrong numbers of a damaged disk. Test:
-    test_weights_with_a_flipped_bit_are_refused.
+    torch.load ignores the checksums, so it would return wrong numbers without an error if the disk
+    has damaged the file. Test: test_weights_with_a_flipped_bit_are_refused.
     """
     for member in members:
         # 0: the writer has called torch.serialization.set_crc32_options(False), so that torch.save
@@ -184,12 +185,12 @@ def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo
 
 
 def _check_pickle(pickle: Any) -> int:
-    """Return the number of operations of a pickle, up to the first one that is damaged.
+    """Return the number of operations of a pickle. A damaged operation ends the count.
 
     A pickle is a little program: its operations make values, and put them together.
 
-    pickle: the bytes of a pickle, or an open file. Of a file, one pickle is read, and the position
-        of the file moves to the end of this pickle.
+    pickle: the bytes of a pickle, or an open file. If it is a file, one pickle is read, and the
+        position of the file is behind this pickle afterwards.
 
     Raises GrowingFile if the pickle names something that `_refuse_name` refuses.
     """
@@ -203,20 +204,22 @@ def _check_pickle(pickle: Any) -> int:
     except GrowingFile:
         raise
     except Exception:
-        # pickletools raises errors of any kind for bytes that are no pickle. torch stops there too,
-        # so the operations so far are all that count.
+        # pickletools raises errors of any kind for bytes that are no pickle. torch.load stops at
+        # the same byte, so only the operations before it count.
         return count
     return count
 
 
 def _refuse_name(name: str) -> None:
-    """Refuse a text of a pickle that names a function or codec by which a small file does harm.
+    """Refuse a text of a pickle with which a small file can take much memory or time.
 
-    A bytearray can be made with any size, and two codecs of Python (they write the names of web
-    sites) take very long for long texts. torch.load with weights_only=True allows all three. Test:
+    Such a text is the name of a function or of a codec. The function bytearray takes as much memory
+    as the pickle says. The codecs punycode and idna, which write the names of web sites, take very
+    long for long texts. torch.load with weights_only=True allows all three. Test:
     test_a_small_pickle_that_would_take_much_memory_or_time_is_refused.
     """
-    # The name alone, and as pickletools writes a module and a name, in Python 3 and in Python 2.
+    # The text may be only the name of the function, or "module name". Python 2 called the module
+    # __builtin__.
     if name in ("bytearray", "builtins bytearray", "__builtin__ bytearray"):
         raise GrowingFile("its pickle makes a bytearray, of as many bytes as a number in it says")
     if name.lower() in ("punycode", "idna"):
@@ -230,8 +233,8 @@ def _refuse_repetition(content: Any, most: int) -> None:
     """Refuse a value that contains more than `most` values, or that contains itself.
 
     E.g. a = [1] * 10; b = [a] * 10; c = [b] * 10 needs little memory, because b holds the same list
-    ten times. But a program that goes through c meets 1000 numbers, and ten times as many with each
-    further level. Test: test_nested_lists_with_too_many_leaves_are_refused.
+    ten times. But a program that goes through c meets 1000 numbers. A list d = [c] * 10 would give
+    it 10,000 numbers, and so on. Test: test_nested_lists_with_too_many_leaves_are_refused.
 
     most: largest number of values, where a value counts as often as it is met.
     """

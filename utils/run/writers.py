@@ -2,7 +2,8 @@
 
 * The history with its report (utils.run.history_writer) is written always,
 * TensorBoard and W&B, if the options ask for them (tensorboard_writer.py, wandb_writer.py),
-* further writers of the option `logging.writers`: classes in files utils/writer_<name>.py.
+* the user's own writers, which the option `logging.writers` names: classes in files
+  utils/writer_<name>.py.
 
 A writer has a method `scalars(values, step)`, and may have `image(tag, rgb, step)` and `close()`.
 docs/extending.md shows an example. Only rank 0 has writers. One process has one run at a time.
@@ -66,7 +67,9 @@ def build_writers(
         repeated_scalars = None
         if progress.validated < progress.step:
             # An earlier start may have recorded a validation of this step, and then died before its
-            # checkpoint was written. This start repeats the validation, so hide its entries.
+            # checkpoint was written. This start repeats the validation, so TensorBoard must hide
+            # the entries of this step. With them it hides the training scalars of the step, which
+            # are not repeated. So give the writer these scalars, to write them once more.
             repeated_scalars = history.training_scalars(folder, progress.step)
         writers.append(
             TensorBoardWriter(folder / "tb_logger", progress.step, options, repeated_scalars)
