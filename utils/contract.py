@@ -18,7 +18,7 @@ Classes that were written before lack it, so read it with `getattr` and a defaul
 
 Sizes: H and W are height and width of a frame, h and w of a spike plane. C is the number of
 colours, S the number of spike channels, s the scale, and K the number of sharp instants for each
-frame. "..." stands for any further dimensions.
+frame. "..." stands for any other dimensions.
 """
 
 import math
@@ -52,11 +52,12 @@ class InputSpec:
     scale: int = 1
     # 1 (grey), 3 (RGB) or more, without the noise map.
     image_channels: int = 3
-    # Whether a map of the noise level goes in as a further channel.
+    # Whether a map of the noise level goes in as an additional channel.
     noise_map: bool = False
     # S, the number of spike channels that go in. 0: the network needs no spikes.
     spike_channels: int = 0
-    # Whether the output frames lie between the input frames. Then exactly least_frames go in.
+    # Whether the output frames lie between the input frames. Then the network takes exactly
+    # `least_frames` frames.
     interpolates: bool = False
     # K, the number of sharp frames for each blurry frame. They come one after the other in the
     # channels, in the order of time. The middle one is compared with gt, so K is odd.
@@ -82,9 +83,9 @@ def input_spec(net: Any) -> InputSpec:
 
 
 def wanted_frames(count: int, only_middle: bool) -> range:
-    """Return the frames to restore of a clip: all, or the middle one alone.
+    """Return the numbers of the frames to restore: of all frames of a clip, or of the middle frame.
 
-    E.g. of 5 frames: range(0, 5), or range(2, 3) if only the middle one is wanted.
+    E.g. for a clip of 5 frames: range(0, 5), or range(2, 3) if only the middle frame is wanted.
 
     count: number of frames of the clip.
     """
@@ -150,7 +151,7 @@ class ClipReader(FrameReader, Protocol):
     def origin(self) -> dict[str, str]: ...
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        """Return a grey picture (H, W) of the sharp instant of a frame, from its spikes alone.
+        """Return a grey picture (H, W) of the sharp instant of a frame, made only from its spikes.
 
         Its values are at least 0, which is black. They grow with the brightness on a display, and
         have no fixed white: `utils.image.comparison` chooses it.

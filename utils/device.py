@@ -4,8 +4,8 @@ An accelerator is a GPU or NPU. Its *kind* is torch.device.type: "cuda" (NVIDIA 
 (Intel), "mps" (Apple), "npu" (Ascend) or "musa" (Moore Threads). The kind of the CPU is "cpu".
 
 Other modules ask this page which accelerator there is, how much memory it has, when its work is
-done, and which random generators it has. So they name no kind, and a new kind needs changes here
-alone. Only two things are elsewhere: what CUDA alone has (utils/dist/gpu.py), and which form of a
+done, and which random generators it has. So they name no kind, and only this page changes for a new
+kind. Two things are elsewhere: what only CUDA has (utils/dist/gpu.py), and which form of a
 computation runs on which kind (models/vrt/forms.py).
 
 What must stay: `kind`, `count`, `hiding_variable` and `is_cpu_wanted` start no accelerator. They
@@ -296,11 +296,12 @@ def forked_generators(device: torch.device) -> AbstractContextManager[None]:
     """Return a context that restores the default random generators at its end.
 
     What is drawn inside does not change what is drawn after the context, on the CPU and on the
-    device. The exception is "mps": there the context restores the generator of the CPU alone.
+    device. The exception is "mps": the context cannot restore its generator, and restores only the
+    generator of the CPU.
     """
-    # fork_rng always restores the generator of the CPU. It cannot restore the generator of mps.
+    # fork_rng restores the generator of the CPU, and the generators of the devices in its list.
     if device.type in ("cpu", "mps"):
-        # fork_rng wants the name of a kind. With an empty list of devices the name has no effect.
+        # fork_rng requires the name of a kind. With an empty list the name has no effect.
         return torch.random.fork_rng([], device_type="cuda")
     return torch.random.fork_rng([device], device_type=device.type)
 

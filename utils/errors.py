@@ -39,7 +39,9 @@ def address_of(path: object) -> str:
     Returns "" if the path names no released file.
     """
     for word, url in ADDRESSES.items():
-        if word in f"/{path}":  # words begin with "/" where they begin a name
+        # A word such as "/DAVIS" must begin the name of a file or folder. With the "/" in front of
+        # the path, it may also begin the first name.
+        if word in f"/{path}":
             return f"; download: {url}"
     return ""
 
@@ -65,8 +67,8 @@ def _written_out(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
 
 
-# `SpikeVRTError.__str__` prints the advice behind the 12 characters "  do        ". An advice of
-# several lines has these blanks in front of its second line and of all further ones.
+# `SpikeVRTError.__str__` prints the advice behind the 12 characters "  do        ". So whoever
+# writes an advice of several lines begins its second line, and each later one, with 12 blanks.
 INDENT_OF_DO = " " * 12
 
 
@@ -74,7 +76,7 @@ class SpikeVRTError(Exception):
     """An error in four parts: what is wrong, where, what was expected, what to do.
 
     A single string is accepted, because multiprocessing rebuilds an exception of a DataLoader
-    worker from its message alone.
+    worker only from its message.
     """
 
     exit_code = 1  # of a program that this error ends

@@ -52,8 +52,8 @@ def open_plain(path: str | Path) -> BinaryIO:
 def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
     """Open a file to read. Returns its descriptor, and its state (size, time of change, ...).
 
-    The caller closes the descriptor, and needs no further os.stat, which is slow on a network file
-    system. Raises OSError, also for a device or a pipe.
+    The caller closes the descriptor. It need not call os.stat, which is slow on a network file
+    system, because it has the state already. Raises OSError, also for a device or a pipe.
     """
     # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -63,7 +63,7 @@ def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
     os.close(descriptor)
     if stat.S_ISDIR(state.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    # 0: no error of the system has this number, so the text stands alone.
+    # 0: no error of the system has this number, so a message shows only this text.
     raise OSError(0, "it is a device or a pipe, not a file", str(path))
 
 

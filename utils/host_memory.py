@@ -5,7 +5,7 @@ shows both in files: /proc/meminfo for the host, and the files of control groups
 `host_memory` reads all of them and returns the memory that is fullest.
 
 What must stay: a missing or strange file is skipped, and never ends a run, because each system has
-other files. Free to change: further sources of a limit.
+other files. Free to change: another source of a limit may be added.
 
 Tests: tests/parts/utils/test_host_memory.py, with the files of a container and of an old Linux.
 """

@@ -1,7 +1,7 @@
 """Read JSON files of data: dataset.json, exposures, calibrations, the index of a clip cache.
 
-A file may come from anybody, so size and depth are limited before Python reads it. A limit may be
-raised if a true file needs more, but none may be left out.
+A file may come from anybody, so size and depth are limited before Python reads the file. A limit
+may be raised if a file of a user needs more, but no limit may be left out.
 
 Tests: tests/parts/data/test_data_json.py, tests/parts/data/test_small_hostile_files.py
 """
@@ -57,8 +57,9 @@ def _depth(text: str) -> int:
     """
     deepest = 0
     depth = 0
-    # Remove escaped backslashes and quotes. Then the quotes that are left begin and end the texts,
-    # so the pieces 0, 2, 4, ... stand outside of texts.
+    # Remove escaped backslashes and quotes. The quotes that are left begin and end the texts. So if
+    # the text is split at them, the pieces 0, 2, 4, ... stand outside of texts. E.g. {"a": [1]} has
+    # the pieces `{`, `a` and `: [1]}`.
     plain = text.replace("\\\\", "").replace('\\"', "")
     pieces = plain.split('"')
     for piece in pieces[::2]:

@@ -45,7 +45,7 @@ def best_effort(what: str, *errors: type[Exception]) -> Generator[None]:
     If writing fails, warn once and go on after the block. If it works again later, say so.
 
     what: what is written, for the warning. The same text means the same thing.
-    errors: further types of errors that do not end the run.
+    errors: additional types of errors that do not end the run.
     """
     try:
         yield
@@ -126,8 +126,8 @@ class _StdoutHandler(_ReportsOnceHandler, logging.StreamHandler):
     handler that kept the first sys.stdout would write across the bar.
     """
 
-    # `handler.stream` is always the present sys.stdout. StreamHandler sets it when it is made. The
-    # second function drops this value.
+    # `handler.stream` is always the present sys.stdout, which the first function returns. The
+    # constructor of StreamHandler assigns a stream. The second function ignores this assignment.
     stream = property(lambda self: sys.stdout, lambda self, value: None)
 
 

@@ -51,7 +51,7 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
 def remove_files(folder: Path, paths: Iterable[Path]) -> None:
     """Remove files below `folder`, and the folders below it that are empty then.
 
-    Paths that are no plain files below `folder` are left alone.
+    Paths that are no plain files below `folder` are not touched.
     """
     folders = set()
     for path in paths:

@@ -70,8 +70,8 @@ def peak_process_gb() -> float:
 def ask_for_signal_at_end_of_parent(number: int) -> None:
     """Ask the system to send a signal to this process when its parent process ends.
 
-    So this process does not outlive a parent that was killed. Only Linux has this. Elsewhere
-    nothing happens.
+    So this process does not outlive a parent that was killed. Only Linux takes such a request. On
+    other systems this function does nothing.
 
     number: number of the signal, e.g. signal.SIGKILL. 0 takes an earlier request back.
     """
@@ -79,8 +79,9 @@ def ask_for_signal_at_end_of_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-# Size of the largest array whose memory is kept, in bytes. Both values are set one after the other:
-# old versions of glibc refuse the second, and stay at the first.
+# Size of the largest array whose memory is kept, in bytes. Old versions of glibc refuse the second
+# value, which is larger. So both values are set, one after the other, and an old glibc stays at the
+# first value.
 LARGEST_KEPT_ARRAYS = (2**25, 2**26)
 # Largest amount of freed memory that is kept, in bytes.
 MOST_KEPT_MEMORY = 2**30
@@ -92,7 +93,7 @@ def keep_freed_memory() -> None:
     Otherwise glibc gives the memory of each large array back when the array is deleted. For the
     next array, the system has to find and clear each page anew, which takes time.
 
-    Only glibc has this. Elsewhere nothing happens.
+    Only glibc has the two settings. Without glibc this function does nothing.
     """
     if sys.platform != "linux":
         return

@@ -63,6 +63,7 @@ def read_jpeg(content: bytes) -> Header | None:
             # These markers have no length and no data.
             at += 2
         elif 0xC0 <= marker <= 0xCF and marker not in JPEG_NO_FRAME_HEADER:
+            # A frame header: the wanted segment.
             bits = content[at + 4]
             height = big_endian(content, at + 5, length=2)
             width = big_endian(content, at + 7, length=2)
@@ -144,6 +145,7 @@ def read_bmp(content: bytes) -> Header | None:
 
     A negative height says that the first row is the upper one.
     """
+    # The smallest BMP has 30 bytes: two headers of 14 and 12 bytes, and one row of 4 bytes.
     if len(content) < 30:
         return None
     header_size = little_endian(content, at=14, length=4)

@@ -1,7 +1,7 @@
 """What a picture file says of itself before its pixels: `Header`.
 
-The readers of the formats (png.py, jpeg.py, ...) make it. Programs look at it before they decode a
-picture, because a file of a few bytes may state a picture that fills the memory.
+The readers of the formats make it: formats.py, png.py and tiff.py. Programs look at it before they
+decode a picture, because a file of a few bytes may state a picture that fills the memory.
 """
 
 from dataclasses import dataclass

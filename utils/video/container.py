@@ -1,7 +1,7 @@
 """Open a film with FFmpeg's libraries (PyAV), within limits.
 
-A file may come from anybody, so `open_container` limits what FFmpeg may open and decode: films
-alone, no further file that a film names, and no frame that would take much memory.
+A file may come from anybody, so `open_container` limits what FFmpeg may open and decode: only
+films, no other file that a film names, and no frame that would take much memory.
 
 What must stay: these limits
 (test_a_small_film_of_huge_frames_is_refused_before_memory_is_taken). Free to change: a suffix or a
@@ -24,8 +24,8 @@ READABLE_SUFFIXES = (
     *WRITABLE_SUFFIXES, ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".vob", ".wmv", ".asf", ".flv",
     ".f4v", ".3gp", ".3g2", ".ogv", ".mxf", ".gif", ".apng", ".y4m",
 )  # fmt: skip
-# FFmpeg's names of the containers that are read. All others are refused: some of them name further
-# files, which FFmpeg would open as well, and some are no films.
+# FFmpeg's names of the containers that are read. All other containers are refused: some of them
+# name other files, which FFmpeg would open as well, and some are no films.
 CONTAINERS = (
     "mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "asf", "flv", "ogg", "mxf", "gif",
     "apng", "yuv4mpegpipe", "nut", "ivf", "obu", "h264", "hevc", "vvc", "m4v", "mjpeg", "dv",
@@ -42,7 +42,7 @@ FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
 def open_container(path: str, mode: str = "r", **options: Any) -> Any:
     """Open a film with PyAV. Returns a container of PyAV.
 
-    mode: "r" to read, "w" to write. options: further arguments of `av.open`.
+    mode: "r" to read, "w" to write. options: additional arguments of `av.open`.
 
     For reading, FFmpeg is limited. It takes only films: a list of other files (ffconcat) or a text
     is refused, whatever its name. It decodes no frame of more than MOST_PIXELS.

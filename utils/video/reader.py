@@ -46,7 +46,7 @@ class VideoReader:
     """The frames of a video, by number.
 
     num_frames: number of frames that can be decoded.
-    fps: mean number of frames a second.
+    fps: mean number of frames per second.
     times: seconds of each frame, rising.
     pixel_aspect: width over height of a pixel of the upright frame. 1 if the film does not say it.
 
@@ -73,12 +73,12 @@ class VideoReader:
         # The decoded frames from number `_next_index` on. None: the film was not opened yet.
         self._frames: Iterator[np.ndarray] | None = None
         self._next_index = 0
-        # Decoded frames by number. As long as the caller reads forwards, this is the last frame
-        # alone. After a step back it also has the frames before the last one, because the caller
-        # will ask for them next. E.g. after read(0), read(1) and read(5) it is {5: ...}, and
-        # `_next_index` is 6. Then read(4) decodes from the start again. With memory for 3 more
-        # frames it keeps the frames 1, 2, 3 and 4, so that read(3), read(2) and read(1) decode
-        # nothing.
+        # Decoded frames by number. As long as the caller reads forwards, only the frame that was
+        # read last is kept. After a step back, the frames before it are kept too, because the
+        # caller will ask for them next. E.g. after read(0), read(1) and read(5), `_kept` is
+        # {5: ...} and `_next_index` is 6. Then read(4) decodes from the start again. With memory
+        # for 3 more frames it keeps the frames 1, 2, 3 and 4, so that read(3), read(2) and read(1)
+        # decode nothing.
         self._kept: dict[int, np.ndarray] = {}
 
     def read(self, index: int) -> np.ndarray:
@@ -132,7 +132,7 @@ class VideoReader:
     def _as_data_error(self, what: str) -> Generator[None]:
         """Turn an error of FFmpeg or of the system in the block into a DataError about the film.
 
-        what: begin of the error's text, e.g. "not a video".
+        what: beginning of the error's text, e.g. "not a video".
         """
         try:
             yield
@@ -157,7 +157,7 @@ class _FilmFacts(NamedTuple):
     """What `VideoReader` must know of a film before it reads frames."""
 
     stamps: list[Fraction | None]  # seconds of each frame; None if the container has no time stamp
-    fps: Fraction  # mean number of frames a second
+    fps: Fraction  # mean number of frames per second
     pixel_aspect: Fraction  # width over height of a pixel of the upright frame
 
 
@@ -187,7 +187,7 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
     if first is None:
         raise OSError(0, "no frame can be decoded")
     _warn_of_hdr_or_interlaced(path, stream, is_interlaced)
-    # If neither the container nor the codec gives a rate, take 25 frames a second.
+    # If neither the container nor the codec gives a rate, take 25 frames per second.
     fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
     return _FilmFacts(stamps, fps, upright_aspect(stream, first))
 
@@ -214,8 +214,9 @@ def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
             yield np.ascontiguousarray(image)
 
 
-# A frame of at least this many pixels is decoded alone, because several of them would take much
-# memory. Smaller frames, e.g. 4K frames with 8.3 million pixels, are decoded several at a time.
+# If a frame has this number of pixels or more, FFmpeg decodes one frame at a time, because several
+# of these frames would take much memory. Of smaller frames, e.g. 4K frames with 8.3 million pixels,
+# it decodes several at a time.
 LARGE_FRAME_PIXELS = 2**24
 
 

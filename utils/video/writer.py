@@ -30,9 +30,10 @@ from utils.video.upright import SQUARE
 
 logger = logging.getLogger(__name__)
 
-# Films that state the start of each stream in a clock of the whole file (movie_timescale).
+# Suffixes of films that state the start of each stream in a clock of the whole file
+# (movie_timescale).
 MP4_SUFFIXES = (".mp4", ".mov", ".m4v")
-# The finest clock of a written film, in ticks a second. Finer time stamps are rounded to it.
+# The finest clock of a written film, in ticks per second. Finer time stamps are rounded to it.
 FINEST_CLOCK = 2**24
 # x264's constant rate factor: 0 is lossless, 18 counts as visually lossless.
 RATE_FACTOR = "10"
@@ -61,7 +62,7 @@ class VideoWriter(AbstractContextManager):
     ) -> None:
         """Prepare a video. The file is opened with the first frame, because its size is needed.
 
-        times: seconds at which each frame is shown. None: `fps` frames a second.
+        times: seconds at which each frame is shown. None: `fps` frames per second.
         chroma: "444" keeps the colour of every pixel. "420" keeps a quarter of the colours, plays
         everywhere, and needs even sizes: the last row or column of an odd size is repeated.
         pixel_aspect: width over height of a pixel, which players then show.
@@ -74,11 +75,11 @@ class VideoWriter(AbstractContextManager):
         # denominator would be a power of two, e.g. 2^48, which is no clock for a film.
         self._fps = Fraction(fps).limit_denominator(100_000)
         self._times = times
-        # A film has a clock, a number of ticks a second. Each time stamp is a whole number of
-        # ticks. E.g. times in 1/24 s and 1/25 s need 600 ticks a second, the least common multiple.
-        # At 30000 / 1001 frames a second a frame lasts 1001 / 30000 s, so 30000 ticks are needed.
-        # If more than FINEST_CLOCK ticks are needed, times are rounded to this clock in `write`.
-        # A coarser clock moves frames (test_every_frame_of_a_video_keeps_its_time).
+        # A film has a clock, a number of ticks per second. Each time stamp is a whole number of
+        # ticks. E.g. times in 1/24 s and 1/25 s need 600 ticks per second, the least common
+        # multiple. At 30000 / 1001 frames per second a frame lasts 1001 / 30000 s, so 30000 ticks
+        # are needed. If more than FINEST_CLOCK ticks are needed, times are rounded to this clock in
+        # `write`. A coarser clock moves frames (test_every_frame_of_a_video_keeps_its_time).
         instants = times or [1 / self._fps]
         denominators = [instant.denominator for instant in instants]
         self._ticks_a_second = min(math.lcm(*denominators), FINEST_CLOCK)
