@@ -1,7 +1,7 @@
-"""Read an option file in YAML, which may come from anybody.
+"""Read an option file in YAML.
 
-So its size, its aliases and its depth are limited, and no error quotes its text, which may hold a
-secret.
+The file may come from anybody, so its size, its aliases and its depth are limited. No error quotes
+the text of the file, because it may hold a secret.
 
 What must stay: the limits, because a YAML file of a few lines could fill the memory
 (tests/parts/utils/test_hostile_options.py), and that 4e-4 is read as a number
@@ -16,7 +16,8 @@ from typing import Any
 from utils.errors import OptionError
 from utils.options.key_lines import DEEPEST
 
-# Most bytes of a YAML file. PyYAML reads some 50 kB a second, so a larger file would seem to hang.
+# Most bytes of a YAML file. PyYAML reads about 50 kB per second, so the program would seem to hang
+# with a larger file.
 # The option files of S-VRT have less than a tenth of this size.
 MOST_YAML_BYTES = 2**16
 # Most values of a YAML file. A few lines with aliases can stand for billions of values, which would
@@ -95,6 +96,7 @@ def _loader_class(yaml: Any) -> Any:
     class Loader(yaml.SafeLoader):
         pass
 
+    # A sign or none, digits, perhaps a point and digits, then the exponent: "4e-4" or "-1.5E+3".
     number = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
     first_characters = list("+-0123456789")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, first_characters)
@@ -122,8 +124,10 @@ def _refuse_repetition(root: Any) -> None:
     An alias `*name` repeats the value `&name`. Ten lines, each with ten aliases of the line
     before, stand for 10**10 values. An alias within its own value stands for endlessly many values.
 
-    root: the root node of the file, or None. PyYAML puts the same node object at each alias. So
-        this walk visits a node once for each use, and not once for each line.
+    PyYAML puts the same node object at each alias. So this walk visits a node once for each use,
+    and not once for each line.
+
+    root: the root node of the file, or None
     """
     waiting = [(root, 0)]  # nodes to visit, each with its depth
     visits = 0

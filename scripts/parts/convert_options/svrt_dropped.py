@@ -13,10 +13,11 @@ from scripts.parts.convert_options.svrt_conversion import Conversion
 from utils.errors import OptionError
 from utils.options.secrets import KEY
 
-# Keys of S-VRT without a counterpart that are left out although no --drop names them. Each pattern
-# must match the whole key of an option or of a section. E.g. the first pattern matches
-# `use_swanlab` and `train.logfire`. The text is the reason, for the report. Add only keys that
-# change no result: a key that changes a result must be a problem, so that the user decides.
+# Keys of S-VRT without a counterpart that are left out although no --drop names them: pattern ->
+# the reason, for the report. A pattern must match the whole key of an option or of a section. E.g.
+# the first pattern matches `use_swanlab` and `train.logfire`, and the second pattern matches each
+# key with the name of a secret, as `logging.wandb_api_key`. Add only keys that change no result: a
+# key that changes a result must be a problem, so that the user decides.
 DROPPED_UNASKED = {
     r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": "reports go to TensorBoard and Weights & "
     "Biases; nothing is copied",
@@ -31,8 +32,8 @@ DROPPED_UNASKED = {
 def drop_without_counterpart(conversion: Conversion) -> None:
     """Leave out the options and sections that DROPPED_UNASKED names."""
     for key in list(conversion.values):  # a copy, because `drop` removes keys
-        # A pattern may match a section around the key. Then the whole section goes. `drop` does
-        # nothing for the other keys of this section, which are gone when their turn comes.
+        # A pattern may match a section around the key. Then `drop` removes the whole section. The
+        # other keys of this section come later in the loop, and then `drop` does nothing.
         for section_or_key in prefixes(key):
             why = _why_dropped(section_or_key)
             if why is not None:
@@ -40,7 +41,7 @@ def drop_without_counterpart(conversion: Conversion) -> None:
 
 
 def _why_dropped(section_or_key: str) -> str | None:
-    """Return the reason of DROPPED_UNASKED to leave out a section or key. None: it stays."""
+    """Return why a section or key is left out (DROPPED_UNASKED). Returns None if it stays."""
     for pattern, why in DROPPED_UNASKED.items():
         if re.fullmatch(pattern, section_or_key):
             return why

@@ -31,7 +31,7 @@ def convert_representation(conversion: Conversion, split: str) -> None:
         spike.center           44
 
     A file may have several of the three keys. `_joined_reconstruction` removes the keys and joins
-    what they say. If they contradict one another, it notes a problem.
+    their values. If the keys contradict one another, it notes a problem.
     """
     key = f"{split}.spike.reconstruction"
     other_key = f"{split}.spike_reconstruction"
@@ -43,35 +43,29 @@ def convert_representation(conversion: Conversion, split: str) -> None:
         conversion, given_keys, center_key=center_key, key_of_problems=key
     )
     channels = conversion.take(channels_key)
-    theirs = _with_defaults(section, channels)
+    reconstruction = _with_defaults(section, channels)
 
-    counterparts = _counterparts(theirs)
-    # A file may hold a list or a number in place of a name.
-    if not isinstance(theirs.kind, str) or theirs.kind not in counterparts:
+    counterpart = None
+    # A file may hold a list or a number in place of a name. It has no counterpart.
+    if isinstance(reconstruction.kind, str):
+        counterpart = _counterparts(reconstruction).get(reconstruction.kind)
+    if counterpart is None:
         conversion.problems[key] = Problem(
-            what=f"{theirs.kind!r} has no counterpart; only tfp, middle_tfp, tfi, raw_window and "
-            "encoding25 have one",
-            do=f"--drop {' '.join(given_keys)}, to write tfp with {theirs.bins} bins instead",
+            what=f"{reconstruction.kind!r} has no counterpart; only tfp, middle_tfp, tfi, "
+            "raw_window and encoding25 have one",
+            do=f"--drop {' '.join(given_keys)}, to write tfp with {reconstruction.bins} bins "
+            "instead",
         )
         return
-    counterpart = counterparts[theirs.kind]
 
-    for name in theirs.unknown:
+    for name in reconstruction.unknown:
         conversion.problems[f"{key}.{name}"] = Problem(
             what="unknown to this script",
             do=f"--drop {key}.{name}, if it may be left out",
         )
     _compare_channels(conversion, channels_key, channels, counterpart)
-
-    # The report names `key`, also if the file has the other key or none of the three.
-    new_key = f"{split}.spike.representation"
-    conversion.set_ours(new_key, counterpart.representation, old=key)
-    if counterpart.difference:
-        conversion.differences[key] = counterpart.difference
-    if theirs.center is not None and theirs.kind == "middle_tfp":
-        conversion.set_ours(f"{split}.spike.center", theirs.center, old=center_key)
-    elif theirs.center is not None:
-        conversion.dropped[center_key] = f"only middle_tfp uses it, not {theirs.kind}"
+    _set_representation(conversion, split, counterpart)
+    _set_center(conversion, split, reconstruction)
 
 
 # ---- The representation of S-VRT --------------------------------------------------------------
@@ -94,20 +88,20 @@ class Reconstruction(NamedTuple):
 def _with_defaults(section: dict[str, Any], channels: Any) -> Reconstruction:
     """Return a section of S-VRT with the values that S-VRT takes if a key is missing.
 
-    They are TFP of 20 planes on each side, 4 bins, and a window of 21 planes
-    (docs/coming_from.md).
+    S-VRT then takes the type "spikecv_tfp", 20 planes on each side, 4 bins, and for raw a window of
+    21 planes.
 
     channels: the value of `spike_channels`, or None
     """
-    unknown = dict(section)  # each `pop` takes out a parameter that is known
+    unknown = dict(section)  # each `pop` below takes out a known parameter
     kind = unknown.pop("type", "spikecv_tfp")
     center = unknown.pop("middle_tfp_center", None)
     # S-VRT has two names for the planes on each side. If a file has both, `half_win_length` counts.
-    usual_half_window = unknown.pop("half_window", 20)
-    half_window = unknown.pop("half_win_length", usual_half_window)
+    half_window = unknown.pop("half_window", 20)
+    half_window = unknown.pop("half_win_length", half_window)
     # Without num_bins, S-VRT makes as many bins as spike_channels says.
-    usual_bins = channels if channels else 4
-    bins = unknown.pop("num_bins", usual_bins)
+    bins_without_num_bins = channels if channels else 4
+    bins = unknown.pop("num_bins", bins_without_num_bins)
     window = unknown.pop("window", 21)
     return Reconstruction(kind, center, half_window, bins, window, list(unknown))
 
@@ -115,14 +109,14 @@ def _with_defaults(section: dict[str, Any], channels: Any) -> Reconstruction:
 def _joined_reconstruction(
     conversion: Conversion, given_keys: list[str], center_key: str, key_of_problems: str
 ) -> dict[str, Any]:
-    """Remove the keys `given_keys` and return what they say, as one section of S-VRT.
+    """Take `given_keys` out of the user's options. Return their values as one section of S-VRT.
 
     E.g. `spike_reconstruction` "middle_tfp" and `middle_tfp_center` 44 -> {"type": "middle_tfp",
     "middle_tfp_center": 44}. If two keys give one parameter different values, e.g. the types "tfp"
     and "tfi", the first value stays and a problem is noted.
 
     center_key: the key that holds the center, the number of the plane in the middle. Each other key
-        holds a section, or the type alone.
+        holds a section, or only the type.
     key_of_problems: the key that a problem names, e.g. `datasets.train.spike.reconstruction`
     """
     joined: dict[str, Any] = {}
@@ -139,8 +133,9 @@ def _joined_reconstruction(
                 continue
             first = joined.setdefault(name, value)  # the value of the first key that has this name
             if first != value:
-                both_keys = f"{given_key}, {key_of_problems}.{name}"  # they contradict each other
-                conversion.problems[both_keys] = Problem(
+                # The error names both keys, because they contradict each other.
+                place = f"{given_key}, {key_of_problems}.{name}"
+                conversion.problems[place] = Problem(
                     what=f"{value!r} and {first!r} are given", do=f"--drop {given_key}"
                 )
     return joined
@@ -151,13 +146,13 @@ def _joined_reconstruction(
 # How the channels of S-VRT differ from ours, for the report.
 # test_the_rounding_of_s_vrt_lowers_a_channel_by_0_002_on_average measures these numbers.
 ROUNDED = (
-    "S-VRT rounds it down to a multiple of 1/255: ours, in [0, 1], is 0.002 higher on "
-    "average, at most 0.004"
+    "S-VRT rounds a channel down to a multiple of 1/255: our channel, in [0, 1], is 0.002 "
+    "higher on average, at most 0.004"
 )
 # Here h is `half_window`, the number of planes on each side.
 STRETCHED = (
     "S-VRT averages 2 h planes and stretches each frame to [0, 1] by its minimum and maximum, "
-    "which loses the brightness; here it is the mean of 2 h + 1 planes as it is"
+    "which loses the brightness; our channel is the mean of 2 h + 1 planes, not stretched"
 )
 
 
@@ -169,7 +164,7 @@ class Counterpart(NamedTuple):
     difference: str  # how its channels differ from the channels of S-VRT, or ""
 
 
-def _counterparts(theirs: Reconstruction) -> dict[str, Counterpart]:
+def _counterparts(reconstruction: Reconstruction) -> dict[str, Counterpart]:
     """Return the counterpart of each representation of S-VRT: {its name in S-VRT: counterpart}.
 
     Each name is a way to turn spike planes into channels (data/spike/represent.py):
@@ -182,9 +177,9 @@ def _counterparts(theirs: Reconstruction) -> dict[str, Counterpart]:
     A new name of S-VRT needs only an entry here, and a case of
     test_each_other_representation_of_s_vrt_becomes_one_of_ours.
     """
-    half_window = theirs.half_window
-    bins = theirs.bins
-    window = theirs.window
+    half_window = reconstruction.half_window
+    bins = reconstruction.bins
+    window = reconstruction.window
     tfp = {"type": "tfp", "half_window": half_window}
     tfp_of_bins = Counterpart({**tfp, "num_bins": bins}, channels=bins, difference=ROUNDED)
     middle_tfp = Counterpart(tfp, channels=1, difference=f"{STRETCHED}, h = {half_window}")
@@ -204,6 +199,30 @@ def _counterparts(theirs: Reconstruction) -> dict[str, Counterpart]:
         "middle_tfp": middle_tfp,
         "encoding25": encoding25,
     }
+
+
+def _set_representation(conversion: Conversion, split: str, counterpart: Counterpart) -> None:
+    """Set `spike.representation`, and report how its channels differ from the channels of S-VRT.
+
+    The report always names the key `spike.reconstruction` of S-VRT, even if the file has
+    `spike_reconstruction` in its place, or neither of the two.
+    """
+    reported_key = f"{split}.spike.reconstruction"
+    new_key = f"{split}.spike.representation"
+    conversion.set_ours(new_key, counterpart.representation, old=reported_key)
+    if counterpart.difference:
+        conversion.differences[reported_key] = counterpart.difference
+
+
+def _set_center(conversion: Conversion, split: str, reconstruction: Reconstruction) -> None:
+    """Set `spike.center` for "middle_tfp". Otherwise report that the center is left out."""
+    if reconstruction.center is None:
+        return
+    center_key = f"{split}.middle_tfp_center"
+    if reconstruction.kind == "middle_tfp":
+        conversion.set_ours(f"{split}.spike.center", reconstruction.center, old=center_key)
+    else:
+        conversion.dropped[center_key] = f"only middle_tfp uses it, not {reconstruction.kind}"
 
 
 def _compare_channels(

@@ -34,7 +34,7 @@ def convert_spikes(conversion: Conversion, split: str, spike_size: list[int] | N
     # Imported here, so that --help does not wait for this slow import.
     from data.cameras.dataset_info import DatasetInfo, load_info
 
-    # What the dataset.json in the folder of the spikes says. Without a folder it says nothing.
+    # What the dataset.json in the folder of the spikes says. Nothing, if the file names no folder.
     root = conversion.values.get(f"{split}.dataroot_spike")
     info = load_info(root) if isinstance(root, str) else DatasetInfo()
 
@@ -61,7 +61,7 @@ def convert_spike_size(
     spike = f"{split}.spike"
     height = conversion.take(f"{spike}_h")
     width = conversion.take(f"{spike}_w")
-    size_of_file = f"the file says {height} x {width}"  # the option file of S-VRT
+    said_by_file = f"the file says {height} x {width}"  # the option file of S-VRT
     report_key = f"{spike}_h, spike_w"
 
     conversion.values[f"{spike}.type"] = "dat"
@@ -70,18 +70,18 @@ def convert_spike_size(
     elif info.h:
         # Our options h and w stay unset. Then our reader takes the size of dataset.json.
         conversion.renamed[report_key] = (
-            f"{spike}.h, w = the size in dataset.json, {info.h} x {info.w}; {size_of_file}"
+            f"{spike}.h, w = the size in dataset.json, {info.h} x {info.w}; {said_by_file}"
         )
         return
     else:
         size = [height, width]
         conversion.differences[report_key] = (
-            f"{size_of_file}; S-VRT's published 250 x 400 contradicts its data, 360 x 640: give "
+            f"{said_by_file}; S-VRT's published 250 x 400 contradicts its data, 360 x 640: give "
             "--spike-size H W"
         )
     conversion.values[f"{spike}.h"] = size[0]
     conversion.values[f"{spike}.w"] = size[1]
-    conversion.renamed[report_key] = f"{spike}.h, w = {size}; {size_of_file}"
+    conversion.renamed[report_key] = f"{spike}.h, w = {size}; {said_by_file}"
 
 
 def convert_spike_brightness(conversion: Conversion, split: str, info: Any) -> None:
