@@ -1,6 +1,9 @@
 """Find where the docstring of a part explains its keys, e.g. "height, width: in pixels".
 
-A key without a description of its own is explained there.
+The document of the options has this text for a key that has no description of its own.
+
+    key list        the names before a colon, e.g. "height, width: "
+    note            the text after the colon, up to the next key list
 
 What must stay: docstrings all over the project have this form, so another form here would leave
 keys unexplained. tests/parts/utils/test_option_files.py compares the written documents.
@@ -12,54 +15,62 @@ import re
 from utils.options.registry import Registry
 from utils.options.section import Section
 
-# Where a docstring begins to explain keys, at the start of a sentence: "height, width: ...".
-_SENTENCE_BEGIN = r"(?:^|(?<=[.;)] ))"  # the start of the text, or a place after ". ", "; " or ") "
-_NAMES = r"\w+(?:, \w+)*"  # words with commas between them, e.g. "height, width"
-# E.g. it finds "height, width: " in "A plane. height, width: in pixels."
-KEYS_IN_TEXT = re.compile(rf"{_SENTENCE_BEGIN}(?P<names>{_NAMES}): ")
+# A list of words before a colon. E.g. it finds "height, width: " in "A plane. height, width: in
+# pixels." In this form of an expression, spaces do not count, and [ ] stands for a space.
+WORDS_BEFORE_COLON = re.compile(
+    r"""
+    (?: ^ | (?<= [.;)] [ ] ) )       # at the start of the text, or after ". ", "; " or ") "
+    (?P<words> \w+ (?: ,[ ] \w+ )* ) # words with commas between them, e.g. "height, width"
+    :[ ]
+    """,
+    re.VERBOSE,
+)
 
 
-def marks_of(text: str, model: type[Section]) -> list[re.Match[str]]:
-    """Return the places where a docstring explains keys of the model, e.g. "height, width: "."""
-    marks = []
-    for mark in KEYS_IN_TEXT.finditer(text):
-        names = mark["names"].split(", ")
-        if all(name in model.model_fields for name in names):
-            marks.append(mark)
-    return marks
+def key_lists_in(text: str, model: type[Section]) -> list[re.Match[str]]:
+    """Return the lists of keys of the model in a docstring, e.g. the match of "height, width: ".
+
+    Other words before a colon, e.g. "Note: ", are left out.
+    """
+    key_lists = []
+    for match in WORDS_BEFORE_COLON.finditer(text):
+        words = match["words"].split(", ")
+        if all(word in model.model_fields for word in words):
+            key_lists.append(match)
+    return key_lists
 
 
 def notes_on_keys(text: str, model: type[Section]) -> dict[str, str]:
-    """Return key -> what a docstring says of it.
+    """Return key -> its note in a docstring.
 
     E.g. "height, width: of a plane. rate: at full light." -> {"height": "of a plane.", "width":
     "of a plane.", "rate": "at full light."}
     """
     text = " ".join(text.split())
-    marks = marks_of(text, model)
+    key_lists = key_lists_in(text, model)
+    # A note ends where the next list of keys begins. The last note ends with the text.
+    ends_of_notes = [key_list.start() for key_list in key_lists[1:]] + [len(text)]
     notes: dict[str, str] = {}
-    for mark_index, mark in enumerate(marks):
-        # The note goes on up to the next mark, or to the end of the text.
-        is_last = mark_index + 1 == len(marks)
-        end = len(text) if is_last else marks[mark_index + 1].start()
-        note = text[mark.end() : end].strip(" ;")
-        for key in mark["names"].split(", "):
+    for key_list, end in zip(key_lists, ends_of_notes, strict=False):
+        note = text[key_list.end() : end].strip(" ;")
+        for key in key_list["words"].split(", "):
             # A docstring may explain a key at two places. Both notes count.
             earlier_note = notes.get(key, "")
             notes[key] = f"{earlier_note} {note}".strip()
     return notes
 
 
-def to_read(registry: Registry, name: str) -> str:
-    """Return the docstring of a part for the page: first paragraph, and paragraphs about keys.
+def text_for_users(registry: Registry, name: str) -> str:
+    """Return the paragraphs of a part's docstring that the document of the options shows.
 
-    The other paragraphs are for readers of the code.
+    These are the first paragraph, and each paragraph that begins with keys. The other paragraphs
+    are for readers of the code.
     """
     model = registry.model(name)
     first, *others = (inspect.getdoc(model.constructor) or "").split("\n\n")
     chosen = [first]
-    for text in others:
-        marks = marks_of(text, model)
-        if marks and marks[0].start() == 0:  # it begins with keys
-            chosen.append(text)
+    for paragraph in others:
+        key_lists = key_lists_in(paragraph, model)
+        if key_lists and key_lists[0].start() == 0:  # the paragraph begins with keys
+            chosen.append(paragraph)
     return "\n\n".join(chosen)

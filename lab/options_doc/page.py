@@ -16,7 +16,7 @@ from collections.abc import Callable
 import jinja2
 from pydantic.fields import FieldInfo
 
-from lab.options_doc.docstrings import to_read
+from lab.options_doc.docstrings import text_for_users
 from lab.options_doc.parts import MARK, PARTS
 from lab.tools import ROOT
 from utils.options.loader_options import LoaderOptions
@@ -29,13 +29,14 @@ CHINESE = json.loads((ROOT / "docs/zh/options.json").read_text(encoding="utf-8")
 
 
 def make_page(translations: dict[str, str] | None = None) -> str:
-    """Return docs/options.md, in English or translated.
+    """Return the page docs/options.md, in English or translated.
 
     Ends the program if a translation is missing, or is not used any more.
 
     translations: English paragraph in one line -> its translation. None makes the English page.
     """
-    texts: dict[str, str] = {}  # each paragraph that the page has -> where it is, for the message
+    # Each paragraph of the page -> its place on the page, for the message. `translate` fills it.
+    texts: dict[str, str] = {}
 
     def translate(text: str, where: str) -> str:
         """Return a text translated, paragraph by paragraph. On the English page it stays.
@@ -79,7 +80,7 @@ def _filled_template(translate: Callable[[str, str], str], *, is_english: bool) 
         link_to_other_language = "[English](../options.md)"
     # The names that the template uses: first values, then functions that it calls.
     return pages.get_template("options.md.jinja").render(
-        other=link_to_other_language,
+        link_to_other_language=link_to_other_language,
         mark=MARK,  # "Written by lab/make_options_doc.py; ..."
         options=Options,  # the whole option file
         loader=LoaderOptions,  # the keys of the loader, which every dataset has
@@ -88,8 +89,8 @@ def _filled_template(translate: Callable[[str, str], str], *, is_english: bool) 
         dumps=json.dumps,  # default value -> JSON
         string=str,  # default value that JSON cannot write, e.g. a path -> text
         key_rows=key_rows,  # registry -> keys with a description
-        own_keys=own_keys,  # registry, name of a part -> keys that only this part explains
-        to_read=to_read,  # registry, name of a part -> what its docstring says
+        own_keys=own_keys,  # registry, name of a part -> keys that the page lists with this part
+        text_for_users=text_for_users,  # registry, name of a part -> text of its docstring
         is_section=_is_section,  # type of a field -> whether it is a section
     )
 

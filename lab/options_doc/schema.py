@@ -216,7 +216,7 @@ def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "
 def schema_of_nested_part(registry: Registry, field: FieldInfo, shared: Schema) -> Schema:
     """Return the schema of a key that names a part, e.g. `fusion`.
 
-    The value is an object, or the name of a part alone. It may be null if this is the default.
+    The value is an object, or only the name of a part. It may be null if null is the default.
     """
     name = registry.kind.replace(" ", "_")
     section = shared_reference(name, part_of(registry, registry.names(), shared), shared)
