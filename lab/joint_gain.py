@@ -22,9 +22,9 @@ The program writes the scores of each condition to <out>/<way>_<part>_<condition
 is the last way, and prints a table. docs/benchmarks/quality.md has the figures.
 
 What must stay: the names of the written files, and what a clip is made from. Clips and frames that
-are there are used again, even if this file would make other clips now. Free to change: the table,
-which is all that tests/parts/house/test_joint_gain.py tests. Free to add: a way, a part or a
-condition.
+are already in <out> are used again, even if this file would make other clips now. Free to change:
+the table. tests/parts/house/test_joint_gain.py tests only the table. Free to add: a way, a part or
+a condition.
 """
 
 import argparse
@@ -47,8 +47,8 @@ from lab.tools import ROOT, environment
 from scripts.make_sample_data import RGB, SPIKES
 from utils.results import markdown_table, read_json
 
-# Way -> its flags of main_test_vrt.py. A way is a column of the table, in this order. The table has
-# the gains of the last way over BASE.
+# Way -> its flags of main_test_vrt.py. A way is a column of the table, in this order. The table
+# shows how much better the last way is than BASE.
 OPERATOR_WEIGHTS = str(ROOT / "weights/operator.pth")
 BASE = "operator"
 WAYS = {
@@ -78,9 +78,10 @@ PARTS = {
     "seven_others": Part(VIDEOS["choose"] + VIDEOS["report"], clips=2, frames=4, average=7),
     "photos": Part((), clips=2, frames=3),
 }
-# Condition -> value of --rig. The name of any other condition is the value of --rig itself. The
-# joint solution assumes that a blurry frame is the mean of light, and that light = (display
-# value)^2.2. The frames of these conditions break the first or the second assumption.
+# Condition -> value of --rig of scripts/prepare_gopro_spike.py. Every other condition has the name
+# of a rig, so its name is the value. --method joint assumes that a blurry frame is the mean of
+# light, and that light = (display value)^2.2. "means" breaks the first assumption, "curve" the
+# second.
 FALSE_FRAMES = {"means": "ideal,sum_gamma=2.2", "curve": "ideal,gamma=1.8,contrast=0.3"}
 
 
@@ -104,11 +105,11 @@ ScoresOfWays = Mapping[str, Mapping[str, Scores]]
 def main(argv: Sequence[str]) -> int:
     """Make the clips, restore them in each way, write the scores, and print the table.
 
-    Returns the exit code, which is 0. An error ends the program before.
+    Returns the exit code 0. An error ends the program earlier.
     """
     args = read_arguments(argv)
     out = (args.out or ROOT / "experiments/joint_gain").resolve()
-    # The operator always restores the clips, too, because the table has gains over the operator.
+    # Add the operator, because the table compares the last way with it.
     names = {BASE, *args.ways}
     ways = {way: flags for way, flags in WAYS.items() if way in names}
     if args.formulas:
@@ -125,8 +126,9 @@ def main(argv: Sequence[str]) -> int:
             scores[way] = scores_of(clips, flags, results=results, out=out)
         scores_of_conditions[condition] = scores
 
-        # A file for each condition, so that a stop loses one condition at most. The first word of
-        # the last way and the name of the folder make its name, e.g. motion_report_rig.json.
+        # Write a file for each condition, so that a stop loses the scores of one condition at most.
+        # Its name has the first word of the last way and the name of the folder of the clips, e.g.
+        # motion_report_rig.json.
         first_word = last_way.split()[0]
         file = out / f"{first_word}_{clips.name}.json"
         write_scores(file, args.part, condition, scores)
@@ -178,12 +180,12 @@ def write_scores(file: Path, part: str, condition: str, scores_of_ways: ScoresOf
 
 
 def linked_sources(videos: Path, folder: Path, part: str) -> Path:
-    """Make a folder with links to the videos or photographs of a part. Return the folder.
+    """Link the videos or photographs of a part into `folder`. Return `folder`.
 
     Ends the program if a video is missing.
 
     videos: folder with the files <name>.<any ending>. It is not used for the photographs, which are
-    in installed packages. folder: where the links are made.
+        in installed packages.
     """
     if part == "photos":
         files = photographs()
@@ -196,16 +198,20 @@ def linked_sources(videos: Path, folder: Path, part: str) -> Path:
 def made_clips(out: Path, part: str, condition: str, sources: Path) -> Path:
     """Make the clips of a condition, as lab/quality.py makes its clips. Return their folder.
 
-    prepare_gopro_spike.py keeps clips that are there. sources: folder of `linked_sources`.
+    Clips that are already there are kept.
+
+    sources: folder of `linked_sources`
     """
+    rig = FALSE_FRAMES.get(condition, condition)  # most conditions have the name of a rig
+    what_to_make = PARTS[part]
     return make_clips(
         out,
         name=f"{part}_{condition}",
         source=sources,
-        rig=FALSE_FRAMES.get(condition, condition),
-        clips=PARTS[part].clips,
-        frames=PARTS[part].frames,
-        average=PARTS[part].average,
+        rig=rig,
+        clips=what_to_make.clips,
+        frames=what_to_make.frames,
+        average=what_to_make.average,
     )
 
 
@@ -215,10 +221,10 @@ def scores_of(folder: Path, flags: Sequence[str], results: Path, out: Path) -> d
     folder: folder of the clips.
     flags: flags of main_test_vrt.py for this way.
     results: folder to which the frames are written.
-    out: folder of the log, which is <out>/logs/<name of the folder of the clips>.txt.
+    out: the log is <out>/logs/<name of the folder of the clips>.txt.
     """
-    # Input and sharp frames lie in one folder: <clip>/blur and <clip>/sharp. So --input and --gt
-    # are the same.
+    # `make_clips` puts all clips into "train", also clips for a test. The blurry and the sharp
+    # frames lie there in <clip>/blur and <clip>/sharp, so --input and --gt are the same folder.
     frames = folder / RGB / "train"
     call(
         "main_test_vrt.py",
@@ -259,25 +265,27 @@ def scores_of(folder: Path, flags: Sequence[str], results: Path, out: Path) -> d
 def table_of(scores_of_conditions: Mapping[str, ScoresOfWays]) -> str:
     """Return the table in Markdown, one row for each condition.
 
-    It has the gains of the last way over the operator.
+    The table shows how much better the last way is than the operator, in dB.
 
     scores_of_conditions: condition -> scores of its ways. All conditions have the same ways.
     """
     rows = [row_of(condition, scores) for condition, scores in scores_of_conditions.items()]
-    columns = list(rows[0])  # all rows have the same
+    columns = list(rows[0])  # the same in all rows
     return markdown_table([list(row.values()) for row in rows], columns)
 
 
 def row_of(condition: str, scores: ScoresOfWays) -> dict[str, str]:
     """Return the row of a condition: name of a column -> cell.
 
+    The gains are the gains of the last way over the operator.
+
     E.g. {"": "dim", "blurry": "20.00", "operator": "25.00", ..., "motion": "26.17",
     "gain over operator": "+1.17 ± 4.36", ..., "worst clip": "-0.50 (park_00)", ...}
     """
     base = scores[BASE]
-    last = list(scores.values())[-1]
-    # The name of the condition, and the means over the clips: of the blurry frames, and of each
-    # way.
+    last_way = list(scores)[-1]
+    measured = scores[last_way]
+    # The name of the condition, the mean score of the blurry frames, and the mean of each way.
     blurry = statistics.fmean(of_clip.blurry for of_clip in base.values())
     row = {"": condition, "blurry": f"{blurry:.2f}"}
     for way, clips in scores.items():
@@ -285,22 +293,22 @@ def row_of(condition: str, scores: ScoresOfWays) -> dict[str, str]:
         row[way] = f"{psnr:.2f}"
 
     # The mean gain with its confidence interval, and the mean gain at moving pixels.
-    psnr_of_last = {clip: of_clip.psnr for clip, of_clip in last.items()}
+    psnr_of_measured = {clip: of_clip.psnr for clip, of_clip in measured.items()}
     psnr_of_base = {clip: of_clip.psnr for clip, of_clip in base.items()}
-    row["gain over operator"] = table_cell(difference(psnr_of_last, psnr_of_base), sign="+")
-    gains_of_moving = [last[clip].moving - base[clip].moving for clip in last]
+    row["gain over operator"] = table_cell(difference(psnr_of_measured, psnr_of_base), sign="+")
+    gains_of_moving = [measured[clip].moving - base[clip].moving for clip in measured]
     row["moving pixels"] = f"{statistics.fmean(gains_of_moving):+.2f}"
 
     # The clip that gains least. Of equal gains, `min` takes the first name.
-    gains = [(psnr_of_last[clip] - psnr_of_base[clip], clip) for clip in last]
+    gains = [(psnr_of_measured[clip] - psnr_of_base[clip], clip) for clip in measured]
     least_gain, worst_clip = min(gains)
     row["worst clip"] = f"{least_gain:+.2f} ({worst_clip})"
 
     # The median time of the clips that this call restored. The time is None if an earlier call
     # restored the clip. To measure the time of all clips, delete <out>/tests first.
-    seconds = [of_clip.s_per_frame for of_clip in last.values()]
-    measured = [time_s for time_s in seconds if time_s is not None]
-    row["s/frame"] = f"{statistics.median(measured):.2f}" if measured else "unknown"
+    times = [of_clip.s_per_frame for of_clip in measured.values()]
+    known_times = [time_s for time_s in times if time_s is not None]
+    row["s/frame"] = f"{statistics.median(known_times):.2f}" if known_times else "unknown"
     return row
 
 

@@ -8,11 +8,11 @@ A method is an option file (a network with its fusion), trained for a number of 
 that needs no training. The suite says what the methods are trained and tested on:
 
     sample   the made scenes of `make sample`; a smoke test
-    real     training: seven real videos, photographs and made scenes, most with random rigs. A rig
-             is a pair of simulated cameras.
-             test: two other videos (the part "report"), once for each condition, i.e. with each
-             named rig of data/cameras/rig_values.py.
-             Two more videos (--part choose) are for choosing between methods.
+    real     eleven videos. Seven of them are for training, together with photographs and the made
+             scenes. Two (--part choose) are for choosing between methods, and two (--part report,
+             the default) for the reported results. Each test video is used once for each condition.
+             A condition is the rig of the test clips: a pair of simulated cameras, which has a name
+             in data/cameras/rig_values.py.
 
 The program works in this order. The parts are modules of lab/quality_suite/:
 
@@ -21,13 +21,14 @@ The program works in this order. The parts are modules of lab/quality_suite/:
     runs       train_and_test          a method and a seed  -> results/<run>_<part>.json
     tables     tables                  all results          -> table_<part>.md
 
-If the program is stopped, repeat the command: it goes on where it stopped. A finished run is
+If the program is stopped, repeat the command: it resumes where it stopped. A finished run is
 repeated only if its options have changed. The runs in docs/benchmarks/quality count as finished.
 docs/benchmarks/quality.md has the figures.
 
 What must stay: the lists in quality_suite/sources.py and quality_suite/sets.py, because finished
-results are valid only for them, and the division of the videos: nothing may be trained on the
-videos "choose" and "report". Free to add: a method (an option file), or a formula (FORMULAS).
+results are valid only for these lists. Never train on the videos of the parts "choose" and
+"report". Free to add: a method (an option file), or a formula (a value of --method of
+main_test_vrt.py, in FORMULAS).
 tests/parts/house/test_quality_command.py, a slow test, runs this program on the suite `sample`.
 """
 
@@ -54,7 +55,7 @@ FORMULAS = ("tfp", "tfi", "exposure")
 def main(argv: list[str]) -> int:
     """Make the data, train and test what is not finished, and print the tables.
 
-    Returns the exit code 0. An error ends the program before, with a message.
+    Returns the exit code 0. An error ends the program earlier, with a message.
     """
     args = parse(argv)
     out = args.out
@@ -63,6 +64,7 @@ def main(argv: list[str]) -> int:
         data = make_real(out, args.videos, args.part, args.conditions)
     else:
         data = make_made(out)
+    # All files of --opt, also those that --only does not train: the tables show their results.
     methods = []
     for steps in args.steps:
         for file in args.opt:

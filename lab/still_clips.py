@@ -22,7 +22,7 @@ compared. tests/parts/house/test_still_clips.py notices if a still clip is blurr
 sharp, the disc stands still, or the background behind the disc moves. It does not notice another
 length of a motion or another SHARP_PLANE. Free to add: photographs, lights and motions. No test
 calls the whole program. But tests/stories/test_motion_weights.py restores made scenes of the same
-kinds: still, moved a little, in good and in dim light.
+kinds: they stand still or move a little, in good and in dim light.
 """
 
 import argparse
@@ -62,7 +62,7 @@ PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png")
 # Name -> spikes per plane at full light. In an exposure, a pixel of median light has 5 to 14 spikes
 # in the light "good", and about one spike in the light "a twelfth".
 LIGHTS = {"good": 0.6, "a third": 0.2, "a twelfth": 0.05}
-# Radius in pixels of the disc that moves before a still background.
+# Radius in pixels of the disc that moves in front of a still background.
 DISC_RADIUS = 24
 # Motion -> RGB pixels by which the picture moves to the left in an exposure. It moves half as far
 # upwards. So the distance is sqrt(1 + 1/4) = 1.12 times as long: 2.0 and 4.0 pixels.
@@ -128,7 +128,7 @@ def make_clips(folder: Path, rate: float) -> None:
         "format": 1,
         "h": HEIGHT // BINS,
         "w": WIDTH // BINS,
-        "flip": True,  # as `write_spikes` writes the rows
+        "flip": True,  # `write_spikes` writes the last row first
         "planes": PLANES,
         "gt_plane": SHARP_PLANE,
         "rate": rate,
@@ -140,7 +140,8 @@ def make_clips(folder: Path, rate: float) -> None:
 def in_motion(picture: np.ndarray, pixels: float) -> Scene:
     """Return a scene in which a picture (H, W, 3) moves to the left and upwards.
 
-    pixels: how far it moves to the left in an exposure, in RGB pixels.
+    pixels: how far it moves to the left in an exposure, in RGB pixels. It moves half as far
+        upwards.
     """
 
     def light_at(time: float) -> np.ndarray:
@@ -156,7 +157,9 @@ def in_motion(picture: np.ndarray, pixels: float) -> Scene:
 
 
 def with_disc(picture: np.ndarray, other: np.ndarray) -> Scene:
-    """Return a scene in which a picture stands still, and a disc moves to the right before it.
+    """Return a scene in which a picture stands still, and a disc moves in front of it.
+
+    The disc moves to the right by DISC_SHIFT pixels in an exposure.
 
     other: the picture that the disc shows.
     """
@@ -174,8 +177,10 @@ def with_disc(picture: np.ndarray, other: np.ndarray) -> Scene:
         shift = DISC_SHIFT * (time - middle) / PLANES
         # The distance of each pixel from the middle of the disc, (HEIGHT, WIDTH).
         distance = np.hypot(rows - HEIGHT / 2, columns - WIDTH / 2 - shift)
-        # The share of the disc in each pixel: 1 within it, 0 outside, and between on its edge.
-        share = np.clip(DISC_RADIUS - distance + 0.5, 0, 1)[..., None].astype(np.float32)
+        # The share of the disc in each pixel: 1 within the disc, 0 outside, and 0.5 if the edge
+        # goes through the middle of the pixel.
+        depth_in_disc = DISC_RADIUS - distance  # 0 on the edge
+        share = np.clip(depth_in_disc + 0.5, 0, 1)[..., None].astype(np.float32)
         # The texture moves with the disc, by whole pixels. A fraction would need interpolation.
         shifted = np.roll(texture, round(shift), axis=1)
         return background * (1 - share) + shifted * share
@@ -195,15 +200,17 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
     width = WIDTH // BINS
     camera = IntegrateAndFire(height, width, rate=rate, rng=np.random.default_rng(SEED))
     for frame in range(FRAMES):
-        # A plane shows the light in its middle. lights: (HEIGHT, WIDTH, 3) of each plane.
+        # The light of each plane, (HEIGHT, WIDTH, 3), at the middle of its time: hence 0.5.
         lights = [scene(frame * PLANES + plane + 0.5) for plane in range(PLANES)]
         # The blurry frame is the mean light of the exposure, the sharp frame the light of a plane.
         blurry = np.mean(lights, axis=0)
-        for kind, light in (("blur", blurry), ("sharp", lights[SHARP_PLANE])):
+        for kind, picture in (("blur", blurry), ("sharp", lights[SHARP_PLANE])):
             path = folder / "rgb" / clip / kind / f"{frame:03d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            imwrite_rgb(path, to_uint8(to_display(light)))
-        stream = camera.run(bin_pixels(to_grey(light), BINS) for light in lights)
+            imwrite_rgb(path, to_uint8(to_display(picture)))
+        # The spike camera sees grey light, each pixel the mean of BINS x BINS RGB pixels.
+        grey_lights = (bin_pixels(to_grey(light), BINS) for light in lights)
+        stream = camera.run(grey_lights)
         path = folder / "spike" / clip / f"{frame:03d}.dat"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_spikes(path, stream, SpikeGeometry(height, width))
@@ -215,8 +222,10 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
 def psnr_of(folder: Path, name: str) -> dict[str, float]:
     """Restore all clips of one brightness. Return {clip: PSNR in dB}.
 
-    folder: these clips, as `make_clips` makes them for a key of LIGHTS. name: a key of WEIGHTS. The
-    results go to <folder>/<name>.
+    The results go to <folder>/<name>.
+
+    folder: the folder in which `make_clips` has made the clips of a key of LIGHTS.
+    name: a key of WEIGHTS.
     """
     results = folder / name
     if not (results / "metrics.json").exists():

@@ -26,8 +26,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def run_network(args: argparse.Namespace) -> dict[str, Any]:
     """Measure restorations (command net) or training steps (command train). Prints a table.
 
-    Returns the numbers for --json: the setting, `runs` with the figures of each network
-    (lab.tools.compared), and with --against naive also their difference and their ratio.
+    Returns the numbers for --json: the setting, the figures of each network under the key "runs",
+    and with --against naive also the difference and the ratio of both networks.
     """
     warmup = 1  # runs before the timed runs, in which caches are filled
     if args.quick:
@@ -66,6 +66,8 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
             clip.restore(nets["ours"]), clip.restore(nets["naive"])
         )
     jobs = {name: _job(net, clip, is_training) for name, net in nets.items()}
+    # The figures of each network, e.g. {"ours": {"median_s": 1.2, "min_s": 1.1, "process_mb": 800,
+    # ...}, "naive": {...}}.
     numbers["runs"] = compared(jobs, clip.device, args.repeats, warmup)
 
     model_flops = flops(options, clip.size)
@@ -100,10 +102,11 @@ def _job(net: nn.Module, clip: "Clip", is_training: bool) -> Callable[[], Any]:
 def _add_share_of_speed(
     numbers: dict[str, Any], model_flops: int, matmul_flops_per_s: float
 ) -> None:
-    """Add to `numbers` which share of the device's speed each run uses. Changes `numbers`.
+    """Add to `numbers`, in place, which share of the device's speed each network uses.
 
-    model_flops: floating-point operations of a run. Each product counts once. With --checkpoint a
-    product is computed twice, but the second time is no useful work.
+    model_flops: floating-point operations of a restoration or a training step, each counted once.
+        With --checkpoint the backward pass computes some of them a second time. Repetitions are no
+        useful work, so they do not count.
     matmul_flops_per_s: speed of the device in a large matrix product.
     """
     numbers["model_flops"] = model_flops
@@ -133,11 +136,10 @@ def network_options(config: str) -> dict[str, Any]:
     from main_train_vrt import read_options  # takes a second
 
     opt = read_options(["--opt", config])
-    # `plain` returns the section as a dict.
-    options = {**opt.netG.plain(), "spike_channels": opt.spike_channels}
-    net_type = options.pop("net_type")  # removed, because VRT has no argument of this name
-    assert net_type == "vrt", "only vrt is measured"
-    return options
+    section = opt.netG.plain()  # a dict
+    assert section["net_type"] == "vrt", "only vrt is measured"
+    del section["net_type"]  # VRT has no argument of this name
+    return {**section, "spike_channels": opt.spike_channels}
 
 
 def networks(
