@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train the learned steps of the fusion "motion" with several seeds, and a plain control beside.
+"""Train the learned steps of the fusion "motion" with several seeds, and a control without motion.
 
     python lab/motion_seeds.py --videos VIDEOS [--updates 800] [--seeds 0 1 2]
     python lab/motion_seeds.py --videos VIDEOS --parts few --clips report_rig report_dim
@@ -18,8 +18,8 @@ A run is a kind of steps ("equations" or "plain"), a seed, and a number of updat
 run has twice as many updates, so it has more CPU time than a run with the equations. The shipped
 weights are restored beside the runs: their scores must equal the scores of lab/joint_gain.py.
 
-Steps and scores that are there are not made again. Delete <out>/samples and <out>/steps after a
-change of the training.
+Steps and scores that are already in <out> are not made again. Delete <out>/samples and <out>/steps
+after a change of the training.
 
 What must stay: a frame is restored as main_test_vrt.py restores it
 (test_a_method_scores_as_the_test_program_with_its_weights), and the control does not see the motion
@@ -45,9 +45,10 @@ from lab.motion_runs.training import SETS_OF_PART, train_all, write_motion_net
 from lab.tools import ROOT, environment
 from utils.results import read_json
 
-# Name of a set of clips -> what it shows, and its condition. What it shows is a part of
-# lab/joint_gain.py, and no part of the steps. Under the conditions "rig" and "dim" all frames have
-# few spikes. Under "ideal" and "other" nearly all frames have many.
+# Name of a set of clips -> what it shows, and its condition. What it shows is a value of --part of
+# lab/joint_gain.py. (--parts of this program, "good" or "few", is something else.) Under the
+# conditions "rig" and "dim" all frames have few spikes. Under "ideal" and "other" nearly all frames
+# have many.
 CLIPS = {
     "report_ideal": ("report", "ideal"),
     "report_other": ("report", "other"),

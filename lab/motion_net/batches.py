@@ -20,7 +20,8 @@ class Batch(NamedTuple):
 
     pictures: Tensor  # (B, 15, 2, h, w)
     scenes: Tensor  # (B, 3, h, w)
-    # (B, 11, 2, h, w), x and y, of the eleven windows of the exposure. The loss needs no others.
+    # (B, 11, 2, h, w): x and y, in each of the eleven windows of the exposure. The loss does not
+    # need the four windows outside of the exposure.
     shifts: Tensor
 
 

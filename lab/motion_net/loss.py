@@ -15,8 +15,8 @@ from models.fusion.motion_net import Curves
 from models.fusion.motion_windows import displacements
 
 LEVEL_WEIGHTS = (0.4, 0.4, 0.6, 1.0)  # of the levels in the loss, the coarsest first
-# An error of this size, in spike pixels, counts as 1 in the first term of the loss. A larger value
-# gives more weight to the second term, the expected error.
+# An error of this size, in spike pixels, makes the first term of the loss 1/2. A larger value gives
+# more weight to the second term, the expected error.
 USUAL_ERROR = 1.5
 # Limits of s, the logarithm of the expected error, in the loss: errors of 0.007 to 55 pixels.
 # Without limits, exp(-s) could become very large at first.
@@ -39,7 +39,7 @@ def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tenso
     shifts: the true shifts (B, 11, 2, h, w) at the times tau (11,).
     """
     total = torch.zeros(())
-    e = torch.zeros(())  # the errors of the level; after the loop, of the finest level
+    e = torch.zeros(())  # the errors of a level; after the loop, the errors of the finest level
     for curves, weight in zip(found, LEVEL_WEIGHTS, strict=False):
         # A pixel of this level has the mean of the true shifts of its spike pixels.
         batch, times, axes = shifts.shape[:3]

@@ -18,10 +18,10 @@ import numpy as np
 from lab.quality_suite.sources import PHOTOS, VIDEOS, video_files
 
 FRAMES_OF_VIDEO = 30  # textures from each video
-# Each photograph is in the list so many times, because all entries are equally likely: without
-# copies, one photograph would be drawn 30 times less often than one video.
+# How often each photograph is in the list. All entries are equally likely, so without copies one
+# photograph would be drawn 30 times less often than one video.
 PHOTO_COPIES = 4
-DRAWINGS = 60
+DRAWINGS = 60  # number of drawings in the list
 # Pictures are scaled down to these sides in pixels, because a surface is cut out of 64 to 205
 # pixels of them: at full size a surface would show a smaller part of an object.
 FRAME_SIDE = 256  # smaller side of a frame

@@ -22,8 +22,8 @@ from models.fusion.motion_net import MotionNet
 from models.fusion.motion_windows import INSIDE
 
 BATCH = 8  # samples of a step
-# Drawing scenes takes time. So a new scene (two samples) comes only every third step, and the rest
-# of each batch is drawn from the newest 1600 samples.
+# Drawing scenes takes time. So only every third step draws a new scene, which gives two samples.
+# The rest of each batch is drawn from the newest 1600 samples.
 NEW_EVERY = 3  # steps
 POOL = 1600  # samples that are kept in memory
 FIRST_POOL = 40  # samples that are drawn before the first step
@@ -55,13 +55,10 @@ class Pool:
             self.samples += samples_of(rng, textures)
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of a step: its new samples, if it has any, and samples of the pool.
-
-        Every third step (NEW_EVERY) has the two samples of a new scene. Drawing scenes takes time,
-        so all other samples are drawn from the pool.
-        """
-        is_step_with_new = step % NEW_EVERY == 0
-        new = samples_of(self.rng, self.textures) if is_step_with_new else []
+        """Return the batch of a step: its new samples, if it has any, and samples of the pool."""
+        new: list[Sample] = []
+        if step % NEW_EVERY == 0:
+            new = samples_of(self.rng, self.textures)
         self.samples = (self.samples + new)[-POOL:]
         old_indices = self.rng.integers(0, len(self.samples), BATCH - len(new))
         old = [self.samples[index] for index in old_indices]

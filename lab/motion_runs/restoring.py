@@ -56,7 +56,7 @@ class FirstEstimates:
 
 
 class AllMethods:
-    """Restores a frame by all methods at once, as function `improve` of `MotionRestorer`.
+    """Restores a frame by all methods at once. It is the function `improve` of `MotionRestorer`.
 
     A method is the operator, the shipped weights, or the steps of a run. `names` has their order.
     """
@@ -159,7 +159,7 @@ def clip_scores(
         find=find_motion,
         solver=solver,
         improve=methods,
-        context=None,  # planes before and after an exposure: half as many as it has
+        context=None,  # read half as many planes before an exposure as it has, and as many after it
         device=CPU,
         least_area=LEAST_AREA,
     )
@@ -168,8 +168,8 @@ def clip_scores(
     # The restorer reports its progress to the last argument. Nobody reads it here.
     restored = restorer.frames(reader, range(frame_count), lambda done: None)
     for index, frames in enumerate(restored):
-        # `frames` is (methods, 3, H, W). But a frame that keeps its first estimate comes alone,
-        # (3, H, W), because it is the same by all methods.
+        # `frames` is (methods, 3, H, W). But a frame that keeps its first estimate is equal by all
+        # methods, so the restorer gives it once, (3, H, W).
         all_frames = frames.expand(len(methods.names), *frames.shape[-3:])
         sharp = tensor_to_uint8(reader.frame(index)["gt"])
         for name, frame in zip(methods.names, all_frames, strict=True):

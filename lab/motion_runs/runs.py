@@ -11,7 +11,7 @@ from models.fusion.fusion_motion import MotionSteps
 
 # The kinds of steps. The words are in the names of files and in the columns of the table.
 EQUATIONS = "equations"  # the steps see the motion and its equations
-PLAIN = "plain"  # the control
+PLAIN = "plain"  # the control: the steps see neither the motion nor its equations
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def table_of(scores_of_sets: Mapping[str, Scores], runs: Sequence[Run]) -> str:
     scores_of_sets: name of a set -> its scores.
     """
     rows = [row_of(set_name, scores, runs) for set_name, scores in scores_of_sets.items()]
-    columns = list(rows[0])  # all rows have the same
+    columns = list(rows[0])  # the same in all rows
     return markdown_table([list(row.values()) for row in rows], columns)
 
 

@@ -1,10 +1,11 @@
 """Training the learned steps of all runs.
 
-Steps that are there are not trained again. So delete <out>/samples and <out>/steps after a change
-of the training. No test trains here. tests/parts/house/test_train_motion.py tests `train`.
+Steps that are already in <out>/steps are not trained again. So delete <out>/samples and <out>/steps
+after a change of the training. No test trains here. tests/parts/house/test_train_motion.py tests
+`train`.
 
-What must stay: all runs of a part get the same samples, and the CPU time of a training contains no
-making of samples.
+What must stay: all runs of a part get the same samples, and the CPU time of a training does not
+include the time for making the samples.
 """
 
 import time
@@ -32,9 +33,9 @@ from models.fusion.fusion_motion import MotionSteps
 from models.portable import read_saved
 
 # Part of the steps -> the sets of clips with most of its samples. They have the order of SETS in
-# lab/motion_steps/sets.py. The others are left out, because making them takes longer than a
-# training here. E.g. seven_rig and photos_rig have 15 samples of good light, and the sets of "good"
-# have 359.
+# lab/motion_steps/sets.py. The other sets are left out, because making them takes longer than a
+# training here, and they have few samples of the part. E.g. seven_rig and photos_rig have 15
+# samples in good light, and the sets of "good" have 359.
 SETS_OF_PART = {
     "good": (
         "seven_ideal",
@@ -66,7 +67,7 @@ def write_motion_net(out: Path) -> Path:
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         motion_net = network_of(SHIPPED_WEIGHTS).motion_net
-        assert motion_net is not None, f"{SHIPPED_WEIGHTS} finds the motion by DIS alone"
+        assert motion_net is not None, f"{SHIPPED_WEIGHTS} finds the motion only by DIS"
         torch.save(motion_net.state_dict(), file)
     return file
 
@@ -74,7 +75,9 @@ def write_motion_net(out: Path) -> Path:
 def train_all(
     out: Path, videos: Path, motion_net_file: Path, part: str, trained_runs: Sequence[TrainedRun]
 ) -> None:
-    """Add the learned steps of a part to each run. Steps whose files are there are read from them.
+    """Add the learned steps of a part to each run.
+
+    Steps that an earlier call has trained are read from their files in <out>/steps.
 
     videos: folder of the videos.
     motion_net_file: weights of the network that finds the motion.
@@ -113,7 +116,7 @@ def train_run(
     last_weights: dict[str, Tensor] = {}
 
     def keep(weights: Mapping[str, Tensor], updates: int) -> None:
-        """Keep a copy of the weights. `train` calls it at the end, and now and then before."""
+        """Keep a copy of the weights. `train` calls it every SAVE_EVERY updates and at the end."""
         last_weights.update({name: value.clone() for name, value in weights.items()})
 
     # The process time and not the time of day, because other programs may use the machine as well.

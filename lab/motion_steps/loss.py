@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Weight in the loss (`loss_of`) of the frame after each learned step. Only the final frame is used,
-# so it counts most.
+# Weight in the loss (`loss_of`) of the frame after each learned step. After the training only the
+# last frame is used, so it counts most.
 STEP_WEIGHTS = (0.15, 0.35, 1.0)
 # Side in pixels of the squares in which the frame is compared with the first estimate. In smaller
 # squares noise decides which frame is worse. Larger squares hide a small fault.

@@ -1,8 +1,8 @@
 """Making the clips of a set, and a sample of each of their frames.
 
-What must stay: clips and samples that are in <out> are used as they are. So delete <out>/samples
-after a change of SOLVER, because the samples hold its proposals. Free to change, for the next
-training: the values below.
+What must stay: clips and samples that are already in <out> are used as they are. So delete
+<out>/samples after a change of SOLVER, because the samples hold the proposals that it made. Free to
+change, for the next training: the values below.
 
 No test makes the clips of SETS or their samples, because they need the videos.
 test_each_part_is_trained_on_the_light_in_which_it_is_used tests `samples_of_part`.

@@ -19,7 +19,7 @@ from models.select_network import NETWORKS
 # The network whose frames the learned steps improve.
 OPERATOR_WEIGHTS = ROOT / "weights/operator.pth"
 SHIPPED_WEIGHTS = ROOT / "weights/motion.pth"  # the operator with the shipped learned steps
-# Number of learned steps. A third step gains 0.1 to 0.3 dB, and takes about 0.05 s a frame.
+# Number of learned steps. The third step gains 0.1 to 0.3 dB, and takes about 0.05 s per frame.
 STEP_COUNT = 3
 
 

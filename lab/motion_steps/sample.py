@@ -2,7 +2,9 @@
 
 What must stay: the names of the fields, because they are keys of the files in <out>/samples. Old
 files cannot be read after a field is renamed or removed. Free to add: a field with a default.
-test_the_control_sees_neither_the_motion_nor_its_equations looks at a sample with `is_plain`.
+
+The control of lab/train_motion.py (--plain) is a training without the motion. `is_plain` marks its
+samples. Test: test_the_control_sees_neither_the_motion_nor_its_equations.
 """
 
 from collections.abc import Mapping
@@ -32,11 +34,13 @@ class Sample:
     motion: Motion  # the measured motion
     gain: np.ndarray  # (h, w) spikes per plane of each spike pixel at full light
     is_good: np.ndarray  # (h, w) whether the gain can be trusted
-    z_0: Tensor  # (3, H, W) in [0, 1], the frame of the operator
-    proposal: Tensor  # (3, H, W), the solution of the equations
+    # (3, H, W) in [0, 1], the first estimate: the frame that the operator restores, the network of
+    # weights/operator.pth
+    z_0: Tensor
+    proposal: Tensor  # (3, H, W), the solution of the equations along `motion`
     sharp: Tensor  # (3, H, W) in [0, 1], the true frame
     equations: JointEquations | None = None  # along `motion`; None until they are first needed
-    is_plain: bool = False  # whether the motion and its equations are hidden, by --plain
+    is_plain: bool = False  # whether the motion and its equations are hidden, for the control
 
     def equations_along(self, motion: Motion, solver: Solver) -> JointEquations:
         """Return the equations of the exposure along any motion, measured or wrong."""
@@ -63,13 +67,13 @@ class Sample:
 
 
 def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
-    """Hide the motion and the equations of all samples. Changes the samples.
+    """Hide the motion and the equations of all samples, in place.
 
-    `train` uses two things of a sample:
+    Two parts of a sample that `train` uses depend on the motion. Each is hidden in its own way:
 
         equations   `train` makes them later by `Sample.equations_along`. If `is_plain` is set, this
                     method returns `HiddenEquations`.
-        proposal    It was computed before, so the first estimate replaces it here.
+        proposal    It is already in the sample, so the first estimate replaces it here.
     """
     for samples_of_set in samples.values():
         for sample in samples_of_set:

@@ -17,8 +17,8 @@ from utils.image import imwrite_rgb
 
 # Four frames of each video become stills. The numbers are their places: 1/2 is half of the length.
 STILL_PLACES = (1 / 6, 1 / 3, 1 / 2, 5 / 6)
-# Photographs of the package scikit-image, by name. lab/train_motion_net.py uses them, too. Its
-# other photographs are too small for a clip.
+# Photographs of the package scikit-image, by name. lab/train_motion_net.py trains on these and on
+# five others.
 PHOTOS = ("brick", "camera", "cell", "coins", "grass", "ihc", "moon", "motorcycle_left")
 
 
@@ -38,8 +38,9 @@ class ClipSet:
     average: int | None = None
     crop: int = 144  # side of the frames in pixels
     # Value of spike.calibration when the spikes are read. None: the program assumes that the spike
-    # camera is not shifted, which is wrong for the random rig. stills_random has None, so that the
-    # steps see what a user gets without a calibration. seven_random shows the same rig with one.
+    # camera is not shifted, which is wrong for the random rig. The set stills_random has None, so
+    # that the steps see what a user gets without a calibration. The set seven_random shows the
+    # random rig with a calibration.
     calibration: str | None = "auto"
 
 
