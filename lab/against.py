@@ -37,7 +37,7 @@ from lab.tools import NAMED, ROOT
 # may only use names that both checkouts have. A program gets the arguments of `training_arguments`,
 # and the last line that it prints is its figures as JSON.
 
-# The begin of each program. `least` calls a function several times, and returns the least CPU
+# The beginning of each program. `least` calls a function several times, and returns the least CPU
 # seconds of a call.
 HEAD = """
 import json, os, sys, time
@@ -128,7 +128,7 @@ def main() -> None:
     )
     parser.add_argument("other", type=Path, help="folder of the other checkout")
     parser.add_argument("--rounds", type=int, default=4, help="runs of each program, default 4")
-    parser.add_argument("--only", choices=PROGRAMS, help="run this program alone")
+    parser.add_argument("--only", choices=PROGRAMS, help="run only this program")
     args = parser.parse_args()
 
     names = [args.only] if args.only else list(PROGRAMS)

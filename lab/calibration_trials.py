@@ -3,8 +3,8 @@
     python -m lab.calibration_trials
 
 For each pair of cameras (a rig, data/cameras/rig.py) a made scene is recorded, and
-data/cameras/registration finds the calibration from the clip alone. docs/benchmarks/calibration
-has the figures. The program prints a line of JSON for each trial, e.g.
+data/cameras/registration finds the calibration from the frames and spikes of the clip.
+docs/benchmarks/calibration has the figures. The program prints a line of JSON for each trial, e.g.
 
     {"number": 0, "px": 0.05, "planes": -0.2, "share": 0.01, "sure": [true, true, true],
      "bits": "5f0a...", "rig": ...}

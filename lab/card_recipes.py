@@ -9,7 +9,8 @@ The memory of a step is computed from the memory of one clip, which docs/memory.
 ("A = 4.47 GB"). It is more than what a GPU uses: an H200 took 34.3 GB for 8 clips where 39.7 GB are
 computed (docs/gpu.md). A step takes at most half of the memory that it may use of a card. This
 large reserve costs little: fewer clips at once need more passes, but several passes compute nothing
-twice. Without it, blocks might have to be computed again in the backward pass (netG.checkpoint).
+twice. With a smaller reserve, the memory might not suffice. Then blocks would be computed again in
+the backward pass (netG.checkpoint), which takes time.
 
 Free to change: the constants below, with the tables of both pages, their Chinese pages and the
 files in options/gpu. tests/parts/models/test_fake_gpu.py notices if one of them says something else

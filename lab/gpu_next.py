@@ -96,8 +96,8 @@ def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
 
     inputs = _sampling_inputs(pairs, side, device)
 
-    # The errors, on the first pair alone: it shows them as well as 40 pairs, and needs a fortieth
-    # of the memory in float32.
+    # Measure the errors on the first pair only. One pair shows them as well as 40 pairs, and needs
+    # a fortieth of the memory in float32.
     x, offset, mask, weight, bias = inputs
     first_pair = [x[:1], offset[:1], mask[:1], weight, bias]
     first_pair_in_float32 = [tensor.float() for tensor in first_pair]

@@ -35,7 +35,7 @@ MB = 2**20
 # ---- Networks --------------------------------------------------------------------------------
 
 # Arguments of models.network_vrt.VRT by the name of the network. The lists with one entry for each
-# stage (depths, embed_dims, num_heads) begin with the stages 1 to 7. Their further entries are the
+# stage (depths, embed_dims, num_heads) begin with the stages 1 to 7. The entries after them are the
 # layers of stage 8. indep_reconsts are indices into these lists.
 NAMED: dict[str, dict[str, Any]] = {
     # The deblurring network of the GoPro option files, options/vrt/006_*.json.

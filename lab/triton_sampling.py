@@ -11,8 +11,8 @@ torchvision on a GPU. The two forms differ in their cost:
                     samples once.
 
 Expected on an H200 (network 006, 8 clips of 6 x 192 x 192): 0.2 s of a step in place of 0.46 s.
-`lab/gpu_next.py` measures it. This form belongs into models/vrt if it saves at least 3 % of a step.
-Otherwise it should be removed.
+`lab/gpu_next.py` measures it. If this form saves at least 3 % of a step, move it to models/vrt.
+Otherwise remove it.
 
 A column is what one output pixel reads. The convolution is a matrix product of columns and weights.
 The kernels make the columns: lab/triton_kernels.py has them, and the words for all sizes.
@@ -150,8 +150,8 @@ class _DeformConv(torch.autograd.Function):
 def _launch(kernel: Any, grouped: Tensor, offset: Tensor, mask: Tensor, *others: Tensor) -> None:
     """Run a kernel over all pixels and groups.
 
-    grouped: the input, (n, G, h, w, C). others: the further tensors of the kernel, in the order of
-    its arguments.
+    grouped: the input, (n, G, h, w, C). others: the remaining tensors of the kernel, in the order
+    of its arguments.
     """
     n, groups, h, w, channels = grouped.shape
     pixels = n * h * w

@@ -19,7 +19,8 @@ weights that were trained on true motions might gain more. And the true motion d
 pixel, because a thing may be covered at another time of the exposure. Then its motion leads to a
 place where something else is seen.
 
-The program writes <out>/true_motion.json and prints a table. Clips that are there are used again.
+The program writes <out>/true_motion.json and prints a table. Clips that already exist are used
+again.
 
 What must stay: the scene of a clip is painted again from its seed, so it must be painted as when
 the clip was made (data/making/photo_scene.py; test_a_seed_gives_its_scene notices another scene).
@@ -124,7 +125,7 @@ class TrueMotion:
     def __call__(self, recording: Recording, view: View, gain: np.ndarray) -> Motion:
         """Return the true motion within the exposure of a frame.
 
-        Only `recording` is needed. The other arguments belong to each finder.
+        Only `recording` is needed. Each finder is called with all three arguments.
         """
         # The sharp frame is the light of the middle plane of its interval.
         sharp_plane = self.frame_of(recording) * self.planes + self.planes // 2

@@ -13,7 +13,7 @@ three steps. --form says where attention is added:
 
     motion   in step 2, the network that finds the motion and its expected error
     prior    in step 3, between the learned steps
-    behind   after step 1, behind the frames of the operator, as VRT is used in the option files
+    behind   after step 1, on the frames of the operator, as VRT is used in the option files
 
 For each form two networks are trained: one with attention over frames, and a control without. They
 have about the same number of parameters, and see the same training data in the same order. The
@@ -21,7 +21,7 @@ tests come from videos on which nothing is trained. A point of the curve is a ti
 CPU time of one thread, so other programs on the machine do not count. The scores are written to
 FOLDER/vrt_curve_FORM.json, see `measure`.
 
-If the program is stopped, repeat the command: it goes on from the state of the training in FOLDER,
+If the program is stopped, repeat the command: it resumes from the state of the training in FOLDER,
 which is saved each minute. docs/benchmarks/quality_networks.md has the figures.
 
 What must stay: the order of the random draws, and the keys of the written JSON, because such files

@@ -26,7 +26,7 @@ COMMITTED = ROOT / "docs/benchmarks/quality"  # results that are part of the pro
 
 
 def train_and_test(out: Path, data: Data, method: Method, seed: int) -> None:
-    """Train and test a method with a seed, or go on where an earlier call stopped.
+    """Train and test a method with a seed, or resume where an earlier call stopped.
 
     Writes the result: the name of the method, the seed, the seconds of a step, and the scores of
     the clips.

@@ -32,8 +32,8 @@ from scripts.make_sample_data import RGB, SPIKES
 CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}
 FRAMES = 8  # frames of a clip
 # Training set -> weight with which a sample is drawn from it: of 12 samples, 4 are of "random".
-# "made" is the set of `make sample`. The order of the sets decides which random number draws from
-# which set, so it must stay.
+# "made" is the set of `make sample`. The order of the sets must stay: with another order, the same
+# random number would draw from another set.
 SAMPLE_WEIGHTS = {"random": 4, "photos": 2, "ideal": 3, "made": 3}
 
 
@@ -64,7 +64,7 @@ class Data:
 
     sample_weights: Mapping[Path, int]  # folder of a training set -> weight of its samples
     # Condition -> folder of its test clips, e.g. data/report_rig. The suite `sample` has a single
-    # one, "recorded": the clips as they are.
+    # condition, "recorded": the clips as they are.
     tests: Mapping[str, Path]
     split: str  # "train" or "test": the folder within a set that has the test clips
     # A digest of what the sets are made from. It contains no folder, so that results hold on other
@@ -95,11 +95,11 @@ def make_made(out: Path) -> Data:
 
 
 def make_real(out: Path, videos: Path | None, part: str, conditions: Sequence[str]) -> Data:
-    """Make all sets of the suite `real`. Sets that are there are kept.
+    """Make all sets of the suite `real`. Sets that already exist are kept.
 
     videos: folder of the eleven videos. Without it, the program ends with a message.
     part: which videos the methods are tested on, "choose" or "report".
-    conditions: the conditions under which they are tested, of CONDITIONS.
+    conditions: the conditions under which the methods are tested, some of CONDITIONS.
     """
     sources = link_sources(out, videos)
     # The training sets, each in the folder data/<name>: "made", and the sets of TRAINING_SETS.
@@ -136,7 +136,7 @@ def make_real(out: Path, videos: Path | None, part: str, conditions: Sequence[st
 def make_clips(out: Path, name: str, source: Path, rig: str, clips: int, **settings: Any) -> Path:
     """Make a set of clips in the folder <out>/data/<name>, and return the folder.
 
-    Clips that are there are kept.
+    Clips that already exist are kept.
 
     source: folder of videos or photographs.
     rig: the pair of simulated cameras, e.g. "dim".

@@ -96,7 +96,7 @@ def video_files(folder: Path | None, names: Sequence[str]) -> list[Path]:
 
 
 def link_files(files: Sequence[Path], folder: Path) -> None:
-    """Make a folder with a link to each file. Links that are there are kept."""
+    """Make a folder with a link to each file. Links that already exist are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         link = folder / file.name

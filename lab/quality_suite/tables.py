@@ -11,8 +11,9 @@ from lab.quality_suite.outcomes import Outcome, Spread, difference
 from utils.results import markdown_table as table
 
 # Two networks have the same size if the numbers of their parameters differ by this share at most. A
-# network of another size is marked in the table, because more parameters alone may restore better.
-# With a larger share, a gain that comes from the size would pass for a gain of the method.
+# network of another size is marked in the table, because a larger network may restore better just
+# because it is larger. With a larger share here, a gain that comes from the size would seem to be a
+# gain of the method.
 MOST_SIZE_DIFFERENCE = 0.05
 
 

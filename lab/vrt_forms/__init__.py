@@ -12,10 +12,10 @@ The forms.
     prior.py                  between the learned steps
     prior_net.py              its networks
     clip_equations.py         the equations of all frames of a clip
-    behind.py                 behind the frames of the operator
+    behind.py                 after the operator, on the frames that it has restored
 
 What "prior" and "behind" share.
 
     clips.py                  the clips of their training and of their tests, and the score
-    frame_convs.py            convs on each frame alone, for the controls
+    frame_convs.py            convs that see a single frame, for the controls
 """

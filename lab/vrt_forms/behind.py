@@ -1,4 +1,4 @@
-"""Form "behind": VRT behind the frames of the operator, as the option files use it.
+"""Form "behind": VRT restores the frames that the operator has made, as in the option files.
 
 What must stay: the networks of the form see the frames of the operator and no spikes, and have
 about the same number of parameters (test_both_networks_of_a_form_are_trained_for_the_same_time).
@@ -39,7 +39,7 @@ BEHIND_LAYERS = 12
 
 
 class BehindForm(Form):
-    """A network behind the frames of the operator, which is not trained."""
+    """A network that improves the frames of the operator. The operator is not trained."""
 
     name = "behind"
     score = "gain over weights/operator.pth in dB"
@@ -71,7 +71,7 @@ class BehindForm(Form):
         # adds the defaults of missing options, and `plain` makes a dict.
         netG = NETWORKS.resolve({**options["netG"], "fusion": "none"}, "netG").plain()
         net = NETWORKS.build(netG, "netG", spike_channels=0)
-        # The option file does not train the optical flow, either.
+        # The optical flow stays as it is, as in the option file.
         net.spynet.requires_grad_(False)
         return net
 

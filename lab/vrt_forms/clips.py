@@ -38,11 +38,12 @@ for _kind in ("seven", "photos"):
 TEST_SETS = {
     light: ClipSet("choose", light, clips=2, frames=8, weight=1, crop=192) for light in LIGHTS
 }
-# The frames of a test clip that are restored, together: the middle four of eight. A training clip
-# has three or four frames as well.
+# The frames of a test clip that are restored together: the middle four of eight. A training clip
+# has three or four frames.
 TEST_FRAMES = slice(2, 6)
-# Side in pixels of the middle of a frame, in which it is scored. At its border attention and convs
-# see less. VRT restores no more than this square, because the rest would take most of the time.
+# Side in pixels of the square in the middle of a frame that is scored. At the border of a frame
+# attention and convs see less. VRT restores only this square, because the rest of the frame would
+# take most of the time.
 SCORED_SIDE = 128
 Clip = list[Sample]  # successive frames
 

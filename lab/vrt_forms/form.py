@@ -33,8 +33,8 @@ class Form(ABC):
 
     One object serves both networks of the form, so both get the same data.
 
-    A new form is a subclass and an entry of FORMS. `Training` calls `network` and `loss`, and
-    `measure` calls the rest. An argument `arm` is ATTENTION or CONTROL.
+    `Training` calls `network` and `loss`, and `measure` (lab/vrt_curve.py) calls the other methods.
+    An argument `arm` is ATTENTION or CONTROL.
     """
 
     name: str  # a value of --form
@@ -65,7 +65,10 @@ class Form(ABC):
         """Test a network. Returns the score of each scene or clip in each light."""
 
     def references(self) -> dict[str, Any]:
-        """Return scores of what needs no training here, by name, for the written file."""
+        """Return scores to compare with, of methods that are not trained here: name -> scores.
+
+        They go to the written file. By default there are none.
+        """
         return {}
 
     def scores_with(self, arm: str, weights: Mapping[str, Tensor]) -> Scores:

@@ -1,4 +1,4 @@
-"""Convs on each frame alone, for the controls of "prior" and "behind".
+"""Convs that see a single frame, for the controls of "prior" and "behind".
 
 What must stay: the control sees no other frame
 (test_attention_sees_the_other_frames_and_the_control_does_not).
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class FrameConvs(nn.Module):
-    """Residual convs on each frame: (N, features, h, w) -> the same shape."""
+    """Residual convs on each of N frames: (N, features, h, w) -> the same shape."""
 
     def __init__(self, features: int, layers: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class FrameConvs(nn.Module):
 def set_to_zero(conv: nn.Conv2d) -> None:
     """Set weights and bias to 0, so that a network begins without any effect.
 
-    test_a_new_network_changes_nothing notices another begin.
+    test_a_new_network_changes_nothing notices other first weights.
     """
     for parameter in conv.parameters():
         nn.init.zeros_(parameter)

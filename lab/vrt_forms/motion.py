@@ -70,7 +70,7 @@ class MotionForm(Form):
         for scene_index in range(test_scenes):
             scene = random_scene(rng, textures)
             for light in LIGHTS:
-                # The same seed in each light, so that the cameras differ in their rate alone.
+                # The same seed in each light, so that the cameras differ only in their rate.
                 flaws = np.random.default_rng((TEST_SEED, scene_index))
                 rate = NAMED[light]["rate"]
                 sample = recorded(flaws, scene, rate)
@@ -96,25 +96,25 @@ class MotionForm(Form):
         scores: Scores = {}
         for light, batches in self.tests.items():
             scores[light] = {}
-            for number, batch in enumerate(batches):
-                scores[light][f"scene_{number:02d}"] = mean_error(net, batch)
+            for scene_index, batch in enumerate(batches):
+                scores[light][f"scene_{scene_index:02d}"] = mean_error(net, batch)
         return scores
 
     def references(self) -> dict[str, Any]:
         """Return the scores without any motion, and of the network in weights/motion.pth."""
-        still = {}
+        errors_without_motion = {}
         for light, batches in self.tests.items():
-            still[light] = {}
-            for number, batch in enumerate(batches):
+            errors_without_motion[light] = {}
+            for scene_index, batch in enumerate(batches):
                 # If all found shifts are 0, the error is the length of the true shift. Dimension 2
                 # is x and y.
                 length = batch.shifts.norm(dim=2).mean()
-                still[light][f"scene_{number:02d}"] = float(length)
+                errors_without_motion[light][f"scene_{scene_index:02d}"] = float(length)
         with torch.no_grad():
             net = network_of(SHIPPED_WEIGHTS).motion_net
             assert net is not None
             shipped = self.scores(net)
-        return {"no motion": still, "weights/motion.pth": shipped}
+        return {"no motion": errors_without_motion, "weights/motion.pth": shipped}
 
 
 def mean_error(net: MotionNet, batch: Batch) -> float:

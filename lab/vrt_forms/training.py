@@ -1,8 +1,8 @@
-"""The training of one network by CPU time. If it is stopped, it goes on from its file.
+"""The training of one network by CPU time. If it is stopped, a repeated call resumes it.
 
-What must stay: the learning rate stays constant after its rise, and the weights of a point are a
-moving average. So the weights at a point do not depend on how long the training goes on. A stopped
-training goes on where it was (test_a_stopped_training_goes_on_where_it_was).
+What must stay: the learning rate is constant after its rise, and the weights of a point are a
+moving average. So the weights at a point do not depend on how long the training goes on afterwards.
+A stopped training is resumed where it stopped (test_a_stopped_training_goes_on_where_it_was).
 """
 
 import sys
@@ -35,9 +35,9 @@ class Weights(NamedTuple):
 
 
 class Training:
-    """The training of one network. It can be stopped at any time, and goes on from its file.
+    """The training of one network. It can be stopped at any time, and is resumed from its file.
 
-    file: has the state of the training, and the weights of the points that were reached.
+    file: holds the state of the training, and the weights of the points that were reached.
     """
 
     def __init__(self, form: Form, arm: str, seed: int, file: Path) -> None:
