@@ -71,7 +71,7 @@ def _from_features(views: Sequence[View], light: str) -> Start:
         spikes, frame = images_of(view, light)
         matches += _matches(spikes, frame)
     nothing = Start(np.eye(3), inliers=0, matches=len(matches))
-    if len(matches) < 4:  # three matches always agree with some affine matrix
+    if len(matches) < 4:  # three matches say nothing: some affine matrix always fits them exactly
         return nothing
     in_spikes = np.array([match.in_spikes for match in matches], np.float64)  # (matches, 2)
     in_frame = np.array([match.in_frame for match in matches], np.float64)  # (matches, 2)
@@ -91,8 +91,8 @@ def _from_features(views: Sequence[View], light: str) -> Start:
     if affine is None:
         return nothing
     # The determinant says by how much an area grows. A determinant below 0 means that the matrix
-    # mirrors. It is refused, because `best_start` tries mirrored images separately. If an area
-    # becomes 1000 times larger or smaller, the two images are no views of the same scene.
+    # mirrors. Such a matrix is refused, because `best_start` tries mirrored images separately. If
+    # an area becomes 1000 times larger or smaller, the two images do not show the same scene.
     determinant = np.linalg.det(affine[:, :2])
     if not 1e-3 < determinant < 1e3:
         return nothing
@@ -139,7 +139,8 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
         is_clear = first.distance < CLEAR_MATCH * second.distance
         is_mutual = nearest_in_spikes[first.trainIdx] == first.queryIdx
         if is_clear and is_mutual:
-            # Pixel centres are at whole numbers, so the corner of the image is at -0.5.
+            # Pixel centres are at whole numbers, so the corner of the image is at -0.5. E.g. with
+            # the factor 2, pixel 0 of the small image covers the pixels 0 and 1: 0 becomes 0.5.
             in_small = np.array(points_of_frame[first.trainIdx].pt)
             in_frame = (in_small + 0.5) * factor - 0.5
             found.append(Match(points_of_spikes[first.queryIdx].pt, in_frame))

@@ -37,7 +37,7 @@ def read_view(
 ) -> View:
     """Read one pair: the frame and the spikes of its exposure.
 
-    path: the spike file.
+    path: the spike file. geometry: height, width and storage of its planes.
     frame: an image. Of a folder or a video, the mean of all images is taken.
     planes: first plane and number of planes of the exposure. None: all planes of the file.
     search_planes: largest time offset that is searched, which needs `planes`. None: the time is
@@ -47,8 +47,9 @@ def read_view(
         first, count = planes
         stream, before = _stream_around(path, geometry, first, count, search_planes)
     else:
-        # To find the geometry, one picture is enough: the sum of all planes of the exposure. It is
-        # given as a stream with one plane, (1, h, w), whose exposure is this plane.
+        # To find how the cameras lie to one another, one picture is enough: the sum of all planes
+        # of the exposure. It is given as a stream with one plane, (1, h, w), which is the whole
+        # exposure.
         first, count_in_file = planes or (0, None)  # None: to the end of the file
         spikes = read_spikes(path, geometry, first, count_in_file)  # (planes, h, w)
         stream = spikes.sum(axis=0, dtype=np.uint32)[None]
@@ -69,8 +70,8 @@ def _stream_around(
 
     first, count: the planes of the exposure. search_planes: largest offset that is searched.
     """
-    # An exposure with any searched offset must lie within the stream. The fit measures the change
-    # with time over MOST_REACH further planes on each side.
+    # An exposure with any searched offset must lie within the stream. The fit also measures how the
+    # light changes with time, for which it needs MOST_REACH additional planes on each side.
     end = first + count
     around = search_planes + MOST_REACH
     begin = max(first - around, 0)  # the file may begin later

@@ -28,8 +28,8 @@ from data.cameras.registration.view import View
 from scripts.parts.calibrate.camera_features import Mirror, Start, best_start
 from scripts.parts.calibrate.camera_pairs import cannot_calibrate, mirrored
 
-# A calibration with fewer of either is refused. Smaller numbers would accept matrices that agree by
-# chance.
+# A calibration with fewer features, or with fewer parts, is refused. Smaller limits would accept
+# matrices that agree by chance.
 LEAST_INLIERS = 15  # features that agree
 LEAST_PATCHES = 6  # parts of the plane to measure
 # Largest error that is accepted: the median over the parts of the plane, in pixels of the coarser

@@ -3,11 +3,12 @@
     find_time   both, as a `FitResult`, if the cameras' positions are known and the scene moves
     share_of    the share that is written to the file
 
-With the planes first ... first + count - 1 of --planes, a frame was exposed while the planes around
-the middle m were read, during the share s of their number:
+--planes gives the planes first ... first + count - 1. The true exposure of a frame may lie at
+another time and be shorter. Its planes are the planes around the middle m, and it has the share s
+of their number:
 
     m = first + (count - 1) / 2 + offset
-    exposed planes = s * count
+    number of exposed planes = s * count
 
 What must stay: the offset is found (test_the_time_offset_is_found_if_the_scene_moves), and refused
 if the scene does not move (test_a_time_offset_is_refused_if_the_scene_does_not_move).

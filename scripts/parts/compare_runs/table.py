@@ -1,4 +1,4 @@
-"""A table to print, which each table of compare_runs.py is."""
+"""The form in which compare_runs.py makes its tables, before they are printed."""
 
 from typing import NamedTuple
 

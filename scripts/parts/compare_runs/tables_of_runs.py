@@ -31,7 +31,7 @@ def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
         rows.append([name, *run_cells(run)])
         options: dict[str, Any] = {}
         file = report.newest_options(history.folder_of(run) / "options")
-        if file:  # a history file alone has no options beside it
+        if file:  # None for a run of which only the history file is left
             options = dict(flatten_options(read_json(file), name=""))
         options_of_runs.append(options)
     tables = [Table(rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])]

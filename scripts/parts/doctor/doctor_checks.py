@@ -1,7 +1,7 @@
 """The checks of doctor.py: host, environment, ranks, and with an option file its training.
 
     examine                all checks, as a table
-        check_host         each rank alone                      (doctor_host.py)
+        check_host         each rank for itself                 (doctor_host.py)
         check_ranks        all ranks together                   (doctor_ranks.py)
         check_training     options, data, network and a step    (doctor_training.py)
 

@@ -1,7 +1,7 @@
 """The checks of a host: launch, environment variables, devices, disk and memory.
 
-Each rank makes these checks alone. A check gives a `Finding`: what was seen and, if something is
-wrong, why it matters and the cure.
+Each rank makes these checks for itself. A check gives a `Finding`: what was seen and, if something
+is wrong, why it matters and the cure.
 
 Free to change: limits and words, unless docs/troubleshooting.md quotes the words
 (test_the_doctor_prints_the_findings_that_the_page_quotes). Free to add: a finding, by `yield` in
@@ -56,7 +56,8 @@ def check_environment() -> Iterator[Finding]:
                 cure="give seconds",
             )
 
-    # torch starts a thread for each core in each process, unless OMP_NUM_THREADS says otherwise.
+    # Without OMP_NUM_THREADS, torch starts a thread for each core in each process. With several
+    # ranks these are too many.
     threads = env.get("OMP_NUM_THREADS", "")
     cores = os.cpu_count() or 1  # None if the system does not tell the number
     # A launcher that does not set LOCAL_WORLD_SIZE: assume that all ranks are on this host.
@@ -71,14 +72,15 @@ def check_environment() -> Iterator[Finding]:
             cure="start through launch_train.sh, or set it to 1",
         )
 
-    # The variable has an old name and a new name. The new name counts.
-    blocking = env.get("NCCL_BLOCKING_WAIT", "0")
-    blocking = env.get("TORCH_NCCL_BLOCKING_WAIT", blocking)
-    if blocking not in ("0", ""):
+    # The variable has a new name and an old name. If both are set, the new name counts.
+    name = "NCCL_BLOCKING_WAIT"
+    if "TORCH_NCCL_BLOCKING_WAIT" in env:
+        name = "TORCH_NCCL_BLOCKING_WAIT"
+    if env.get(name, "0") not in ("0", ""):
         yield Finding(
             WARN,
             "environment",
-            "NCCL_BLOCKING_WAIT is set",
+            f"{name} is set",
             why="each collective blocks the host",
             cure="unset it",
         )
@@ -100,9 +102,10 @@ def check_devices() -> Iterator[Finding]:
             cure="unset it",
         )
 
-    what = "no GPU: ranks run on the CPU"
     if names:
         what = f"{len(names)} x {names[0]}"
+    else:
+        what = "no GPU: ranks run on the CPU"
     yield Finding(OK, "devices", f"torch {torch.__version__}; {what}")
     # A device of the host that this installation of torch cannot use.
     for reason in devices.notes_on_unused(torch.device(kind)):

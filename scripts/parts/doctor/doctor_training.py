@@ -181,7 +181,7 @@ def check_loader(batches: Iterator[Any], batch: dict[str, Any]) -> Finding:
         for next_batch in batches_of_step:
             clips += len(next_batch["key"])  # "key" has the name of each sample
     seconds = time.perf_counter() - begin
-    rate = clips / seconds if clips else 0.0  # an epoch of one step has no further batch
+    rate = clips / seconds if clips else 0.0  # an epoch of one step has no second batch
     rates = utils_dist.gather_objects(rate)
     return Finding(
         OK,
@@ -245,7 +245,7 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
 def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     """Return whether the ranks together get the gradients of one process. Collective.
 
-    Each rank computes the gradients twice: alone from the batches of all ranks, and through DDP
+    Each rank computes the gradients twice: without DDP from the batches of all ranks, and with DDP
     from its own batch. Everything is float64, so that rounding does not hide an error.
     """
     # In float64, and without dropout (eval), which would draw other neurons in each computation.

@@ -1,13 +1,13 @@
-"""Check all clips of prepare_gopro_spike.py before the first is made.
+"""Check all clips of prepare_gopro_spike.py before the first clip is made.
 
-A user learns all faults in one run, and the flags that leave the wrong clips out.
+So a user sees all faults in one run, and the flags that leave the wrong clips out.
 
 What must stay, and which test notices:
 
     one error names all wrong clips        test_all_wrong_clips_are_named_at_once
     it says the flags --leave-out CLIP     test_the_flags_that_leave_the_wrong_clips_out_are_said
 
-Free to change: further checks of several clips, beside `errors_of_size`. A check of one clip
+Free to add: a check that compares several clips, beside `errors_of_size`. A check of a single clip
 belongs to data/making/clip_plan.py.
 """
 

@@ -28,13 +28,13 @@ def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[st
     names = [source.name for source in sources if not source.split]
     earlier = earlier_splits(names, out)  # source name -> split
 
-    # How many test clips are wanted. A single source is for training.
+    # How many test clips are wanted. A single source becomes a clip for training.
     wanted_count = 0
     if share > 0 and len(names) > 1:
         rounded = round(share * len(names))
         wanted_count = min(max(1, rounded), len(names) - 1)
-    # How many are still missing: 0 if there are too many already, because --test-share was larger
-    # before.
+    # How many test clips are missing. There may be too many from an earlier start with a larger
+    # --test-share. Then 0 are missing.
     existing_count = list(earlier.values()).count("test")
     missing_count = max(0, wanted_count - existing_count)
     # Only new sources can become test clips. There may be too few of them, if earlier starts have

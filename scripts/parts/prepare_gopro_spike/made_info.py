@@ -6,7 +6,7 @@ What must stay: the keys, because every reader of spikes depends on them
 (test_dataset_json_has_the_plane_of_the_sharp_frame,
 test_the_rig_in_dataset_json_has_the_calibration_beside_it,
 test_clips_of_a_rig_are_read_with_the_brightness_that_was_simulated).
-Free to change: further keys of a clip.
+Free to add: keys of a clip.
 """
 
 import json

@@ -7,7 +7,7 @@ scripts/prepare_gopro_spike.py cuts, checks and makes clips with it.
 What must stay: no process outlives the program
 (test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes), and an error is raised at
 once, not after all other calls (test_an_error_in_a_process_ends_the_other_processes_at_once takes
-ten minutes otherwise).
+ten minutes if the other calls go on).
 Free to change: how many processes work at a time.
 """
 
@@ -40,20 +40,20 @@ def run_counted(
     function: a function at the top level of a module, because a process gets it by its name.
     calls: the arguments of each call. The calls begin in this order.
     name, unit: what the progress shows, e.g. "making" and "frames".
-    counts: how much of the progress each call is, in units. Empty: 1 for each call.
+    counts: how many units of the progress each call is. Empty: 1 for each call.
     """
     results = [None] * len(calls)
-    counts = counts or [1] * len(calls)
-    workers = min(workers, len(calls))
+    units_of_calls = counts if counts else [1] * len(calls)
+    processes = min(workers, len(calls))
     # quiet_s=0: show the progress from the start, not only after some seconds.
-    with shown(sum(counts), name, unit, quiet_s=0) as progress:
+    with shown(sum(units_of_calls), name, unit, quiet_s=0) as progress:
 
         def on_result(call_index: int, result: Any) -> None:
             results[call_index] = result
-            progress.update(counts[call_index])
+            progress.update(units_of_calls[call_index])
 
-        if workers > 1:
-            _run_in_processes(workers, function, calls, on_result)
+        if processes > 1:
+            _run_in_processes(processes, function, calls, on_result)
         else:
             for call_index, call in enumerate(calls):
                 on_result(call_index, function(*call))

@@ -5,9 +5,9 @@
         Section     a chapter; it has rows, and a row has pictures
     enlarged        an image in which single pixels can be seen
 
-What must stay: the names of the fields, or change them in the template, too
-(test_the_page_is_whole_in_a_browser).
-Free to change: LEAST_WIDTH. A new field needs a place in the template.
+What must stay: the names of the fields, because the template uses them. So rename a field in both
+places (test_the_page_is_whole_in_a_browser).
+Free to change: LEAST_WIDTH. Free to add: a field. The page shows it only if the template uses it.
 """
 
 import math
@@ -47,7 +47,9 @@ class Verdict(NamedTuple):
     sentence: str  # the first sentence of the page
     style: str  # class of the style sheet of the page: "none", "right" or "wrong"
     numbers: str  # what was measured, in words; "" without spikes
-    comparison: Any  # data.alignment.Comparison; None without spikes
+    # data.alignment.Comparison; None without spikes. Any, because its module imports torch, and
+    # --help must not wait for torch.
+    comparison: Any
 
 
 class Page(NamedTuple):
@@ -55,7 +57,7 @@ class Page(NamedTuple):
 
     title: str
     verdict: Verdict
-    facts: dict[str, str]  # the table of the page, besides its first row: name of a row -> text
+    facts: dict[str, str]  # the rows of the table after its first row: name of a row -> text
     sections: list[Section]
 
 

@@ -1,8 +1,8 @@
 """Read the sample that show_sample.py shows.
 
-    read_sample             of a data set of clips from files
-    sample_of_any_set       of a data set of another kind
-    refuse_missing_sample   if the data set has no such sample
+    read_sample             reads a sample of a data set of clips from files
+    sample_of_any_set       reads a sample of a data set of another kind
+    refuse_missing_sample   raises an error if the data set has no such sample
 
 A sample has three kinds of images: "lq" (low quality) is the blurry frame, "gt" (ground truth) is
 the sharp frame, and "spike" has the channels that are computed from the spikes. A draw says which
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
     title: str  # e.g. "Sample 3 of datasets.train, epoch 0"
     draw: Any  # data.clip_reading.Draw: clip, frames, crop and flips that were chosen
     # "lq", "gt", "spike" -> (frames, channels, H, W). "key" -> clip and first frame, e.g.
-    # "clip0/00000"; for a test clip the clip alone.
+    # "clip0/00000", or only the clip for a test clip.
     item: dict[str, Any]
 
 

@@ -26,7 +26,7 @@ from utils.errors import DataError
 from utils.options.override import apply_override
 from utils.options.sources import Sources
 
-# Methods of data/reconstruct.py that make a grey image from the spikes alone.
+# Methods of data/reconstruct.py that need only spikes, and make a grey image of them.
 GREY_METHODS = ("tfp", "tfi", "tfstp")
 # tfstp has no option `half_window`, because it remembers all planes before the center. It gets this
 # number of planes on either side. More planes take more time, and change the image less and less.
@@ -182,7 +182,8 @@ class PlaneReader:
 
         The windows of successive calls must move forwards, because planes before a window may be
         forgotten. E.g. the planes 0 ... 31 are in memory, and the window 20 ... 40 is asked for.
-        Then 0 ... 19 are forgotten, and the next block is read behind 31.
+        Then the planes 0 ... 19 are forgotten, and the next block is read, which begins with plane
+        32.
         """
         while self.first_in_memory + len(self.in_memory) < end:
             # A window may begin behind all planes in memory. Then all of them are forgotten.

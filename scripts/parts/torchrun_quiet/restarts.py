@@ -1,8 +1,8 @@
 """When torchrun with --max-restarts starts the ranks again, and when it does not.
 
-A restart mends a host that failed, a lost connection or a rank that hung. It mends no wrong option,
-no wrong file and no NaN. A run that a signal stopped waits for its queue, so it is not started
-again either.
+A restart helps after a host failed, a connection was lost or a rank hung. It does not help against
+a wrong option, a wrong file or NaN. A run that a signal stopped is not started again either: the
+queue of the cluster does that.
 
 scripts/torchrun_quiet.py calls `never_restart_after_final_codes` before it starts torchrun's agent,
 the process that starts and watches the ranks of a host.
@@ -16,9 +16,9 @@ from typing import Any
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api
 
-# Exit codes after which a restart would end in the same way (docs/troubleshooting.md). A code that
-# is missing here costs restarts without use. A wrong code here leaves a run down that a restart
-# would have mended. Tests: tests/dist/test_torchrun.py
+# Exit codes after which a restart would end in the same way (docs/troubleshooting.md). If a code is
+# missing here, torchrun restarts runs in vain. If a code is here by mistake, a run stays down that
+# a restart would have saved. Tests: tests/dist/test_torchrun.py
 FINAL_CODES = (
     2,  # wrong options or launch
     3,  # bad data
