@@ -1,12 +1,13 @@
 """Starts the processes of tests as forks of one process that has imported torch already.
 
-Importing torch and its compiler takes three seconds of a core, many times the work of a rank in a
-test. A process starts like this:
+Importing torch and its compiler takes three seconds of a core. The work of a rank in a test takes
+much less. A process starts like this:
 
     test         calls `ForkServer.start`, which sends a request (script, arguments, environment)
-    serve        forks a child for each request, and tells its pid, later its exit code
+    serve        forks a child for each request. It sends the test the pid of the child and, at
+                 the end of the child, its exit code
     become       turns the child into the process that was asked for
-    main         gives the script of the child, which is to run as __main__
+    main         returns the script of the child, which is to run as __main__
     run_to_end   runs the script from its first line, and ends the process
 
 A child is a real process: it has a session, an environment and standard streams of its own, and it
@@ -18,15 +19,15 @@ ends with its own exit code. It differs from a new Python in two ways:
   starts a new Python instead.
 
 A child may start Python programs itself, e.g. torchrun's agent starts ranks. These programs are
-forks as well, see `fork_what_children_start`.
+forks as well, see `start_programs_as_forks`.
 
 tests/conftest.py starts one fork server for all workers of pytest-xdist. tests/dist/launching.py
 decides which processes are started here.
 
-What you may change: names can be added to LIBRARIES (a library that is missing there is imported by
-each child anew, which only takes time). A name may be added to LATE_VARIABLES only if nothing reads
-it during an import. A new step of `serve` must keep the process at one thread, see `main`. Every
-test of several ranks uses this page; tests/dist/test_dist.py is the shortest.
+What you may change: names can be added to LIBRARIES. If a library is missing in LIBRARIES, each
+child imports it anew, which only takes time. A name may be added to LATE_VARIABLES only if nothing
+reads it during an import. A new step of `serve` must not start a thread, see `main`. Every test of
+several ranks uses this page; tests/dist/test_dist.py is the shortest.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LATER_PATH = sys.path[1:]
 
 # Environment variable with the name of the socket. A process that finds the variable connects to
-# the fork server that is there, instead of starting another one.
+# the fork server at this socket, instead of starting another one.
 ADDRESS = "SPIKEVRT_FORK_SERVER"
 
 # Variables by which a launcher tells a process its rank. Tests set their own.
@@ -95,7 +96,8 @@ UNSET = (
 def inherited_variables() -> dict[str, str]:
     """Return the environment without the variables of `UNSET` and without empty variables.
 
-    Empty variables are left out, because an empty value of a test removes a variable for its ranks.
+    Empty variables are left out, because tests use the empty value for another purpose: a variable
+    that a test sets to "" is removed for its ranks.
     """
     variables = {}
     for name, value in os.environ.items():
@@ -134,13 +136,13 @@ LIBRARIES = (
     "pydantic.dataclasses",
     "jinja2",
 )
-# The modules of the project that are imported after them, with all that these import.
+# The modules of the project, at the root of the repository, that are imported after the libraries.
 PROGRAMS = ("main_train_vrt", "main_test_vrt")
-# The packages of the project in which these modules are.
+# The folders of the repository from which PROGRAMS import modules.
 PACKAGES = ("data", "models", "utils")
 # Beginnings of names of environment variables that nothing reads during the imports, neither a
-# library nor the project. So a child may have other values of them than the fork server has. A
-# process that needs another value of any other variable, e.g. OMP_NUM_THREADS, is a new Python.
+# library nor the project. So a child may have other values of these variables than the fork server.
+# If a process needs another value of any other variable, e.g. OMP_NUM_THREADS, it is a new Python.
 LATE_VARIABLES = (
     "RANK",
     "LOCAL_",
@@ -168,7 +170,8 @@ LATE_VARIABLES = (
 )
 # Longest message. A request holds a whole environment.
 MESSAGE_BYTES = 1 << 20
-# A request comes with the files for stdout and stderr, and perhaps with a gate.
+# A request comes with the files for stdout and stderr, and perhaps with a gate: a pipe that holds
+# the child back until a test closes its other end (`ForkServer.start`).
 MOST_FILES = 3
 
 
@@ -184,7 +187,10 @@ class ForkedProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, negative for a signal. None until a message has told of the end."""
+        """The exit code, negative for a signal.
+
+        None until the message of the fork server about the end of the process has been read.
+        """
         return self.server.ended.get(self.pid)
 
     def poll(self) -> int | None:
@@ -206,8 +212,8 @@ class ForkedProcess:
         deadline = time.monotonic() + timeout
         while self.returncode is None:
             seconds_left = deadline - time.monotonic()
-            # The message of the end may have come before the deadline, and not be read yet. So look
-            # once more after the deadline.
+            # The message about the end may have come before the deadline, but not have been read.
+            # So look once more after the deadline.
             self.server.receive(max(0.0, seconds_left))
             if self.returncode is None and seconds_left <= 0:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
@@ -236,7 +242,7 @@ class ForkServer:
         self.env = clean_env()
         self.ended: dict[int, int] = {}
         self.process: subprocess.Popen[bytes] | None = None
-        # Children of whose start a message has told, until `start` returns them.
+        # Children that have started according to a message. `start` takes them out of the list.
         self.started_pids: list[int] = []
         if ADDRESS not in os.environ:
             os.environ[ADDRESS] = f"spikevrt-tests-{os.getpid()}"
@@ -279,8 +285,8 @@ class ForkServer:
         argv: a script and its arguments. env: the whole environment. out, err: open files.
         gate: a pipe; the process begins once the other end of the pipe is closed. Without a gate it
             begins at once.
-        cwd: the folder in which the process runs. A relative script is looked for in ROOT all the
-        same.
+        cwd: the folder in which the process runs. The path of a script is relative to ROOT, not to
+            this folder.
         """
         request = {"argv": [str(word) for word in argv], "env": dict(env), "cwd": str(cwd)}
         files = [out.fileno(), err.fileno()]
@@ -293,20 +299,20 @@ class ForkServer:
         return ForkedProcess(self, self.started_pids.pop())
 
     def receive(self, timeout: float | None) -> None:
-        """Take in one message, if one comes within `timeout` seconds (None: wait for it)."""
+        """Read one message, if one comes within `timeout` seconds. None: wait until one comes."""
         self.socket.settimeout(timeout)
         with contextlib.suppress(TimeoutError, BlockingIOError):
             message = self.socket.recv(MESSAGE_BYTES)
             if not message:
                 raise RuntimeError("the fork server has ended")
-            told = json.loads(message)
-            if told["code"] is None:
-                # A child has started. The system gives the numbers of ended processes again, so
-                # forget the former process of this number.
-                self.ended.pop(told["pid"], None)
-                self.started_pids.append(told["pid"])
+            news = json.loads(message)
+            if news["code"] is None:
+                # A child has started. The system may give it the pid of a process that has ended,
+                # so forget the exit code of the former process.
+                self.ended.pop(news["pid"], None)
+                self.started_pids.append(news["pid"])
             else:
-                self.ended[told["pid"]] = told["code"]
+                self.ended[news["pid"]] = news["code"]
         self.socket.settimeout(None)
 
     def close(self) -> None:
@@ -345,10 +351,10 @@ def clean_env() -> dict[str, str]:
 def serve(listener: socket.socket) -> list[str]:
     """Fork a child for each request, and tell how each child ended.
 
-    In the fork server this never returns: the process ends with its last connection. In a child it
-    returns the script and its arguments.
+    In the fork server this function never returns: the process ends when its last connection is
+    closed. In a child this function returns the script and its arguments.
 
-    The selector waits for three kinds of sources, which its `select` returns when they have news:
+    The selector watches three kinds of sources. Its `select` returns those that have news:
 
         the listener         a worker of the tests connects
         a child (a pidfd)    the child has ended
@@ -366,7 +372,7 @@ def serve(listener: socket.socket) -> list[str]:
                 selector.register(connection, selectors.EVENT_READ)
                 continue
 
-            # Only a child has data, which were given when it was registered below.
+            # Only a child was registered with data: its pid, and the connection that asked for it.
             has_child_ended = key.data is not None
             if has_child_ended:
                 pid, asked_by = key.data
@@ -411,8 +417,8 @@ def receive_request(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def tell(connection: socket.socket, pid: int, code: int | None) -> None:
-    """Tell a worker that its child has started (code None), or ended. The worker may have gone."""
-    with contextlib.suppress(OSError):
+    """Tell a worker that its child has started (code None) or ended."""
+    with contextlib.suppress(OSError):  # the worker may have gone
         connection.send(json.dumps({"pid": pid, "code": code}).encode())
 
 
@@ -427,22 +433,23 @@ def become(request: dict[str, Any], streams: list[int]) -> list[str]:
     # Reading from the gate waits until its other end is closed.
     for gate in streams[2:]:
         os.read(gate, 1)
-    # If stdout is a terminal, it is the input too, as for a program that a user starts.
+    # If stdout is a terminal, the terminal is also stdin, as for a program that a user starts.
     if os.isatty(1):
         os.dup2(1, 0)
-    start_afresh(request["env"])
+    reset_files_and_environment(request["env"])
     os.chdir(request["cwd"])
-    # When Python has ended, C's exit handlers of the libraries run for a quarter of a second of a
-    # core. `on_exit` makes `_exit` the first of these handlers, so the others are left out.
+    # After Python has ended, the exit handlers of the C libraries would take a quarter of a second
+    # of a core. C calls the handler that was registered last first. Here this is `_exit`, which
+    # ends the process, so no other handler is called.
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)
     return request["argv"]
 
 
-def start_afresh(env: Mapping[str, str]) -> None:
-    """Close all files but the standard streams, and take this environment."""
+def reset_files_and_environment(env: Mapping[str, str]) -> None:
+    """Close all files but the standard streams, and take over this environment."""
     open_files = [int(name) for name in os.listdir("/proc/self/fd")]
-    os.closerange(3, max(open_files) + 1)
+    os.closerange(3, max(open_files) + 1)  # 0, 1 and 2 are the standard streams
     os.environ.clear()
     os.environ.update(env)
     # Python remembers the folder for temporary files. With None it reads TMPDIR again.
@@ -453,7 +460,7 @@ def start_afresh(env: Mapping[str, str]) -> None:
 
 
 def forget_project() -> None:
-    """Let this child import the modules of the project anew, from the folders of its script."""
+    """Let this child import the modules of the project anew, from the folder of its script."""
     for name in list(sys.modules):
         package = name.partition(".")[0]
         if name in PROGRAMS or package in PACKAGES:
@@ -463,24 +470,31 @@ def forget_project() -> None:
 def run_to_end(script: types.CodeType, names: dict[str, Any]) -> None:
     """Run the script of this child with these global names, and end the process.
 
-    At the end of a script, Python (1) waits for threads, calls what was registered with `atexit`
-    and writes the output. Then it (2) takes all libraries apart, object by object. Part 2 takes a
-    third of a second of a core, because it copies the memory that the child shares with the fork
-    server. So this function does part 1 and ends the process without part 2.
+    Python ends a script in two parts:
 
-    Some ends are left to Python, which prints the error and has an exit code for it. So this
-    function raises an error of the script, and SystemExit with a message. It returns if standard
-    output or error cannot be written.
+        1. wait for threads, call what was registered with `atexit`, and write the output
+        2. free the objects of all libraries, one by one
+
+    Part 2 takes a third of a second of a core, because it copies the memory that the child shares
+    with the fork server. So this function does part 1, and then ends the process without part 2.
+
+    In three cases Python itself ends the process, because it prints a message and sets the exit
+    code: an error of the script, SystemExit with a text (both are raised here), and output that
+    cannot be written (this function returns).
     """
     exit_code = 0
     try:
         exec(script, names)
     except SystemExit as end:
-        if end.code is not None and not isinstance(end.code, int):
+        if end.code is None:  # `sys.exit()` means success
+            exit_code = 0
+        elif isinstance(end.code, int):
+            exit_code = end.code
+        else:  # a text, e.g. `sys.exit("no such file")`
             raise
-        exit_code = end.code or 0
 
-    # `_shutdown` and RUN_EXIT_FUNCTIONS are private functions of Python without a public form.
+    # `_shutdown` and RUN_EXIT_FUNCTIONS are private functions of Python. No public function does
+    # the same.
     private: Any = threading
     private._shutdown()  # waits for the threads that are no daemons
     RUN_EXIT_FUNCTIONS()
@@ -496,22 +510,23 @@ def run_to_end(script: types.CodeType, names: dict[str, Any]) -> None:
 
 # ---- In a child that starts another Python program ----------------------------------------------
 #
-# A program that is started must find nothing of the program that has started it, e.g. no handler of
-# a signal. `replace_program` sees to this.
+# The new program must not inherit anything from the program that starts it, e.g. no handler of a
+# signal. `replace_program` removes what it would inherit.
 #
-# A launcher that is no fork itself starts new Pythons, as for users. One test keeps this form:
-# test_a_signal_to_the_launcher_saves_the_run_for_another_start.
+# A launcher that is not a fork starts new Pythons, as it does for users. One test uses such a
+# launcher: test_a_signal_to_the_launcher_saves_the_run_for_another_start.
 
 
-def fork_what_children_start() -> None:
-    """Let the children of this process start a Python program without a new Python.
+def start_programs_as_forks() -> None:
+    """Let this process and its children start Python programs as forks, without a new Python.
 
-    This replaces two functions for this process and its children:
+    Two functions are replaced in this process, and so in its children:
 
-        SubprocessHandler._popen   torchrun's agent starts a rank with it
-        os.execve                  a program that a platform starts becomes torchrun's agent with it
+        SubprocessHandler._popen   torchrun's agent calls it to start a rank
+        os.execve                  a program that a platform starts calls it to become torchrun's
+                                   agent
 
-    Each of them still starts a new Python if the program needs one: see `script_of`.
+    Both still start a new Python if the program needs one: see `script_of`.
     """
     name = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
     handler: Any = importlib.import_module(name).SubprocessHandler
@@ -529,9 +544,9 @@ def fork_what_children_start() -> None:
             stdout=self._stdout,
             stderr=self._stderr,
             start_new_session=True,
-            # `preexec_fn` is called in the new process, before this would become `command`. It
-            # never returns, so the new process goes on as a fork. A fork has one thread: it lacks
-            # the threads of the agent's store, which it does not use.
+            # `preexec_fn` is called in the new process, which would then become `command`. This
+            # `preexec_fn` never returns, so the new process stays a fork. A fork has one thread
+            # only: it lacks the threads of the agent's store, but it does not use this store.
             preexec_fn=lambda: replace_program(argv, env),
         )
 
@@ -548,10 +563,11 @@ def fork_what_children_start() -> None:
 def script_of(command: Sequence[str], env: Mapping[str, str]) -> list[str] | None:
     """Return the script of a command, and its arguments. Return None if it needs a new Python.
 
-    E.g. [sys.executable, "-u", "main_train_vrt.py", "--opt", "a.json"] gives the last three items.
+    E.g. for [sys.executable, "-u", "main_train_vrt.py", "--opt", "a.json"] this returns the last
+    three items.
     """
     python, *argv = command
-    # -u: what is written arrives at once. This is so in `replace_program` in any case.
+    # -u: Python writes its output without a buffer. `replace_program` always does so.
     if argv[0] == "-u":
         argv = argv[1:]
     is_script = python == sys.executable and argv[0].endswith(".py")
@@ -565,10 +581,12 @@ def script_of(command: Sequence[str], env: Mapping[str, str]) -> list[str] | Non
 def replace_program(argv: list[str], env: Mapping[str, str]) -> NoReturn:
     """Run a script in this process, and end the process with it, as `exec` would.
 
-    It undoes what the former program has left behind in Python: its handlers of signals, its output
-    that is not yet written, its modules of the project, and what it would do at its end.
+    argv: the script and its arguments. Before the script runs, everything is removed that the
+    former program has left behind in Python: its handlers of signals, its output that is not yet
+    written, its modules of the project, and the functions to be called at its end.
     """
-    # As with `exec`, an ignored signal stays ignored. Other signals are as at the start of Python.
+    # As with `exec`, an ignored signal stays ignored. Every other signal is set as at the start of
+    # Python.
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
@@ -577,10 +595,10 @@ def replace_program(argv: list[str], env: Mapping[str, str]) -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     sys.stdout = sys.__stdout__ = unbuffered(1)
     sys.stderr = sys.__stderr__ = unbuffered(2)
-    # The former program would do this at its end, e.g. remove a temporary folder.
+    # Functions that the former program registered for its end, e.g. to remove a temporary folder.
     finalize: Any = weakref.finalize
     finalize._registry.clear()
-    start_afresh(env)
+    reset_files_and_environment(env)
     forget_project()
 
     try:
@@ -594,38 +612,43 @@ def replace_program(argv: list[str], env: Mapping[str, str]) -> NoReturn:
 
 
 def unbuffered(descriptor: int) -> io.TextIOWrapper:
-    """Open a standard stream. What is written to it arrives at once."""
+    """Open a standard stream without a buffer, so that each text arrives at once."""
     raw = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
 
 
 def main() -> types.CodeType:
-    """Import the libraries and the project, and serve. Returns in a child, with its script."""
+    """Import the libraries and the project, and serve. Return in each child, with its script."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     for name in (*LIBRARIES, *PROGRAMS):
         importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
+        # A child would wait forever for work of a thread that it lacks.
         sys.exit(f"{threads} threads after the imports: a fork would lack all but one")
-    # Without this, each child would search all objects of the libraries for garbage at its end,
-    # which takes a second and a half and copies their memory.
+    # Exclude all present objects from garbage collection. Otherwise each child would search them at
+    # its end, which takes a second and a half and copies their memory.
     gc.freeze()
-    # pytest may ignore Ctrl-C and hang-up, e.g. under nohup. The processes of the tests must not.
+    # pytest may ignore Ctrl-C and hang-up, e.g. under nohup. The processes of the tests must react
+    # to both signals.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-    fork_what_children_start()
+    start_programs_as_forks()
 
     argv = serve(listener)
 
-    # From here on this is a child.
+    # From here on this process is a child.
     if ROOT not in (ROOT / argv[0]).parents:
         forget_project()
     return script_to_run(argv)
 
 
 def script_to_run(argv: list[str]) -> types.CodeType:
-    """Return a script to run as __main__, as `python SCRIPT ARGUMENTS` would. argv: both."""
+    """Prepare Python for a script, as `python SCRIPT ARGUMENTS` would, and return its code.
+
+    argv: the script and its arguments. The script will run as the module __main__.
+    """
     script = ROOT / argv[0]
     sys.argv = argv
     sys.path[:] = [str(script.parent), *LATER_PATH]

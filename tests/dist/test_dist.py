@@ -1,10 +1,10 @@
 """Ranks call collectives, or end with an error: all ranks give the same result or the same code.
 
-The ranks are real processes that talk by gloo. Each runs the function of
+The ranks are real processes that talk by gloo. Each rank runs the function of
 tests/dist/helpers_worker.py that the test names. Exit codes: 0 finished, 1 an unexpected exception,
 2 wrong options, 3 wrong data, 70 a rank is silent or unreachable.
 
-A new way to fail is a function there, and a row of
+To test a new way to fail, add a function to helpers_worker.py, and a row to
 test_an_error_ends_all_ranks_with_one_message_and_one_code.
 """
 
@@ -34,11 +34,12 @@ def test_collectives_give_the_same_on_every_rank(n):
     assert result.exit_codes == [0] * n
     for found in result.jsons:
         assert found["gathered"] == [{"rank": rank} for rank in range(n)]
-        # The store (the table that all ranks share) waits at most 60 s, as long as the group. This
-        # limit counts for NCCL, too, because NCCL exchanges its ids through the store.
+        # The store is the table that all ranks share. It waits at most 60 s, which is also the
+        # time-out of the process group (`init_dist` in helpers_worker.py). NCCL waits at the store
+        # for the ids of other ranks, so its waits have this limit, too.
         assert found["store_s"] == 60
-        # The ranks meet at 127.0.0.1. So gloo uses the network "lo", which no other host reaches. A
-        # single rank has no group.
+        # The ranks meet at 127.0.0.1. So gloo uses the network "lo", which no other host reaches.
+        # A single rank has no group, and so no network.
         assert found["network"] == ("lo" if n > 1 else None)
     if n > 1:
         for rank, output in enumerate(result.stdout):
@@ -94,7 +95,8 @@ def test_a_rank_signs_off_once_though_two_of_its_threads_end_it():
 
 
 def test_a_paused_terminal_is_no_stall():
-    # The worker writes 200 lines of 1 kB to a terminal. A phase of it may last 2 s.
+    # The worker writes 200 lines of 1 kB to a terminal. Its watchdog ends it with a StallError if
+    # one of its phases lasts more than 2 s. But time in which a terminal is paused does not count.
     controller, terminal = os.openpty()
     with os.fdopen(terminal, "wb", buffering=0) as stream:
         worker = fork_server().start([WORKER, "write_much"], clean_env(), stream, stream)
@@ -115,8 +117,9 @@ def test_a_paused_terminal_is_no_stall():
     assert b"StallError" not in head + rest
 
 
-def test_nccl_timeout_is_the_time_of_a_collective_and_the_rank_that_never_comes_is_named():
-    # The options say 60 s, and the last rank sleeps for 600 s. It beats all the time.
+def test_after_nccl_timeout_the_error_names_the_rank_that_never_comes():
+    # NCCL_TIMEOUT, 2 s, replaces the time-out of 60 s that the worker asks for. The last rank
+    # sleeps for 600 s, but is not dead: its watchdog sends heartbeats all the time.
     result = run_ranks(
         2, WORKER, "barrier_without_the_last_rank", limit_s=50, env={"NCCL_TIMEOUT": "2"}
     )
@@ -149,12 +152,13 @@ def test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torc
 
 @pytest.mark.skipif(bool(netns.reason_to_skip()), reason=f"no namespaces: {netns.reason_to_skip()}")
 def test_ranks_in_two_pid_namespaces_of_one_host_name_do_not_take_each_other_for_dead():
-    # In the namespace of a rank, process ids begin at 1. Rank 0 has an id above 40, and rank 1 a
-    # small id: 20 lies between. No process of the namespace of rank 1 has the id of rank 0.
+    # Each rank is in its own namespace, where process ids begin at 1. Rank 0 has an id above 40,
+    # and rank 1 has a small id. No process in the namespace of rank 1 has the id of rank 0.
     result = run_ranks(2, CONFINED, "own_process_ids", WORKER, "four_beats")
 
     assert result.exit_codes == [0, 0], result.text
     pids = [found["pid"] for found in result.jsons]
+    # Any number between the two ids would do.
     assert pids[0] > 20
     assert pids[1] < 20
 

@@ -1,7 +1,8 @@
-"""Films: with frames that last for different times, with lost data, turned, or with a cover.
+"""Writes film files as a user's camera, phone or program may make them.
 
-Each function writes a film file that a user's camera, phone or program may make. `moving_scene`
-and `write_scene_spikes` give the spikes of a scene. Times are in seconds, as fractions.
+The frames of a film may last for different times, data may be lost, a player may have to turn the
+picture, and a film may have a cover. `moving_scene` and `write_scene_spikes` make a scene and its
+spikes. Times are in seconds, as fractions.
 """
 
 from collections.abc import Sequence
@@ -17,9 +18,10 @@ from data.spike.geometry import SpikeGeometry
 
 # Height and width of the films of noise, and of the scene.
 SIZE = (48, 64)
-# Ticks a second of the clock in films of `write_film`. It divides evenly by 25, 30 and 60.
+# Ticks per second of the clock of films from `write_film`. So 1/25 s, 1/30 s and 1/60 s are whole
+# numbers of ticks: 768, 640 and 320.
 CLOCK = 19200
-# Frames a second of all other films, if nothing else is said.
+# Frames per second of all other films, unless a test gives another rate.
 FPS = 25
 
 # ---- Films ----
@@ -30,8 +32,8 @@ def write_film(path: Path, frames: Sequence[np.ndarray], starts: Sequence[Fracti
     path.parent.mkdir(parents=True, exist_ok=True)
     tick = Fraction(1, CLOCK)
     with av.open(str(path), "w") as out:
-        # crf 0: lossless. bf 0: no frame refers to a later one. The encoder wants a rate, but each
-        # frame has its own start below, so 60 is the time of no frame.
+        # crf 0: lossless. bf 0: no frame refers to a later one. The encoder requires a rate. The
+        # rate has no effect, because each frame gets its own start below (pts).
         stream = out.add_stream("libx264rgb", rate=60, options={"crf": "0", "bf": "0"})
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = "rgb24"
@@ -53,7 +55,7 @@ def noise_film(
     options: dict[str, str] | None = None,
     container: dict[str, str] | None = None,
 ) -> None:
-    """Write a film of `count` frames of noise. rate: frames a second.
+    """Write a film of `count` frames of noise. rate: frames per second.
 
     options: options of the codec, e.g. {"g": "6"}. None: a key frame each 6 frames.
     container: options of the file format, e.g. {"movflags": "+faststart"}. None: no options.
@@ -75,13 +77,18 @@ def noise_film(
         out.mux(stream.encode())
 
 
+# FFmpeg gives this number to the first stream of a transport stream. Our films have no other one.
+NUMBER_OF_PICTURE_STREAM = 256
+
+
 def write_film_with_lost_packets(
     path: Path, count: int, first: int, last: int, codec: str = "libx264"
 ) -> None:
     """Write a film of `count` frames without the data of frames `first` to `last`.
 
-    It is an MPEG transport stream: packets of 188 bytes, each with the number of its stream and a
-    mark at the begin of a frame. Bytes 1 and 2 of a packet have these bits, the highest first:
+    The file is an MPEG transport stream: packets of 188 bytes. Each packet has the number of its
+    stream, and says whether a frame begins in it. These are the bits of the bytes 1 and 2 of a
+    packet, the highest bit first:
 
         1 bit      error
         1 bit      a frame begins in this packet
@@ -98,7 +105,7 @@ def write_film_with_lost_packets(
         two_bytes = int.from_bytes(packet[1:3], "big")
         stream_number = two_bytes & 0x1FFF  # the last 13 bits
         is_begin = two_bytes & 0x4000  # the second bit
-        if stream_number == 256 and is_begin:  # 256: the pictures
+        if stream_number == NUMBER_OF_PICTURE_STREAM and is_begin:
             begins.append(number)
 
     before = packets[: begins[first]]
@@ -107,8 +114,12 @@ def write_film_with_lost_packets(
 
 
 def write_cut_film(path: Path, count: int, share: float) -> None:
-    """Write a film of `count` frames, and cut its file. share: the part that stays."""
-    # With +faststart the table of the frames is at the begin, so it names the lost ones too.
+    """Write a film of `count` frames, and cut its file.
+
+    share: the share of the file that stays, e.g. 0.6.
+    """
+    # With +faststart the table of the frames is at the beginning of the file. So the table stays,
+    # and it also lists the frames that are lost.
     noise_film(path, count, container={"movflags": "+faststart"})
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
@@ -120,12 +131,16 @@ def write_turned_film(path: Path, image: np.ndarray, matrix: Sequence[int]) -> N
     matrix: (a, b, c, d) of the display matrix, e.g. (0, 1, -1, 0) for a quarter turn.
     """
     write_film(path, [image], [Fraction(0)])
-    # The box "tkhd" (track header) of an MP4 has the matrix 40 bytes after its name: 9 numbers of
-    # 32 bits. The numbers of the last column (0, 0, 1) have 30 bits behind the point, others 16.
+    # The box "tkhd" (track header) of an MP4 has the matrix 40 bytes after its name: 9 integers of
+    # 32 bits, row after row. An integer stands for a fraction: 1 is stored as 2^16, but as 2^30 in
+    # the last column.
     one = 2**16
-    one_of_last_column = 2**30
+    one_in_last_column = 2**30
     a, b, c, d = matrix
-    values = [a * one, b * one, 0, c * one, d * one, 0, 0, 0, one_of_last_column]
+    first_row = [a * one, b * one, 0]
+    second_row = [c * one, d * one, 0]
+    third_row = [0, 0, one_in_last_column]
+    values = [*first_row, *second_row, *third_row]
     stored = np.array(values, ">i4").tobytes()
     content = path.read_bytes()
     begin = content.index(b"tkhd") + 4 + 40
@@ -133,7 +148,11 @@ def write_turned_film(path: Path, image: np.ndarray, matrix: Sequence[int]) -> N
 
 
 def write_film_with_cover(path: Path, cover: np.ndarray, frames: Sequence[np.ndarray]) -> None:
-    """Write an MP4 whose first stream is a cover picture. Without frames it is a song."""
+    """Write an MP4 whose first stream is a cover picture.
+
+    frames: the RGB frames of the second stream. Without frames the second stream is empty sound, so
+        the file is a song with a cover.
+    """
     with av.open(str(path), "w") as out:
         picture = out.add_stream("png", rate=1)
         picture.disposition = Disposition.attached_pic
@@ -160,8 +179,10 @@ def _with_cover_first(content: bytes) -> bytes:
     """Return an MP4 in which the cover stands before the other streams.
 
     An MP4 is made of boxes: 4 bytes for the length, 4 bytes for the name, then the content. The box
-    "moov" (movie) at the end of the file holds boxes of the streams, and "udta" with the cover.
+    "moov" (movie) at the end of the file holds a box for each stream, and the box "udta" with the
+    cover.
     """
+    # The box begins with its length, 4 bytes before its name.
     begin = content.index(b"moov") - 4
     end = begin + int.from_bytes(content[begin : begin + 4], "big")
     boxes = []
@@ -170,6 +191,7 @@ def _with_cover_first(content: bytes) -> bytes:
         length = int.from_bytes(content[place : place + 4], "big")
         boxes.append(content[place : place + length])
         place += length
+    # The cover has the key False, which comes before True. The other boxes keep their order.
     boxes.sort(key=lambda box: box[4:8] != b"udta")
     return content[: begin + 8] + b"".join(boxes) + content[end:]
 
@@ -199,7 +221,7 @@ def write_film_of_two_sizes(path: Path, first: np.ndarray, second: np.ndarray) -
 
 
 def starts_of(lengths: Sequence[Fraction]) -> list[Fraction]:
-    """Return the starts of frames that follow one another. lengths: how long each lasts."""
+    """Return the starts of frames that follow one another. lengths: how long each frame lasts."""
     starts = []
     time = Fraction(0)
     for length in lengths:
@@ -212,7 +234,7 @@ def starts_of(lengths: Sequence[Fraction]) -> list[Fraction]:
 
 
 def moving_scene(planes: int, speed: float = 0.12) -> np.ndarray:
-    """Return light (planes, 48, 64) in [0, 1] of stripes that move `speed` pixels a plane."""
+    """Return light (planes, 48, 64) in [0, 1] of stripes that move by `speed` pixels per plane."""
     rows, columns = np.mgrid[: SIZE[0], : SIZE[1]].astype(np.float32)
     shift = speed * np.arange(planes, dtype=np.float32)[:, None, None]
     upright = 0.25 * np.sin((columns - shift) / 2.5)
@@ -221,8 +243,11 @@ def moving_scene(planes: int, speed: float = 0.12) -> np.ndarray:
 
 
 def write_scene_spikes(path: Path, light: np.ndarray) -> None:
-    """Write the spikes of an ideal sensor: each pixel sums its light, and fires at 1."""
+    """Write the spikes of an ideal sensor: each pixel sums its light, and fires at 1, 2, 3, ...
+
+    light: (planes, H, W), from `moving_scene`.
+    """
     charge = np.cumsum(light, axis=0, dtype=np.float64) + 0.5
-    # A pixel fires in a plane in which its sum passes a whole number.
+    # A pixel fires in each plane in which its sum passes a whole number.
     spikes = np.diff(np.floor(charge), axis=0, prepend=0.0) > 0
     write_spikes(path, spikes.astype(np.uint8), SpikeGeometry(*light.shape[1:]))
