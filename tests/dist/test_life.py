@@ -1,8 +1,8 @@
 """The folder, the test clips or the files of a run change while it trains, or between two starts.
 
 Each test trains in real processes, on small clips in tmp_path and with the network "odd" of
-tests/dist/odd_worker.py, which takes some ten steps a second. `run_odd` runs such a training until
-it ends. `Ranks` starts one and lets the test act while it trains.
+tests/dist/odd_worker.py, which takes about ten steps per second. `run_odd` runs such a training
+until it ends. `Ranks` starts a training and lets the test act while it trains.
 
 Exit codes: 0 finished, 2 wrong start or wrong options, 3 wrong files or data, 75 stopped by a
 signal and to be started again.
@@ -13,13 +13,12 @@ import os
 import shutil
 import signal
 import stat
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.dist.launching import ROOT, RankResult, Ranks
+from tests.dist.launching import ROOT, RankResult, Ranks, wait_for
 from tests.helpers.train_files import (
     equal_checkpoints,
     folder_of_run,
@@ -35,8 +34,10 @@ from tests.helpers.train_files import (
 ENDLESS = "train.total_iter=100000"
 # Options of a run without a validation.
 NO_TEST = "datasets.test={}"
-# The owner may read and write, nobody else may do anything.
+# Permissions of a file: its owner may read and write, and nobody else may do anything.
 OWNER_ONLY = 0o600
+# How many steps a run takes before a test moves its folder.
+STEPS_BEFORE_THE_MOVE = 3
 
 
 def total(steps: int) -> str:
@@ -54,15 +55,12 @@ def latest_file(options: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def moved_run(tmp_path_factory) -> tuple[RankResult, Path]:
-    """Move the folder of a run of two ranks after three steps.
-
-    Returns the result of the run, and the new folder.
-    """
+    """Move the folder of a run of two ranks. Give the result of the run, and the new folder."""
     options = write_odd_options(tmp_path_factory.mktemp("moved"))
     folder = folder_of_run(options)
     moved = folder.with_name("run_old")
     with Ranks(2, *odd_command(options, ENDLESS, NO_TEST)) as ranks:
-        ranks.wait_for("Iter: 3,", rank=0, limit_s=60)
+        ranks.wait_for(f"Iter: {STEPS_BEFORE_THE_MOVE},", rank=0, limit_s=60)
         folder.rename(moved)
         result = ranks.wait(limit_s=60)
     return result, moved
@@ -83,7 +81,7 @@ def test_a_run_whose_folder_is_moved_saves_its_checkpoint_there(moved_run):
 
     saved = torch.load(moved / "checkpoints/checkpoint_latest.pth", weights_only=True)
 
-    assert saved["step"] >= 3
+    assert saved["step"] >= STEPS_BEFORE_THE_MOVE
 
 
 def test_a_run_whose_folder_is_moved_makes_no_folder_in_the_old_place(moved_run):
@@ -92,7 +90,7 @@ def test_a_run_whose_folder_is_moved_makes_no_folder_in_the_old_place(moved_run)
     assert not moved.with_name("run").exists()
 
 
-def test_a_run_whose_folder_was_moved_leaves_a_second_run_in_the_old_place_alone(tmp_path):
+def test_a_moved_run_does_not_touch_a_second_run_in_its_old_folder(tmp_path):
     options = write_odd_options(tmp_path)
     folder = folder_of_run(options)
     moved = folder.with_name("run_old")
@@ -101,10 +99,10 @@ def test_a_run_whose_folder_was_moved_leaves_a_second_run_in_the_old_place_alone
 
     with Ranks(1, *command) as first:
         first.wait_for("starting at iter 0", rank=0, limit_s=60)
-        # The last file that a run writes before its first step.
-        while not (folder / "environment.json").is_file():
-            time.sleep(0.01)
-        # The first run pauses, so that the second run makes the folder first.
+        # environment.json, which ends with a brace, is the last file that a run writes before its
+        # first step.
+        wait_for(folder / "environment.json", pattern="}", limit_s=60)
+        # Pause the first run, so that it does not make the old folder again before the second run.
         os.killpg(first.processes[0].pid, signal.SIGSTOP)
         folder.rename(moved)
         second = run_odd(options, NO_TEST, total(3))
@@ -119,7 +117,7 @@ def test_a_run_whose_folder_was_moved_leaves_a_second_run_in_the_old_place_alone
     assert (moved / "checkpoints/checkpoint_latest.pth").is_file()
 
 
-def test_a_run_takes_a_lock_again_that_somebody_removes(tmp_path):
+def test_a_run_takes_its_lock_again_if_somebody_removes_it(tmp_path):
     options = write_odd_options(tmp_path)
     lock = folder_of_run(options) / ".lock"
 
@@ -159,7 +157,7 @@ def test_a_run_whose_folder_is_removed_goes_on_in_a_new_one_with_its_log(tmp_pat
 
 @pytest.fixture(scope="module")
 def finished_options(tmp_path_factory) -> Path:
-    """The option file of a finished run of one step. Tests change copies of its folder."""
+    """Give the option file of a finished run of one step. Tests change copies of its folder."""
     options = write_odd_options(tmp_path_factory.mktemp("finished"))
     result = run_odd(options, NO_TEST, total(1))
     assert result.exit_codes == [0], result.text
@@ -170,7 +168,7 @@ def finished_options(tmp_path_factory) -> Path:
     "name", [".lock", "log/train.log", "log/warnings.jsonl", "training_history.jsonl"]
 )
 def test_a_run_refuses_a_link_that_has_the_name_of_its_file(finished_options, tmp_path, name):
-    task = "copy_with_" + Path(name).stem.strip(".")
+    task = "copy_with_" + Path(name).stem.strip(".")  # e.g. "copy_with_lock"
     shutil.copytree(folder_of_run(finished_options), folder_of_run(finished_options, task))
     target = tmp_path / "target.txt"
     target.write_text("not of this run\n")
@@ -191,7 +189,7 @@ def test_the_checkpoints_of_a_run_may_be_a_link_to_another_disk(tmp_path):
     options = write_odd_options(tmp_path)
     elsewhere = tmp_path / "large disk"
     elsewhere.mkdir()
-    # Named almost like a temporary file of a checkpoint, which a start removes.
+    # The name is almost the name of a temporary file of a checkpoint. A start removes such files.
     foreign = elsewhere / ".checkpoint_latest.notes.tmp"
     foreign.write_text("somebody's own")
     folder_of_run(options).mkdir(parents=True)
@@ -219,7 +217,7 @@ def test_a_link_to_a_disk_that_is_missing_is_refused_before_the_first_step(tmp_p
     assert "Iter: 1" not in result.text
 
 
-def test_the_lock_is_for_its_owner_alone(finished_options):
+def test_only_its_owner_may_read_and_write_the_lock(finished_options):
     mode = (folder_of_run(finished_options) / ".lock").stat().st_mode
 
     assert stat.S_IMODE(mode) == OWNER_ONLY
@@ -229,14 +227,14 @@ def test_the_lock_is_for_its_owner_alone(finished_options):
 
 
 def change_test_clips(options: Path) -> None:
-    """Replace the first sharp frame of the test clips by the last one. All names stay."""
+    """Replace the first sharp frame of the test clips by the last one. No name changes."""
     section = json.loads(options.read_text())["datasets"]["test"]
     sharp = sorted(Path(section["dataroot_gt"]).rglob("test*/sharp/*.png"))
     shutil.copyfile(sharp[-1], sharp[0])
 
 
 def set_best_psnr(path: Path, value: float) -> None:
-    """Change the best score in a checkpoint. Its checksum no longer fits, so it is removed."""
+    """Change the best score in a checkpoint, and remove its checksum, which no longer fits."""
     state = torch.load(path, weights_only=True)
     torch.save(state | {"best_psnr": value}, path)
     Path(f"{path}.sha256").unlink()
@@ -246,7 +244,7 @@ def set_best_psnr(path: Path, value: float) -> None:
 @pytest.mark.slow
 def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
     options = write_odd_options(tmp_path)
-    validate = "train.checkpoint_test=1"  # in each step
+    validate = "train.checkpoint_test=1"  # after each step
     first = run_odd(options, validate, total(2))
     assert first.exit_codes == [0], first.text
     # A score of 90 dB is better than any score to come, as if the first test clips were easier.
@@ -277,7 +275,7 @@ def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
 
 @pytest.fixture
 def run_without_latest(tmp_path) -> Path:
-    """The option file of a run of two steps that has lost all checkpoints but the best."""
+    """Give the option file of a run of two steps that has lost all checkpoints but the best."""
     options = write_odd_options(tmp_path)
     run_odd(options, "train.checkpoint_test=1", total(2))
     for path in latest_file(options).parent.glob("checkpoint_latest*"):
@@ -335,10 +333,10 @@ def test_the_checkpoint_is_saved_before_weights_that_cannot_be_written(tmp_path)
 
 def test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint(tmp_path):
     options = write_odd_options(tmp_path)
-    # Validates and saves at the end alone.
+    # A run of four steps that validates and saves only at its end.
     steps = (total(4), "train.checkpoint_test=100", "train.checkpoint_save=100")
     whole = run_odd(options, *steps)
-    # Killed in the validation after step 4, so that the next start has no step to take.
+    # This run is killed in the validation after step 4, so the next start has no step to take.
     killed = run_odd(options, *steps, "task=cut", case="kill", struck_rank=0, at_step=4)
     assert whole.exit_codes == [0]
     assert killed.exit_codes != [0], killed.text
@@ -356,7 +354,7 @@ def test_a_loader_process_that_is_killed_while_the_step_computes_is_named(tmp_pa
     options = write_odd_options(tmp_path)
     changes = (NO_TEST, ENDLESS, "datasets.train.dataloader_persistent_workers=true")
 
-    # On rank 1, in step 5.
+    # "bury" kills a loader process of rank 1 in step 5.
     with Ranks(2, *odd_command(options, *changes, case="bury", struck_rank=1, at_step=5)) as ranks:
         result = ranks.wait(limit_s=90)
 
@@ -368,7 +366,7 @@ def test_a_loader_process_that_is_killed_while_the_step_computes_is_named(tmp_pa
 
 
 def test_a_finished_run_does_not_wait_for_a_dashboard_that_does_not_answer(tmp_path):
-    # The `close` of this writer never ends.
+    # The method `close` of the writer "hanging" never returns.
     logging = {"use_tensorboard": False, "writers": ["hanging"]}
     options = write_odd_options(tmp_path, logging=logging)
 
@@ -394,7 +392,7 @@ def test_a_copied_run_under_another_name_has_a_dashboard_of_its_own(tmp_path):
 
     assert copy.exit_codes == [0], copy.text
     assert latest_checkpoint(options, "copy")["wandb_id"] != latest_checkpoint(options)["wandb_id"]
-    # The run wrote all its files outside the repository.
+    # W&B writes beside the run, so it wrote no file into the repository.
     assert ROOT not in folder_of_run(options).parents
 
 

@@ -1,10 +1,10 @@
 """data/spike/formats.py: spike files of each format are read back; other files are refused.
 
-The modules are those that formats.py lists: packing.py, sps100.py, headers.py and others.
+formats.py calls one module per format: packing.py, sps100.py, headers.py and others.
 
-Formats: .dat and .bin (packed bits), .npy and .npz (arrays), and the .dat of an SPS100 camera.
-Spikes are random planes of 0 and 1. A file of something else must be refused with what it is,
-because packed bits have no header: any bytes could be taken for spikes.
+Formats: .dat and .bin (packed bits), .npy and .npz (arrays), and the .dat of an SPS100 camera. The
+spikes of these tests are random planes of 0 and 1. Packed bits have no header, so any bytes could
+be taken for spikes. So a file of another kind must be refused, and the error must name this kind.
 """
 
 import gzip
@@ -56,7 +56,7 @@ GEOMETRIES = {
     "raw.bin": SpikeGeometry(180, 320),
     "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
     "top_first.bin": SpikeGeometry(12, 10, flipud=False),
-    # Rows, or rows with head columns, that begin within a byte.
+    # Rows that begin within a byte: 13 pixels, and 11 pixels with 4 head columns (see below).
     "rows_within_bytes.dat": SpikeGeometry(8, 13),
     "head_within_bytes.dat": SpikeGeometry(8, 11, head_columns=4),
 }
@@ -64,7 +64,7 @@ GEOMETRIES = {
 
 @pytest.fixture(params=GEOMETRIES)
 def written_file(request, tmp_path):
-    """Give five planes, and their opened file. It was written in two parts."""
+    """Give five planes, and their opened file, which was written in two parts."""
     geometry = GEOMETRIES[request.param]
     spikes = random_spikes(geometry.height, geometry.width)
     path = tmp_path / request.param
@@ -84,8 +84,8 @@ def test_each_format_reads_back_what_was_written(written_file):
 def crops_of(height, width):
     """Return crops of a plane: its first pixel, its last pixels, some in the middle, all rows.
 
-    For a plane of less than 20 columns also every left edge with every width, in two places of the
-    plane. So crops begin and end at each bit of a byte.
+    For a plane of less than 20 columns, there are also crops with every left edge and every width,
+    from two rows on. So crops begin and end at each bit of a byte.
     """
     crops = [
         Crop(top=0, left=0, height=1, width=1),
@@ -118,7 +118,7 @@ def test_each_format_reads_back_parts_of_what_was_written(written_file):
         pytest.param(5, 1, id="after the end"),
         pytest.param(4, 2, id="beyond the end"),
         pytest.param(0, 6, id="more than all"),
-        pytest.param(-1, 2, id="before the begin"),
+        pytest.param(-1, 2, id="before the start"),
         pytest.param(0, 0, id="none"),
     ],
 )
@@ -152,16 +152,16 @@ def test_packed_bytes_follow_the_definition(tmp_path, order, weights):
 
     write_spikes(tmp_path / "a.bin", spikes, SpikeGeometry(6, 12, bit_order=order))
 
-    # A file of a spike camera has the bottom row first (flipud, the default). A row of 12 pixels
-    # needs no whole number of bytes, so the pixels of all rows follow one another: the first byte
-    # has 8 pixels of the bottom row, the second byte has its last 4 and 4 of the row above it.
+    # A file of a spike camera has the bottom row first (flipud, the default). 12 pixels do not fill
+    # whole bytes, and a row is not padded. So the first byte has 8 pixels of the bottom row. The
+    # second byte has the last 4 pixels of this row and the first 4 pixels of the row above.
     bottom_row_first = spikes[:, ::-1]
     groups_of_8_pixels = bottom_row_first.reshape(-1, 8)  # (bytes, 8)
     expected = bytes((groups_of_8_pixels @ weights).tolist())
     assert (tmp_path / "a.bin").read_bytes() == expected
 
 
-def test_planes_are_upside_down_if_a_reader_takes_the_top_row_for_the_first(tmp_path):
+def test_planes_are_upside_down_if_they_are_read_with_the_top_row_first(tmp_path):
     spikes = random_spikes(6, 12, planes=2)
     write_spikes(tmp_path / "a.bin", spikes, SpikeGeometry(6, 12))
 
@@ -180,7 +180,8 @@ def test_the_wrong_order_of_bits_gives_plausible_planes_that_are_wrong(tmp_path)
     assert not np.array_equal(found, spikes)
 
 
-# Some cameras add columns to each row that are no picture, head columns. They are not read.
+# Some cameras add columns to each row that are no picture. They are called head columns, although
+# they are the last columns of a row. They are not read.
 @pytest.mark.parametrize("name", ["head.dat", "head.npy"])
 def test_head_columns_are_the_last_of_a_row(tmp_path, name):
     spikes = random_spikes(6, 12, planes=2)
@@ -193,7 +194,7 @@ def test_head_columns_are_the_last_of_a_row(tmp_path, name):
 
 @pytest.fixture
 def file_with_extra_byte(tmp_path):
-    """Give two planes, and a file of them that has one byte more."""
+    """Give two planes, and a file that holds these planes and one byte more."""
     spikes = random_spikes(2, 8, planes=2)
     path = tmp_path / "a.dat"
     write_spikes(path, spikes, SMALL)
@@ -243,14 +244,15 @@ def test_planes_that_do_not_fill_bytes_cannot_be_packed(tmp_path):
     ],
 )
 def test_the_name_of_a_geometry_shows_new_fields_only_if_they_are_unusual(field, shown):
-    # Resumed runs compare this name. So fields that came later must not change usual names.
+    # A resumed run compares this name with the name in its checkpoint. So a field that was added to
+    # SpikeGeometry later may only change the names of geometries that use it.
     assert str(SpikeGeometry(2, 8, **field)) == shown
 
 
 # ---- SPS100 cameras ----
 #
-# The camera reads a line of 1000 pixels as two half-lines of 500. A half-line ends with a word of
-# 12 bits, which says the number of the line. So a plane has 2000 half-lines of 512 bits.
+# The camera reads a line of 1000 pixels as two half-lines of 500. Each half-line ends with a word
+# of 12 bits, the number of the line. So a plane has 2000 half-lines of 500 + 12 = 512 bits.
 BYTES_OF_HALF_LINE = 512 // 8
 BYTES_OF_PLANE = 2000 * BYTES_OF_HALF_LINE
 
@@ -261,7 +263,8 @@ def sps100(tmp_path):
     spikes = random_spikes(1000, 1000, planes=2)
     content = bytes_of_sps100(spikes)
     first_plane = content[:BYTES_OF_PLANE]
-    # The capture begins within a half-line, 16 bytes after its begin. It ends within one, too.
+    # The capture begins within a half-line, 16 bytes after the start of this half-line. It ends
+    # within a half-line, too.
     end_of_a_plane = first_plane[1250 * BYTES_OF_HALF_LINE + 16 :]
     begin_of_a_plane = first_plane[: 62 * BYTES_OF_HALF_LINE + 32]
     path = tmp_path / "a.dat"
@@ -280,8 +283,8 @@ def test_a_capture_of_the_sps100_may_start_within_a_plane(sps100):
 
 def test_a_crop_of_the_sps100_may_lie_in_both_half_lines(sps100):
     spikes, path = sps100
-    # Five columns on each side of column 500, where the second half-line begins. In the file, a
-    # word lies between them.
+    # Five columns on each side of column 500, where the second half-line begins. In the file, the
+    # word of the first half-line lies between columns 499 and 500.
     crop = Crop(top=7, left=495, height=2, width=10)
 
     found = open_spikes(path, SPS100).read(first=1, count=1, crop=crop)
@@ -314,13 +317,13 @@ def write_clip_of_sps100(root, spikes):
     path.parent.mkdir(parents=True)
     path.write_bytes(bytes_of_sps100(spikes))
 
-    of_camera = {"h": 1000, "w": 1000, "layout": "sps100", "rate": 1.0}
-    spike = data_section(root)["spike"] | of_camera
+    options_of_camera = {"h": 1000, "w": 1000, "layout": "sps100", "rate": 1.0}
+    spike = data_section(root)["spike"] | options_of_camera
     return data_section(root, spike=spike, num_frame=1, gt_size=1000)
 
 
 def first_sample(values):
-    """Return sample 0 of epoch 0 of a section `datasets.train`."""
+    """Return sample 0 of epoch 0. values: a section `datasets.train`."""
     dataset = set_for_training(values)
     return dataset[0, 0]
 
@@ -369,7 +372,7 @@ class RefusedFile(NamedTuple):
 
     name: str
     content: bytes | None  # None: there is no file
-    said: str
+    message: str  # a part of the error, as a regular expression
     geometry: SpikeGeometry = OF_CLIPS
 
 
@@ -423,15 +426,15 @@ def test_what_is_no_spike_file_is_refused_with_what_was_seen(tmp_path, refused):
     if refused.content is not None:
         path.write_bytes(refused.content)
 
-    with pytest.raises(SpikeFileError, match=refused.said) as error:
+    with pytest.raises(SpikeFileError, match=refused.message) as error:
         read_spikes(path, refused.geometry)
 
     assert refused.name in str(error.value)
     assert error.value.expected
     assert error.value.do
-    # How an array becomes one of bytes is told for numbers alone.
-    tells_how = "astype(numpy.uint8)" in error.value.do
-    assert tells_how == (refused.name == "float.npy")
+    # Only for an array of other numbers, the advice is to convert its type.
+    advises_to_convert = "astype(numpy.uint8)" in error.value.do
+    assert advises_to_convert == (refused.name == "float.npy")
 
 
 @pytest.mark.parametrize(
@@ -469,14 +472,15 @@ def test_a_file_of_matlab_is_said_to_be_one(tmp_path, head, kind):
     ],
 )
 def test_planes_of_a_bright_scene_may_begin_as_another_file_does(tmp_path, begin):
-    # Two planes of 12 bytes. 0xf7 stands for eight pixels, of which all but one fire.
+    # Two planes of 12 bytes. 0xf7 has seven bits 1 and one bit 0: all but one of eight pixels fire.
     (tmp_path / "a.dat").write_bytes(begin.ljust(24, b"\xf7"))
 
     assert read_spikes(tmp_path / "a.dat", OF_CLIPS).shape == (2, 8, 12)
 
 
 def test_planes_of_an_even_scene_may_consist_of_codes_of_letters(tmp_path):
-    # An even scene repeats a few bytes. Text has more than six different characters.
+    # A scene of one brightness repeats a few bytes. These 24 bytes have six different values. A
+    # text would have more.
     (tmp_path / "a.dat").write_bytes(b"UUUUUU333333ABCDABCDABCD")
 
     assert read_spikes(tmp_path / "a.dat", OF_CLIPS).shape == (2, 8, 12)
@@ -538,7 +542,7 @@ def test_a_file_of_no_plane_is_not_written(tmp_path):
 
 @pytest.fixture
 def clips(tmp_path):
-    """Give the root of two clips."""
+    """Give the root folder of two clips."""
     return write_clips(tmp_path, "seq/0", "seq/1")
 
 
@@ -588,9 +592,9 @@ def test_the_check_of_the_data_finds_no_problem_in_arrays(clips, capfd):
     code = doctor_of_data(clips, "--decode", train=data_section(clips))
 
     assert code == 0
-    said = capfd.readouterr().out
-    assert "train: " in said
-    assert "no problem found" in said
+    output = capfd.readouterr().out
+    assert "train: " in output
+    assert "no problem found" in output
 
 
 def test_a_frame_without_its_file_is_named_before_a_run(clips, capfd):
@@ -610,6 +614,6 @@ def test_a_file_of_another_size_is_named_before_a_run(clips, capfd):
     code = doctor_of_data(clips, "--decode", train=data_section(clips))
 
     assert code == 3
-    said = capfd.readouterr().err
-    assert "an array of shape (24, 8, 13), uint8" in said
-    assert "000003.npy" in said
+    errors = capfd.readouterr().err
+    assert "an array of shape (24, 8, 13), uint8" in errors
+    assert "000003.npy" in errors

@@ -4,9 +4,9 @@ A plane has a 1 for each pixel of a spike camera that fired at one instant. A re
 planes (T, h, w) of a frame into channels (C, h, w), which the network gets. `center` is the plane
 at which the sharp frame was taken.
 
-The planes of these tests are random planes of 6 x 5 pixels, or what a simulated sensor records of a
-moving edge. Expected channels are computed by the definition of each representation, which this
-page states a second time.
+The planes of these tests are random planes of 6 x 5 pixels, or the record of a moving edge by a
+simulated sensor. The expected channels are computed by the definition of each representation, which
+is written here again, independently of the code.
 
     tfp         mean of the planes in a window ("texture from playback")
     tfi         1 / time between two spikes ("texture from interspike interval")
@@ -17,8 +17,8 @@ page states a second time.
     exposure    light around `center`, and mean light of the exposure
     relative    light around `center`, divided by the mean light of the exposure
 
-Options of those that show light: `rate` is the share of planes in which a pixel fires in full
-light, and `gamma` is the exponent of the display values for which the channels are made.
+The representations that show light have two options. `rate` is the share of planes in which a pixel
+fires in full light. `gamma`, e.g. 2.2, turns light into display values: light^(1 / gamma).
 """
 
 import math
@@ -67,7 +67,8 @@ def root_mean_square(difference: np.ndarray) -> float:
 # ---- Options that are refused ----
 
 # Name, `center`, options, and a part of the message. The stream has the planes 0 to 23. Around
-# center 12, half an exposure is 11 planes: plane 0 does not count, and 12 - 1 = 23 - 12 = 11.
+# center 12, half an exposure has 11 planes: planes 1 to 11, and planes 13 to 23. Plane 0 does not
+# count, because a part of its light fell on the sensor before the stream began.
 REFUSED = [
     pytest.param(
         "tfp", 12, {"half_window": 3, "offsets": [20]}, "outside", id="tfp: offset after the end"
@@ -209,7 +210,7 @@ def test_tfp_near_the_end_is_the_mean_of_the_present_planes():
 
 
 def test_tfp_counts_more_planes_than_fit_into_a_byte():
-    # The window has 601 planes. A sum of 8 bits would overflow at 256.
+    # The window has 601 planes. A sum in a byte would overflow at 256.
     ones = np.ones((700, 1, 1), np.uint8)
 
     found = represent("tfp", ones, center=350, half_window=300)
@@ -217,8 +218,8 @@ def test_tfp_counts_more_planes_than_fit_into_a_byte():
     assert found[0, 0, 0] == 1.0
 
 
-# Planes of a file, and the middles of the four windows of S-VRT in it. The files of Spk-GoPro have
-# the lengths 56, 88 and 104, and their middles are published.
+# Number of planes of a file -> the middles of the four windows that S-VRT, a published network,
+# uses. The files of the data set Spk-GoPro have 56, 88 or 104 planes. These middles are published.
 MIDDLES_OF_S_VRT = {56: [20, 21, 35, 36], 88: [20, 33, 55, 68], 104: [20, 39, 65, 84]}
 HALF_WINDOW_OF_S_VRT = 20
 
@@ -226,11 +227,12 @@ HALF_WINDOW_OF_S_VRT = 20
 def middles_of_s_vrt(planes: int) -> np.ndarray:
     """Return the middles of four windows in a file of `planes` planes.
 
-    They are the middles of four equal parts of the file. A middle that is too near to an edge of
-    the file is moved, so that it has 20 planes before it, and 19 or more after it.
+    The file is divided into four equal parts. E.g. for 56 planes, the middles of the parts are 7,
+    21, 35 and 49.
 
-    E.g. 56 planes: the middles of the parts are 7, 21, 35 and 49. They become 20, 21, 35 and 36.
-    Plane 36 has the 19 planes 37 ... 55 after it.
+    A middle that is too near to an edge of the file is moved, so that at least 20 planes come
+    before it, and at least 19 after it. So 7 becomes 20, and 49 becomes 36: planes 37 ... 55, which
+    are 19 planes, come after plane 36.
     """
     edges = np.linspace(0, planes, 5)
     middles = (edges[:-1] + edges[1:]) / 2
@@ -242,8 +244,8 @@ def test_the_formula_of_s_vrt_gives_the_published_middles(planes):
     assert middles_of_s_vrt(planes).tolist() == MIDDLES_OF_S_VRT[planes]
 
 
-# Lengths of files: the lengths in Spk-GoPro, two of them without the last 7 planes, and the
-# shortest length that holds a window.
+# Lengths of files: the three lengths of Spk-GoPro, then 49 = 56 - 7 and 97 = 104 - 7 (the last file
+# of a clip lacks 7 planes), and 40, the shortest length that holds a window.
 @pytest.mark.parametrize("planes", [56, 88, 104, 49, 97, 40])
 def test_tfp_spread_over_the_file_is_the_formula_of_s_vrt(planes):
     spikes = stream(planes=planes)
@@ -251,8 +253,11 @@ def test_tfp_spread_over_the_file_is_the_formula_of_s_vrt(planes):
 
     found = represent("tfp", spikes, center=planes // 2, rate=0.5, half_window=half, num_bins=4)
 
-    # A window that would end after the last plane ends with it.
-    means = [mean_of(spikes, middle - half, middle + half) for middle in middles_of_s_vrt(planes)]
+    # A window has 20 planes on each side of its middle. If it would end after the last plane, it
+    # ends with the last plane.
+    means = []
+    for middle in middles_of_s_vrt(planes):
+        means.append(mean_of(spikes, first=middle - half, last=middle + half))
     # A pixel in full light fires in half of the planes, so the light is twice the mean.
     assert np.allclose(found, 2 * np.stack(means), atol=1e-6)
 
@@ -300,13 +305,13 @@ def test_a_voxel_bin_that_ends_within_a_plane_has_a_part_of_it():
 
 
 def test_voxel_bins_lie_around_the_centre():
-    # A file of Spk-GoPro with 7 frames in 56 planes. The sharp frame is at plane 24, so planes 49
-    # to 55 come after the exposure.
+    # A file of Spk-GoPro has 56 planes for an exposure. If the sharp frame is at plane 24, the
+    # largest span evenly around it is planes 0 to 48, so planes 49 to 55 are not used.
     spikes = stream(planes=56)
 
     found = represent("voxel", spikes, center=24, num_bins=7)
 
-    # 24 planes on each side of plane 24 are planes 0 to 48: 7 bins of 7 planes.
+    # The planes 0 to 48 are 7 bins of 7 planes.
     bins = spikes[:49].reshape(7, 7, 6, 5)  # (bin, plane, h, w)
     assert np.allclose(found, bins.mean(axis=1))
 
@@ -326,7 +331,7 @@ def test_voxel_bins_around_the_middle_of_an_even_stream_are_the_whole_stream():
     # The middle of 56 planes lies between planes 27 and 28.
     found = represent("voxel", spikes, center=27.5, num_bins=8)
 
-    # 8 bins of 7 planes. Whole planes are counted, so the channels are equal in each bit.
+    # 8 bins of 7 planes. A bin has whole planes only, so the channels are bitwise equal.
     bins = spikes.reshape(8, 7, 6, 5)  # (bin, plane, h, w)
     counts = bins.sum(axis=1).astype(np.float32)
     assert np.array_equal(found, counts / np.float32(7))
@@ -352,7 +357,7 @@ def tfi_by_definition(spikes: np.ndarray, center: int, half_window: int) -> np.n
     return out
 
 
-# The first planes of the stream, its middle, and the last plane that has a plane after it.
+# The first two planes of the stream, its middle, and the last plane but one.
 @pytest.mark.parametrize("center", [0, 1, 11, 22])
 def test_tfi_is_one_over_the_interval_around_the_centre(center):
     spikes = stream(density=0.2)
@@ -383,8 +388,8 @@ def tfstp_by_definition(spikes: np.ndarray, tau_d: float, tau_f: float, step: fl
     tau_d, tau_f: time constants of r and u in planes. step: growth of u at a spike.
     """
     times = np.flatnonzero(spikes)
-    # The train is taken to have been regular before, with its first interval. So r and u begin with
-    # the values that this interval does not change.
+    # Assume that the pixel fired regularly before, always with its first interval. So r and u begin
+    # with the values that a spike after this interval does not change.
     gap = times[1] - times[0]
     e_d = math.exp(-gap / tau_d)
     e_f = math.exp(-gap / tau_f)
@@ -396,8 +401,8 @@ def tfstp_by_definition(spikes: np.ndarray, tau_d: float, tau_f: float, step: fl
         u = step + (u + step * (1 - u) - step) * math.exp(-gap / tau_f)
 
     rate = -1 / (tau_d * math.log((1 - r) / (1 - r * (1 - u))))
-    # If the pixel has not fired for longer than an interval, its light is less. At least 1, because
-    # the last spike may be in the last plane.
+    # If the pixel has not fired for longer than 1 / rate, its light has become less. The number of
+    # planes is at least 1, because the last spike may be in the last plane.
     planes_since_last = max(len(spikes) - 1 - times[-1], 1)
     return min(rate, 1 / planes_since_last)
 
@@ -429,7 +434,7 @@ def test_tfstp_does_not_depend_on_planes_after_the_centre():
 
 @pytest.fixture
 def regular_trains():
-    """Give 100 planes of four pixels: a spike each 4 planes, each 40 planes, one spike, none."""
+    """Give 100 planes of four pixels: a spike every 4 planes, every 40 planes, one spike, none."""
     spikes = zeros(100, pixels=4)
     spikes[::4, 0, 0] = 1
     spikes[3::40, 0, 1] = 1
@@ -495,7 +500,7 @@ def moving_edge(rate: float, planes: int = 161) -> tuple[np.ndarray, np.ndarray]
 
 @pytest.fixture
 def stream_with_dark_pixels():
-    """Give 41 planes in which pixel (0, 0) fires once and the other pixels of row 0 never do."""
+    """Give 41 planes in which pixel (0, 0) fires once, and the other pixels of row 0 never fire."""
     spikes = stream(planes=41, density=0.4)
     spikes[:, 0] = 0
     spikes[3, 0, 0] = 1
@@ -512,13 +517,13 @@ def test_exposure_rates_are_the_mean_light_of_the_windows(stream_with_dark_pixel
     assert np.allclose(rates, [mean_of(light, first=16, last=24), mean_of(light, first=5, last=35)])
 
 
-def test_the_exposure_is_as_long_as_both_sides_allow(stream_with_dark_pixels):
+def test_the_exposure_has_as_many_planes_on_both_sides_as_the_shorter_side(stream_with_dark_pixels):
     spikes = stream_with_dark_pixels
 
     _, long = exposure_rates(spikes, center=12, half_window=4)
 
-    # Planes 0 and 40, the edges of the stream, do not count. So there are 11 planes before plane
-    # 12, and the exposure has 11 planes on each side.
+    # Plane 0 does not count. So there are 11 planes before plane 12, and 28 planes after it. The
+    # exposure has 11 planes on each side.
     assert np.allclose(long, mean_of(plane_light(spikes), first=1, last=23))
 
 
@@ -551,7 +556,7 @@ def test_the_exposure_estimate_undoes_the_blur_of_a_moving_edge_in_colour(colour
 
     estimate = exposure_estimate(blurry, represent("exposure", spikes, center=80, rate=0.9))
 
-    # At most 0.6 of the error is left. What is left is the noise of the spikes.
+    # At most 0.6 of the error is left. The rest is the noise of the spikes.
     assert root_mean_square(estimate - sharp) < 0.6 * root_mean_square(blurry - sharp)
 
 
@@ -575,8 +580,8 @@ def test_the_exposure_estimate_of_pixels_without_spikes_is_the_blurry_frame(colo
 # ---- relative: the light around the centre, divided by the mean light of the exposure ----
 
 
-# The threshold at which a pixel fires is 1 / rate: each case has a threshold twice as high as the
-# case before it, and so half as many spikes.
+# The threshold at which a pixel fires is 1 / rate. So the threshold is doubled from case to case,
+# and the number of spikes is halved.
 @pytest.mark.parametrize("rate", [0.9, 0.45, 0.225])
 def test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold(rate):
     light, spikes = moving_edge(rate)
@@ -596,8 +601,8 @@ def test_the_confidence_of_relative_light_grows_with_the_number_of_spikes(rate):
 
     confidence = represent("relative", spikes, center=80, half_windows=[2, 4], rate=rate)[-1]
 
-    # n / (n + 4) for n spikes: 0.5 with 4 spikes. 0.06, because the spikes of the outermost planes
-    # are not counted.
+    # The confidence of n spikes is n / (n + 4), e.g. 0.5 for 4 spikes. `count` is not exactly n,
+    # because the exposure lacks planes 0 and 160, and has fractions of spikes at its ends.
     count = spikes.sum(axis=0)
     assert np.allclose(confidence, count / (count + 4), atol=0.06)
 
@@ -614,16 +619,17 @@ def test_relative_light_of_display_values_is_the_ratio_to_the_power_of_gamma():
 def test_relative_light_of_a_sensor_of_display_values_is_the_ratio_as_it_is():
     _, spikes = moving_edge(rate=0.9)
 
-    ratio = represent("relative", spikes, center=80, half_windows=[4])[0]
-    found = represent("relative", spikes, center=80, half_windows=[4], light="display", gamma=2.2)[
-        0
-    ]
+    sensor_of_light = represent("relative", spikes, center=80, half_windows=[4])
+    sensor_of_display = represent(
+        "relative", spikes, center=80, half_windows=[4], light="display", gamma=2.2
+    )
 
-    assert np.array_equal(found, ratio)
+    ratio = 0  # the number of the channel of the one window
+    assert np.array_equal(sensor_of_display[ratio], sensor_of_light[ratio])
 
 
-# Shares of the half exposure. E.g. 88 planes have 43 planes on each side of plane 44, if the edges
-# of the stream do not count, and 0.14 x 43 = 6.02.
+# A window below 1 is a share of half the exposure. E.g. for 88 planes and the share 0.14: plane 44
+# has 43 planes on each side, because plane 0 does not count, and 0.14 x 43 = 6.02, so 6.
 @pytest.mark.parametrize(
     ("planes", "half_windows"),
     [
@@ -644,7 +650,7 @@ def test_windows_may_be_shares_of_the_exposure(planes, half_windows):
 
 
 def test_parts_of_relative_light_show_when_the_light_changed():
-    # A spike each 4 planes until plane 40, and each 2 planes from plane 42 on. So the light is
+    # A spike every 4 planes until plane 40, and every 2 planes from plane 42 on. So the light is
     # twice as strong in the second half.
     spikes = zeros(81)
     spikes[:41:4] = 1
@@ -652,21 +658,22 @@ def test_parts_of_relative_light_show_when_the_light_changed():
 
     channels = represent("relative", spikes, center=41, half_windows=[1], num_bins=6)
 
-    # Between the one window and the confidence are six parts of the exposure.
+    # The channels are one window, then six parts of the exposure, then the confidence.
     parts = channels[1:-1, 0, 0]
-    # The light is 1 and 2, and its mean is 1.5. The two parts in the middle have some of both, so
-    # they are not compared.
+    # The light is 1 in the first half and 2 in the second half, and its mean is 1.5. The two parts
+    # in the middle show some of both halves, so they are not compared.
     assert np.allclose(parts[:2], 1 / 1.5, atol=0.04)
     assert np.allclose(parts[4:], 2 / 1.5, atol=0.04)
 
 
-WINDOWS = [0, 5, 20]  # one plane, 11 planes, 41 planes
+HALF_WINDOWS = [0, 5, 20]  # windows of one plane, 11 planes and 41 planes
 
 
 @pytest.fixture
 def steady_pixels():
-    """Give 60 planes of five pixels with steady light: a spike each 3 planes, each 7 planes, in
-    each plane, one spike, none.
+    """Give 60 planes of five pixels with steady light.
+
+    They have a spike every 3 planes, every 7 planes, in every plane, one spike, and none.
     """
     spikes = zeros(60, pixels=5)
     spikes[1::3, 0, 0] = 1
@@ -677,24 +684,29 @@ def steady_pixels():
 
 
 def test_relative_light_is_one_if_nothing_changes(steady_pixels):
-    *ratios, _ = represent("relative", steady_pixels, center=30, half_windows=WINDOWS, num_bins=4)
+    channels = represent(
+        "relative", steady_pixels, center=30, half_windows=HALF_WINDOWS, num_bins=4
+    )
 
-    assert np.allclose(ratios, 1)
+    # The last channel is the confidence.
+    assert np.allclose(channels[:-1], 1)
 
 
 def test_a_pixel_without_spikes_has_no_confidence(steady_pixels):
-    confidence = represent("relative", steady_pixels, center=30, half_windows=WINDOWS, num_bins=4)[
-        -1
-    ]
+    channels = represent(
+        "relative", steady_pixels, center=30, half_windows=HALF_WINDOWS, num_bins=4
+    )
 
+    confidence = channels[-1]
     assert confidence[0, 4] == 0
 
 
 def test_a_pixel_with_more_spikes_has_more_confidence(steady_pixels):
-    confidence = represent("relative", steady_pixels, center=30, half_windows=WINDOWS, num_bins=4)[
-        -1
-    ]
+    channels = represent(
+        "relative", steady_pixels, center=30, half_windows=HALF_WINDOWS, num_bins=4
+    )
 
+    confidence = channels[-1]
     # The pixels with 0, 1, 8, 20 and 60 spikes.
     by_number_of_spikes = confidence[0, [4, 3, 1, 0, 2]]
     assert np.all(np.diff(by_number_of_spikes) > 0)
@@ -733,9 +745,9 @@ def test_rate_with_gamma_leaves_raw_planes_as_they_are():
 # ---- encoding25: windows of 25 planes ----
 
 
-# The first window begins with plane 0, so its middle is 12. The last window ends with the last
-# plane, e.g. 55, so its middle is 43. The other two lie at equal distances of 10.33 planes, rounded
-# to whole planes: 22.33 becomes 22, and 32.67 becomes 33.
+# E.g. 56 planes. The first window begins with plane 0, so its middle is 12. The last window ends
+# with plane 55, so its middle is 43. The distance between two middles is (43 - 12) / 3 = 10.33
+# planes. So the other two middles are 22.33 and 32.67, rounded to 22 and 33.
 @pytest.mark.parametrize(
     ("planes", "middles"),
     [
@@ -772,8 +784,8 @@ def test_encoding25_repeats_the_outer_planes_of_a_short_file_if_asked():
 
     found = represent("encoding25", spikes, center=10, pad="edge")
 
-    # 12 planes on each side of plane 10 are planes -2 to 22. So 2 planes are missing before the
-    # file, and 3 after it.
+    # 12 planes on each side of plane 10 are planes -2 to 22. The file has planes 0 to 19, so 2
+    # planes are missing before the file, and 3 after it.
     assert np.array_equal(found[2:22], spikes)
     assert np.array_equal(found[0], spikes[0])
     assert np.array_equal(found[24], spikes[-1])
@@ -792,7 +804,7 @@ def test_encoding25_pads_a_short_file_by_zeros_if_asked():
 
 # ---- All representations: order of steps, and reversed time ----
 
-# No time limit for an example, and no memory of earlier failures in a file of the repository.
+# Settings of Hypothesis: no time limit for an example, and no file with earlier failures.
 quick = settings(max_examples=60, deadline=None, database=None)
 
 
@@ -886,7 +898,7 @@ def reversed_channels(
     Returns None if there are too few planes around the centre.
     """
     if "offsets" in options:
-        # An offset of o planes in reversed time is one of -o planes.
+        # An offset of o planes in reversed time is an offset of -o planes in forward time.
         opposite = [-offset for offset in options["offsets"]]
         return channels_or_none(name, planes, center, **{**options, "offsets": opposite})
 
@@ -904,7 +916,7 @@ def reversed_channels(
 
 
 def assert_equal_or_both_none(found: np.ndarray | None, expected: np.ndarray | None) -> None:
-    """Check that two arrays are equal in each bit, or that both are None."""
+    """Check that two arrays are bitwise equal, or that both are None."""
     if found is None or expected is None:
         assert found is expected
     else:
@@ -953,7 +965,7 @@ def test_reversed_time_gives_the_channels_of_the_reversed_planes(chosen, made):
     # tfi counts a spike at the centre as the spike before it, so it is not symmetric.
     if not is_symmetric or name == "tfi":
         return
-    # A centre between two planes has an exact mirror image for voxel alone.
+    # Only voxel has an exact mirror image if the centre lies between two planes.
     if name != "voxel" and center != int(center):
         return
 

@@ -8,8 +8,12 @@ limits of a VRT (tests/helpers/tensor_clip.py): at least 2 frames of 64 x 64 pix
 8 pixels. Inputs and results of the published code with one of these functions are in
 tests/data/golden/tile_*.npz.
 
-Options of tiles: num_frame_testing and size_patch_testing are the frames and the side of a tile (0:
-the whole), num_frame_overlapping and size_patch_overlapping what two neighbouring tiles share.
+Options of tiles:
+
+    num_frame_testing         number of frames of a tile; 0: the whole clip
+    num_frame_overlapping     number of frames that two neighbouring tiles share
+    size_patch_testing        side of a tile in pixels; 0: the whole frame
+    size_patch_overlapping    number of rows or columns that two neighbouring tiles share
 """
 
 import json
@@ -36,7 +40,7 @@ class StandIn(nn.Module):
     """The function with which the published tiling code was recorded.
 
     It adds a ramp along the rows, the columns and the frames of a tile. So a wrong place or a wrong
-    weight of a tile changes the result. It notes the shapes that it sees.
+    weight of a tile changes the result. `shapes` has the shape of each input, in order.
     """
 
     def __init__(self, scale=1):
@@ -69,7 +73,7 @@ class LocalNet(nn.Module):
 
 
 class Net(nn.Module):
-    """A function as a network."""
+    """A network that calls a function."""
 
     def __init__(self, forward):
         super().__init__()
@@ -82,7 +86,7 @@ def enlarge(x, scale):
 
 
 def clip(*shape):
-    """Return random values; for a clip the shape is (B, T, C, H, W)."""
+    """Return random values of this shape, e.g. (B, T, C, H, W)."""
     return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
 
 
@@ -114,7 +118,7 @@ def test_published_tiling_is_reproduced(path):
         **config["train_options"],
     )
 
-    # The published code then has no axis of frames.
+    # With center_frame_only, the published code returns a frame without an axis of frames.
     if config["train_options"].get("center_frame_only"):
         out = out[:, 0]
     expected = torch.from_numpy(recording["output"])
@@ -401,11 +405,15 @@ def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend, first, end):
 # ---- Too little memory ----
 
 
-def network_with_limit(most):
-    """Return a network that runs out of memory above `most` pixels x frames, as a GPU does."""
+def network_with_limit(most_pixels):
+    """Return a network that runs out of memory, as a GPU does, if a tile has too many pixels.
+
+    most_pixels: how many pixels a tile may have, in all its frames.
+    """
 
     def forward(x):
-        if x.shape[1] * x.shape[3] * x.shape[4] > most:
+        _, frames, _, height, width = x.shape
+        if frames * height * width > most_pixels:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return x
 
@@ -429,8 +437,8 @@ class Clip:
 
 
 LARGE = clip(9, 3, 200, 260)  # (T, C, H, W)
-# Memory for tiles of 6 frames of 64 x 64 pixels, in pixels x frames.
-FITS_64_PIXELS = 6 * 64 * 64
+# Pixels of a tile of 6 frames of 64 x 64 pixels. A network with this limit takes no larger tile.
+PIXELS_OF_6_FRAMES_64 = 6 * 64 * 64
 
 
 def restore_large(net, **tiling):
@@ -441,10 +449,11 @@ def restore_large(net, **tiling):
 
 
 def test_tiles_are_halved_until_memory_suffices(caplog):
-    out = restore_large(network_with_limit(FITS_64_PIXELS), may_halve=True)
+    out = restore_large(network_with_limit(PIXELS_OF_6_FRAMES_64), may_halve=True)
 
     torch.testing.assert_close(out, LARGE)
-    # The tile of the whole frame, 260 pixels, is halved twice.
+    # The first tile has the longer side of the frame, 260 pixels. It is halved twice, and each half
+    # is rounded down to a multiple of 8: 260 -> 130, so 128 -> 64.
     first, second = caplog.messages
     assert "x 128 px" in first
     assert "x 64 px" in second
@@ -457,7 +466,7 @@ def test_too_little_memory_for_the_smallest_tile_is_an_error():
 
 def test_too_little_memory_is_an_error_if_tiles_are_not_halved():
     with pytest.raises(DataError, match=r"out of memory(.|\n)*--tile auto"):
-        restore_large(network_with_limit(FITS_64_PIXELS))
+        restore_large(network_with_limit(PIXELS_OF_6_FRAMES_64))
 
 
 def test_another_error_of_the_network_is_passed_on():
@@ -488,7 +497,7 @@ def test_memory_is_saved_by_fewer_tiles_at_once_then_smaller_sides_then_fewer_fr
         (12, 80, 1),
         (12, 64, 1),  # the least side
         (6, 64, 1),
-        (3, 64, 1),  # then None: a tile of one frame has no overlap
+        (3, 64, 1),  # then None: 2 frames, the least, are not more than the overlap of 2 frames
     ]
 
 
@@ -526,7 +535,7 @@ def test_the_side_that_a_refusal_proposes_is_taken():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "description"),
     [
         pytest.param({}, "tiles of the whole clip x the whole frame, kair blend", id="no tiles"),
         pytest.param(
@@ -541,5 +550,6 @@ def test_the_side_that_a_refusal_proposes_is_taken():
         ),
     ],
 )
-def test_the_protocol_says_which_tiles_overlap(sizes, said):
-    assert make_tiling(**sizes).describe() == said
+def test_the_protocol_names_the_tiles_and_both_overlaps(sizes, description):
+    # Both overlaps are named, even if there are tiles in time only, or in space only.
+    assert make_tiling(**sizes).describe() == description

@@ -1,12 +1,13 @@
-"""Results that lie in the output folder: taken over where settings and inputs are the same, else
-refused.
+"""A test of clips takes over the results in its output folder if settings and inputs are the same.
 
-main_test_vrt.py runs in this process, with tiny networks of random weights: spike.pth of a network
-with spikes, rgb.pth of one without. Most tests restore the user's clip X/clip1, with a few frames
-of 32 x 32 pixels. Tests of names alone call `claim_folder`, the first step of each test of clips.
+Otherwise it refuses them. "To take over" means: a later test of clips finds the results of an
+earlier one in its output folder, and does not compute them again. A file is "ours" if an earlier
+test of clips wrote it, and listed it in run.json.
 
-"Taken over" means: a later test finds the results of an earlier test in its output folder, and does
-not compute them again. "Ours" are files that an earlier test wrote, and lists in run.json.
+main_test_vrt.py runs in this process, with tiny networks of random weights: spike.pth is for a
+network with spikes, and rgb.pth for a network without. Most tests restore the user's clip X/clip1,
+with a few frames of 32 x 32 pixels. Tests that only need names call `claim_folder`, the first step
+of main_test_vrt.py.
 """
 
 import json
@@ -34,17 +35,17 @@ from utils.files import MARK, RESULTS, claim_run_folder
 from utils.image import imwrite_rgb
 from utils.video.reader import VideoReader
 
-# Without and with the flag --overwrite.
+# Runs a test twice: without and with the flag --overwrite.
 WITH_AND_WITHOUT_OVERWRITE = pytest.mark.parametrize(
     "overwrite", [False, True], ids=["kept", "overwrite"]
 )
 # The error about files that are not ours. The names of the files follow.
 NOT_OURS = "no test of this program made"
-# Exit code if an option must be changed: another --output, or --overwrite added.
-CHANGE_OPTIONS = 2
-# Exit code if files must be moved or renamed, because they are not ours, or because two results
+# Exit code if the user must change an option: give another --output, or add --overwrite.
+EXIT_CHANGE_OPTIONS = 2
+# Exit code if the user must move or rename files, because they are not ours, or because two results
 # would have one name.
-MOVE_FILES = 3
+EXIT_MOVE_FILES = 3
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +64,21 @@ def clip(home, tmp_path) -> Path:
 
 @pytest.fixture
 def out(tmp_path) -> Path:
-    """Give the place of the output folder. It does not exist yet."""
+    """Give the path of the output folder, which does not exist yet."""
     return tmp_path / "out"
 
 
-def restoring(home: Path, clip: Path, out: Path, *more: object) -> list[object]:
-    """Return the arguments that restore a clip to `out` without spikes. more: further arguments."""
+def restoring_command(home: Path, clip: Path, out: Path, *more: object) -> list[object]:
+    """Return the arguments that restore a clip to `out` without spikes.
+
+    more: additional arguments.
+    """
     return ["--weights", home / "rgb.pth", "--input", clip / "blur", "--output", out, *more]
 
 
-def scoring(home: Path, clip: Path, out: Path, *more: object) -> list[object]:
-    """Return the arguments that also compare the frames with the sharp ones, and save them."""
-    return restoring(home, clip, out, "--gt", clip / "sharp", "--save", "frames", *more)
+def scoring_command(home: Path, clip: Path, out: Path) -> list[object]:
+    """Return the arguments that restore a clip, score its frames, and save the frames."""
+    return restoring_command(home, clip, out, "--gt", clip / "sharp", "--save", "frames")
 
 
 def times_of_change(folder: Path) -> dict[Path, int]:
@@ -103,11 +107,11 @@ def test_an_output_around_the_inputs_is_refused(home, clip, tmp_path, capfd, pla
     (tmp_path / "link").symlink_to(clip.parent)
     before = snapshot(tmp_path)
 
-    text, code = refusal_message(
-        capfd, *restoring(home, clip, tmp_path / place, "--gt", clip / "sharp", "--overwrite")
-    )
+    out = tmp_path / place
+    command = restoring_command(home, clip, out, "--gt", clip / "sharp", "--overwrite")
+    text, code = refusal_message(capfd, *command)
 
-    assert code == CHANGE_OPTIONS
+    assert code == EXIT_CHANGE_OPTIONS
     assert "--output would write over the input" in text
     assert snapshot(tmp_path) == before
 
@@ -116,9 +120,9 @@ def test_an_output_around_the_inputs_is_refused(home, clip, tmp_path, capfd, pla
 
 
 class RestartedTest(NamedTuple):
-    """A test that was interrupted before its clip was finished, and was started again."""
+    """A test of a clip that was interrupted before the end of the clip, and was started again."""
 
-    # What the results say about the choice of frames.
+    # Which frames were restored, as the results say it: "all" or "the middle one".
     expected_choice: str
     # Scores of the first start, and of the second.
     before: dict[str, Any]
@@ -132,7 +136,7 @@ class RestartedTest(NamedTuple):
 def restarted_test(request, home, tmp_path_factory) -> RestartedTest:
     """Restore a clip, remove the file that marks it as finished, and run the command again."""
     out = tmp_path_factory.mktemp("restarted")
-    command = scoring(home, home / "GOPRO_Large/test/test0", out)
+    command = scoring_command(home, home / "GOPRO_Large/test/test0", out)
     expected_choice = "all"
     if request.param == "middle frame":
         command.append("--center-frame-only")
@@ -170,16 +174,16 @@ def test_pictures_in_a_folder_without_run_json_are_not_taken_over(home, clip, ou
     # If these perfect frames were taken for restored ones, the PSNR would be infinite.
     shutil.copytree(clip / "sharp", out / "clip1")
 
-    text, code = refusal_message(capfd, *scoring(home, clip, out))
+    text, code = refusal_message(capfd, *scoring_command(home, clip, out))
 
-    assert code == MOVE_FILES
+    assert code == EXIT_MOVE_FILES
     assert f"{NOT_OURS}: clip1" in text
 
 
 @pytest.fixture
 def finished_command(home, clip, out) -> list[object]:
-    """Restore the clip to `out`. Gives the command that did it."""
-    command = scoring(home, clip, out)
+    """Restore the clip to `out`, and give the command that did this."""
+    command = scoring_command(home, clip, out)
     restore(*command)
     return command
 
@@ -189,8 +193,9 @@ def test_results_whose_run_json_is_gone_are_not_taken_over(finished_command, out
 
     text, code = refusal_message(capfd, *finished_command)
 
-    assert code == MOVE_FILES
+    assert code == EXIT_MOVE_FILES
     assert NOT_OURS in text
+    # The advice is to give another folder, or the folder of the earlier test.
     assert "which has a run.json" in text
 
 
@@ -204,7 +209,7 @@ def test_results_of_a_changed_input_are_not_taken_over(finished_command, clip, c
 
     text, code = refusal_message(capfd, *finished_command)
 
-    assert code == CHANGE_OPTIONS
+    assert code == EXIT_CHANGE_OPTIONS
     assert "the files of clip clip1 have changed" in text
 
 
@@ -222,7 +227,7 @@ def test_a_changed_input_is_restored_again_with_overwrite(finished_command, clip
 
 @pytest.fixture(scope="module")
 def command_with_options(home) -> list[object]:
-    """Give a command with an option file. It has been run once."""
+    """Run a command with an option file once, and give the command."""
     places = ["--weights", home / "spike.pth", "--output", home / "out_of_options"]
     command = ["--opt", home / "options.json", *places, "datasets.test.num_frame=2"]
     restore(*command)
@@ -230,7 +235,7 @@ def command_with_options(home) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "difference"),
     [
         pytest.param("--dtype=bfloat16", "dtype was float32, is bfloat16", id="type of numbers"),
         pytest.param(
@@ -245,11 +250,13 @@ def command_with_options(home) -> list[object]:
         ),
     ],
 )
-def test_results_of_other_settings_are_not_taken_over(command_with_options, capfd, change, said):
+def test_results_of_other_settings_are_not_taken_over(
+    command_with_options, capfd, change, difference
+):
     text, code = refusal_message(capfd, *command_with_options, change)
 
-    assert code == CHANGE_OPTIONS
-    assert said in text, text
+    assert code == EXIT_CHANGE_OPTIONS
+    assert difference in text, text
 
 
 def test_results_are_taken_over_with_another_number_of_loaders(command_with_options):
@@ -260,8 +267,11 @@ def test_results_are_taken_over_with_another_number_of_loaders(command_with_opti
 # ---- Several clips ------------------------------------------------------------------------------
 
 
-def restoring_all(home: Path, folder: Path, *save: str) -> list[object]:
-    """Return the arguments that restore the clips in <folder>/in to <folder>/out without spikes."""
+def restoring_all_command(home: Path, folder: Path, *save: str) -> list[object]:
+    """Return the arguments that restore the clips in <folder>/in to <folder>/out without spikes.
+
+    save: the kinds of results to save, e.g. "frames".
+    """
     places = ["--input", folder / "in", "--output", folder / "out"]
     return ["--weights", home / "rgb.pth", *places, "--save", *save]
 
@@ -271,7 +281,7 @@ def test_a_folder_of_videos_is_restored_with_its_times(home, tmp_path):
     write_video(tmp_path / "in" / "one.mp4", count=2)
     write_video(tmp_path / "in" / "two.avi", count=3)
 
-    restore(*restoring_all(home, tmp_path, "video"))
+    restore(*restoring_all_command(home, tmp_path, "video"))
 
     for name in ("one.mp4", "two.avi"):
         source = VideoReader(tmp_path / "in" / name)
@@ -306,9 +316,9 @@ def test_two_results_of_one_name_are_refused_before_any_is_written(
         shutil.copytree(clip / "blur", tmp_path / "in" / name)
     before = snapshot(tmp_path)
 
-    text, code = refusal_message(capfd, *restoring_all(home, tmp_path, *save))
+    text, code = refusal_message(capfd, *restoring_all_command(home, tmp_path, *save))
 
-    assert code == MOVE_FILES
+    assert code == EXIT_MOVE_FILES
     assert f"two results would have the name {name_of_both}" in text
     assert "rename one of the clips" in text
     assert snapshot(tmp_path) == before
@@ -328,7 +338,7 @@ def claim(
 ) -> None:
     """Take the folder for a test of one clip, which has one frame, named "0".
 
-    save: what the test saves. settings: the settings of the test, for run.json.
+    save: the kinds of results that the test saves. settings: its settings, for run.json.
     """
     claim_folder(
         Outputs(folder, save),
@@ -391,7 +401,7 @@ def test_a_video_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_pa
 
 
 def test_a_frame_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path):
-    # By default `claim` stands for a test that saves only videos, so x/0.png is not its frame.
+    # By default, `claim` is for a test that saves only videos. So x/0.png is not a frame of it.
     claim(tmp_path, "x")
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "0.png").write_bytes(b"theirs")
@@ -437,8 +447,8 @@ def test_a_damaged_run_json_marks_no_folder_as_ours(tmp_path, content):
 
 # ---- Results beside a training run --------------------------------------------------------------
 #
-# `claim_run_folder` takes a folder for a training run. `is_ours` says whether an earlier run is
-# known to have made the folder.
+# `claim_run_folder` takes a folder for a training run. Its argument `is_ours` says whether an
+# earlier start of this run is known to have made the folder.
 
 # What a training run writes into its folder.
 FILES_OF_RUN = ["log"]
@@ -496,8 +506,8 @@ def overwriting_command(home, clip, out) -> list[object]:
 
     `out` holds the frames and comparison of clip1, and files of the user.
     """
-    # `restoring` gives the arguments of a command line, and `restore` runs it.
-    restore(*restoring(home, clip, out, "--gt", clip / "sharp", "--save", "frames", "comparison"))
+    saving = ["--save", "frames", "comparison"]
+    restore(*restoring_command(home, clip, out, "--gt", clip / "sharp", *saving))
     for name in FILES_OF_USER:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("mine")
@@ -505,10 +515,11 @@ def overwriting_command(home, clip, out) -> list[object]:
     second = clip.parent / "second"
     shutil.copytree(clip / "blur", second / "blur")
     # Another --dtype is another setting, so this test cannot continue the first one.
-    return restoring(home, second, out, "--overwrite", "--save", "video", "--dtype", "bfloat16")
+    saving = ["--overwrite", "--save", "video"]
+    return restoring_command(home, second, out, *saving, "--dtype", "bfloat16")
 
 
-def test_overwrite_removes_the_results_of_the_earlier_test_alone(overwriting_command, out):
+def test_overwrite_removes_only_the_results_of_the_earlier_test(overwriting_command, out):
     restore(*overwriting_command)
 
     of_first_clip = {name for name in names_of_files(out) if "second" not in name}
@@ -554,8 +565,8 @@ def test_overwrite_removes_what_a_killed_test_has_written(tmp_path):
 
 
 def test_overwrite_removes_what_a_test_of_an_earlier_version_saved(tmp_path):
-    # Earlier versions did not list their files in run.json. Only the setting `save` tells that this
-    # test wrote a video, and no comparison.
+    # Earlier versions did not list their files in run.json. Only the setting `save` shows that this
+    # test wrote a video, but no comparison.
     claim(tmp_path, "x", settings={"save": ["video"]})
     about = json.loads((tmp_path / RESULTS).read_text())
     del about["files"]
@@ -592,7 +603,7 @@ def scored_clip(clip, out) -> ScoredClip:
     places = []
 
     def note_place(*_: Any) -> dict[str, float]:
-        """Give no further score."""
+        """Note when the last sign of life was. Return no additional score."""
         places.append(RUN.place)
         return {}
 
@@ -609,8 +620,8 @@ def scored_clip(clip, out) -> ScoredClip:
 
 
 def test_each_score_of_a_frame_is_a_sign_of_life(scored_clip):
-    # Two pictures of each frame are scored, the restored one and the input. One more sign of life
-    # comes at the end of the videos.
+    # Two pictures of each frame are scored: the restored frame and the blurry frame. One more sign
+    # of life comes at the end of the videos.
     assert scored_clip.frames > 1
     assert len(set(scored_clip.times)) == 2 * scored_clip.frames + 1
 
@@ -621,7 +632,7 @@ def test_signs_of_life_do_not_change_the_phase(scored_clip):
 
 @pytest.fixture
 def signs(monkeypatch) -> list[str]:
-    """Give a list that gets an item at each sign of life."""
+    """Give a list to which each sign of life adds an item."""
     found: list[str] = []
     monkeypatch.setattr(watchdog, "go_on", lambda: found.append("sign"))
     return found
@@ -633,7 +644,7 @@ def test_opening_a_video_gives_a_sign_of_life_for_each_frame(tmp_path, signs):
 
     user_clips(tmp_path / "v.mp4")
 
-    # All frames are read for their times, and the first one again for the size.
+    # All frames are read for their times, and frame 0 is read again for its size.
     assert len(signs) == 6 + 1
 
 
@@ -644,7 +655,7 @@ def test_reading_a_late_frame_of_a_video_gives_a_sign_of_life_for_each_frame(tmp
 
     reader.frame(5)
 
-    # Frame 0 was read for the size. So the frames 1 to 5 are left.
+    # `user_clips` has read frame 0. So a read of frame 5 must decode the frames 1 to 5.
     assert len(signs) == 5
 
 
@@ -655,5 +666,6 @@ def test_checking_a_clip_gives_a_sign_of_life_for_each_file(tmp_path, signs):
 
     check_clips(data_section(tmp_path))
 
-    # A blurry, a sharp and a spike file of each frame, and the spikes of the clip as a whole.
+    # Each frame has a blurry, a sharp and a spike file. One more sign of life comes when the spikes
+    # of the whole clip are checked.
     assert len(signs) == 3 * 6 + 1
