@@ -22,7 +22,7 @@ After one "no", the record is ignored and the data check runs again. So a wrong 
 but is never used.
 
 What must stay: every one of these questions, and a higher FORMAT for every change of the check.
-test_a_record_that_does_not_fit_is_as_good_as_none forges records. It does not notice every missing
+test_a_wrong_record_is_not_used forges records. It does not notice every missing
 rule, because a forged record mostly breaks another rule, too. Free to change: how many files a
 repeated start looks at (SHARE; LEAST_FILES in unchanged_data.py).
 

@@ -4,7 +4,7 @@ np.load is not used, for two reasons. Nothing in the file may be executed. And c
 must be refused, because a small compressed file could fill the memory.
 
 What must stay: nothing is executed, sizes are bounded, and any other content is a ValueError
-(test_a_record_that_does_not_fit_is_as_good_as_none, test_a_compressed_record_is_as_good_as_none).
+(test_a_wrong_record_is_not_used, test_a_compressed_record_is_not_used).
 column_check.py checks what the values mean.
 
 Tests: tests/parts/data/test_kept.py

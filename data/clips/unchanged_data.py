@@ -75,7 +75,7 @@ def _has_all_folders(folders: Texts, table: ClipTable) -> bool:
     """Return whether the record has a state of each root and of each folder of a clip.
 
     A forged record could leave out a folder. Then no later start would notice that this folder has
-    changed (the lie no_states of test_a_record_that_does_not_fit_is_as_good_as_none).
+    changed (the lie no_states of test_a_wrong_record_is_not_used).
 
     folders: the paths in the record.
     """

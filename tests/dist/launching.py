@@ -1,9 +1,9 @@
-"""Starts real programs for tests: ranks, each a process of its own, and other commands.
+"""Starts real programs for tests: ranks (each rank is a process) and other commands.
 
 * `Ranks` starts ranks, which a test can watch, signal and wait for. `run_ranks` runs them to their
   end. The ranks get the environment variables that torchrun would give them: RANK, WORLD_SIZE, ...
 * `run_command`, `start_command` and `run_into` start any other command.
-* Each wait has a limit, and no test leaves a process behind: all of them are killed at the end.
+* Each wait has a limit, and no test leaves a process behind: all processes are killed at the end.
 
 E.g. two ranks that train:
 
@@ -33,9 +33,9 @@ from typing import IO, Any
 
 from tests.dist.fork_server import ADDRESS, ROOT, ForkedProcess, clean_env, fork_server
 
-# The limits of tests end what hangs and measure nothing. A test gives the seconds that a program
-# may take on an idle machine. A busy machine takes longer, so a program may run PATIENCE times as
-# long.
+# The limits of tests only end programs that hang. They do not measure speed. A test gives the
+# seconds that a program may take on an idle machine. A busy machine takes longer, so a program may
+# run PATIENCE times as long.
 PATIENCE = 5
 
 
@@ -47,7 +47,7 @@ class RankResult:
     exit_codes: list[int]
     stdout: list[str]
     stderr: list[str]
-    # Time from the start until no rank ran any more.
+    # Time from the start of the first rank to the end of the last rank.
     seconds: float
 
     @property
@@ -74,10 +74,13 @@ class RankResult:
 
 
 class Ranks:
-    """Running ranks. Use it in a `with` statement, which kills what still runs at its end.
+    """Running ranks. Use it in a `with` statement, which kills the ranks that still run at its end.
 
-    Tests read `processes` (one for each rank, with pid, poll, wait and send_signal), `port`, at
-    which rank 0 listens, and `start`, the time of the start by time.monotonic().
+    Attributes for tests:
+
+        processes   one for each rank, with pid, poll, wait and send_signal
+        port        the port at which rank 0 listens
+        start       the time of the start, by time.monotonic()
     """
 
     def __init__(
@@ -94,8 +97,8 @@ class Ranks:
         """Start n ranks that run `script`. They all begin at the same time.
 
         args: arguments of the script. args_of: rank -> its arguments in place of `args`.
-        env: further variables of all ranks. env_of: rank -> further variables of this rank, which
-            replace the variables of `env`. An empty value removes a variable.
+        env: additional variables of all ranks. env_of: rank -> additional variables of this rank,
+            which replace the variables of `env`. An empty value removes a variable.
         prefix: a command that is given the command of each rank, e.g. ("nice", "-n", "5"). Usually
             a rank is a fork of a process that has imported torch. With a prefix it is a new
             process, which must import torch first.
@@ -103,16 +106,16 @@ class Ranks:
         """
         self.start = time.monotonic()
         self.port = free_port()
-        # What ranks write can be read as long as this object is there.
+        # Holds the files of the output, so that tests can read them after the ranks have ended.
         self.opened = contextlib.ExitStack()
         # stdout and stderr of each rank.
         self.files = [(self._open_file(), self._open_file()) for _ in range(n)]
         self.processes = []
 
-        # All ranks must begin together. Usual ranks need seconds to import torch, and meanwhile all
-        # of them are started. But a forked rank has torch already, and would begin at once. So a
-        # forked rank first reads from a pipe, the gate. Nobody writes into this pipe. The read ends
-        # when `gate_writer` is closed, after the last rank was started.
+        # All ranks must begin together. Ranks of users need seconds to import torch, and all ranks
+        # are started in this time. But a forked rank has torch already, and would begin at once. So
+        # a forked rank first reads from a pipe, the gate. Nobody writes into this pipe. The read
+        # ends when `gate_writer` is closed, after the last rank was started.
         gate, gate_writer = os.pipe()
         for rank in range(n):
             # Later variables replace earlier ones, so a test may replace variables of the launch.
@@ -135,7 +138,7 @@ class Ranks:
         os.close(gate_writer)
 
     def _open_file(self) -> IO[bytes]:
-        """Open a file without a name."""
+        """Open a temporary file, which has no name."""
         return self.opened.enter_context(tempfile.TemporaryFile("w+b"))
 
     def __enter__(self) -> Ranks:
@@ -158,11 +161,12 @@ class Ranks:
 
         limit_s: seconds that this may take on an idle machine, see PATIENCE.
 
-        Raises AssertionError if the rank ends before, or at the limit.
+        Raises AssertionError if the rank ends without this text, or at the limit.
         """
         deadline = time.monotonic() + PATIENCE * limit_s
         while True:
-            # Ask for the end before the output is read: a rank that has ended writes nothing more.
+            # First ask whether the rank has ended, then read its output. In the other order, the
+            # rank could write the text and end in between.
             has_ended = self.processes[rank].poll() is not None
             if text in self.output(rank):
                 return
@@ -213,10 +217,10 @@ def run_command(
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
 ) -> RankResult:
-    """Run any command to its end. Return the result as of one rank: each list has one item.
+    """Run any command to its end. Return the result as for one rank: each list has one item.
 
     limit_s: seconds that this may take on an idle machine, see PATIENCE.
-    env: further variables. {"NAME": ""} removes the variable NAME.
+    env: additional variables. {"NAME": ""} removes the variable NAME.
     cwd: the folder in which the command runs, usually the root of the repository.
 
     Raises AssertionError if the command still runs at the limit.
@@ -266,8 +270,8 @@ def _without_empty(variables: Mapping[str, str]) -> dict[str, str]:
 def run_into(stdout: Any, *arguments: object) -> tuple[int, str]:
     """Run a script whose stdout is an open file. Return its exit code and the text of its stderr.
 
-    stdout: e.g. /dev/full, which nothing can be written to. arguments: the script and its
-    arguments.
+    stdout: e.g. the opened /dev/full, to which nothing can be written. arguments: the script and
+    its arguments.
     """
     command = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile("w+b") as stderr:
@@ -279,7 +283,8 @@ def run_into(stdout: Any, *arguments: object) -> tuple[int, str]:
 def fork_client_variable() -> dict[str, str]:
     """Return the environment variable that tests/dist/fork_client.py needs.
 
-    It says at which address the fork server (fork_server.py) listens, which starts processes fast.
+    The variable has the address at which the fork server (fork_server.py) listens. The fork server
+    starts processes fast.
     """
     fork_server()  # starts it if there is none, and sets the variable
     return {ADDRESS: os.environ[ADDRESS]}
@@ -288,18 +293,19 @@ def fork_client_variable() -> dict[str, str]:
 def write_python(path: Path, before: str = "") -> Path:
     """Write a command that runs a script as `python` does, but as a fork. Returns `path`.
 
-    It needs the variable of `fork_client_variable`. before: what the shell does first.
+    The command needs the variable of `fork_client_variable`. before: shell commands to run first.
     """
     client = f'{before}exec {sys.executable} {ROOT}/tests/dist/fork_client.py "$@"'
     return write_command(path, client)
 
 
 def forking_python(folder: Path) -> dict[str, str]:
-    """Return environment variables with which launch_train.sh starts no new Python, but a fork.
+    """Return environment variables with which launch_train.sh starts a fork, and no new Python.
 
-    launch_train.sh takes the `python` of an active environment. This one is written into `folder`.
+    launch_train.sh takes the `python` of an active virtual environment. This function makes such an
+    environment in `folder`. Its `python` starts forks.
     """
-    # The first argument that launch_train.sh gives is -u.
+    # launch_train.sh gives -u as the first argument, which `shift` removes.
     write_python(folder / "bin" / "python", before="shift; ")
     path = f"{folder}/bin:{os.environ['PATH']}"
     return {"VIRTUAL_ENV": str(folder), "PATH": path, **fork_client_variable()}
@@ -308,7 +314,7 @@ def forking_python(folder: Path) -> dict[str, str]:
 def write_command(path: Path, lines: str) -> Path:
     """Write a shell script that can be run, e.g. a false `srun`, whose folder a test puts in PATH.
 
-    lines: the lines of the script after the first. The folder of `path` is made. Returns `path`.
+    lines: the lines of the script after the first line. Make the folder of `path`. Return `path`.
     """
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{lines}\n")
@@ -316,7 +322,7 @@ def write_command(path: Path, lines: str) -> Path:
     return path
 
 
-# A process of `start_command`.
+# The two kinds of processes that `start_command` gives.
 AnyProcess = subprocess.Popen | ForkedProcess
 
 
@@ -327,7 +333,7 @@ def start_command(command: Sequence[object], log: Path, **env: str) -> Generator
     A script that this Python runs is a fork of the fork server, unless the fork cannot have the
     environment. Afterwards the process is killed, and so are all processes that it started.
 
-    env: further environment variables.
+    env: additional environment variables.
     """
     words = [str(word) for word in command]
     variables = {**clean_env(), **env}
@@ -380,8 +386,8 @@ def _start(
     arguments: the script and its arguments. env: the whole environment. out, err: the files for
     stdout and stderr. See Ranks for the rest.
     """
-    # A fork has the libraries of the fork server. So it cannot have variables that libraries read
-    # when they are loaded, and no command can come before it.
+    # A fork has the libraries of the fork server. So it cannot have other values of the variables
+    # that libraries read when they are loaded. And a prefix, e.g. `nice`, needs a new process.
     can_fork = not prefix and fork_server().can_start(env)
     if can_fork:
         return fork_server().start(arguments, env, out, err, gate, cwd)
@@ -405,7 +411,7 @@ def free_port() -> int:
 
 def kill_session(process: subprocess.Popen | ForkedProcess) -> None:
     """Kill a process that leads a session, and all other processes of this session."""
-    # All of them may have ended before.
+    # All processes may have ended already.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -2,10 +2,11 @@
 
     odd_worker.py CASE RANK STEP train|test  ARGUMENTS OF main_train_vrt.py OR main_test_vrt.py
 
-The network is one convolution ("odd"), so some ten steps take a second. RANK and STEP say where the
-case strikes; steps count from 1. tests/helpers/train_files.py builds the command (`odd_command`).
+The network, "odd", is one convolution, so a run takes about ten steps per second. RANK and STEP say
+where something goes wrong; steps count from 1. `odd_command` in tests/helpers/train_files.py builds
+the command.
 
-Cases that strike once, in forward pass STEP of rank RANK (`Odd.strike`):
+Cases that happen once, in forward pass STEP of rank RANK (`Odd.strike`):
 
     stall    it sleeps for ten minutes
     wait     it prints "waiting", and goes on once its loader processes are stopped (SIGSTOP)
@@ -34,10 +35,11 @@ Cases of the whole run:
     peak     prints {"peak_gb": the most memory that the process had}
     clips    each rank prints the calibration of each clip on which it trains
 
-It also has three writers for `logging.writers`: "hanging", "killing" and "filling" (see below).
+This program also registers three writers for `logging.writers`: "hanging", "killing" and "filling".
 
-A new case is a line above, and a branch where it strikes. Tests name the cases, e.g. case="stall"
-in tests/faults/test_stalls.py: grep for the name before you change what a case does.
+To add a case, add a line above, and a branch at the place where something goes wrong. Tests name
+the cases, e.g. case="stall" in tests/faults/test_stalls.py. So search for the name before you change
+what a case does.
 """
 
 import gc

@@ -26,7 +26,7 @@ class BadLaunch:
     message: words that explain it, which a rank must print.
     ranks: number of processes.
     env: environment variables of all processes.
-    env_of: rank -> further variables of this process. An empty value removes a variable.
+    env_of: rank -> additional variables of this process. An empty value removes a variable.
     overrides: options of the command.
 
     In `message` and `env`, {port} stands for a port at which another program listens, and {free}

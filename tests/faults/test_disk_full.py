@@ -44,7 +44,7 @@ ORDER = DataOrder(samples=8, sample_list="", seed=0, steps=8)
 
 
 def no_validation(*changes):
-    """Return options of a run that validates nothing. changes: further options."""
+    """Return options of a run that validates nothing. changes: additional options."""
     return (*changes, "datasets.test={}")
 
 

@@ -89,7 +89,7 @@ class World:
     ranks: int = 2
     # Further environment variables of all processes.
     env: dict[str, str] = field(default_factory=dict)
-    # Rank -> further environment variables of this process.
+    # Rank -> additional environment variables of this process.
     env_of: dict[int, dict[str, str]] = field(default_factory=dict)
 
 

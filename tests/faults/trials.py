@@ -73,7 +73,7 @@ def number_of(trials: int, share: float, at_least: int = 1) -> int:
 def results_of(outcomes: list[str], **more: Any) -> Results:
     """Return the results of trials.
 
-    outcomes: for each trial what went wrong, or "" if nothing did. more: further figures.
+    outcomes: for each trial what went wrong, or "" if nothing did. more: additional figures.
     """
     # The end of a text has the error. 500 characters of each keep faults.json short.
     last_words = [text[-500:] for text in outcomes if text]

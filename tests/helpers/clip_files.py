@@ -292,7 +292,7 @@ def doctor_of_data(root: Path, *flags: str, **datasets: Any) -> int:
 def check_clips(values: dict[str, Any], **arguments: Any) -> Report:
     """Return the report on the clips of a section `datasets.train`, which has one source.
 
-    arguments: further arguments of the check.
+    arguments: additional arguments of the check.
     """
     options = resolve_section(values)
     (report,) = options.constructor.check(options, "train", **arguments)

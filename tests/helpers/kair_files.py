@@ -102,7 +102,7 @@ def shrink_options(options: dict[str, Any]) -> dict[str, Any]:
 def picture(
     seed: int, frame: int, height: int, width: int, extension: str = "png", contrast: int = 100
 ) -> bytes:
-    """Return an encoded picture of smooth shapes, which move to the right by 2 pixels a frame."""
+    """Return an encoded picture of smooth shapes, which move to the right by 2 pixels per frame."""
     y, x = np.mgrid[:height, :width] / 16
     x = x - frame / 8
     channels = []

@@ -36,7 +36,7 @@ def run_in_terminal(
 
     The script can also read from the terminal. `screen` tells from the bytes what a person sees.
 
-    env: further variables; an empty value removes a variable. size: rows and columns.
+    env: additional variables; an empty value removes a variable. size: rows and columns.
     """
     # The two ends of the terminal: this process reads what the script writes.
     ours, theirs = pty.openpty()

@@ -512,7 +512,7 @@ ONE_SAMPLE = {
 def resumed_position(tmp_path, changed_options=None, **position):
     """Return the position of a run that resumes from its own checkpoint at this position.
 
-    changed_options: further options of this start. position: keys of the checkpoint.
+    changed_options: additional options of this start. position: keys of the checkpoint.
     """
     options = ONE_SAMPLE | (changed_options or {})
     path = tmp_path / "checkpoints" / "checkpoint_latest.pth"

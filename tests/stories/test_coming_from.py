@@ -30,8 +30,8 @@ OURS = (
 )
 # Options of a training of one step without a validation.
 SHORT = ("datasets.test={}", "train.total_iter=1")
-# A program that hands its further arguments to main_train_vrt.py, for a network of one layer. Its
-# own arguments are CASE RANK STEP: nothing goes wrong, on no rank and at no step.
+# A program that trains a network of one layer: it hands "train" and all later arguments to
+# main_train_vrt.py. Its own arguments are CASE RANK STEP. With the case "none" nothing goes wrong.
 WORKER = ("tests/dist/odd_worker.py", "none", "0", "0", "train")
 # Exit codes.
 WRONG_OPTIONS = 2

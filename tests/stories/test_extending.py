@@ -1,18 +1,18 @@
 """What docs/extending.md promises: a new part is one new file, which all programs find and use.
 
-The new files are the code blocks of the page itself, and four more: DATASET, and CHANNELS, DEPTH
-and FIRST, which some programs refuse.
+The new files are the code blocks of this document, and four more files below: DATASET, CHANNELS,
+DEPTH and FIRST. Some programs refuse the last three.
 
-Once for all tests, tests/helpers/with_new_parts.py uses them in a process of its own. It checks,
-trains, tests and caches small clips, in these runs:
+A fixture runs tests/helpers/with_new_parts.py once for all tests, in a process of its own. This
+program checks small clips, trains on them, tests and caches them, in these runs:
 
-    tiny      the network "tiny" of the page, on the data set "LabTrain" from files
-    vrt       VRT with the fusion operator "add" of the page, on a cache of this data set
-    noise     the network "tiny", on the data set "Noise" of the page, which has no files
-    squares   the same, with the test set "Squares" of the page
-    page      the option file of the page
+    tiny      the network "tiny" of the document, on the data set "LabTrain" from files
+    vrt       VRT with the fusion operator "add" of the document, on a cache of "LabTrain"
+    noise     the network "tiny", on the data set "Noise" of the document, which has no files
+    squares   as "noise", with the test set "Squares" of the document
+    page      the option file of the document
 
-Then each test looks at what these runs have written.
+Then each test looks at the files that these runs have written. "The page" means docs/extending.md.
 """
 
 import json
@@ -107,7 +107,7 @@ class Foreign(Dataset):
         return [ForeignClip()]
 """
 
-# A loss of a tensor that no data set of these tests gives.
+# A loss that needs a tensor, "depth", which no data set of these tests gives.
 DEPTH = """
 from torch import nn
 from models.losses import LOSSES
@@ -120,7 +120,7 @@ class DepthLoss(nn.Module):
         return (restored - gt).abs().mean() + depth.mean()
 """
 
-# A network that returns the first frame alone.
+# A network that returns only the first frame of a clip.
 FIRST = """
 from torch import nn
 from models.select_network import NETWORKS
@@ -171,7 +171,7 @@ def new_files() -> dict[str, str]:
 
 # ---- The runs with them ----
 
-# What with_new_parts.py does, by its names in the report.
+# The steps of with_new_parts.py, by their names in its report.
 STEPS = (
     "check",
     "train",
@@ -192,7 +192,7 @@ STEPS = (
     "test vrt",
 )
 
-# What is refused, by its names in the report -> words of the message.
+# Name of a refused case in the report -> words of its error.
 REFUSED = {
     "a formula on channels": "this method reads spike files, and datasets.test (Channels) gives",
     "a reader of another class": "(ForeignClip) lacks fps, times, pixel_aspect",
@@ -225,10 +225,10 @@ WRONG_SECRETS = [
 
 
 def arrange_clips(root: Path, split: str) -> dict[str, str]:
-    """Copy the clips of a split into the folders of the new data set.
+    """Copy the clips of a split, "train" or "test", into the folders of the new data set.
 
-    These are lab/<split>/recordings, truth and streams below `root`. Returns the option keys of the
-    data set: key -> folder.
+    The folders are recordings, truth and streams in <root>/lab/<split>. Return the option keys of
+    the data set: key -> folder.
     """
     rgb = root / "GOPRO_Large" / split
     spikes = root / "GOPRO_Large_spike_seq"
@@ -278,15 +278,15 @@ def options_with_new_parts(root: Path) -> dict[str, Any]:
 
 
 class UsedParts(NamedTuple):
-    """What the programs have done with the new parts."""
+    """The results of the programs with the new parts."""
 
-    # The folder with a folder for each run.
+    # The folder that has a folder for each run.
     runs: Path
     # The output of all programs.
     text: str
     # Misspelt option -> error message.
     refusals: dict[str, str]
-    # What was done, see STEPS -> exit code.
+    # Name of a step of STEPS -> its exit code.
     exit_codes: dict[str, int]
 
     def history(self, run: str) -> dict[str, list[list[float]]]:
@@ -310,10 +310,10 @@ class UsedParts(NamedTuple):
         return torch.load(self.runs / run / "models/2_G.pth", weights_only=True)
 
     def table(self, run: str) -> dict[tuple[int, str], float]:
-        """Return what the log writer of the page has written: (step, name) -> value.
+        """Return the numbers that the log writer of the page has written: (step, name) -> value.
 
-        A line is e.g. "1 train/loss 0.25". Lines of the second start of the run "tiny" have commas
-        and are left out.
+        A line is e.g. "1 train/loss 0.25". The second start of the run "tiny" writes lines with
+        commas, which are left out here.
         """
         found = {}
         for line in (self.runs / run / "numbers.txt").read_text().splitlines():
@@ -333,8 +333,8 @@ def used_parts(tmp_path_factory) -> UsedParts:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    # Frames are twice as large as spike planes: 40 x 40. This is no multiple of the stride 16 of
-    # the network of the page, so that frames must be padded.
+    # Frames are twice as large as spike planes: 40 x 40 pixels. The network of the page has the
+    # stride 16, and 40 is no multiple of 16. So frames must be padded.
     size: dict[str, Any] = {"h": 20, "w": 20}
     write_clip(folder, "clip0", frames=2, seed=0, **size)
     write_clip(folder, "clip1", frames=2, seed=1, **size)
@@ -355,8 +355,11 @@ def used_parts(tmp_path_factory) -> UsedParts:
 
 
 @pytest.fixture(params=["tiny", "vrt"])
-def run(request) -> str:
-    """Give the name of each run on the data set from files."""
+def run_on_files(request) -> str:
+    """Give the names of the two runs on the data set from files, one after the other.
+
+    So a test with this argument runs twice.
+    """
     return request.param
 
 
@@ -393,24 +396,24 @@ def test_a_new_dataset_can_be_read_from_a_cache(used_parts):
     assert "data train: 2 cached clips" in used_parts.text
 
 
-def test_a_new_dataset_is_trained_on(used_parts, run):
-    assert used_parts.steps(run, "train/loss") == [1, 2]
+def test_a_new_dataset_is_trained_on(used_parts, run_on_files):
+    assert used_parts.steps(run_on_files, "train/loss") == [1, 2]
 
 
-def test_a_new_dataset_is_validated_on(used_parts, run):
-    assert used_parts.history(run)["val/psnr"]
+def test_a_new_dataset_is_validated_on(used_parts, run_on_files):
+    assert used_parts.history(run_on_files)["val/psnr"]
 
 
-def test_the_clips_of_a_new_dataset_are_tested(used_parts, run):
-    assert list(used_parts.results(run)["clips"]) == ["clip2"]
+def test_the_clips_of_a_new_dataset_are_tested(used_parts, run_on_files):
+    assert list(used_parts.results(run_on_files)["clips"]) == ["clip2"]
 
 
-def test_each_frame_of_a_new_dataset_is_scored(used_parts, run):
-    assert used_parts.results(run)["averages"]["restored"]["frames"] == 2
+def test_each_frame_of_a_new_dataset_is_scored(used_parts, run_on_files):
+    assert used_parts.results(run_on_files)["averages"]["restored"]["frames"] == 2
 
 
-def test_each_frame_of_a_new_dataset_is_saved(used_parts, run):
-    assert len(used_parts.restored(run, "clip2")) == 2
+def test_each_frame_of_a_new_dataset_is_saved(used_parts, run_on_files):
+    assert len(used_parts.restored(run_on_files, "clip2")) == 2
 
 
 def test_a_plain_dataset_of_torch_is_trained_on(used_parts):
@@ -435,7 +438,8 @@ def as_8_bits(value: float) -> float:
 
 
 def test_the_frames_of_a_test_set_of_ones_own_are_compared_with_its_sharp_ones(used_parts):
-    # Frame i of the page's test set has one grey level, 1 / (1 + i), seen at half of the light.
+    # All pixels of frame i of this test set have the grey level 1 / (1 + i). The blurry frame has
+    # half of it.
     expected = []
     for sharp in (1, 1 / 2, 1 / 3):
         error = as_8_bits(sharp) - as_8_bits(sharp / 2)
@@ -451,13 +455,14 @@ def test_the_frames_of_a_test_set_of_ones_own_are_saved(used_parts):
 
 
 @pytest.mark.parametrize(
-    ("name", "pictures"), [("noise", 2 * 2), ("squares", 2 * 3), ("channels", 2 * (1 + 1 + 3))]
+    ("name", "frames", "spike_channels"), [("noise", 2, 0), ("squares", 3, 0), ("channels", 2, 3)]
 )
-def test_samples_of_other_data_sets_are_shown(used_parts, name, pictures):
+def test_samples_of_other_data_sets_are_shown(used_parts, name, frames, spike_channels):
     page = (used_parts.runs.parent / f"{name}.html").read_text(encoding="utf-8")
 
-    # Each frame once as lq and once as gt, and each channel of the spikes.
-    assert page.count("<img ") == pictures
+    # Of each frame: its lq, its gt, and each channel of its spikes.
+    pictures_of_frame = 2 + spike_channels
+    assert page.count("<img ") == frames * pictures_of_frame
 
 
 def test_the_doctor_counts_the_clips_of_a_test_set_of_ones_own(used_parts):
@@ -468,7 +473,7 @@ def test_the_doctor_counts_the_clips_of_a_test_set_of_ones_own(used_parts):
 
 
 def test_a_network_is_built_with_the_channels_of_a_new_representation(used_parts):
-    # RGB, and the three parts of the representation "count".
+    # RGB, and the three channels of the representation "count" with "parts": 3.
     input_channels = 3 + 3
 
     weight = used_parts.weights("tiny")["params"]["conv.weight"]
@@ -479,16 +484,16 @@ def test_a_network_is_built_with_the_channels_of_a_new_representation(used_parts
 def test_a_fusion_operator_is_built_with_the_channels_of_a_new_representation(used_parts):
     weight = used_parts.weights("vrt")["params"]["fusion.mix.weight"]
 
-    # The network of the tests has 8 features.
+    # The VRT of these tests has 8 features. "count" gives 3 channels.
     assert weight.shape == (8, 3)
 
 
-def test_weights_name_a_new_source_of_spikes(used_parts, run):
-    assert used_parts.weights(run)["options"]["spike"]["type"] == "inverted"
+def test_weights_name_a_new_source_of_spikes(used_parts, run_on_files):
+    assert used_parts.weights(run_on_files)["options"]["spike"]["type"] == "inverted"
 
 
-def test_weights_name_a_new_representation(used_parts, run):
-    spike = used_parts.weights(run)["options"]["spike"]
+def test_weights_name_a_new_representation(used_parts, run_on_files):
+    spike = used_parts.weights(run_on_files)["options"]["spike"]
 
     assert spike["representation"] == {"type": "count", "parts": 3}
 
@@ -504,21 +509,21 @@ def test_weights_name_a_new_representation(used_parts, run):
         pytest.param(2, "val/clip2", id="a picture"),
     ],
 )
-def test_a_log_writer_is_given(used_parts, run, step, name):
-    assert (step, name) in used_parts.table(run)
+def test_a_log_writer_is_given(used_parts, run_on_files, step, name):
+    assert (step, name) in used_parts.table(run_on_files)
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_the_terms_of_a_loss_are_logged(used_parts, run, step):
-    values = used_parts.table(run)
+def test_the_terms_of_a_loss_are_logged(used_parts, run_on_files, step):
+    values = used_parts.table(run_on_files)
 
     terms = values[step, "train/loss_power"] + values[step, "train/loss_bias"]
 
     assert terms == pytest.approx(values[step, "train/loss"])
 
 
-def test_saved_options_hold_the_keys_of_a_new_loss(used_parts, run):
-    saved = list((used_parts.runs / run / "options").iterdir())
+def test_saved_options_hold_the_keys_of_a_new_loss(used_parts, run_on_files):
+    saved = list((used_parts.runs / run_on_files / "options").iterdir())
 
     assert saved
     for path in saved:
@@ -600,5 +605,5 @@ def test_the_record_of_a_run_hides_the_secret_of_a_new_part(used_parts):
     assert r'"token\": \"***' in record
 
 
-def test_an_option_is_no_secret_because_its_name_begins_as_one(used_parts):
+def test_an_option_whose_name_begins_like_a_secret_is_no_secret(used_parts):
     assert used_parts.weights("tiny")["options"]["netG"]["token_dim"] == 7

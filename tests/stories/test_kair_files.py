@@ -103,7 +103,7 @@ def prepare(folder: Path, number: str, **changes: Any) -> Path:
 def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
     """Run main_test_vrt.py. Return its metrics.json.
 
-    arguments: further arguments. By default the best checkpoint of the training is tested.
+    arguments: additional arguments. By default the best checkpoint of the training is tested.
     """
     command = ["--opt", str(options), "--output", str(out), "--save", "frames", *arguments]
     assert main_test_vrt.main(command) == 0
@@ -551,7 +551,7 @@ def section_of(root, name=SUPER_RESOLUTION, end="", lq="lq", **changes):
     """Return a section `datasets.train` or `datasets.test` on the septuplets of `root`.
 
     name: class of the dataset. end: "" for folders, ".lmdb" for LMDBs. lq: folder of the input.
-    changes: further keys.
+    changes: additional keys.
     """
     section = {
         "dataset_type": name,
@@ -767,7 +767,7 @@ def clean_clips(tmp_path):
 
 
 def training_set(clean, name, **changes):
-    """Return a dataset of training on crops of the sharp frames. changes: further keys."""
+    """Return a dataset of training on crops of the sharp frames. changes: additional keys."""
     section = {
         "dataset_type": name,
         "dataroot_gt": clean,

@@ -758,7 +758,7 @@ def auto_and_whole(folder, frames, width, run):
     """Test a clip twice: with the tiles that the program chooses ("auto"), and "whole".
 
     folder: gets all files. frames, width: size of the clip, whose frames are 32 pixels high.
-    run: runs main_test_vrt.py on an option file with further arguments.
+    run: runs main_test_vrt.py on an option file with additional arguments.
     Returns for each name a `FinishedTest`, and what `run` returned.
     """
     home = make_home(folder)

@@ -52,7 +52,7 @@ def restore_with(clip, out, weights, *more) -> RestoredClip:
     """Restore a clip with weights.
 
     clip: folder of a user's clip, with the folders blur, spike and sharp. out: folder of the
-    results. more: further arguments.
+    results. more: additional arguments.
     """
     inputs = ["--input", clip / "blur", "--spike", clip / "spike", "--gt", clip / "sharp"]
     restore("--weights", weights, *inputs, "--output", out, "--save", "frames", *more)

@@ -245,7 +245,7 @@ def commands(heading):
 def run_tests(heading, *changes, factor=1):
     """Run each command of a section that starts main_test_vrt.py, in the current folder.
 
-    changes: further arguments.
+    changes: additional arguments.
     factor: the value for the letter T in the commands, the factor of the threshold of the spike
     camera. E.g. with factor 2, `--output out_T ... "threshold_range": [T, T]` becomes
     `--output out_2 ... "threshold_range": [2, 2]`.

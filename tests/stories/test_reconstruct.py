@@ -368,7 +368,7 @@ def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(
 
 
 def restore_with_tfp(spikes, out, *overrides):
-    """Restore frames from spikes of 16 x 16. overrides: further options."""
+    """Restore frames from spikes of 16 x 16. overrides: additional options."""
     restore(
         *["--method", "tfp"],
         *["--spike", spikes, "--spike-size", 16, 16],

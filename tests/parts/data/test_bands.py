@@ -28,7 +28,7 @@ ALIGNED = np.array([[2, 0, 0.5], [0, 2, 0.5], [0, 0, 1.0]])  # 2 x 2 RGB pixels 
 def aligned_view(height: int, width: int, **about) -> View:
     """Return the view of two aligned cameras on frames of this size.
 
-    about: further fields of the view, e.g. rolling=0.4.
+    about: additional fields of the view, e.g. rolling=0.4.
     """
     return View((height, width), (height // 2, width // 2), ALIGNED, is_display=False, **about)
 

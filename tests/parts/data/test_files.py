@@ -408,7 +408,7 @@ class Noise(NamedTuple):
 @pytest.fixture(scope="module")
 def noise_video(tmp_path_factory) -> Noise:
     """Write frames of noise at uneven times, and open the video."""
-    # The times of a phone, in seconds: 24000 / 1001 frames a second, a gap, then faster.
+    # The times of a phone, in seconds: 24000 / 1001 frames per second, a gap, then faster.
     times = [Fraction(t) for t in ("1001/24000", "1001/12000", "1/2", "53/100", "1")]
     # The sides are odd, and the texture has details of one pixel, which a codec may lose.
     rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@ Words of this page:
     lengths   how long each frame lasts, in seconds
     distance  the time between the starts of two frames
 
-The spike camera takes RATE = 1440 planes a second, so a frame of 1/60 s has 24 planes.
+The spike camera takes RATE = 1440 planes per second, so a frame of 1/60 s has 24 planes.
 """
 
 import itertools
@@ -135,7 +135,7 @@ def proposed_table(error: DataError) -> Any:
 # ---- Films: frames at one distance, or not ----
 
 
-# A camera that takes 60 frames a second has a frame each 320 ticks. A film may store each start
+# A camera that takes 60 frames per second has a frame each 320 ticks. A film may store each start
 # with a rounding error. If all starts are at one distance but for this error, the frames share the
 # planes evenly. Otherwise each frame has the planes between its stored start and the next one.
 #
@@ -173,7 +173,7 @@ def proposed_table(error: DataError) -> Any:
             id="a film that begins after 0",
         ),
         # A GIF stores whole hundredths of a second, 192 ticks. The distances are 3, 3 and 4 of
-        # these units, so they differ by one unit: 30 frames a second, rounded.
+        # these units, so they differ by one unit: 30 frames per second, rounded.
         pytest.param(
             [0, 576, 1152, 1920], [0, 640, 1280, 1920, 2560], id="rounded to a coarse unit"
         ),
@@ -254,7 +254,7 @@ def test_times_that_a_container_rounds_count_as_one_distance(tmp_path):
     # Matroska's clock counts milliseconds: 0, 33, 67, 100, ...
     starts = [Fraction(number, 30) for number in range(9)]
     write_film(tmp_path / "f.mkv", [picture(seed=number) for number in range(9)], starts)
-    # 9 frames would have 432 planes at 1440 planes a second. Another number, so that they cannot
+    # 9 frames would have 432 planes at 1440 planes per second. Another number, so that they cannot
     # follow from the times.
     spikes = write_empty_planes(tmp_path / "f.dat", 454)
 
@@ -339,7 +339,7 @@ def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
 
 # ---- Films that lack frames ----
 
-# Planes of a frame of a film of 25 frames a second, where spikes have 1000 planes a second.
+# Planes of a frame of a film of 25 frames per second, where spikes have 1000 planes per second.
 PLANES_OF_FRAME = 40
 # The film has this many frames before some are lost.
 FRAMES = 36
@@ -460,7 +460,7 @@ def test_one_period_for_a_film_that_lacks_frames_is_refused_with_a_table(tmp_pat
         pytest.param("f.avi", "mpeg4", {"bf": "2"}, id="avi"),
     ],
 )
-# 30000 / 1001 = 29.97 frames a second is the rate of television in America. No clock of a container
+# 30000 / 1001 = 29.97 frames per second is the rate of American television. No clock of a container
 # divides it evenly, so times are rounded.
 @pytest.mark.parametrize("rate", [Fraction(25), Fraction(30000, 1001)], ids=str)
 def test_a_sound_film_lacks_no_frame(tmp_path, caplog, name, codec, options, rate):
@@ -594,7 +594,7 @@ def test_the_proposed_exposures_are_accepted(tmp_path):
         pytest.param(["7", "8", "9", "10"], id="numbers"),
         pytest.param(["x_01_a", "x_02_a", "x_03_a", "x_04_a"], id="between text"),
         pytest.param(["1e", "2e", "3e", "4e"], id="before text"),
-        # Times of 30 frames a second, rounded to microseconds.
+        # Times of 30 frames per second, rounded to microseconds.
         pytest.param(["1000000", "1033333", "1066667", "1100000"], id="microseconds"),
         pytest.param(["0.1", "0.2", "0.3", "0.4"], id="seconds"),
     ],
@@ -609,7 +609,7 @@ def test_a_folder_without_gaps_shares_its_planes_evenly(tmp_path, names):
 def test_numbers_a_thousand_apart_count_microseconds(tmp_path):
     clip = clip_of(*images_with_spikes(tmp_path, ["10000", "11000", "12000"]))
 
-    # A film of 1000 frames a second. No frame is missing, and 3 frames share 240 planes.
+    # A film of 1000 frames per second. No frame is missing, and 3 frames share 240 planes.
     assert planes_of(clip) == [(0, 80), (80, 80), (160, 80)]
 
 
@@ -725,7 +725,7 @@ def test_several_clips_are_refused_at_once(tmp_path):
 def write_clock(folder: Path, tick_hz: float) -> str:
     """Write a calibration that says the clock of the spike camera. Returns its path as a text.
 
-    tick_hz: planes a second.
+    tick_hz: planes per second.
     """
     calibration = {
         "format": 1,

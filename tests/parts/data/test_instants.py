@@ -53,7 +53,7 @@ def clips(tmp_path_factory) -> Path:
 
 
 def with_instants(root: Path, split: str = "train", **changes: Any) -> dict[str, Any]:
-    """Return a section of `datasets` that reads the instants. changes: further keys."""
+    """Return a section of `datasets` that reads the instants. changes: additional keys."""
     return data_section(
         root, split, dataroot_gt_instants=str(root / "GOPRO_Large" / split), **changes
     )
@@ -257,7 +257,7 @@ def home(tmp_path_factory) -> Path:
 
 
 def arguments_of_test(home: Path, out: Path, *more: object) -> list[object]:
-    """Return the arguments that test the weights. more: further arguments."""
+    """Return the arguments that test the weights. more: additional arguments."""
     weights = home / "weights.pth"
     return ["--opt", home / "options.json", "--weights", weights, "--output", out, *more]
 

@@ -1,24 +1,30 @@
-"""The record that the check of a data set keeps: it makes the same clips, and never other ones.
+"""The record that the check of a data set keeps: it gives the same clips as the files.
 
-The check of a training writes what it found into the folder .preflight of the experiments: a file
+The check of a training writes its findings into the folder .preflight of the experiments: a file
 .npz with arrays (the columns: names, sizes, ...) and a file .json with a digest of the arrays. The
-next start takes the clips from this record, if the files are unchanged. The record may also be
-damaged, or written by a stranger. Then the check must read the files again.
+next start takes the clips from this record if the files are unchanged. But the record may be
+damaged, or a stranger may have written it. Then the check must read the files again.
 
 These are some of the columns, for the two clips of six frames of most tests:
 
-    clips      text: the names of the clips
-    frames     number of frames of each clip: [6, 6]
-    stems      text: the name of each frame without its ending
-    lq_places  text: the folder of the blurry frames of each clip; lq_names: the name of each file
-    sizes      height and width of the frames
-    planes     number of spike planes of each file; rows: where they begin in the file
-    exposures  which planes belong to which frame; centers: the plane of the sharp frame
-    folders    text: the folders that were read; folder_states: two numbers for each of them, by
-               which a later start sees that files were added, renamed or removed
+    clips          text: the name of each clip
+    frames         number of frames of each clip: [6, 6]
+    stems          text: the name of each frame without its ending
+    lq_places      text: the folder of the blurry frames of each clip
+    lq_counts      number of files with blurry frames of each clip: [6, 6]
+    lq_names       text: the name of each file with a blurry frame
+    sizes          height and width of the frames
+    planes         number of spike planes of each file
+    rows           the different exposures. A row says which planes of which files a frame has. Here
+                   all frames have equal exposures, so there is one row, row 0
+    exposures      the number of its row for each frame: [0, 0, 0, ...]
+    centers        the plane of the sharp frame, for each row
+    folders        text: the folders that were read
+    folder_states  two numbers for each folder, by which a later start sees that files were added,
+                   renamed or removed
 
-A new column needs two things here: a wrong value of it in WRONG_COLUMNS, and a kind of data set in
-KINDS in which it is not empty.
+If you add a column, also add a wrong value of the column to WRONG_COLUMNS, and add a kind of data
+set to KINDS in which the column is not empty.
 """
 
 import dataclasses
@@ -70,7 +76,7 @@ Columns = dict[str, np.ndarray]
 #     data_section(root, **changes)  the section datasets.train for the clips below `root`
 #     source_of(values)              the clips that such a section asks for, not yet checked
 
-# Options of a training on frames alone.
+# Options of a training on frames without spikes.
 RGB: dict[str, Any] = {
     "dataset_type": "VideoRecurrentTrainDataset",
     "dataroot_spike": None,
@@ -87,7 +93,7 @@ def root(tmp_path):
 def checked_at_start(values: dict[str, Any], folder: Path) -> Report:
     """Check the data as a start of a training does, and write the record. Return the report.
 
-    values: the section datasets.train. folder: where the record is, in .preflight.
+    values: the section datasets.train. folder: the record is in its folder .preflight.
     """
     return check_source(source_of(values), "train", folder / ".preflight")
 
@@ -120,11 +126,11 @@ def write_record(folder: Path, columns: Columns, save: Callable[..., None] = np.
 # ---- The clips of a record ----
 
 
-# Each function below makes another kind of data set of the clips in `root`. It returns the keys of
-# the section that this kind needs.
+# Each function below turns the clips in `root` into another kind of data set. It returns the keys
+# of the section datasets.train that this kind needs.
 
 
-def frames_alone(root):
+def frames_without_spikes(root):
     return RGB
 
 
@@ -134,8 +140,8 @@ def sharp_instants(root):
     return {"dataroot_gt_instants": str(root / "GOPRO_Large/train")}
 
 
-def planes_of_the_files_beside(root):
-    # 30 planes before and after each file belong to it too.
+def planes_of_neighbouring_files(root):
+    # A frame also reads 30 planes before and 30 planes after its own file.
     representation = {"type": "relative", "half_windows": [2, 6]}
     spike = {"type": "dat", "center": "file", "context": 30, "representation": representation}
     return {"spike": spike}
@@ -154,7 +160,7 @@ def one_spike_file_for_a_clip(root):
         planes = [path.read_bytes() for path in files]
         clip.with_suffix(".dat").write_bytes(b"".join(planes))
         shutil.rmtree(clip)
-    # A frame has the planes of one of the former files.
+    # Each frame still has the PLANES planes that were its own file.
     exposure = {"start": 0, "length": PLANES, "period": PLANES}
     spike = {"type": "dat", "center": "file", "exposure": exposure, "representation": BINS}
     return {"spike": spike}
@@ -166,7 +172,8 @@ def a_rate_for_one_clip(root):
 
 
 def a_listed_part(root):
-    # Three frames of clip10, from its frame 2 on.
+    # The frames 2, 3 and 4 of clip10. A line has the name of a clip, its number of frames, its
+    # shape (0: any) and its first frame.
     (root / "meta.txt").write_text("clip10 3 0 2\n")
     return {"meta_info_file": str(root / "meta.txt")}
 
@@ -182,9 +189,9 @@ def a_slash_at_the_end(root):
 
 
 KINDS = [
-    frames_alone,
+    frames_without_spikes,
     sharp_instants,
-    planes_of_the_files_beside,
+    planes_of_neighbouring_files,
     a_part_of_each_file,
     one_spike_file_for_a_clip,
     a_rate_for_one_clip,
@@ -276,7 +283,7 @@ def test_a_table_joined_tables_and_a_list_give_the_same_numbers(tmp_path):
         _, columns = builder.table()
         tables.append(NumbersOnly(source, columns))
 
-    # Three clips of 6, 6 and 3 frames, and one of 6 frames.
+    # Frame counts, scales, numbers of planes: the first root has three clips, and the second one.
     of_first = ([6, 6, 3], [1, 1, 2], {PLANES})
     of_both = ([6, 6, 3, 6], [1, 1, 2, 4], {PLANES, PLANES + 4})
     assert numbers_of(lists[0]) == of_first
@@ -307,7 +314,7 @@ def test_one_of_each_form_has_the_sizes_of_all_clips(tmp_path):
         tables.append(checked_at_start(values, tmp_path).clips)
 
     def names_and_sizes(clips: Sequence[Clip]) -> list[tuple[str, int, int]]:
-        """Return one clip of each form: its name, height of blurry and of sharp frames."""
+        """Return (name, height of blurry frames, height of sharp frames) of a clip of each form."""
         forms = one_of_each_form(clips)
         return [(clip.name, clip.size[0], clip.gt_size[0]) for clip in forms]
 
@@ -321,7 +328,7 @@ def test_one_of_each_form_has_the_sizes_of_all_clips(tmp_path):
 def test_a_compressed_spike_file_of_a_whole_clip_is_said_to_be_slow_once(root):
     changes = one_spike_file_for_a_clip(root)
     spikes = root / "GOPRO_Large_spike_seq/train"
-    # An .npz is compressed, so every read begins at its start. Both clips get one.
+    # An .npz is compressed, so every read begins at its start. Both clips get an .npz.
     for path in sorted(spikes.glob("*.dat")):
         geometry = SpikeGeometry(8, 12)
         planes = read_spikes(path, geometry)
@@ -339,6 +346,9 @@ def test_a_compressed_spike_file_of_a_whole_clip_is_said_to_be_slow_once(root):
 # ---- Files that changed ----
 
 
+# Each function below changes the file `path`, a picture of a clip, or its neighbours.
+
+
 def remove(path: Path) -> None:
     path.unlink()
 
@@ -348,7 +358,7 @@ def rewrite(path: Path) -> None:
 
 
 def touch(path: Path) -> None:
-    os.utime(path, (1, 1))  # another time of change
+    os.utime(path, (1, 1))  # the time of change becomes second 1 of 1970
 
 
 def add_note(path: Path) -> None:
@@ -401,11 +411,11 @@ def test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files
 # ---- Records of a stranger -------------------------------------------------------------------
 
 # A text column has all texts one after another, each with a zero byte at its end. The two clips
-# have six frames each, so a column of names has 12 texts.
+# have six frames each, so a column with the names of all frames has 12 texts.
 
 
 def text(*parts: str) -> np.ndarray:
-    """Return a text column of these texts."""
+    """Return a text column of these texts, e.g. the bytes "a\\0b\\0" of "a" and "b"."""
     joined = "".join(f"{part}\0" for part in parts)
     return np.frombuffer(joined.encode(), np.uint8)
 
@@ -421,8 +431,8 @@ def plus(column: np.ndarray, value: float) -> np.ndarray:
     return column + np.array(value, column.dtype)
 
 
-# A lie replaces some columns of a true record. Each function below gets the true columns, and
-# returns {name: column} of the replaced columns. Its name says what is wrong.
+# A lie replaces some columns of a true record. Each function below is a lie: it gets the true
+# columns, and returns {name: column} of the columns to replace. Its name says what is wrong.
 
 
 # ---- Lies: paths ----
@@ -437,7 +447,7 @@ def another_folder(columns: Columns) -> Columns:
 
 
 def a_name_with_a_folder(columns: Columns) -> Columns:
-    names = 12 * ["../x.png"]  # of six frames of two clips
+    names = 12 * ["../x.png"]
     return {"lq_names": text(*names)}
 
 
@@ -478,7 +488,7 @@ def no_frames(columns: Columns) -> Columns:
     return {"frames": plus(columns["frames"], -6)}  # each clip has six
 
 
-def as_many_frames_as_an_int32_counts(columns: Columns) -> Columns:
+def the_largest_int32_as_number_of_frames(columns: Columns) -> Columns:
     return {"frames": np.full(2, 2**31 - 1, np.int32)}
 
 
@@ -537,8 +547,8 @@ def two_dimensions(columns: Columns) -> Columns:
 
 
 def states_of_other_folders(columns: Columns) -> Columns:
-    # The same number of folders, but each is the root of the system. The record has two numbers for
-    # the state of a folder.
+    # The same number of folders, but each is "/". The record has two numbers for the state of a
+    # folder.
     folder_count = len(columns["folder_states"]) // 2
     names = folder_count * ["/"]
     return {"folders": text(*names)}
@@ -560,7 +570,7 @@ LIES = [
     a_clip_of_a_bad_name,
     bytes_that_are_no_text,
     no_frames,
-    as_many_frames_as_an_int32_counts,
+    the_largest_int32_as_number_of_frames,
     another_size,
     a_size_below_zero,
     more_planes,
@@ -579,12 +589,13 @@ LIES = [
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_record_that_does_not_fit_is_as_good_as_none(root, lie):
+def test_a_wrong_record_is_not_used(root, lie):
     values = data_section(root)
     checked_at_start(values, root)
     columns = record_of(root)
     expected, _ = manifest.scan(source_of(values))
-    # Writing the same columns again changes nothing. So what follows is due to the lie.
+    # A record that is written again with the true columns is used. So if the next record is not
+    # used, the lie is the reason.
     write_record(root, columns)
     assert is_from_record(checked_at_start(values, root))
 
@@ -600,13 +611,14 @@ def test_a_record_that_does_not_fit_is_as_good_as_none(root, lie):
 
 # ---- Columns of a stranger -------------------------------------------------------------------
 #
-# A start looks at the files of some clips only. So wrong columns must be refused by themselves. The
-# two clips have six frames each, and all frames have the exposure of row 0.
+# A start compares the record with the files of only a few clips. So wrong columns must be refused
+# without a look at the files: because they contradict one another, or break a limit. The two clips
+# have six frames each, and every frame has the exposure of row 0 of the column `rows`.
 
 
 @pytest.fixture(scope="module")
 def checked_source(tmp_path_factory) -> tuple[Source, Columns]:
-    """Give a data set, and the true columns of its clips."""
+    """Give a data set, and the true columns of its two clips, without the states of folders."""
     root = write_clips(tmp_path_factory.mktemp("columns"), "clip0", "clip10")
     values = data_section(root)
     checked_at_start(values, root)
@@ -617,7 +629,7 @@ def checked_source(tmp_path_factory) -> tuple[Source, Columns]:
 
 
 def first_is(name: str, value: float) -> Callable[[Columns], Columns]:
-    """Return a lie: the first number of a column is `value`."""
+    """Return a lie: the first number of the column `name` is `value`."""
 
     def lie(columns: Columns) -> Columns:
         column = columns[name].copy()
@@ -628,17 +640,23 @@ def first_is(name: str, value: float) -> Callable[[Columns], Columns]:
 
 
 def one_less(name: str) -> Callable[[Columns], Columns]:
-    """Return a lie: a column of numbers lacks its last one."""
+    """Return a lie: the column `name` lacks its last number or, if it is a text, its last byte."""
     return lambda columns: {name: columns[name][:-1]}
 
 
 def counts_are(name: str, *counts: int) -> Callable[[Columns], Columns]:
-    """Return a lie: a column has a number of files for each clip. There are 12 files in all."""
+    """Return a lie: the clips have these numbers of files. There are 12 files in all.
+
+    name: a column of numbers of files, e.g. "gt_counts".
+    """
     return lambda columns: {name: np.array(counts, columns[name].dtype)}
 
 
 def row_has(**fields: int) -> Callable[[Columns], Columns]:
-    """Return a lie: row 0 of the exposures has these fields."""
+    """Return a lie: row 0, the exposure of every frame, has these values.
+
+    fields: fields of data.clips.columns.Row, e.g. plane_count=0 for frames without planes.
+    """
 
     def lie(columns: Columns) -> Columns:
         rows = columns["rows"].copy()
@@ -650,38 +668,44 @@ def row_has(**fields: int) -> Callable[[Columns], Columns]:
 
 
 def is_text(name: str, *parts: str) -> Callable[[Columns], Columns]:
-    """Return a lie: a column has these texts."""
+    """Return a lie: the column `name` has these texts."""
     return lambda columns: {name: text(*parts)}
 
 
+def a_whole_center_with_a_fraction(columns: Columns) -> Columns:
+    """Return a lie: the center is 1.5, but row 0 says that it is a whole number."""
+    rows = row_has(has_whole_center=1)(columns)
+    centers = first_is("centers", 1.5)(columns)
+    return rows | centers
+
+
+# Lies that only the next test uses. Lies that the test above uses, too, follow below.
 WRONG_COLUMNS = {
     "a column that is unknown": lambda columns: {"more": columns["frames"]},
-    "texts without an end": one_less("stems"),
+    "no zero byte after the last text": one_less("stems"),
     "too many frames": first_is("frames", MOST_FRAMES + 1),
     "a size that is too large": first_is("sizes", LARGEST_SIDE + 1),
-    "a name too few": is_text("stems", *11 * ["0"]),
+    "one name is missing": is_text("stems", *11 * ["0"]),
     "a name that is its folder": is_text("stems", *12 * ["."]),
     "a name that is the folder above": is_text("stems", *12 * [".."]),
-    "no file": first_is("spike_counts", 0),
+    "a clip without a spike file": first_is("spike_counts", 0),
     "two spike files for six frames": counts_are("spike_counts", 2, 10),
     "fewer sharp frames than frames": counts_are("gt_counts", 5, 7),
     "no number of files for a clip": one_less("lq_counts"),
     "no size of a file": one_less("lq_bytes"),
     "no time of a file": one_less("lq_times"),
     "no folder for a clip": is_text("lq_places", "/clip0/blur/"),
-    "a folder beside the root": is_text("lq_places", "clip0/blur/", "/clip10/blur/"),
-    "a folder without an end": is_text("lq_places", "/clip0/blur", "/clip10/blur/"),
-    "half a row": one_less("rows"),
+    "a folder without / at its start": is_text("lq_places", "clip0/blur/", "/clip10/blur/"),
+    "a folder without / at its end": is_text("lq_places", "/clip0/blur", "/clip10/blur/"),
+    "a row without its last number": one_less("rows"),
     "a row with a plane below zero": row_has(first_plane=-1),
     "a row with a huge plane": row_has(origin=LARGEST_PLANE),
     "a row without planes": row_has(plane_count=0),
-    "an endless center": first_is("centers", np.inf),
+    "an infinite center": first_is("centers", np.inf),
     "a center behind the planes": first_is("centers", PLANES),
     "a center before the planes": first_is("centers", -1),
-    "a center that is neither whole nor not": row_has(has_whole_center=2),
-    "a whole center with a fraction": lambda columns: (
-        row_has(has_whole_center=1)(columns) | first_is("centers", 1.5)(columns)
-    ),
+    "has_whole_center is 2, and not 0 or 1": row_has(has_whole_center=2),
+    "a whole center with a fraction": a_whole_center_with_a_fraction,
     "more planes before the frame than are read": row_has(before=PLANES + 1),
     "no planes of a file": one_less("planes"),
     "a file without planes": first_is("planes", 0),
@@ -692,7 +716,7 @@ WRONG_COLUMNS = {
     "planes of the file before the first": row_has(previous_count=1),
     "planes of the file after the last": row_has(next_count=1),
 }
-LIES_OF_COLUMNS = [
+LIES_WITHIN_COLUMNS = [
     a_file_above_the_root,
     a_name_with_a_folder,
     an_empty_name,
@@ -701,7 +725,7 @@ LIES_OF_COLUMNS = [
     a_clip_of_a_bad_name,
     bytes_that_are_no_text,
     no_frames,
-    as_many_frames_as_an_int32_counts,
+    the_largest_int32_as_number_of_frames,
     a_size_below_zero,
     no_such_exposure,
     an_exposure_below_zero,
@@ -712,13 +736,15 @@ LIES_OF_COLUMNS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [*LIES_OF_COLUMNS, *(pytest.param(lie, id=name) for name, lie in WRONG_COLUMNS.items())],
-)
+ALL_WRONG_COLUMNS = [*LIES_WITHIN_COLUMNS]
+for name, lie in WRONG_COLUMNS.items():
+    ALL_WRONG_COLUMNS.append(pytest.param(lie, id=name))
+
+
+@pytest.mark.parametrize("lie", ALL_WRONG_COLUMNS)
 def test_wrong_columns_are_refused_without_a_look_at_the_files(checked_source, lie):
     source, columns = checked_source
-    refuse_columns(columns, source)  # the true ones are taken
+    refuse_columns(columns, source)  # raises nothing, because these columns are true
 
     with pytest.raises(ValueError):
         refuse_columns(columns | lie(columns), source)
@@ -755,7 +781,7 @@ def test_columns_with_more_instants_of_some_frames_are_refused(root):
     for name in ("folders", "folder_states"):
         del columns[name]
     source = source_of(values)
-    refuse_columns(columns, source)  # the true ones are taken
+    refuse_columns(columns, source)  # raises nothing, because these columns are true
     # Two clips of six frames with three instants each.
     assert columns["gt_instants_counts"].tolist() == [18, 18]
 
@@ -763,15 +789,14 @@ def test_columns_with_more_instants_of_some_frames_are_refused(root):
         refuse_columns(columns | counts_are("gt_instants_counts", 17, 19)(columns), source)
 
 
-def test_a_record_without_one_of_the_clips_is_as_good_as_none(root):
+def test_a_record_without_one_of_the_clips_is_not_used(root):
     values = data_section(root)
     checked_at_start(values, root)
-    # A second record, elsewhere, of one of the two clips. A line of the list has the name of a
-    # clip, its number of frames, its shape (0: any) and its first frame.
+    # Make a second record, in the folder "other", of only one of the two clips.
     (root / "meta.txt").write_text("clip0 6 0 0\n")
     checked_at_start(data_section(root, meta_info_file=str(root / "meta.txt")), root / "other")
     columns = record_of(root / "other")
-    # The states of the folders are true, so that nothing seems to have changed.
+    # Take the states of folders from the true record, so that no folder seems to have changed.
     true_columns = record_of(root)
     columns["folders"] = true_columns["folders"]
     columns["folder_states"] = true_columns["folder_states"]
@@ -783,7 +808,7 @@ def test_a_record_without_one_of_the_clips_is_as_good_as_none(root):
     assert len(report.clips) == 2
 
 
-def test_a_compressed_record_is_as_good_as_none(root):
+def test_a_compressed_record_is_not_used(root):
     # A small compressed file can hold arrays that fill all memory.
     values = data_section(root)
     checked_at_start(values, root)
@@ -796,10 +821,10 @@ def test_a_compressed_record_is_as_good_as_none(root):
 # ---- Damaged records -------------------------------------------------------------------------
 
 
-# An .npz file is a zip file. Its last 22 bytes say where the list of its arrays begins, so the bit
-# 20 bytes before the end is one of theirs, and a file without its last 50 bytes has no such entry.
-# A .json file ends with the digest of the arrays, 64 digits, and a bracket. So both damages hit the
-# digest.
+# Two damages, 20 and 50 bytes before the end of a file, hit an important part of both files:
+#
+#     .npz    a zip file. Its last 22 bytes say where the list of its arrays begins
+#     .json   ends with the digest of the arrays, 64 digits, and a bracket
 
 
 def flip_bit(content: bytes) -> bytes:
@@ -814,7 +839,7 @@ def cut_short(content: bytes) -> bytes:
     return content[:-50]
 
 
-# Each damage is a content in place of the record, or a function that changes the content.
+# Each damage is the new content of a file, or a function that changes the content.
 DAMAGES = [
     pytest.param(b"", id="empty"),
     pytest.param(cut_short, id="cut short"),
@@ -827,20 +852,22 @@ DAMAGES = [
 
 @pytest.mark.parametrize("suffix", [".npz", ".json"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_record_is_as_good_as_none(root, damage, suffix):
+def test_a_damaged_record_is_not_used(root, damage, suffix):
     values = data_section(root)
     checked_at_start(values, root)
     (record,) = (root / ".preflight").glob(f"*{suffix}")
 
-    content = damage(record.read_bytes()) if callable(damage) else damage
-    record.write_bytes(content)
+    if callable(damage):
+        record.write_bytes(damage(record.read_bytes()))
+    else:
+        record.write_bytes(damage)
 
     assert not is_from_record(checked_at_start(values, root))
     # This start has written a sound record.
     assert is_from_record(checked_at_start(values, root))
 
 
-def test_a_folder_that_cannot_be_written_costs_the_record_alone(root, caplog):
+def test_a_folder_that_cannot_be_written_only_prevents_the_record(root, caplog):
     (root / ".preflight").write_text("a file in its place")
     caplog.set_level("INFO")
 
@@ -855,9 +882,10 @@ def test_a_folder_that_cannot_be_written_costs_the_record_alone(root, caplog):
 
 # The system calls that ask for the state of a file. A question mark: this kernel may not have it.
 STATES = "?stat,?lstat,fstat,newfstatat,?statx"
-# A program that checks the data in the folder of its first argument. strace writes the system calls
-# of the check into the file of its second argument. The program starts strace itself, when all is
-# imported: else strace would stop it at the thousand calls of the imports, which takes seconds.
+# A program with two arguments. It checks the data in the folder of the first argument, and strace
+# writes the system calls of the check into the file of the second argument. The program starts
+# strace itself, after its imports. Otherwise strace would also write the thousand system calls of
+# the imports, which takes seconds.
 CHECK = """
 import ctypes
 import os
@@ -869,7 +897,7 @@ from tests.helpers.clip_files import data_section, source_of
 
 root = Path(sys.argv[1])
 
-# Some systems let a process be watched by its parents alone, unless it allows others.
+# On some systems only the parents of a process may watch it, unless the process allows others.
 PR_SET_PTRACER = 0x59616D61
 ANY = -1
 ctypes.CDLL(None).prctl(PR_SET_PTRACER, ANY)
@@ -888,16 +916,16 @@ print(report.problems, report.note)
 
 @dataclasses.dataclass
 class FirstStart:
-    """What a first start asked of the system."""
+    """The system calls of a first start."""
 
     root: Path
-    # The calls that asked for the state of a file below `root`, a line of strace each.
+    # Lines of strace, one for each call that asked for the state of a file below `root`.
     calls: list[str]
 
 
 @pytest.fixture(scope="module")
 def first_start(tmp_path_factory) -> FirstStart:
-    """Check the two clips of `root` with an eye on the system calls."""
+    """Check the two clips of `root` for the first time, and note the system calls."""
     if not shutil.which("strace"):
         pytest.skip("counts calls with strace")
     root = write_clips(tmp_path_factory.mktemp("first_start"), "clip0", "clip10")
@@ -913,9 +941,10 @@ def first_start(tmp_path_factory) -> FirstStart:
     return FirstStart(root, [line for line in lines if str(root) in line])
 
 
-# Some files are opened once more. Clips are compared by content, by the first blurry picture and
-# the first spikes of each of the two clips: 2 pictures, 2 files of spikes. Besides, the first
-# blurry and the first sharp picture of one clip are decoded: 2 more pictures.
+# Some files are opened again, and then the check asks for their state once more:
+# the first blurry picture and the first spike file of each of the two clips, because clips are
+# compared by content (2 pictures, 2 spike files); the first blurry and the first sharp picture of
+# one clip, because they are decoded (2 more pictures).
 @pytest.mark.parametrize(("suffix", "opened_again"), [(".png", 4), (".dat", 2)])
 def test_a_first_start_asks_for_the_state_of_each_file_once(first_start, suffix, opened_again):
     files = list(first_start.root.rglob(f"*{suffix}"))
@@ -925,8 +954,8 @@ def test_a_first_start_asks_for_the_state_of_each_file_once(first_start, suffix,
     assert len(calls) == len(files) + opened_again
 
 
-# A rank of a training: it prints which files and folders it opens to make its data set, and whether
-# the data set has the same samples as one that was made from the files.
+# A rank of a training. It prints which files and folders it opens to make its data set, and whether
+# this data set has the same samples as a data set that was made from the files.
 RANK = """
 import pickle
 import sys
@@ -942,7 +971,7 @@ root = Path(sys.argv[1])
 values = data_section(root)
 expected = build_dataset(values, "train", 0)
 
-# The check, and its record, from which data sets are made from now on.
+# Check the files, and write the record. From now on, data sets are made from the record.
 RUN.checks_folder = root / ".preflight"
 datasets = DatasetsOptions(train=resolve_section(values))
 utils_dist.share_record_ids(preflight(datasets, RUN.checks_folder))
@@ -967,7 +996,7 @@ for index in range(len(expected)):
 """
 
 
-def test_a_rank_reads_the_record_alone_and_makes_the_same_samples(root, tmp_path):
+def test_a_rank_reads_only_the_record_and_makes_the_same_samples(root, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(RANK)
 

@@ -2,7 +2,7 @@
 
 Tests of layouts, of meta files (lists of clips), of names of frames, and of the messages about
 data that do not fit. tests/helpers/clip_files.py writes the clips: two training clips of 6 frames
-of 16 x 24 pixels, with 24 spike planes of 8 x 12 pixels a frame, unless a test says otherwise.
+of 16 x 24 pixels, with 24 spike planes of 8 x 12 pixels per frame, unless a test says otherwise.
 
 Words of this page:
 

@@ -40,7 +40,7 @@ RATE = 0.9
 
 
 def scene(planes=3 * PLANES, step=0.0, seed=0):
-    """Return light (planes, H, W, 3) that moves by `step` pixels a plane to the left."""
+    """Return light (planes, H, W, 3) that moves by `step` pixels per plane to the left."""
     height, width = RGB
     rng = np.random.default_rng(seed)
     # The shapes of a texture have a radius of 4 pixels to a twelfth of its height. In a texture of

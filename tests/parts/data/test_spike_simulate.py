@@ -42,7 +42,7 @@ def sensor(rate: float = 0.5, seed: int = 0, **options: Any) -> simulate.Integra
     """Return a sensor of 8 x 8 pixels.
 
     rate: spikes per plane in full light.
-    options: further arguments, e.g. initial_charge=0.99: each pixel begins shortly before a spike.
+    options: more arguments, e.g. initial_charge=0.99: each pixel begins shortly before a spike.
     """
     rng = np.random.default_rng(seed)
     return simulate.IntegrateAndFire(8, 8, rate=rate, rng=rng, **options)

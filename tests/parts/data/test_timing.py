@@ -8,7 +8,7 @@ has these options:
     context              how many planes before and after an exposure are read, too
     calibration          its time offset moves all of these
 
-The clips have four frames with random spikes, 24 planes a frame. A test compares with files that
+The clips have four frames with random spikes, 24 planes per frame. A test compares with files that
 hold just the planes that are expected.
 """
 

@@ -100,7 +100,7 @@ def write_frames(
 
 
 def save(path: Path, matrix: np.ndarray, **keys: Any) -> str:
-    """Save a calibration. keys: further fields. Return its path as a text."""
+    """Save a calibration. keys: additional fields. Return its path as a text."""
     fields: dict[str, Any] = {"spike_size": list(PLANE), "rgb_size": list(FRAME)}
     fields |= keys
     first_two_rows = np.asarray(matrix)[:2].tolist()
@@ -468,7 +468,7 @@ def test_a_user_s_own_files_are_restored_as_the_test_clip_of_the_option_file(
 def open_clip(home) -> Callable[..., Any]:
     """Give a function that opens test clip c as a user's own files.
 
-    spike: further keys of the section `spike`.
+    spike: additional keys of the section `spike`.
     """
 
     def run(**spike: Any) -> Any:

@@ -23,7 +23,7 @@ COMPUTED = ("relative_position_index", "position_bias", "spynet.mean", "spynet.s
 
 
 def load_net(name: str, **more: Any) -> tuple[golden.NetVector, VRT]:
-    """Return a vector, and our network with its weights in float64. more: further arguments."""
+    """Return a vector, and our network with its weights in float64. more: additional arguments."""
     vector = golden.load_net(name)
     net = VRT(**vector.config["network"], **more).eval()
     missing = net.load_state_dict(vector.weights, strict=False).missing_keys
@@ -173,7 +173,7 @@ def test_outputs_activations_flows_and_gradients_equal_the_reference(name):
             value = seen.activation(key.removeprefix("act/"))
         difference = golden.difference(vector.sample_of(key, value), expected)
         assert difference < golden.TOLERANCE, key
-    # Of each further gradient, the vectors have the norm.
+    # For each other gradient, the vector has only the norm.
     for key, norm in vector.config["grad_norms"].items():
         found = not_none(parameters[key].grad).norm().item()
         assert found == pytest.approx(norm, rel=1e-8), key

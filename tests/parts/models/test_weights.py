@@ -34,7 +34,7 @@ SPIKE_CHANNELS = 4
 
 
 def random_rgb_net(**more: Any) -> VRT:
-    """Return a tiny VRT without spikes, with random weights. more: further arguments of VRT."""
+    """Return a tiny VRT without spikes, with random weights. more: additional arguments of VRT."""
     torch.manual_seed(0)
     net = VRT(**SMALL, **more).eval()
     # This layer begins with zeros, and then the output would not depend on the other weights.

@@ -1,17 +1,17 @@
 """scripts/convert_options.py from its command line, on option files in the forms of S-VRT and KAIR.
 
 S-VRT is an earlier program for the same task. tests/data/options/svrt_006.json is the option file
-that S-VRT published. The tests convert it, changed or as it is. They look at the new file, at what
-the program prints, and at a training run with the new file.
+that S-VRT published. The tests convert this file, changed or as it is. They look at the new file,
+at the output of the program, and at a training run with the new file.
 
-The program prints the keys that it left out below the heading "dropped", and what the new file
-cannot express below the heading "cannot be said". It prints an error if it writes no file.
+The output has two headings. Below "dropped" are the keys that the program left out. Below "cannot
+be said" is what the new file cannot express. If the program writes no file, it prints an error.
 
 Words of this page:
 
     plane    one bit for each spike pixel: whether it fired at one instant
     channel  a picture made of many planes, e.g. their mean; the network gets the channels
-    middle   the plane in the middle of the planes of a channel
+    middle   the middle one of the planes of a channel
 """
 
 import contextlib
@@ -59,13 +59,14 @@ SMALL = {
     "datasets.train.gt_size": 32,
     "datasets.train.dataloader_num_workers": 1,
 }
-# Beginning of a path in the published file -> beginning of this path below the folder of a test.
+# Text of the published file -> the text that replaces it, so that paths lie below the folder of a
+# test. The opening quote restricts the match to the beginning of a path.
 FOLDERS = {
     '"trainsets/GoPro/': '"{root}/GOPRO_Large/',
     '"testsets/GoPro11/': '"{root}/GOPRO_Large/',
     '"trainsets/gopro_spike/': '"{root}/',
     '"data/meta_info/': '"{root}/',
-    '"experiments"': '"{root}/experiments"',
+    '"experiments': '"{root}/experiments',
 }
 # Number of frames of each clip that `write_data` writes.
 FRAMES = 6
@@ -91,10 +92,10 @@ def write_data(root: Path) -> None:
     write_clip(root, "GOPR0001_07_00", planes=56, **how)
     write_clip(root, "GOPR0002_11_00", planes=88, **how)
     write_clip(root, "GOPR0003_07_01", split="test", planes=56, **how)
-    # The columns: name of the clip, number of frames, shape (0: not said), number of the first
-    # frame.
-    meta = "GOPR0001_07_00 6 0 47\nGOPR0002_11_00 6 0 47\n"
-    (root / "meta_info_GoPro_train_GT.txt").write_text(meta)
+    # A line has the name of a clip, its number of frames, its shape (0: not given) and the number
+    # of its first frame.
+    lines = [f"{clip} {FRAMES} 0 {FIRST_FRAME}\n" for clip in ("GOPR0001_07_00", "GOPR0002_11_00")]
+    (root / "meta_info_GoPro_train_GT.txt").write_text("".join(lines))
 
 
 def write_svrt(root: Path, **changes: object) -> Path:
@@ -110,13 +111,13 @@ def write_svrt(root: Path, **changes: object) -> Path:
         for key, value in changes.items():
             set_value(values, key.split("__"), value)
         text = json.dumps(values)
-    path = root / "theirs.json"
+    path = root / "svrt.json"
     path.write_text(text)
     return path
 
 
 def set_value(tree: dict[str, Any], names: list[str], value: object) -> None:
-    """Set tree[name][name]... to a value. Sections that are missing are made."""
+    """Set tree[name][name]... to a value. Make the sections that are missing."""
     *sections, last = names
     for name in sections:
         tree = tree.setdefault(name, {})
@@ -126,9 +127,9 @@ def set_value(tree: dict[str, Any], names: list[str], value: object) -> None:
 def convert(path: Path, *more: str) -> tuple[int, Path]:
     """Convert an option file. Return the exit code, and the path of the new file.
 
-    more: further arguments.
+    more: additional arguments.
     """
-    out = path.parent / "ours.json"
+    out = path.parent / "converted.json"
     return main([str(path), "--out", str(out), *more]), out
 
 
@@ -158,8 +159,11 @@ class Conversion:
         return after_heading
 
 
-def convert_and_listen(path: Path, *more: str) -> Conversion:
-    """Convert an option file for a fixture that several tests share."""
+def convert_and_capture(path: Path, *more: str) -> Conversion:
+    """Convert an option file, and return the result with the output of the program.
+
+    Unlike pytest's capsys, this function can be called by a fixture that several tests share.
+    """
     with (
         contextlib.redirect_stdout(io.StringIO()) as output,
         contextlib.redirect_stderr(io.StringIO()) as errors,
@@ -174,7 +178,7 @@ def conversion(tmp_path_factory) -> Conversion:
     folder = tmp_path_factory.mktemp("published")
     write_data(folder)
     side = str(SPIKE_SIDE)
-    return convert_and_listen(write_svrt(folder), "--spike-size", side, side)
+    return convert_and_capture(write_svrt(folder), "--spike-size", side, side)
 
 
 def options_of_new_file(out: Path) -> Options:
@@ -245,7 +249,7 @@ def test_the_output_says_which_folder_of_spikes_is_assumed_for_the_test(conversi
 def test_the_output_does_not_say_that_a_test_with_spike_options_has_none(tmp_path):
     path = write_svrt(tmp_path, datasets__test__spike__reconstruction__type="tfp")
 
-    converted = convert_and_listen(path)
+    converted = convert_and_capture(path)
 
     assert converted.code == 0, converted.errors
     assert "datasets.test.dataroot_spike: " in converted.output
@@ -296,8 +300,8 @@ def read_planes_of_svrt(path: Path) -> np.ndarray:
 def middles_of_svrt(plane_count: int) -> list[int]:
     """Return the middles of the four channels of S-VRT for a file with this number of planes.
 
-    S-VRT divides the planes into four equal parts and takes the middle of each part. It then moves
-    a middle to 20 at least, and to T - 20 at most, where T planes are in the file.
+    S-VRT divides the planes into four equal parts and takes the middle of each part. A middle below
+    20 becomes 20. A middle above T - 20 becomes T - 20, where T is the number of planes.
 
     E.g. 56 planes: the parts have 14 planes each, and their middles are 7, 21, 35 and 49. Plane 7
     becomes 20. Plane 49 becomes 56 - 20 = 36. So the middles are 20, 21, 35 and 36.
@@ -343,7 +347,7 @@ def test_the_network_of_the_new_file_takes_colours_together_with_spike_channels(
     opt = options_of_new_file(conversion.out)
 
     assert opt.spike_channels == 4
-    # A network on the device "meta" has shapes and no numbers, so it is made at once.
+    # On the device "meta" a network has shapes but no numbers, so making it takes no time.
     with torch.device("meta"):
         net = define_G(opt)
     assert net.in_chans == 3 + 4  # colours and spike channels
@@ -407,7 +411,7 @@ def converted_with_info(tmp_path_factory) -> Conversion:
         planes=None,
         gt_plane=None,
     )
-    return convert_and_listen(write_svrt(folder))
+    return convert_and_capture(write_svrt(folder))
 
 
 def test_the_size_of_a_plane_in_dataset_json_is_used(converted_with_info):
@@ -510,7 +514,9 @@ class Totals:
         ),
     ],
 )
-def test_each_total_that_cannot_be_divided_by_the_number_of_gpus_is_told(tmp_path, capsys, case):
+def test_the_output_names_each_total_that_is_no_multiple_of_the_number_of_gpus(
+    tmp_path, capsys, case
+):
     path = write_svrt(
         tmp_path,
         gpu_ids=[0, 1, 2, 3, 4],
@@ -557,11 +563,11 @@ def with_problems(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def refusal(with_problems) -> Conversion:
     """Give what the program did with the file of PROBLEMS."""
-    return convert_and_listen(with_problems)
+    return convert_and_capture(with_problems)
 
 
 def test_a_file_with_problems_is_not_converted(with_problems, tmp_path):
-    # Another name of the new file, because `ours.json` may exist after the other tests.
+    # Another name of the new file, because converted.json may exist after the other tests.
     out = tmp_path / "new.json"
 
     code = main([str(with_problems), "--out", str(out)])
@@ -584,7 +590,7 @@ CHOSEN_VALUES = {
     "datasets.train.gt_size": 192,
     # In place of netG.optical_flow.module. null: no pretrained weights for the network of flow.
     "netG.spynet_path": "null",
-    # In place of netG.input_mode. "concat": spikes are further channels of the input.
+    # In place of netG.input_mode. "concat": the spikes are additional channels of the input.
     "netG.fusion": "concat",
 }
 
@@ -648,10 +654,10 @@ def test_what_is_no_option_file_is_refused(tmp_path, capsys, name, text):
 
 
 def test_pyyaml_is_asked_for_if_it_is_missing(tmp_path, capsys, monkeypatch):
-    (tmp_path / "theirs.yml").write_text("netG: {}")
+    (tmp_path / "svrt.yml").write_text("netG: {}")
     monkeypatch.setitem(sys.modules, "yaml", None)  # as if it were not installed
 
-    code, _ = convert(tmp_path / "theirs.yml")
+    code, _ = convert(tmp_path / "svrt.yml")
 
     assert code == REFUSED
     assert "pip install pyyaml" in capsys.readouterr().err
@@ -660,12 +666,13 @@ def test_pyyaml_is_asked_for_if_it_is_missing(tmp_path, capsys, monkeypatch):
 def test_a_yaml_file_is_read_with_its_numbers(tmp_path):
     yaml = pytest.importorskip("yaml")
     values = json.loads(write_svrt(tmp_path, train__E_decay=0.9).read_text())
-    # PyYAML reads 4e-4 as a text, because the number has no point. The program must read a number.
+    # PyYAML reads 4e-4 as a text, because the number has no decimal point. The program must read it
+    # as a number.
     text = yaml.safe_dump(values).replace("G_optimizer_lr: 0.0004", "G_optimizer_lr: 4e-4")
     assert "4e-4" in text
-    (tmp_path / "theirs.yml").write_text(text)
+    (tmp_path / "svrt.yml").write_text(text)
 
-    code, out = convert(tmp_path / "theirs.yml")
+    code, out = convert(tmp_path / "svrt.yml")
 
     assert code == 0
     assert json5.loads(out.read_text())["train"]["G_optimizer_lr"] == 4e-4
@@ -694,14 +701,14 @@ def test_misspelt_keys_of_a_file_of_kair_are_named(tmp_path, capsys):
 def test_another_ending_of_the_new_file_is_refused(tmp_path, capsys):
     path = write_file(tmp_path / "kair.json", options_of("006"))
 
-    code = main([str(path), "--out", str(tmp_path / "ours.txt")])
+    code = main([str(path), "--out", str(tmp_path / "converted.txt")])
 
     assert code == REFUSED
     assert "another ending" in capsys.readouterr().err
 
 
 def test_no_file_is_overwritten(tmp_path, capsys):
-    (tmp_path / "ours.json").write_text("mine")
+    (tmp_path / "converted.json").write_text("mine")
 
     code, out = convert(write_svrt(tmp_path))
 

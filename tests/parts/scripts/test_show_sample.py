@@ -34,7 +34,7 @@ def home(tmp_path_factory):
 
 
 def page_of(home, out, *arguments):
-    """Write the page of sample 2 to `out`. Return its text. arguments: further arguments."""
+    """Write the page of sample 2 to `out`. Return its text. arguments: additional arguments."""
     command = ["--opt", home / "options.json", "--index", 2, "--out", out, *arguments]
     assert show_sample.main([str(word) for word in command]) == 0
     return out.read_text(encoding="utf-8")

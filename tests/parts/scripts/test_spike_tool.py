@@ -241,7 +241,7 @@ def test_info_names_no_size_if_none_gives_a_picture(tmp_path, capsys):
     assert "bit order" not in said
 
 
-# Content of a file, further arguments, and what the message says.
+# Content of a file, additional arguments, and what the message says.
 NO_SPIKES = [
     pytest.param(b"12345", (), "no known geometry fits 5 bytes", id="few bytes"),
     pytest.param(b"", (), "the file is empty", id="empty"),
@@ -433,7 +433,7 @@ def test_convert_takes_some_planes_of_a_file(tmp_path, published_stream, with_he
     assert np.array_equal(np.load(tmp_path / "b.npy"), read_spikes(published_stream, PLANE)[5:12])
 
 
-# Name of the output, further arguments, the message, and the exit code.
+# Name of the output, additional arguments, the message, and the exit code.
 WRONG_OUTPUTS = [
     ("there.npy", (), "exists already", 2),
     ("c.mat", (), ".dat, .bin, .npy, .npz", 2),
@@ -585,7 +585,7 @@ def test_play_says_what_it_plays(published_stream, tmp_path, capsys):
 
     said = capsys.readouterr().out
     assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame" in said
-    # 20,000 planes a second, of which the video shows 3 x 25.
+    # 20,000 planes per second, of which the video shows 3 x 25.
     assert "266.7 x slower" in said
 
 

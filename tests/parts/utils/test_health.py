@@ -356,7 +356,7 @@ def write_fast_clip(root, clip, scene):
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory):
-    """Give two clips, a and b, without sharp frames, in which all moves by 40 pixels a frame."""
+    """Give two clips, a and b, without sharp frames, in which all moves by 40 pixels per frame."""
     root = tmp_path_factory.mktemp("fast")
     rng = np.random.default_rng(0)
     for clip in ("a", "b"):

@@ -452,7 +452,7 @@ def test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_di
 
     lines = capsys.readouterr().out.splitlines()
     rows = [cells(line) for line in lines]
-    # Name, best score, its step, last loss, steps a second, parameters.
+    # Name, best score, its step, last loss, steps per second, parameters.
     assert ["b", "31.25", "10", "0.25", "1.5", "1.23", "M"] in rows
     # The options that differ, with the value of each run.
     assert ["train.G_optimizer_lr", "0.002", "0.001"] in rows
