@@ -38,8 +38,8 @@ Cases of the whole run:
 This program also registers three writers for `logging.writers`: "hanging", "killing" and "filling".
 
 To add a case, add a line above, and a branch at the place where something goes wrong. Tests name
-the cases, e.g. case="stall" in tests/faults/test_stalls.py. So search for the name before you change
-what a case does.
+the cases, e.g. case="stall" in tests/faults/test_stalls.py. So search for the name before you
+change what a case does.
 """
 
 import gc

@@ -168,8 +168,10 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks(starts):
 
 
 def test_a_start_on_another_number_of_ranks_says_once_what_differs(starts):
-    said = "4 ranks now, 2 before: the same samples in the same order, but sums round differently"
-    assert starts.other_to_2.text.count(said) == 1
+    message = (
+        "4 ranks now, 2 before: the same samples in the same order, but sums round differently"
+    )
+    assert starts.other_to_2.text.count(message) == 1
 
 
 def test_a_run_begins_from_the_checkpoint_that_is_named(starts):
@@ -201,8 +203,8 @@ def test_a_resume_with_another_number_of_samples_in_a_step_is_refused(starts):
 def test_a_named_checkpoint_of_another_number_of_samples_begins_the_next_epoch(starts):
     assert starts.run_to_4.exit_codes == [0], starts.run_to_4.text
     # The log counts epochs from 1, so this is epoch 1 of the checkpoint, which counts from 0.
-    said = f"({OTHER_SAMPLES}): epoch 2 begins with its first sample"
-    assert said in starts.run_to_4.text
+    message = f"({OTHER_SAMPLES}): epoch 2 begins with its first sample"
+    assert message in starts.run_to_4.text
     # Only the order of the samples is spoken of.
     assert "ranks now" not in starts.run_to_4.text
 

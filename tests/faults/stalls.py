@@ -98,8 +98,8 @@ class Trial:
         return is_named_once and self.has_stack and has_every_rank_failed and not self.left
 
     def __str__(self) -> str:
-        said = ", ".join(self.blamed) if self.blamed else "nothing"
-        times = f"{said} after {self.detected_s:.2f} s, all gone after {self.gone_s:.2f} s"
+        named = ", ".join(self.blamed) if self.blamed else "nothing"
+        times = f"{named} after {self.detected_s:.2f} s, all gone after {self.gone_s:.2f} s"
         left = f", left behind: {', '.join(self.left)}" if self.left else ""
         return f"{self.kind}, rank {self.rank} of {self.ranks}: {times}{left}"
 

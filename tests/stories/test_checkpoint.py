@@ -284,17 +284,17 @@ def test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can(path
     ],
 )
 @pytest.mark.parametrize(
-    ("read", "said"),
+    ("read", "message"),
     [
         pytest.param(checkpoint.load, "not a file of plain types", id="checkpoint"),
         pytest.param(read_weights, "not a weights file", id="weights"),
     ],
 )
-def test_a_file_of_something_else_is_refused(tmp_path, content, read, said):
+def test_a_file_of_something_else_is_refused(tmp_path, content, read, message):
     path = tmp_path / "weights.pth"
     path.write_bytes(content)
 
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         read(path)
 
 
@@ -352,7 +352,7 @@ def hostile(path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("read", "said"),
+    ("read", "message"),
     [
         pytest.param(
             checkpoint.load, "checkpoint_latest.pth: not a file of plain types", id="checkpoint"
@@ -360,8 +360,8 @@ def hostile(path, tmp_path):
         pytest.param(read_weights, "not a weights file", id="weights"),
     ],
 )
-def test_code_in_a_file_does_not_run(hostile, read, said):
-    with pytest.raises(CheckpointError, match=said):
+def test_code_in_a_file_does_not_run(hostile, read, message):
+    with pytest.raises(CheckpointError, match=message):
         read(hostile.path)
 
     assert not hostile.trace.exists()
@@ -476,7 +476,7 @@ MISSING = "no such checkpoint"
 
 
 @pytest.mark.parametrize(
-    ("resume", "steps", "said"),
+    ("resume", "steps", "message"),
     [
         pytest.param(None, {"own": 4}, "path.resume is null", id="a run that would begin anew"),
         # What is left of this run must not be overwritten by another checkpoint, unless a person
@@ -491,10 +491,10 @@ MISSING = "no such checkpoint"
         pytest.param("folder of other", {}, MISSING, id="another run's folder, empty"),
     ],
 )
-def test_a_resume_that_would_lose_something_is_refused(tmp_path, resume, steps, said):
+def test_a_resume_that_would_lose_something_is_refused(tmp_path, resume, steps, message):
     runs = Runs(tmp_path, **steps)
 
-    with pytest.raises((CheckpointError, OptionError), match=said):
+    with pytest.raises((CheckpointError, OptionError), match=message):
         runs.find(resume)
 
 

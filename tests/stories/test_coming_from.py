@@ -38,7 +38,7 @@ WRONG_OPTIONS = 2
 WRONG_DATA = 3
 
 
-def said_by(script: str, *arguments: str) -> str:
+def refusal_of(script: str, *arguments: str) -> str:
     """Run a program that refuses its arguments. Returns the text of its one error."""
     result = run_ranks(1, script, *arguments)
     assert result.exit_codes == [WRONG_OPTIONS], result.text
@@ -50,9 +50,9 @@ def said_by(script: str, *arguments: str) -> str:
     return result.text
 
 
-def advised_command(said: str) -> list[str]:
+def advised_command(message: str) -> list[str]:
     """Return the words of the command that an error advises, the text behind its last "do"."""
-    _, _, advice = said.rpartition("  do ")
+    _, _, advice = message.rpartition("  do ")
     return shlex.split(advice)
 
 
@@ -118,27 +118,27 @@ def test_dist_without_a_launcher_trains_on_one_process_and_says_so(tmp_path):
     ],
 )
 def test_a_flag_that_says_something_else_here_is_refused_with_the_cure(flags, cure):
-    assert cure in said_by("main_train_vrt.py", "-opt", "file.json", *flags.split())
+    assert cure in refusal_of("main_train_vrt.py", "-opt", "file.json", *flags.split())
 
 
 # ---- The test command of KAIR ----
 
 
 def test_the_test_command_of_kair_is_answered_with_ours():
-    said = said_by("main_test_vrt.py", *THEIRS.split())
+    message = refusal_of("main_test_vrt.py", *THEIRS.split())
 
     # Each flag of theirs is translated, but --sigma, which is a flag of this project as well.
     for flag in re.findall(r"--\w+", THEIRS):
         if flag != "--sigma":
-            assert f"{flag} ->" in said
-    assert advised_command(said) == OURS.split()
+            assert f"{flag} ->" in message
+    assert advised_command(message) == OURS.split()
 
 
 def test_the_command_that_answers_kairs_is_one_that_this_program_takes(tmp_path):
     # There are no weights 010: released are 001 to 009. The program finds this after all else.
     theirs = f"--task 010 --folder_lq {tmp_path} --tile 6 64 64"
-    said = said_by("main_test_vrt.py", *theirs.split())
-    python, program, *ours = advised_command(said)
+    message = refusal_of("main_test_vrt.py", *theirs.split())
+    python, program, *ours = advised_command(message)
     assert (python, program) == ("python", "main_test_vrt.py")
 
     result = run_ranks(1, program, *ours)
@@ -151,21 +151,23 @@ def test_a_flag_of_kair_that_lacks_values_is_not_in_the_command():
     # KAIR's --tile_overlap has three values, and --folder_lq has one.
     theirs = "--task 008_VRT_videodenoising_DAVIS --tile_overlap 2 --folder_lq"
 
-    said = said_by("main_test_vrt.py", *theirs.split())
+    message = refusal_of("main_test_vrt.py", *theirs.split())
 
-    command = " ".join(advised_command(said))
+    command = " ".join(advised_command(message))
     ours = "--weights vrt/008 --input FOLDER --output results/008_VRT_videodenoising_DAVIS"
     assert command == f"python main_test_vrt.py {ours}"
 
 
 def test_a_tile_in_our_form_is_no_flag_of_kairs():
-    said = said_by("main_test_vrt.py", "--tile", "12,256", "--opt", "nowhere.json")
+    message = refusal_of("main_test_vrt.py", "--tile", "12,256", "--opt", "nowhere.json")
 
     # The program takes the tile, and goes on to the option file.
-    assert "cannot read the option file" in said
+    assert "cannot read the option file" in message
 
 
 def test_an_option_file_is_given_to_the_test_program_with_one_hyphen_too():
-    said = said_by("main_test_vrt.py", "-opt", str(ROOT / "nowhere.json"), "--launcher", "none")
+    message = refusal_of(
+        "main_test_vrt.py", "-opt", str(ROOT / "nowhere.json"), "--launcher", "none"
+    )
 
-    assert "cannot read the option file" in said
+    assert "cannot read the option file" in message

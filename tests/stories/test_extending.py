@@ -558,9 +558,9 @@ def test_a_metric_is_a_column_of_the_table_of_a_test(used_parts, errors):
 
 
 def test_the_results_of_a_test_explain_a_metric(used_parts):
-    said = used_parts.results("tiny")["protocol"]["further metrics"]
+    message = used_parts.results("tiny")["protocol"]["further metrics"]
 
-    assert said.startswith("mae (border 2): Mean absolute error")
+    assert message.startswith("mae (border 2): Mean absolute error")
 
 
 @pytest.mark.parametrize("curve", ["val/mae", "val/mae_input"])

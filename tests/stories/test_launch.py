@@ -304,9 +304,9 @@ def test_a_command_for_each_case_is_given_if_ranks_cannot_be_told_from_nodes():
     with pytest.raises(DistError) as error:
         read_launch(UNCLEAR, gpu_count=8, command=command)
 
-    said = str(error.value)
-    assert f"LOCAL_RANK=$((RANK % 8)) {command}\n" in said
-    assert said.endswith(f"NPROC_PER_NODE=8 {command}")
+    message = str(error.value)
+    assert f"LOCAL_RANK=$((RANK % 8)) {command}\n" in message
+    assert message.endswith(f"NPROC_PER_NODE=8 {command}")
 
 
 def test_a_process_with_one_gpu_is_a_rank():
@@ -518,16 +518,16 @@ INCOMPLETE = [
 ]
 
 
-@pytest.mark.parametrize(("env", "said"), INCOMPLETE)
-def test_the_command_to_type_is_given_if_only_the_number_of_processes_is_known(env, said):
+@pytest.mark.parametrize(("env", "message"), INCOMPLETE)
+def test_the_command_to_type_is_given_if_only_the_number_of_processes_is_known(env, message):
     with pytest.raises(DistError) as error:
         read_launch(with_standard_names(env))
 
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-@pytest.mark.parametrize(("env", "said"), INCOMPLETE)
-def test_a_world_size_of_1_makes_a_process_run_alone(env, said):
+@pytest.mark.parametrize(("env", "message"), INCOMPLETE)
+def test_a_world_size_of_1_makes_a_process_run_alone(env, message):
     assert read_launch(with_standard_names(env | {"WORLD_SIZE": "1"})) == SINGLE
 
 
@@ -678,18 +678,18 @@ def test_more_ranks_than_gpus_are_refused_before_torchrun_starts(tmp_path):
 GPU_COUNT = 2
 
 
-def wrong_case(read, env, said, **change):
+def wrong_case(read, env, message, **change):
     """Return a case of the test below, with one wrong variable.
 
     read: the function that reads the variables. env: right variables. change: the wrong variable
-    and its value. said: what the error says of it.
+    and its value. message: a part of the error.
     """
     [name] = change  # the one key of `change`
-    return pytest.param(read, {**env, **change}, said, id=f"{read.__name__}: {name}: {said}")
+    return pytest.param(read, {**env, **change}, message, id=f"{read.__name__}: {name}: {message}")
 
 
 @pytest.mark.parametrize(
-    ("read", "env", "said"),
+    ("read", "env", "message"),
     [
         # A platform gives the variables of each rank.
         wrong_case(read_launch, PLATFORM, "WORLD_SIZE is 'two', no number", WORLD_SIZE="two"),
@@ -729,11 +729,11 @@ def wrong_case(read, env, said, **change):
         wrong_case(node_variables, NODE, "MASTER_PORT is 'x', no number", MASTER_PORT="x"),
     ],
 )
-def test_a_wrong_variable_is_named(read, env, said):
+def test_a_wrong_variable_is_named(read, env, message):
     with pytest.raises(DistError) as error:
         read(env, gpu_count=GPU_COUNT)
 
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert error.value.exit_code == REFUSED
 
 
@@ -748,8 +748,8 @@ def test_all_wrong_variables_are_named_in_one_message():
     with pytest.raises(DistError) as error:
         read_launch({"WORLD_SIZE": "2", "RANK": "x", "MASTER_PORT": "0"})
 
-    for said in ("RANK is 'x'", "MASTER_ADDR is missing", "MASTER_PORT is 0"):
-        assert said in error.value.what
+    for message in ("RANK is 'x'", "MASTER_ADDR is missing", "MASTER_PORT is 0"):
+        assert message in error.value.what
 
 
 # ---- launch_train.sh on a platform that starts processes itself ----

@@ -241,9 +241,18 @@ def test_a_complete_average_counts_all_clips_with_all_frames(tested_folder):
 
 
 def test_the_protocol_says_how_the_numbers_were_made(tested_folder):
-    said = read_metrics(tested_folder)["protocol"].keys()
+    protocol = read_metrics(tested_folder)["protocol"]
 
-    assert {"weights", "input", "gt", "crop", "border", "tile", "dtype", "SpikeVRT"} <= said
+    assert {
+        "weights",
+        "input",
+        "gt",
+        "crop",
+        "border",
+        "tile",
+        "dtype",
+        "SpikeVRT",
+    } <= protocol.keys()
 
 
 def test_the_report_has_a_slider_for_each_clip(tested_folder):
@@ -791,14 +800,14 @@ def long_clip(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "beginning"),
     [
         ("auto", "tiles of 12 frames x 256 px, overlap 2 frames, 20 px, smooth"),
         ("whole", "tiles of the whole clip x the whole frame"),
     ],
 )
-def test_a_large_clip_is_restored_in_tiles_unless_0_asks_for_the_whole(long_clip, name, said):
-    assert long_clip[name].results["protocol"]["tile"].startswith(said)
+def test_a_large_clip_is_restored_in_tiles_unless_0_asks_for_the_whole(long_clip, name, beginning):
+    assert long_clip[name].results["protocol"]["tile"].startswith(beginning)
 
 
 def test_tiles_give_nearly_the_numbers_of_the_whole(long_clip):
@@ -874,7 +883,7 @@ class Refusal(NamedTuple):
     command: str
     exit_code: int
     # What the message says.
-    said: str
+    message: str
     # What the message tells to do, in part.
     do: str = ""
 
@@ -973,7 +982,7 @@ def refuse(capfd, arguments, refusal):
     """Run a command that is refused, and check its message and its exit code."""
     text, exit_code = refusal_message(capfd, *arguments)
 
-    assert refusal.said in text, text
+    assert refusal.message in text, text
     assert "  expected  " in text, text
     what_to_do = text.partition("\n  do ")[2]
     assert what_to_do, text
@@ -984,7 +993,7 @@ def refuse(capfd, arguments, refusal):
     assert exit_code == refusal.exit_code, text
 
 
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.said)
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.message)
 def test_bad_input_ends_with_one_message(home, bad, tmp_path, capfd, refusal):
     clip = home / "clips" / "test2"
     _, spikes, _ = files_of_clip(home, "test2")
@@ -1064,12 +1073,12 @@ def test_spike_channels_with_other_settings_than_in_training_are_told(
     code = main_test_vrt.main(arguments)
 
     assert code == 0
-    said = capfd.readouterr().out
+    printed = capfd.readouterr().out
     warning = "other spike channels than the options give: representation.half_window 3 -> 5"
     if is_told:
-        assert warning in said
+        assert warning in printed
     else:
-        assert "other spike channels" not in said
+        assert "other spike channels" not in printed
 
 
 # ---- A full disk ----

@@ -578,19 +578,19 @@ def log_of_check(folder, caplog, **info):
 
 
 def test_the_check_of_the_data_tells_light_with_rate_if_nobody_states_them(tmp_path, caplog):
-    said = log_of_check(tmp_path, caplog, light=None, rate=None)
+    message = log_of_check(tmp_path, caplog, light=None, rate=None)
 
     # `write_clip` gives a level 1 / PLANES spikes a plane, and a red of LQ_RED_OF_LEVEL. Red is
     # 0.299 of grey. So a display value of 1 has (1 / 24) / (0.299 * 20 / 255) = 1.78 spikes a
     # plane. The rounding of grey values makes 1.77 of it.
-    assert "look like display light of rate 1.77" in said
-    assert "firing rate at full light" in said
+    assert "look like display light of rate 1.77" in message
+    assert "firing rate at full light" in message
 
 
 def test_the_check_of_the_data_believes_a_stated_light(tmp_path, caplog):
-    said = log_of_check(tmp_path, caplog, light="linear", rate=1.0)
+    message = log_of_check(tmp_path, caplog, light="linear", rate=1.0)
 
-    assert "WARNING" not in said
+    assert "WARNING" not in message
 
 
 # ---- Another camera, and the rate that fits the frame ----
@@ -685,7 +685,7 @@ def test_options_that_repeat_dataset_json_are_accepted(clips):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "said"),
+    ("changes", "error", "message"),
     [
         pytest.param({"gt_size": 7}, OptionError, "gt_size is 7", id="odd crop"),
         pytest.param(
@@ -714,8 +714,8 @@ def test_options_that_repeat_dataset_json_are_accepted(clips):
         ),
     ],
 )
-def test_options_that_do_not_fit_the_data_are_refused(clips, changes, error, said):
-    with pytest.raises(error, match=said):
+def test_options_that_do_not_fit_the_data_are_refused(clips, changes, error, message):
+    with pytest.raises(error, match=message):
         build_clips(clips, **changes)
 
 

@@ -370,18 +370,20 @@ LOST = [
 ]
 
 
-@pytest.mark.parametrize(("first", "last", "said"), LOST)
-def test_the_other_frames_of_a_film_that_lacks_some_keep_their_planes(tmp_path, first, last, said):
+@pytest.mark.parametrize(("first", "last", "message"), LOST)
+def test_the_other_frames_of_a_film_that_lacks_some_keep_their_planes(
+    tmp_path, first, last, message
+):
     clip = clip_of(*write_lossy_film(tmp_path, first, last))
 
     assert planes_of(clip) == planes_of_numbers(numbers_without(first, last))
 
 
-@pytest.mark.parametrize(("first", "last", "said"), LOST)
-def test_lost_frames_are_named(tmp_path, caplog, first, last, said):
+@pytest.mark.parametrize(("first", "last", "message"), LOST)
+def test_lost_frames_are_named(tmp_path, caplog, first, last, message):
     clip_of(*write_lossy_film(tmp_path, first, last))
 
-    assert said in caplog.text
+    assert message in caplog.text
     assert "the planes of the missing frames are left out" in caplog.text
 
 
@@ -493,7 +495,7 @@ GAP = ["frame00", "frame01", "frame04", "frame05"]
 # share 240 planes evenly. E.g. 6 frames have 40 planes each, and frame 4 begins at 4 x 40 = 160.
 # If the names tell no times, the proposal is one period for all frames.
 @pytest.mark.parametrize(
-    ("names", "said", "exposures"),
+    ("names", "message", "exposures"),
     [
         pytest.param(
             GAP,
@@ -534,16 +536,16 @@ GAP = ["frame00", "frame01", "frame04", "frame05"]
     ],
 )
 def test_frames_whose_times_are_unknown_are_refused_with_exposures_to_correct(
-    tmp_path, names, said, exposures
+    tmp_path, names, message, exposures
 ):
     error = refusal(*images_with_spikes(tmp_path, names))
 
-    assert said in error.what
+    assert message in error.what
     assert proposed_table(error) == {"frames": exposures}
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
         pytest.param(
             ["1000000", "1033000", "1099000"],
@@ -554,10 +556,10 @@ def test_frames_whose_times_are_unknown_are_refused_with_exposures_to_correct(
         pytest.param(["0", "1", "9000000000"], "frames 2 to 8999999999", id="huge"),
     ],
 )
-def test_frames_whose_times_are_unknown_are_refused(tmp_path, names, said):
+def test_frames_whose_times_are_unknown_are_refused(tmp_path, names, message):
     error = refusal(*images_with_spikes(tmp_path, names))
 
-    assert said in error.what
+    assert message in error.what
     assert "spike.exposure" in error.do
 
 
@@ -573,10 +575,10 @@ def test_the_first_five_gaps_are_named(tmp_path, gaps, more):
     # E.g. 5 gaps: the names 0, 2, 4, 6, 8, 10 lack 5 of 11 numbers.
     every_second = [str(2 * number) for number in range(gaps + 1)]
 
-    said = refusal(*images_with_spikes(tmp_path, every_second)).what
+    message = refusal(*images_with_spikes(tmp_path, every_second)).what
 
     named = "frame 1, frame 3, frame 5, frame 7, frame 9" + more
-    assert said.endswith(f"{gaps} of {2 * gaps + 1} frames are missing: {named}")
+    assert message.endswith(f"{gaps} of {2 * gaps + 1} frames are missing: {named}")
 
 
 def test_the_proposed_exposures_are_accepted(tmp_path):
@@ -614,10 +616,10 @@ def test_numbers_a_thousand_apart_count_microseconds(tmp_path):
 
 
 def test_numbers_less_than_a_thousand_apart_count_frames(tmp_path):
-    said = refusal(*images_with_spikes(tmp_path, ["10000", "10999", "11998"])).what
+    message = refusal(*images_with_spikes(tmp_path, ["10000", "10999", "11998"])).what
 
     # 10000 to 11998 are 1999 numbers, and three frames are present.
-    assert "1996 of 1999 frames are missing: frames 10001 to 10998" in said
+    assert "1996 of 1999 frames are missing: frames 10001 to 10998" in message
 
 
 def test_stamps_at_changing_distances_give_planes_by_time(tmp_path):
@@ -933,8 +935,8 @@ def test_an_order_that_the_names_do_not_tell_is_said(tmp_path, caplog):
 
     user_clips(frames)
 
-    said = "taken in the order of their names: the names of the frames have no numbers"
-    assert said in caplog.text
+    message = "taken in the order of their names: the names of the frames have no numbers"
+    assert message in caplog.text
 
 
 # ---- Sharp frames, and folders of a user ----

@@ -294,7 +294,7 @@ class Break(NamedTuple):
 
     name: str  # path of the file below the root
     damage: Callable[[Path], None]
-    said: str
+    message: str
 
 
 BREAKS = [
@@ -320,7 +320,7 @@ def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, case
     path = tmp_path / case.name
     case.damage(path)
 
-    with pytest.raises(DataError, match=case.said) as error:
+    with pytest.raises(DataError, match=case.message) as error:
         dataset[FIRST_SAMPLE]
 
     assert str(path) in str(error.value)

@@ -188,19 +188,19 @@ def test_clips_in_nested_folders_have_both_names(root_of_nested_clips):
 def test_a_missing_folder_of_nested_clips_is_named_with_both_names(root_of_nested_clips):
     shutil.rmtree(root_of_nested_clips.root / "GOPRO_Large_spike_seq/train/00001/0002")
 
-    said = complaint(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
+    message = complaint(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
 
-    assert "1 problem " in said  # with a blank, because "1 problems" would be wrong
-    assert "00001/0002 | spike has no folder" in said
+    assert "1 problem " in message  # with a blank, because "1 problems" would be wrong
+    assert "00001/0002 | spike has no folder" in message
 
 
 def test_a_folder_of_files_is_a_clip(root_of_nested_clips):
     (root_of_nested_clips.lq / "00002" / "notes.txt").write_bytes(b"x")
 
-    said = complaint(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
+    message = complaint(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
 
     # A folder with a file is taken for a clip, not for a folder of clips. notes.txt is no frame.
-    assert "00002      | lq holds no .png file" in said
+    assert "00002      | lq holds no .png file" in message
 
 
 @pytest.mark.parametrize(
@@ -276,10 +276,10 @@ def test_a_root_of_one_spike_file_a_clip_says_what_to_do(root):
     # The size is given, because this folder has no dataset.json.
     spike = {"type": "dat", "h": 8, "w": 12, "center": 1}
 
-    said = complaint(root, dataroot_spike=str(root / "empty"), spike=spike)
+    message = complaint(root, dataroot_spike=str(root / "empty"), spike=spike)
 
-    assert "holds no clip, but 2 files (200.dat, 203.dat)" in said
-    assert "give spike.exposure" in said
+    assert "holds no clip, but 2 files (200.dat, 203.dat)" in message
+    assert "give spike.exposure" in message
 
 
 # ---- Meta files: lists of clips ----
@@ -297,23 +297,23 @@ def write_meta(root: Path, text: str) -> dict[str, Any]:
 
 
 def test_a_meta_file_that_lists_more_frames_than_there_are_is_an_error(root):
-    said = complaint(root, **write_meta(root, "clip0 9 0 000047"))
+    message = complaint(root, **write_meta(root, "clip0 9 0 000047"))
 
     # Frames 47 to 55 are listed, and the clip has frames 47 to 52.
-    assert "clip0 | lq lacks 3 of 9 frames: 000053.png, 000054.png, 000055.png" in said
+    assert "clip0 | lq lacks 3 of 9 frames: 000053.png, 000054.png, 000055.png" in message
 
 
 def test_a_meta_file_that_lists_a_clip_that_is_not_there_is_an_error(root):
-    said = complaint(root, **write_meta(root, "clip5 1 0 000000"))
+    message = complaint(root, **write_meta(root, "clip5 1 0 000000"))
 
-    assert "clip5 | lq has no folder" in said
-    assert f"remove the clips from the meta list {root}/meta.txt" in said
+    assert "clip5 | lq has no folder" in message
+    assert f"remove the clips from the meta list {root}/meta.txt" in message
 
 
 def test_a_meta_file_that_is_not_there_is_an_error(root):
-    said = complaint(root, meta_info_file=str(root / "none.txt"))
+    message = complaint(root, meta_info_file=str(root / "none.txt"))
 
-    assert "cannot read the meta file" in said
+    assert "cannot read the meta file" in message
 
 
 # The forms of a line: clip, number of frames, shape of a frame or 0, first frame.
@@ -346,9 +346,9 @@ def test_a_listed_frame_that_is_missing_gets_a_name_in_the_form_of_the_present_f
     # The clip has 6 frames, 48 to 53. So of 7 frames, frame 54 is missing.
     one_more_frame = line.replace(" 5 ", " 7 ")
 
-    said = complaint(tmp_path, **write_meta(tmp_path, one_more_frame))
+    message = complaint(tmp_path, **write_meta(tmp_path, one_more_frame))
 
-    assert f"clip0 | lq lacks 1 of 7 frames: {template.format(54)}.png" in said
+    assert f"clip0 | lq lacks 1 of 7 frames: {template.format(54)}.png" in message
 
 
 @pytest.mark.parametrize("line", FORMS_OF_LINES)
@@ -356,9 +356,9 @@ def test_names_of_frames_must_follow_a_given_template(tmp_path, line):
     write_clips(tmp_path, "clip0", "clip1", first=48)
     rename_frames(tmp_path, "{}")
 
-    said = complaint(tmp_path, filename_tmpl="06d", **write_meta(tmp_path, line))
+    message = complaint(tmp_path, filename_tmpl="06d", **write_meta(tmp_path, line))
 
-    assert "do not follow filename_tmpl '06d': 48, 49" in said
+    assert "do not follow filename_tmpl '06d': 48, 49" in message
 
 
 def test_a_meta_file_of_basicsr_lists_frames_from_0_on(tmp_path):
@@ -370,7 +370,7 @@ def test_a_meta_file_of_basicsr_lists_frames_from_0_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         # 47 may be the first frame, or a number in place of the shape.
         pytest.param("clip0 3 47", "line 1 is", id="ambiguous number"),
@@ -385,10 +385,10 @@ def test_a_meta_file_of_basicsr_lists_frames_from_0_on(tmp_path):
         pytest.param("clip0", "line 1 is 'clip0'", id="no number of frames"),
     ],
 )
-def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path, text, said):
+def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path, text, message):
     write_clips(tmp_path, "clip0")
 
-    assert said in complaint(tmp_path, **write_meta(tmp_path, text))
+    assert message in complaint(tmp_path, **write_meta(tmp_path, text))
 
 
 @pytest.mark.parametrize(
@@ -404,10 +404,10 @@ def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path, tex
     ],
 )
 def test_numbers_of_a_list_that_no_clip_has_are_refused(root, line):
-    said = complaint(root, **write_meta(root, line))
+    message = complaint(root, **write_meta(root, line))
 
-    assert "line 1 is " in said
-    assert len(said) < 1000  # a long line is not repeated
+    assert "line 1 is " in message
+    assert len(message) < 1000  # a long line is not repeated
 
 
 # Words of which a meta file may be made, and any bytes.
@@ -438,7 +438,7 @@ class Fault(NamedTuple):
     """A fault of a data set, and what is said of it."""
 
     make: Callable[[Path], object]  # damages the data set below this root
-    said: list[str]  # texts in the message
+    message: list[str]  # texts in the message
     options: dict[str, Any] | None = None  # keys of the section to change
 
 
@@ -602,10 +602,10 @@ def test_a_fault_of_the_data_is_named_before_training(root, name):
     build_clips(root)  # fine before
     fault.make(root)
 
-    said = complaint(root, **(fault.options or {}))
+    message = complaint(root, **(fault.options or {}))
 
-    for text in fault.said:
-        assert text in said
+    for text in fault.message:
+        assert text in message
 
 
 # A voxel grid can be made of any number of planes.
@@ -663,11 +663,11 @@ def test_another_number_of_planes_within_a_clip_is_refused(root, stem, interpola
         write_info(root, recipe={"interpolate": interpolate})
     write_planes(root, stem, planes)
 
-    said = complaint(root, spike=VOXEL)
+    message = complaint(root, spike=VOXEL)
 
     found = f"has {planes} planes ({planes * PLANE_BYTES} bytes)"
     expected = f"expected {PLANES} ({PLANES * PLANE_BYTES} bytes)"
-    assert f"{found}, {expected}" in said
+    assert f"{found}, {expected}" in message
 
 
 @pytest.fixture
@@ -971,7 +971,7 @@ def test_a_single_folder_beside_lists_of_folders_is_refused(roots):
 
 
 @pytest.mark.parametrize(
-    ("shares", "said"),
+    ("shares", "message"),
     [
         pytest.param([1.0], "dataroot_share has 1", id="one share for two roots"),
         pytest.param([1.0, 0.0], "dataroot_share", id="share of 0"),
@@ -979,8 +979,8 @@ def test_a_single_folder_beside_lists_of_folders_is_refused(roots):
         pytest.param([1.0, 1e-4], r"gives \[24, 0\] samples", id="share of less than a sample"),
     ],
 )
-def test_shares_that_do_not_match_the_roots_are_refused(roots, shares, said):
-    with pytest.raises(OptionError, match=said):
+def test_shares_that_do_not_match_the_roots_are_refused(roots, shares, message):
+    with pytest.raises(OptionError, match=message):
         set_for_training(section_of_roots(roots, dataroot_share=shares))
 
 
@@ -995,9 +995,9 @@ def test_the_check_knows_every_root(roots, tmp_path, capsys):
     code = clip_files.doctor_of_data(tmp_path, train=section_of_roots(roots))
 
     assert code == 0  # no problem was found
-    said = capsys.readouterr().out
-    assert "train 0: 2 clips, 12 frames of 16 x 24" in said
-    assert "train 1: 3 clips, 12 frames of 32 x 40" in said
+    output = capsys.readouterr().out
+    assert "train 0: 2 clips, 12 frames of 16 x 24" in output
+    assert "train 1: 3 clips, 12 frames of 32 x 40" in output
 
 
 def test_a_training_set_for_testing_is_refused_by_the_check(roots, tmp_path, capsys):
@@ -1012,9 +1012,9 @@ def test_the_purpose_of_a_data_set_is_named_before_its_missing_keys(roots, tmp_p
 
     clip_files.doctor_of_data(tmp_path, test=values)
 
-    said = capsys.readouterr().err
-    assert "datasets.test.dataset_type is TrainDatasetRGBSpike" in said
-    assert "num_frame" not in said
+    message = capsys.readouterr().err
+    assert "datasets.test.dataset_type is TrainDatasetRGBSpike" in message
+    assert "num_frame" not in message
 
 
 def test_a_cache_knows_every_root(roots, tmp_path):

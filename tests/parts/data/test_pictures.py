@@ -112,8 +112,8 @@ def test_16_bit_frames_that_use_12_bits_are_named_once_before_a_training(tmp_pat
     preflight(DatasetsOptions(train=resolve_section(values)), stored=tmp_path / "stored")
 
     # 2^12 - 1 = 4095
-    said = [text for text in caplog.messages if "no value is above 4095: 12 bits?" in text]
-    assert len(said) == 1
+    message = [text for text in caplog.messages if "no value is above 4095: 12 bits?" in text]
+    assert len(message) == 1
 
 
 def test_full_16_bits_are_said_to_be_cut(tmp_path, caplog):

@@ -105,10 +105,10 @@ def test_the_tool_says_what_a_stream_is(home, capsys, clip, planes, rate):
 
     code = spike_tool.main(["info", str(home / f"spike/{clip}.dat"), "--picture", truth])
 
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert code == 0
-    assert f"250 x 400 {planes:7}" in said, said
-    assert f'"light": "display", "rate": {rate}' in said, said
+    assert f"250 x 400 {planes:7}" in output, output
+    assert f'"light": "display", "rate": {rate}' in output, output
 
 
 # ---- Calibrating ----

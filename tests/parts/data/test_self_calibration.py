@@ -119,12 +119,12 @@ def restored_psnr(
 
 def test_cameras_that_are_aligned_stay_as_they_are(home, tmp_path, capsys):
     found = restored_psnr(home, tmp_path / "auto", "aligned", calibration="auto")
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
 
     without = restored_psnr(home, tmp_path / "null", "aligned", calibration="null")
     assert found == without
-    assert "planes later (error" in said
-    assert "left as it was" in said
+    assert "planes later (error" in output
+    assert "left as it was" in output
 
 
 def test_a_moved_camera_is_found(home, tmp_path):
@@ -149,11 +149,11 @@ def test_nothing_is_changed_if_nobody_could_find_how_the_cameras_are_mounted(
     home, tmp_path, capsys, name, spikes_of
 ):
     with_auto = restored_psnr(home, tmp_path / "auto", name, "auto", spikes_of)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
 
     without = restored_psnr(home, tmp_path / "null", name, "null", spikes_of)
     assert with_auto == without
-    assert "not sure (the frames explain" in said
+    assert "not sure (the frames explain" in output
 
 
 def test_without_motion_only_the_place_of_a_camera_is_found(home, tmp_path, capsys):
@@ -161,11 +161,11 @@ def test_without_motion_only_the_place_of_a_camera_is_found(home, tmp_path, caps
     # picture shows by how many pixels. Only motion would show the times.
     restored_psnr(home, tmp_path / "still", "still", calibration="auto")
 
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     distance = math.hypot(MOVED["shift_x"], MOVED["shift_y"])  # 3.34 pixels
-    assert f"moved by {distance:.1f}" in said
+    assert f"moved by {distance:.1f}" in output
     # Neither the time offset nor the length of the exposure is sure.
-    assert said.count("not sure: left") == 2
+    assert output.count("not sure: left") == 2
 
 
 # ---- Training ----

@@ -73,8 +73,10 @@ def test_a_small_bigtiff_that_states_2_to_the_63_entries_is_refused_at_once(tmp_
     )
     (tmp_path / "a.tiff").write_bytes(struct.pack("<2sHHHQQ", *fields))
 
-    said = "24 bytes that are no whole image"
-    assert_refused("data.clips.pictures.read_bgr", tmp_path / "a.tiff", by="DataError", saying=said)
+    message = "24 bytes that are no whole image"
+    assert_refused(
+        "data.clips.pictures.read_bgr", tmp_path / "a.tiff", by="DataError", saying=message
+    )
 
 
 def test_an_8k_frame_is_read(tmp_path):
@@ -94,8 +96,10 @@ def test_a_png_that_states_a_chunk_of_4_gigabytes_is_not_given_them(tmp_path):
     content[second_chunk : second_chunk + 4] = b"\xff\xff\xff\x00"
     (tmp_path / "a.png").write_bytes(content)
 
-    said = "is damaged or cut short"
-    assert_refused("data.clips.pictures.read_bgr", tmp_path / "a.png", by="DataError", saying=said)
+    message = "is damaged or cut short"
+    assert_refused(
+        "data.clips.pictures.read_bgr", tmp_path / "a.png", by="DataError", saying=message
+    )
 
 
 # ---- Arrays ----

@@ -164,7 +164,7 @@ def user_source(trained, **options):
 
 
 @pytest.mark.parametrize(
-    ("trained", "rate", "said"),
+    ("trained", "rate", "message"),
     [
         pytest.param(None, 1.0, "taken as 1", id="unknown training"),
         pytest.param(
@@ -177,12 +177,12 @@ def user_source(trained, **options):
         pytest.param(TRAINED | {"rate": "match"}, "match", "measured", id="measured"),
     ],
 )
-def test_a_rate_that_nobody_gives_is_as_in_training(caplog, trained, rate, said):
+def test_a_rate_that_nobody_gives_is_as_in_training(caplog, trained, rate, message):
     found = user_source(trained)
 
     assert found.rate == rate
     assert caplog.text.count("spikes of holiday: the firing rate") == 1
-    assert said in caplog.text
+    assert message in caplog.text
 
 
 @pytest.mark.parametrize(

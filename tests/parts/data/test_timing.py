@@ -174,20 +174,20 @@ def test_a_window_without_a_count_reaches_to_the_end(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("first", "count", "said"),
+    ("first", "count", "message"),
     [
         pytest.param(1, 24, "needs planes 1 to 24", id="one too many"),
         pytest.param(24, None, "needs planes 24 to 23", id="after the end"),
     ],
 )
-def test_a_window_beyond_the_file_is_refused_with_all_clips(tmp_path, first, count, said):
+def test_a_window_beyond_the_file_is_refused_with_all_clips(tmp_path, first, count, message):
     root = write_noise(tmp_path)
 
     with pytest.raises(DataError) as error:
         build(root, first=first, count=count)
 
     text = str(error.value)
-    assert f"frame 0 of clip a/0 {said}" in text
+    assert f"frame 0 of clip a/0 {message}" in text
     assert "the file has 24 planes" in text
     assert "a/1" in text
     assert "000000.dat" in text
@@ -532,7 +532,7 @@ def one_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("exposure", "said"),
+    ("exposure", "message"),
     [
         pytest.param(
             TOO_LATE,
@@ -552,8 +552,8 @@ def one_file(tmp_path):
         pytest.param({"a/0": EXPOSURE}, "does not list clip a/1", id="a clip is not listed"),
     ],
 )
-def test_exposures_outside_of_the_file_name_clip_frame_or_planes(one_file, exposure, said):
-    with pytest.raises(DataError, match=said) as error:
+def test_exposures_outside_of_the_file_name_clip_frame_or_planes(one_file, exposure, message):
+    with pytest.raises(DataError, match=message) as error:
         build(one_file, exposure=exposure)
 
     assert "spike.exposure" in error.value.do
@@ -733,8 +733,8 @@ def test_a_time_offset_that_moves_a_window_out_of_the_file_is_refused(tmp_path):
     root = write_noise(tmp_path)
     late = calibration(root / "late.json", 14)
 
-    said = r"needs planes 14 to 37 \(spike\.first, spike\.count, time offset 14\)"
-    with pytest.raises(DataError, match=said):
+    message = r"needs planes 14 to 37 \(spike\.first, spike\.count, time offset 14\)"
+    with pytest.raises(DataError, match=message):
         build(root, calibration=late, count=24, representation=RAW_OF_3)
 
 

@@ -288,10 +288,10 @@ def check(home, tmp_path, caplog) -> Callable[..., str]:
 
 
 def test_the_check_finds_no_fault_with_the_true_calibration(check):
-    said = check()
+    message = check()
 
-    assert "resemble" not in said
-    assert "1 clips, 3 frames" in said
+    assert "resemble" not in message
+    assert "1 clips, 3 frames" in message
 
 
 def test_the_check_sees_spikes_of_another_place(check, tmp_path):
@@ -312,11 +312,11 @@ def test_the_check_finds_no_fault_with_planes_that_are_larger_than_the_frame(che
     near = place(scale=2.4)
     write_frames(tmp_path / "near", "test", "c", frames=1, seed=7, second=near)
 
-    said = check(tmp_path / "near", calibration=save(tmp_path / "near.json", near))
+    message = check(tmp_path / "near", calibration=save(tmp_path / "near.json", near))
 
-    assert "resemble" not in said
-    assert "upside" not in said
-    assert "1 clips, 1 frames" in said
+    assert "resemble" not in message
+    assert "upside" not in message
+    assert "1 clips, 1 frames" in message
 
 
 def test_the_check_refuses_a_calibration_for_frames_of_another_size(check, tmp_path):

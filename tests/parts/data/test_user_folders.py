@@ -98,8 +98,8 @@ def test_frames_of_a_kind_that_is_not_read_are_named(tmp_path, caplog):
 
     user_clips(tmp_path)
 
-    said = "left out, as no film or picture that is read: 2.cr2, 10.heic"
-    assert lines_about_what_is_left_out(caplog) == [f"{tmp_path}: {said}"]
+    message = "left out, as no film or picture that is read: 2.cr2, 10.heic"
+    assert lines_about_what_is_left_out(caplog) == [f"{tmp_path}: {message}"]
 
 
 def test_clips_of_a_kind_that_is_not_read_are_named(tmp_path, caplog):
@@ -111,8 +111,8 @@ def test_clips_of_a_kind_that_is_not_read_are_named(tmp_path, caplog):
 
     user_clips(tmp_path)
 
-    said = "left out, as no film or picture that is read: b, c.braw"
-    assert lines_about_what_is_left_out(caplog) == [f"{tmp_path}: {said}"]
+    message = "left out, as no film or picture that is read: b, c.braw"
+    assert lines_about_what_is_left_out(caplog) == [f"{tmp_path}: {message}"]
 
 
 def test_two_films_of_one_name_are_refused(films, tmp_path):

@@ -244,9 +244,9 @@ def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
         "GIT_CONFIG_VALUE_0": "https://github.com/OWNER/SpikeVRT.git",
     }
 
-    said = run_ranks(1, program, env={"MPLBACKEND": "Agg", **git_settings}, cwd=tmp_path)
+    result = run_ranks(1, program, env={"MPLBACKEND": "Agg", **git_settings}, cwd=tmp_path)
 
-    assert said.stdout[0].split() == [str(tmp_path / "SpikeVRT/models/portable.py")], said.text
+    assert result.stdout[0].split() == [str(tmp_path / "SpikeVRT/models/portable.py")], result.text
 
 
 # The arguments of each command "python scripts/prepare_gopro_spike.py ..." in the quick start.

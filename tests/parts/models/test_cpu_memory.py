@@ -144,12 +144,12 @@ def test_a_step_that_may_not_fit_gets_one_line(caplog):
     check(net, clips_of(1.05 * memory.free, net))
 
     (record,) = caplog.records
-    said = record.getMessage()
+    message = record.getMessage()
     assert record.levelno == logging.WARNING
-    assert "\n" not in said
-    assert f"of {memory.whole:.1f} GB are free" in said
-    assert f"clips of {FRAMES} x 64 x 64 needs about" in said
-    assert said.endswith("These need less: gt_size=48, or x=1")
+    assert "\n" not in message
+    assert f"of {memory.whole:.1f} GB are free" in message
+    assert f"clips of {FRAMES} x 64 x 64 needs about" in message
+    assert message.endswith("These need less: gt_size=48, or x=1")
 
 
 def test_a_step_that_cannot_fit_is_refused_with_the_figures():

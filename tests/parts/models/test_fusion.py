@@ -351,7 +351,7 @@ def test_exposure_under_autocast_gives_frames_in_float32():
 
 
 @pytest.mark.parametrize(
-    ("section", "channels", "said"),
+    ("section", "channels", "message"),
     [
         pytest.param(
             {"type": "exposure", "estimates": None},
@@ -389,8 +389,8 @@ def test_exposure_under_autocast_gives_frames_in_float32():
         ),
     ],
 )
-def test_what_an_operator_cannot_take_is_refused(section, channels, said):
-    with pytest.raises(OptionError, match=said):
+def test_what_an_operator_cannot_take_is_refused(section, channels, message):
+    with pytest.raises(OptionError, match=message):
         VRT(**SMALL, fusion=section, spike_channels=channels)
 
 

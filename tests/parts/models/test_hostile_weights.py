@@ -115,18 +115,18 @@ SLOW = b"".join(
 @pytest.mark.parametrize("reader", [READ, LOAD])
 @pytest.mark.parametrize("write", [with_pickle, with_old_pickle])
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         pytest.param(HUGE, "makes a bytearray", id="much memory"),
         pytest.param(SLOW, "punycode", id="much time"),
     ],
 )
 def test_a_small_pickle_that_would_take_much_memory_or_time_is_refused(
-    tmp_path, reader, write, data, said
+    tmp_path, reader, write, data, message
 ):
     write(tmp_path / "a.pth", data)
     assert (tmp_path / "a.pth").stat().st_size < 200_000
-    assert_refused(reader, tmp_path / "a.pth", by="CheckpointError", saying=said)
+    assert_refused(reader, tmp_path / "a.pth", by="CheckpointError", saying=message)
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +159,8 @@ def test_tensors_that_repeat_one_number_are_refused(tmp_path):
     torch.save(content, tmp_path / "a.pth")
     tensors = content["params"].values()
     megabytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
-    said = f"{len(tensors)} tensors of {megabytes:.0f} MB in a file"
-    assert_refused(BUILD, tmp_path / "a.pth", by="CheckpointError", saying=said)
+    message = f"{len(tensors)} tensors of {megabytes:.0f} MB in a file"
+    assert_refused(BUILD, tmp_path / "a.pth", by="CheckpointError", saying=message)
 
 
 @pytest.mark.parametrize(

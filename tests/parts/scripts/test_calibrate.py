@@ -176,10 +176,10 @@ def test_pictures_of_different_scenes_are_refused(tmp_path, capsys, wrong):
     code = calibrate("--pair", dat, png, *SIZE_FLAGS, "--out", tmp_path / "calibration.json")
 
     assert code == 3
-    said = capsys.readouterr().err
-    assert "cannot be calibrated" in said
-    assert "expected" in said
-    assert str(png) in said
+    message = capsys.readouterr().err
+    assert "cannot be calibrated" in message
+    assert "expected" in message
+    assert str(png) in message
     assert sorted(tmp_path.iterdir()) == before  # nothing was written
 
 
@@ -214,9 +214,9 @@ def test_a_model_that_cannot_map_all_patches_is_refused(tmp_path, capsys):
     code = calibrate(*pair, *SIZE_FLAGS, "--model", "similarity", "--out", out)
 
     assert code == 3
-    said = capsys.readouterr().err
-    assert "single patches lie" in said
-    assert "from where the similarity maps them" in said
+    message = capsys.readouterr().err
+    assert "single patches lie" in message
+    assert "from where the similarity maps them" in message
     assert not out.exists()
 
 

@@ -123,10 +123,10 @@ def test_the_doctor_reads_a_log_from_the_command_line(tmp_path, capsys):
 
     code = doctor.main(["--log", str(log)])
 
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert code == FOUND_A_FAILURE
-    assert "rank 1 was dead" in said
-    assert said.splitlines()[-1] == "0 ok, 0 warn, 1 fail"
+    assert "rank 1 was dead" in output
+    assert output.splitlines()[-1] == "0 ok, 0 warn, 1 fail"
 
 
 def test_the_table_begins_with_what_is_well_and_ends_with_a_count():

@@ -134,9 +134,9 @@ def correlation(a, b):
 def test_a_dry_run_says_what_would_be_made(raw_once, tmp_path, capsys):
     assert prepare("--source", raw_once, "--out", tmp_path / "out", "--dry-run") == 0
 
-    said = capsys.readouterr().out
-    assert "3 clips, 0 of them made already" in said
-    assert "train/GOPR0002_05_00: 5 frames averaged, 40 planes a file" in said
+    output = capsys.readouterr().out
+    assert "3 clips, 0 of them made already" in output
+    assert "train/GOPR0002_05_00: 5 frames averaged, 40 planes a file" in output
 
 
 def test_a_dry_run_writes_nothing(raw_once, tmp_path):
@@ -401,11 +401,11 @@ def test_all_wrong_clips_are_named_at_once(raw_root, tmp_path, capsys):
 
     assert prepare("--source", raw_root, "--out", tmp_path / "out") == 3
 
-    said = capsys.readouterr().err
-    assert "3 clips cannot be made" in said
-    assert "GOPR0005_11_00 has 3 frames" in said
-    assert "33 x 32" in said
-    assert "clip GOPR0004_03_00 has another size than the others: 64 x 32" in said
+    message = capsys.readouterr().err
+    assert "3 clips cannot be made" in message
+    assert "GOPR0005_11_00 has 3 frames" in message
+    assert "33 x 32" in message
+    assert "clip GOPR0004_03_00 has another size than the others: 64 x 32" in message
 
 
 def test_the_flags_that_leave_the_wrong_clips_out_are_said(raw_root, tmp_path, capsys):
@@ -413,10 +413,10 @@ def test_the_flags_that_leave_the_wrong_clips_out_are_said(raw_root, tmp_path, c
 
     assert prepare("--source", raw_root, "--out", tmp_path / "out") == 3
 
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     # Clips of another size than the others come last, because they are compared at the end.
     flags = "--leave-out GOPR0005_11_00 --leave-out GOPR0006_03_00 --leave-out GOPR0004_03_00"
-    assert f"make only the others: {flags}" in said
+    assert f"make only the others: {flags}" in message
 
 
 def test_nothing_is_made_if_a_clip_is_wrong(raw_root, tmp_path):
@@ -433,9 +433,9 @@ def test_no_flag_is_said_if_all_clips_are_wrong(tmp_path, capsys):
 
     assert prepare("--source", tmp_path / "raw", "--out", tmp_path / "out") == 3
 
-    said = capsys.readouterr().err
-    assert "2 clips cannot be made" in said
-    assert "make only the others" not in said
+    message = capsys.readouterr().err
+    assert "2 clips cannot be made" in message
+    assert "make only the others" not in message
 
 
 def test_a_clip_with_a_frame_of_another_size_is_not_made(raw_root, tmp_path, capsys):
@@ -444,9 +444,9 @@ def test_a_clip_with_a_frame_of_another_size_is_not_made(raw_root, tmp_path, cap
 
     assert prepare("--source", raw_root, "--out", tmp_path / "out") == 3
 
-    said = capsys.readouterr().err
-    assert str(odd) in said
-    assert "frame of 32 x 34" in said
+    message = capsys.readouterr().err
+    assert str(odd) in message
+    assert "frame of 32 x 34" in message
     assert not (tmp_path / "out/GOPRO_Large/train/GOPR0001_03_00").exists()
 
 
@@ -653,8 +653,8 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
 
     # The second start makes only the clips that are missing, and does not touch the others.
     assert prepare("--source", raw, "--out", out) == 0
-    said = capsys.readouterr().out
-    counted = {int(number) for number in re.findall(r"making: .* of (\d+) frames", said)}
+    output = capsys.readouterr().out
+    counted = {int(number) for number in re.findall(r"making: .* of (\d+) frames", output)}
     # A spike file stands for an exposure of three raw frames. Each line of the progress gives the
     # number of frames that were still to make.
     exposures = sum(len(list(path.parent.glob("spike/*"))) for path in finished)
@@ -781,8 +781,8 @@ def test_a_photograph_that_becomes_a_clip_is_not_named_as_left_out(tmp_path, cap
 
     find_sources(tmp_path, photos)
 
-    said = f"{tmp_path}: left out, as no film or picture that is read: {named}"
-    assert caplog.messages == [said]
+    message = f"{tmp_path}: left out, as no film or picture that is read: {named}"
+    assert caplog.messages == [message]
 
 
 def test_each_clip_has_a_brightness_of_its_own(clips_of_rigs):

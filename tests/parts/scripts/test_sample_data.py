@@ -189,11 +189,11 @@ def with_instants(sample, tmp_path_factory):
     root = tmp_path_factory.mktemp("instants") / "sample"
     shutil.copytree(sample, root)
     arguments = ["--root", str(root), "--instants", "5"]
-    said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
         patch.setattr(make_sample_data, "SAMPLE", smaller(frames=2))
         assert make_sample_data.main(arguments) == 0
-    assert "without these instants" in said.getvalue()
+    assert "without these instants" in output.getvalue()
     return root, arguments
 
 

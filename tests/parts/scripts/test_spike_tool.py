@@ -129,24 +129,24 @@ def info(capsys, *arguments):
 
 
 @pytest.fixture(scope="module")
-def said_of_scene(tmp_path_factory):
+def output_of_scene(tmp_path_factory):
     """Give what `info` prints of 128 planes of 180 x 320. The size is not given."""
     path = tmp_path_factory.mktemp("scene") / "a.dat"
     # As many bytes as 32 planes of 360 x 640, which have four times as many pixels.
     write_scene(path, h=180, w=320, planes=128)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         assert run_spike_tool("info", path) == 0
-    return said.getvalue()
+    return output.getvalue()
 
 
-def test_info_lists_the_sizes_that_fit(said_of_scene):
-    assert "360 x 640      32" in said_of_scene
-    assert "180 x 320     128" in said_of_scene
+def test_info_lists_the_sizes_that_fit(output_of_scene):
+    assert "360 x 640      32" in output_of_scene
+    assert "180 x 320     128" in output_of_scene
 
 
-def test_info_finds_the_size_that_gives_a_picture(said_of_scene):
-    assert "most likely 180 x 320" in said_of_scene
+def test_info_finds_the_size_that_gives_a_picture(output_of_scene):
+    assert "most likely 180 x 320" in output_of_scene
 
 
 def test_info_takes_the_size_from_dataset_json(tmp_path, capsys):
@@ -162,51 +162,51 @@ def test_info_knows_the_format_of_a_camera_with_words_between_the_pixels(tmp_pat
     fired = [np.floor((plane + 1) * light) > np.floor(plane * light) for plane in range(2)]
     (tmp_path / "a.dat").write_bytes(bytes_of_sps100(np.stack(fired)))
 
-    said = info(capsys, tmp_path / "a.dat")
+    output = info(capsys, tmp_path / "a.dat")
 
-    assert "1000 x 1000 (SPS100)       2" in said
+    assert "1000 x 1000 (SPS100)       2" in output
     # With its words a line has as many bits as 1024 pixels. This would be the wrong size.
-    assert "1000 x 1024" not in said
+    assert "1000 x 1024" not in output
 
 
 @pytest.fixture
-def said_of_unknown_camera(tmp_path, capsys):
+def output_of_unknown_camera(tmp_path, capsys):
     """Give what info says of 56 planes of 125 x 200: the bytes of 14 planes of 250 x 400."""
     write_scene(tmp_path / "a.dat", h=125, w=200, planes=56)
     return info(capsys, tmp_path / "a.dat")
 
 
-def test_info_derives_a_size_of_no_known_camera_from_the_length(said_of_unknown_camera):
-    assert "125 x 200      56" in said_of_unknown_camera
-    assert "250 x 400      14" in said_of_unknown_camera
+def test_info_derives_a_size_of_no_known_camera_from_the_length(output_of_unknown_camera):
+    assert "125 x 200      56" in output_of_unknown_camera
+    assert "250 x 400      14" in output_of_unknown_camera
 
 
-def test_info_prefers_a_size_of_no_known_camera_that_gives_a_picture(said_of_unknown_camera):
-    assert "most likely 125 x 200" in said_of_unknown_camera
-    assert "most likely 250" not in said_of_unknown_camera
-    assert "is the size of a camera" not in said_of_unknown_camera
+def test_info_prefers_a_size_of_no_known_camera_that_gives_a_picture(output_of_unknown_camera):
+    assert "most likely 125 x 200" in output_of_unknown_camera
+    assert "most likely 250" not in output_of_unknown_camera
+    assert "is the size of a camera" not in output_of_unknown_camera
 
 
-def test_info_says_which_sizes_it_tried(said_of_unknown_camera):
+def test_info_says_which_sizes_it_tried(output_of_unknown_camera):
     tried = "tried: the known cameras; heights and widths from 32 to 2048"
-    assert tried in said_of_unknown_camera
+    assert tried in output_of_unknown_camera
 
 
-def test_info_names_further_sizes_that_fit(said_of_unknown_camera):
-    assert "fit too: " in said_of_unknown_camera
-    assert "100 x 200" in said_of_unknown_camera.partition("fit too: ")[2]
+def test_info_names_further_sizes_that_fit(output_of_unknown_camera):
+    assert "fit too: " in output_of_unknown_camera
+    assert "100 x 200" in output_of_unknown_camera.partition("fit too: ")[2]
 
 
 def test_info_takes_the_shape_of_a_plane_from_the_picture(tmp_path, capsys):
     write_scene(tmp_path / "a.dat", h=120, w=200, planes=60)
     write_grey(tmp_path / "frame.png", scene(h=240, w=400))
 
-    said = info(capsys, tmp_path / "a.dat", "--picture", tmp_path / "frame.png")
+    output = info(capsys, tmp_path / "a.dat", "--picture", tmp_path / "frame.png")
 
-    assert "most likely 120 x 200" in said
-    assert "tried: the sizes of the shape of the picture, 240 x 400" in said
+    assert "most likely 120 x 200" in output
+    assert "tried: the sizes of the shape of the picture, 240 x 400" in output
     # This size fits the bytes, but its shape is another one.
-    assert "200 x 288" not in said
+    assert "200 x 288" not in output
 
 
 def test_info_refuses_a_picture_whose_shape_fits_no_size(tmp_path, capsys):
@@ -215,30 +215,30 @@ def test_info_refuses_a_picture_whose_shape_fits_no_size(tmp_path, capsys):
 
     assert run_spike_tool("info", tmp_path / "a.dat", "--picture", tmp_path / "upright.png") == 3
 
-    said = capsys.readouterr().err
-    assert "no size of the picture's shape fits 180000 bytes" in said
-    assert "tried: the sizes of the shape of the picture, 2000 x 33" in said
+    message = capsys.readouterr().err
+    assert "no size of the picture's shape fits 180000 bytes" in message
+    assert "tried: the sizes of the shape of the picture, 2000 x 33" in message
 
 
 def test_info_names_no_size_if_two_are_as_good(tmp_path, capsys):
     write_scene(tmp_path / "two.dat", h=64, w=64, planes=100)
 
-    said = info(capsys, tmp_path / "two.dat")
+    output = info(capsys, tmp_path / "two.dat")
 
-    assert "the size is not clear: it may be 64 x 64 or 32 x 64" in said
-    assert "most likely" not in said
-    assert "--picture FRAME for its shape" in said
+    assert "the size is not clear: it may be 64 x 64 or 32 x 64" in output
+    assert "most likely" not in output
+    assert "--picture FRAME for its shape" in output
 
 
 def test_info_names_no_size_if_none_gives_a_picture(tmp_path, capsys):
     noise = np.random.default_rng(0).integers(0, 256, 4 * BYTES_OF_PLANE, np.uint8)
     (tmp_path / "noise.dat").write_bytes(noise.tobytes())
 
-    said = info(capsys, tmp_path / "noise.dat")
+    output = info(capsys, tmp_path / "noise.dat")
 
-    assert "the size is not clear: none of them gives an image without doubt" in said
-    assert "most likely" not in said
-    assert "bit order" not in said
+    assert "the size is not clear: none of them gives an image without doubt" in output
+    assert "most likely" not in output
+    assert "bit order" not in output
 
 
 # Content of a file, additional arguments, and what the message says.
@@ -306,17 +306,17 @@ def test_info_finds_the_bit_order(tmp_path, published_stream, capsys):
     big = SpikeGeometry(height=250, width=400, bit_order="big")
     write_spikes(tmp_path / "big.bin", consecutive(published_stream), big)
 
-    said = info(capsys, tmp_path / "big.bin", *SIZE)
+    output = info(capsys, tmp_path / "big.bin", *SIZE)
 
-    assert "bit order big: the most significant bit is the first pixel" in said
+    assert "bit order big: the most significant bit is the first pixel" in output
 
 
 def test_info_describes_a_published_file(published_stream, capsys):
-    said = info(capsys, published_stream)
+    output = info(capsys, published_stream)
 
     # A row of the table: the size of a plane, and the number of planes.
-    assert "250 x 400      42" in said
-    assert "bit order little" in said
+    assert "250 x 400      42" in output
+    assert "bit order little" in output
 
 
 def test_info_describes_an_array(tmp_path, published_stream, capsys):
@@ -333,10 +333,10 @@ def test_an_array_with_its_planes_last_is_named(tmp_path, capsys, command):
 
     assert run_spike_tool(command, tmp_path / "turned.npy", *output) == 0
 
-    said = capsys.readouterr().out
-    assert "(h, w, planes), but (planes, h, w) is expected" in said
+    message = capsys.readouterr().out
+    assert "(h, w, planes), but (planes, h, w) is expected" in message
     # An array has no rows that are stored from the bottom.
-    assert "rows are flipped" not in said
+    assert "rows are flipped" not in message
 
 
 @pytest.mark.parametrize("light", ["linear", "display"])
@@ -356,18 +356,18 @@ def test_info_tells_which_light_the_spikes_integrate(tmp_path, capsys, light):
     frame = values.repeat(2, axis=0).repeat(2, axis=1)
     write_grey(tmp_path / "a.png", frame)
 
-    said = info(capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "a.png")
+    output = info(capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "a.png")
 
-    assert f'"light": "{light}", "rate": 0.5' in said
+    assert f'"light": "{light}", "rate": 0.5' in output
 
 
 def test_info_says_that_a_flat_picture_does_not_show_the_light(tmp_path, capsys):
     write_scene(tmp_path / "a.dat", h=64, w=64, planes=100)
     write_grey(tmp_path / "flat.png", np.full((64, 64), 0.5))
 
-    said = info(capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "flat.png")
+    output = info(capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "flat.png")
 
-    assert "does not show which light" in said
+    assert "does not show which light" in output
 
 
 # ---- convert ----
@@ -583,10 +583,10 @@ def test_play_says_what_it_plays(published_stream, tmp_path, capsys):
 
     assert run_spike_tool("play", published_stream, *CAMERA, *how, "--out", tmp_path / "a.mp4") == 0
 
-    said = capsys.readouterr().out
-    assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame" in said
+    output = capsys.readouterr().out
+    assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame" in output
     # 20,000 planes per second, of which the video shows 3 x 25.
-    assert "266.7 x slower" in said
+    assert "266.7 x slower" in output
 
 
 def test_play_makes_a_frame_of_each_third_plane(played_video):
@@ -740,8 +740,8 @@ def test_wrong_arguments_are_named_before_anything_is_written(
     # --out stands before the others, because `method.half_windw=3` is no flag.
     assert run_spike_tool(command, published_stream, *CAMERA, *out, *arguments) == 2
 
-    said = capsys.readouterr().err
-    assert words in said, said
+    message = capsys.readouterr().err
+    assert words in message, message
     assert list(tmp_path.iterdir()) == []
 
 

@@ -124,8 +124,8 @@ def test_two_ranks_exchange_by_the_backend_of_the_device(tmp_path, accelerator):
 
     assert "Backend: standccl" in found.text
     assert "Backend: gloo" in expected.text
-    said = "2 on 1 host: 2 x Stand-in; ranks exchange by standccl; torch's operators"
-    assert said in found.text
+    message = "2 on 1 host: 2 x Stand-in; ranks exchange by standccl; torch's operators"
+    assert message in found.text
     assert_same_weights(found, expected)
 
 

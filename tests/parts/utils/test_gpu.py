@@ -57,7 +57,7 @@ class Choice:
     gpus: int
     # Afterwards: CUDA_VISIBLE_DEVICES (None: not set), and what the log says ("": nothing).
     visible: str | None
-    said: str = ""
+    message: str = ""
     # Before, too: the number of ranks, and the variables of the environment.
     ranks: int = 1
     variables: dict[str, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ CHOICES = [
             [2, 3],
             gpus=2,
             visible="2,3",
-            said="CUDA_VISIBLE_DEVICES=2,3 ./launch_train.sh 2 my.json",
+            message="CUDA_VISIBLE_DEVICES=2,3 ./launch_train.sh 2 my.json",
         ),
         id="two GPUs for one rank, which can use one: the command for two ranks is said",
     ),
@@ -85,7 +85,7 @@ CHOICES = [
             [0, 1],
             gpus=1,
             visible="3",
-            said="CUDA_VISIBLE_DEVICES=3 takes precedence over gpu_ids [0,1]",
+            message="CUDA_VISIBLE_DEVICES=3 takes precedence over gpu_ids [0,1]",
             variables={"CUDA_VISIBLE_DEVICES": "3"},
         ),
         id="the user has chosen another GPU",
@@ -108,7 +108,7 @@ CHOICES = [
             [0, 1, 2, 3],
             gpus=4,
             visible=None,
-            said="gpu_ids [0,1,2,3] has no effect with several ranks",
+            message="gpu_ids [0,1,2,3] has no effect with several ranks",
             ranks=2,
         ),
         id="more GPUs than ranks",
@@ -118,7 +118,7 @@ CHOICES = [
             [0, 1, 2, 3],
             gpus=4,
             visible=None,
-            said="gpu_ids [0,1,2,3] has no effect",
+            message="gpu_ids [0,1,2,3] has no effect",
             ranks=4,
             variables={"LOCAL_WORLD_SIZE": "2"},
         ),
@@ -129,7 +129,7 @@ CHOICES = [
             [2, 3],
             gpus=4,
             visible=None,
-            said="gpu_ids [2,3] has no effect with several ranks",
+            message="gpu_ids [2,3] has no effect with several ranks",
             ranks=2,
         ),
         id="other GPUs than two ranks take",
@@ -160,8 +160,8 @@ def test_gpu_ids_choose_the_gpus_if_nothing_else_has_chosen_them(monkeypatch, ca
 
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == case.visible
     # What has another effect than the option says is said.
-    assert case.said in caplog.text
-    assert bool(caplog.text) == bool(case.said)
+    assert case.message in caplog.text
+    assert bool(caplog.text) == bool(case.message)
 
 
 # ---- GPUs that this torch cannot use ----

@@ -97,9 +97,9 @@ def test_an_exploding_gradient_norm_is_named_once(health, caplog):
     for _ in range(3):
         health.judge_log_line([measures_of_rank()], LARGE_NORMS)
 
-    (said,) = warnings(caplog)
-    assert "the gradient norm explodes: median 35 over the last 120 steps, 1.2 before" in said
-    assert "train.G_optimizer_lr (now 0.001), or set train.G_optimizer_clipgrad=2" in said
+    (message,) = warnings(caplog)
+    assert "the gradient norm explodes: median 35 over the last 120 steps, 1.2 before" in message
+    assert "train.G_optimizer_lr (now 0.001), or set train.G_optimizer_clipgrad=2" in message
 
 
 def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health, caplog):
@@ -107,8 +107,8 @@ def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health,
     health.judge_log_line([measures_of_rank()], [1.0] * 1000)
     health.judge_log_line([measures_of_rank()], [35.0] * 1000)
 
-    (said,) = warnings(caplog)
-    assert "the gradient norm explodes: median 35 over the last 1000 steps, 1 before" in said
+    (message,) = warnings(caplog)
+    assert "the gradient norm explodes: median 35 over the last 1000 steps, 1 before" in message
 
 
 # ---- Overfitting ----
@@ -138,9 +138,9 @@ def test_psnr_that_falls_while_the_loss_falls_is_named_once(health, caplog):
     validate(health, [30.5, 30.4, 30.3, 30.2], [0.2, 0.3, 0.4, 0.5])
     validate(health, [30.1, 30.0, 29.9], [0.4, 0.3, 0.2])
 
-    (said,) = warnings(caplog)
-    assert "30.30 > 30.20 > 30.10 > 30.00 dB, loss 0.4000 to 0.3000" in said
-    assert "checkpoint_best.pth" in said
+    (message,) = warnings(caplog)
+    assert "30.30 > 30.20 > 30.10 > 30.00 dB, loss 0.4000 to 0.3000" in message
+    assert "checkpoint_best.pth" in message
 
 
 # ---- Memory ----
@@ -166,17 +166,17 @@ def warnings_of_full_memory(health, caplog):
 
 
 def test_a_full_memory_of_a_gpu_is_named_with_its_rank(warnings_of_full_memory):
-    said = warnings_of_full_memory["GPU"]
+    warnings = warnings_of_full_memory["GPU"]
 
-    assert "the memory of the GPU is nearly full on rank 1, host node: 78.0 of 80.0 GB" in said
-    assert 'netG.checkpoint="auto" with netG.memory_budget_gb=68 or less' in said
+    assert "the memory of the GPU is nearly full on rank 1, host node: 78.0 of 80.0 GB" in warnings
+    assert 'netG.checkpoint="auto" with netG.memory_budget_gb=68 or less' in warnings
 
 
 def test_a_full_memory_of_a_host_is_named_with_its_rank(warnings_of_full_memory):
-    said = warnings_of_full_memory["host"]
+    warnings = warnings_of_full_memory["host"]
 
-    assert "the memory of the host is nearly full on rank 1" in said
-    assert "dataloader_num_workers (now 1)" in said
+    assert "the memory of the host is nearly full on rank 1" in warnings
+    assert "dataloader_num_workers (now 1)" in warnings
 
 
 # ---- The disk ----
@@ -208,9 +208,9 @@ def test_a_disk_without_room_for_the_next_saves_is_named_once(run_on_small_disk,
     health.judge_save(30)
     health.judge_save(30)
 
-    (said,) = warnings(caplog)
-    assert "room for 3 more saves of 0.002 GB, the run makes 27" in said
-    assert "train.checkpoint_save (now 10)" in said
+    (message,) = warnings(caplog)
+    assert "room for 3 more saves of 0.002 GB, the run makes 27" in message
+    assert "train.checkpoint_save (now 10)" in message
 
 
 # ---- Slow ranks, and the wait for data ----
@@ -267,16 +267,16 @@ def warnings_of_slow_rank(health, caplog):
 
 
 def test_a_wait_for_data_is_named_after_three_windows_in_a_row(warnings_of_slow_rank):
-    said = warnings_of_slow_rank["wait"]
+    warnings = warnings_of_slow_rank["wait"]
 
-    assert said.startswith("rank 2 on node waits for data 16 % of the time")
+    assert warnings.startswith("rank 2 on node waits for data 16 % of the time")
 
 
 def test_a_slow_rank_is_named_after_three_windows_in_a_row(warnings_of_slow_rank):
-    said = warnings_of_slow_rank["slow"]
+    warnings = warnings_of_slow_rank["slow"]
 
-    assert said.startswith("rank 2 on node is slower")
-    assert "data 0.080 s + forward 0.150 s a step, the others 0.110 s" in said
+    assert warnings.startswith("rank 2 on node is slower")
+    assert "data 0.080 s + forward 0.150 s a step, the others 0.110 s" in warnings
 
 
 def test_ranks_that_share_their_cores_are_counted_in_the_advice(health, caplog):
@@ -284,8 +284,8 @@ def test_ranks_that_share_their_cores_are_counted_in_the_advice(health, caplog):
 
     log_windows(health, 4, waiting, waiting)
 
-    (said,) = warnings(caplog)
-    assert "(a rank has 2 CPU cores)" in said
+    (message,) = warnings(caplog)
+    assert "(a rank has 2 CPU cores)" in message
 
 
 def test_cores_that_a_rank_has_for_itself_are_counted_in_the_advice(health, caplog):
@@ -312,16 +312,16 @@ def advice(section, workers, share, cores):
 def test_the_advice_is_the_number_of_workers_that_ends_the_wait(
     loader_of_train, workers, share, enough
 ):
-    said = advice(loader_of_train, workers, share, cores=8)
+    message = advice(loader_of_train, workers, share, cores=8)
 
-    assert f"set datasets.train.dataloader_num_workers={enough} (now {workers})" in said
+    assert f"set datasets.train.dataloader_num_workers={enough} (now {workers})" in message
 
 
 def test_the_advice_is_a_clip_cache_if_each_core_has_a_worker(loader_of_train):
-    said = advice(loader_of_train, workers=8, share=0.3, cores=8)
+    message = advice(loader_of_train, workers=8, share=0.3, cores=8)
 
-    assert "num_workers" not in said
-    assert "build_clip_cache.py" in said
+    assert "num_workers" not in message
+    assert "build_clip_cache.py" in message
 
 
 # ---- Spikes that do not show the same as the frames ----
@@ -423,18 +423,18 @@ class TestClipsWithStrongBlur:
     def test_spikes_of_another_clip_are_named(
         self, fast, folder_of_exchanged_spikes, check, representation
     ):
-        said = check(fast, folder_of_exchanged_spikes, **self.spike(representation))
+        message = check(fast, folder_of_exchanged_spikes, **self.spike(representation))
 
-        assert "They do not agree" in said
+        assert "They do not agree" in message
 
 
 def test_the_warning_of_a_training_says_how_to_look_at_a_sample(fast):
     spikes = fast / "GOPRO_Large_spike_seq/train"
     wrong = {"type": "dat", "h": 48, "w": 48, "center": 20, "gamma": 2.2, "flip": False}
 
-    said = check_of_training(fast, spikes, **wrong, representation=TFP)
+    message = check_of_training(fast, spikes, **wrong, representation=TFP)
 
-    assert "scripts/show_sample.py --opt opt.json --index 0" in said
+    assert "scripts/show_sample.py --opt opt.json --index 0" in message
 
 
 @pytest.fixture(scope="module")
@@ -460,23 +460,23 @@ def warnings_of_restoring(home, spikes, out, capfd, method, side):
     files = f"--input {frames} --spike {spikes} --output {out} --save frames"
     how = f"--method {method} --spike-size {side} {side} spike.rate=0.6"
     assert main_test_vrt.main(f"{files} {how}".split()) == 0
-    said = capfd.readouterr().out.splitlines()
-    return [line for line in said if "do not show the same" in line]
+    message = capfd.readouterr().out.splitlines()
+    return [line for line in message if "do not show the same" in line]
 
 
 @pytest.mark.parametrize("method", ["tfi", "exposure"])
 def test_the_right_size_of_a_plane_is_no_fault(home, own_spikes, tmp_path, capfd, method):
-    said = warnings_of_restoring(home, own_spikes, tmp_path / "out", capfd, method, side=48)
+    warnings = warnings_of_restoring(home, own_spikes, tmp_path / "out", capfd, method, side=48)
 
-    assert said == []
+    assert warnings == []
 
 
 def test_a_wrong_size_of_a_plane_is_named(home, own_spikes, tmp_path, capfd):
-    (said,) = warnings_of_restoring(home, own_spikes, tmp_path / "out", capfd, "tfi", side=24)
+    (message,) = warnings_of_restoring(home, own_spikes, tmp_path / "out", capfd, "tfi", side=24)
 
-    assert "4 of 4 frames do not show the same. clip0/000000" in said
-    assert "spike.h and spike.w" in said
-    assert f"scripts/spike_tool.py info {own_spikes}/000000.dat" in said
+    assert "4 of 4 frames do not show the same. clip0/000000" in message
+    assert "spike.h and spike.w" in message
+    assert f"scripts/spike_tool.py info {own_spikes}/000000.dat" in message
 
 
 # ---- The learning rate at its floor ----
@@ -523,8 +523,8 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(
 
     # The last tenth of a run may be at the floor.
     if floor is not None and floor < 900:
-        (said,) = warnings(caplog)
-        assert "stretch train.G_scheduler_" in said
+        (message,) = warnings(caplog)
+        assert "stretch train.G_scheduler_" in message
     else:
         assert warnings(caplog) == []
 

@@ -57,11 +57,11 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_small_option_file_takes_neither_memory_nor_time(tmp_path, name):
-    content, said = HOSTILE[name]
+    content, message = HOSTILE[name]
     path = tmp_path / "a.json"
     path.write_text(content)
 
-    assert_refused(LOAD, path, by="OptionError", saying=said)
+    assert_refused(LOAD, path, by="OptionError", saying=message)
 
 
 def test_a_pipe_as_base_is_not_waited_for(tmp_path):
@@ -163,14 +163,14 @@ YAML = {
 
 @pytest.mark.parametrize("name", YAML)
 def test_a_small_yaml_takes_neither_memory_nor_time(tmp_path, name):
-    content, said = YAML[name]
+    content, message = YAML[name]
     path = tmp_path / "a.yml"
     path.write_text(content)
 
     ended = call_limited(CONVERT, path)
 
     assert ended.error == "OptionError"
-    assert re.search(said, ended.text)
+    assert re.search(message, ended.text)
 
 
 def test_a_yaml_with_a_few_aliases_is_read(tmp_path):

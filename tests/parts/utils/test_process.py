@@ -144,10 +144,10 @@ def test_a_script_whose_output_nobody_reads_ends_without_a_traceback(tmp_path, a
     write_clip(tmp_path, "clip", frames=1)
     spikes = tmp_path / "GOPRO_Large_spike_seq/train/clip/spike/000000.dat"
 
-    code, said = run_unread(*arguments.split(), spikes)
+    code, errors = run_unread(*arguments.split(), spikes)
 
-    assert code == UNREAD, said
-    assert "Error" not in said, said
+    assert code == UNREAD, errors
+    assert "Error" not in errors, errors
 
 
 # In a shell, ">&-" closes stdout of a command, and "2>&-" closes stderr.
@@ -183,11 +183,11 @@ def test_a_wrong_option_of_a_training_whose_output_is_closed_has_its_own_code(tm
 def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_path):
     options = write_options(tmp_path)
 
-    code, said = run_unread(MAIN, "--opt", options, "train.total_iter=1", "datasets.test={}")
+    code, errors = run_unread(MAIN, "--opt", options, "train.total_iter=1", "datasets.test={}")
 
-    assert code == 0, said
-    assert "Traceback" not in said, said
-    assert said.count("cannot write the log (stdout") == 1, said
+    assert code == 0, errors
+    assert "Traceback" not in errors, errors
+    assert errors.count("cannot write the log (stdout") == 1, errors
     assert "Finished at iter 1" in (folder_of_run(options) / "log/train.log").read_text()
 
 
