@@ -1,16 +1,16 @@
-"""Who started the ranks, and the two shell scripts that start them.
+"""How a process learns who started it, and the two shell scripts that start ranks.
 
-Each launcher (torchrun, SLURM, MPI, a cloud platform) tells a process its place by variables of the
-environment. The tables below hold the variables as the launchers document them. Most tests ask what
-is read from them; others start real launchers, or launch_train.sh with a `python` that only prints
-what it was given.
+Each launcher (torchrun, SLURM, MPI, a cloud platform) tells a process its place by environment
+variables. The dictionaries below hold these variables as the launchers document them. Most tests
+compare what the product reads from them. Others start real launchers, or launch_train.sh with a
+`python` that only prints its arguments.
 
 A rank is one process of a run, usually with one GPU. A node, or host, is a machine. Its processes
 are counted from 0 by the local rank.
 
-A new launcher needs a table of its variables here, and a row of one of two tests:
+If you add a launcher, add a dictionary of its variables here, and a row to one of two tests:
 test_a_rank_of_another_launcher_joins_the_others if it starts a process for each rank,
-test_a_process_of_a_platform_stands_for_its_node if it starts one for each node.
+test_a_process_of_a_platform_stands_for_its_node if it starts a process for each node.
 
 What is tested:
 
@@ -79,7 +79,7 @@ NODE = {
     "MASTER_PORT": "29500",
     "NPROC_PER_NODE": "8",
 }
-# The same with Kubeflow, whose WORLD_SIZE counts ranks.
+# The same process as Kubeflow describes it, whose WORLD_SIZE counts ranks.
 KUBEFLOW = {
     "RANK": "1",
     "WORLD_SIZE": "16",
@@ -112,9 +112,9 @@ def on_platform(kind="platform", local_rank=1):
 
 
 def on_slurm(master_addr="gpu003", master_port=15000 + 4567):
-    """Return the place of the process of SLURM: rank 0 is on the first host of the list.
+    """Return the place of the process of SLURM. Its rank 0 is on the first host of the list.
 
-    The port follows from the last digits of the job, so that two jobs have two ports.
+    The port is 15000 plus the last four digits of the job, so that two jobs have two ports.
     """
     return LaunchInfo(
         "slurm",
@@ -196,7 +196,7 @@ def test_the_hosts_of_a_node_list_are_counted():
     assert host_count("gpu[003-007,9],cpu1") == 7
 
 
-# One task on each of two nodes.
+# A task of srun, if srun starts one task on each of two nodes.
 TASK_OF_NODE = {
     **SLURM,
     "SLURM_NTASKS": "2",
@@ -213,7 +213,8 @@ def test_slurm_with_one_task_on_each_node_of_several_gpus_is_refused():
     with pytest.raises(DistError, match="3 of them would idle") as error:
         read_launch(TASK_OF_NODE, gpu_count=4)
 
-    # Without the number of GPUs, sbatch would ask for the 8 of submit_job.sh on nodes of 4.
+    # The command must give the number of GPUs, 4. Otherwise sbatch would ask for 8 GPUs per node,
+    # as submit_job.sh says.
     job = "sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 submit_job.sh FILE"
     assert job in error.value.do
 
@@ -244,7 +245,7 @@ NODE_NAMES = ("PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK")
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        # Ranks of a node, nodes, number of this node.
+        # expected: number of ranks of a node, number of nodes, number of this node.
         pytest.param(NODE, ("8", "2", "1"), id="PAI-DLC"),
         pytest.param(KUBEFLOW, ("8", "2", "1"), id="Kubeflow"),
         pytest.param(
@@ -259,7 +260,7 @@ NODE_NAMES = ("PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK")
             id="elastic: one to four nodes",
         ),
         pytest.param({**NODE, **SLURM}, ("8", "2", "1"), id="srun starts a process per node"),
-        # `launch_train.sh 1` asks for one rank, so the 16 of WORLD_SIZE do not count.
+        # `launch_train.sh 1` asks for one rank per node, so WORLD_SIZE, 16, does not count.
         pytest.param(
             {**KUBEFLOW, "PET_NPROC_PER_NODE": "1"}, ("1", "2", "1"), id="one rank asked for"
         ),
@@ -273,7 +274,7 @@ def test_a_process_that_stands_for_a_node_knows_its_place(env, expected):
     assert found["PET_MASTER_PORT"] == "29500"
 
 
-def test_a_process_may_know_the_ranks_of_its_node_alone():
+def test_a_process_may_know_only_the_number_of_ranks_of_its_node():
     found = node_variables({"NPROC_PER_NODE": "8"}, gpu_count=4)
 
     assert [found.get(name) for name in NODE_NAMES] == ["8", None, None]
@@ -294,7 +295,8 @@ def test_a_rank_does_not_stand_for_a_node(env):
     assert not node_variables(env, gpu_count=4)
 
 
-# A process of several on several nodes: is it a rank, or does it stand for a node of 8 GPUs?
+# Two processes on two nodes. These variables do not say whether a process is a rank, or stands for
+# a node of 8 GPUs.
 UNCLEAR = without(NODE, "NPROC_PER_NODE")
 
 
@@ -395,7 +397,7 @@ class Place(NamedTuple):
 
 # Two ranks on one host, which need no address of another host.
 ON_ONE_HOST = Place(local_rank=1, world_size=2, address="127.0.0.1")
-# The same, if the launcher gives the address h0.
+# Two ranks on one host, if the launcher gives the address h0.
 ON_HOST_H0 = Place(local_rank=1, world_size=2, address="h0")
 
 
@@ -407,7 +409,8 @@ ON_HOST_H0 = Place(local_rank=1, world_size=2, address="h0")
         pytest.param(OPEN_MPI | ADDRESS, ON_HOST_H0, id="Open MPI with an address"),
         pytest.param(OPEN_MPI | SLURM, ON_ONE_HOST, id="Open MPI within SLURM"),
         pytest.param(
-            # A local size of 1: the other rank is on another host. Azure says where rank 0 is.
+            # A local size of 1 means that the other rank is on another host. The variable of Azure
+            # says where rank 0 is.
             OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6105"},
             Place(local_rank=1, world_size=2, address="10.0.0.4"),
             id="Open MPI on Azure Batch",
@@ -417,7 +420,7 @@ ON_HOST_H0 = Place(local_rank=1, world_size=2, address="h0")
         pytest.param(JSRUN | ADDRESS, Place(local_rank=1, world_size=4, address="h0"), id="jsrun"),
         pytest.param(FLUX | HYDRA, ON_ONE_HOST, id="Flux"),
         pytest.param(MVAPICH | ADDRESS, ON_HOST_H0, id="MVAPICH"),
-        # Platforms that start a process for each node, here of one GPU.
+        # Platforms that start a process for each node. Here a node has one GPU.
         pytest.param(
             SAGEMAKER | {"SM_NUM_GPUS": "1"},
             Place(local_rank=0, world_size=2, address="algo-1"),
@@ -463,14 +466,14 @@ def test_a_process_of_a_platform_stands_for_its_node(env, address):
 
 
 def test_a_node_starts_no_more_ranks_than_it_sees_gpus():
-    # SageMaker says 8 GPUs, and CUDA_VISIBLE_DEVICES leaves 2 of them.
+    # SageMaker says that a host has 8 GPUs, but CUDA_VISIBLE_DEVICES leaves only 2 of them.
     found = node_variables(with_standard_names(SAGEMAKER, gpu_count=2), gpu_count=2)
 
     assert found["PET_NPROC_PER_NODE"] == "2"
 
 
 def test_the_only_rank_of_a_node_takes_the_first_of_several_visible_gpus():
-    # SageMaker gives 1 GPU of each host to this job, and 8 are visible.
+    # SageMaker gives this job 1 GPU of each host, but 8 GPUs are visible.
     named = with_standard_names(SAGEMAKER | {"SM_NUM_GPUS": "1"}, gpu_count=8)
 
     assert not node_variables(named, gpu_count=8)
@@ -502,7 +505,8 @@ def test_two_jobs_on_one_host_meet_at_different_ports():
     assert len(ports) == 2
 
 
-# The number of processes is known, but not where rank 0 is, or which rank this is.
+# In these cases the number of processes is known. But it is not known where rank 0 is, or which
+# rank this process is. message: a part of the error, the command that the user should type.
 INCOMPLETE = [
     pytest.param(
         without(OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), "mpirun -x MASTER_ADDR=", id="Open MPI"
@@ -527,7 +531,7 @@ def test_the_command_to_type_is_given_if_only_the_number_of_processes_is_known(e
 
 
 @pytest.mark.parametrize(("env", "message"), INCOMPLETE)
-def test_a_world_size_of_1_makes_a_process_run_alone(env, message):
+def test_a_process_with_a_world_size_of_1_is_the_only_process(env, message):
     assert read_launch(with_standard_names(env | {"WORLD_SIZE": "1"})) == SINGLE
 
 
@@ -560,7 +564,7 @@ def two_steps(tmp_path):
     return odd_command(write_odd_options(tmp_path), "datasets.test={}", "train.total_iter=2")
 
 
-# Starts a script by the fork server.
+# The script that lets the fork server start another script, so that it need not import torch.
 FORK_CLIENT = ["tests/dist/fork_client.py"]
 
 
@@ -568,7 +572,7 @@ FORK_CLIENT = ["tests/dist/fork_client.py"]
     ("mpirun", "client"),
     [
         pytest.param(OPEN_MPI_RUN, FORK_CLIENT, id="Open MPI", marks=NEEDS_OPEN_MPI),
-        # Two fresh processes, which import torch.
+        # MPICH starts two new Pythons, which import torch.
         pytest.param(MPICH_RUN, [], id="MPICH", marks=[NEEDS_MPICH, pytest.mark.slow]),
     ],
 )
@@ -584,7 +588,7 @@ def test_mpirun_starts_ranks_that_meet(two_steps, mpirun, client):
 
 @NEEDS_OPEN_MPI
 def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(two_steps):
-    # As with one rank on each of two hosts.
+    # With this local size, each rank seems to be the only rank of its host.
     elsewhere = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1"]
 
     command = [*OPEN_MPI_RUN, *elsewhere, sys.executable, *FORK_CLIENT, *two_steps]
@@ -596,8 +600,8 @@ def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(two_steps):
 
 # ---- torchrun, as scripts/torchrun_quiet.py starts it ----
 
-# Removes two options from torchrun, which older versions do not have, and prints what the ranks
-# would get.
+# A program that removes two options from torchrun, because older versions do not have them. Then it
+# prints with which settings torchrun would start the ranks.
 OLDER_TORCHRUN = """
 import os
 import signal
@@ -641,8 +645,9 @@ def test_an_older_torchrun_starts_ranks_like_a_new_torchrun(tmp_path):
 
     result = run_ranks(1, script)
 
-    # The function on_signal handles SIGUSR1. The default arguments of PContext.close are no signal
-    # of its own, and 180 s until ranks are killed. Two ranks share the cores of this machine.
+    # The printed settings: the function on_signal handles SIGUSR1. The default arguments of
+    # PContext.close are (None, 180): no special signal, and 180 s until ranks are killed. Two ranks
+    # share the cores of this machine.
     threads_of_rank = max(1, len(os.sched_getaffinity(0)) // 2)
     expected = f"on_signal (None, 180) 2 ranks, threads {threads_of_rank}\n"
     assert result.text.startswith(expected), result.text
@@ -674,7 +679,7 @@ def test_more_ranks_than_gpus_are_refused_before_torchrun_starts(tmp_path):
 
 # ---- Wrong variables ----
 
-# GPUs of the host in these cases. So LOCAL_RANK must be 0 or 1.
+# Number of GPUs of the host in these cases. So LOCAL_RANK must be 0 or 1.
 GPU_COUNT = 2
 
 
@@ -701,7 +706,7 @@ def wrong_case(read, env, message, **change):
         wrong_case(
             read_launch,
             PLATFORM,
-            # In the error the name of the host follows, which a test cannot know.
+            # The error continues with the name of this host.
             "LOCAL_RANK is 2, expected 0 to 1 (below the number of GPUs on ",
             LOCAL_RANK="2",
         ),
@@ -754,16 +759,19 @@ def test_all_wrong_variables_are_named_in_one_message():
 
 # ---- launch_train.sh on a platform that starts processes itself ----
 #
-# Such a platform starts the given command on each node: once for each rank, or once for the node.
-# launch_train.sh would start eight ranks in each of these processes. So it refuses, and suggests
-# the command that the user should give to the platform instead:
+# Such a platform starts the user's command on each node: once for each rank, or once for the node.
+# If the command is launch_train.sh, it would start eight ranks each time. So launch_train.sh
+# refuses to start, and suggests another command for the platform:
 #
 #     once for each rank     python -u main_train_vrt.py ...
 #     once for each node     NPROC_PER_NODE=8 python -u main_train_vrt.py ...
 
 
 def start_launcher(env, *options):
-    """Run launch_train.sh for eight ranks. Returns its result. env: variables of the platform."""
+    """Run launch_train.sh for eight ranks, and return its result.
+
+    env: the variables of the platform. options: arguments after the option file.
+    """
     return run_command([ROOT / "launch_train.sh", "8", SAMPLE, *options], limit_s=10, env=env)
 
 
@@ -793,7 +801,7 @@ def test_the_launcher_refuses_and_suggests_a_command_without_the_secrets(given, 
 
 
 def test_the_launcher_suggests_one_command_to_a_platform_that_starts_each_rank():
-    # PLATFORM has LOCAL_RANK, the number of a rank on its node. So it starts each rank.
+    # PLATFORM has LOCAL_RANK, the number of a rank on its node. So this platform starts each rank.
     result = start_launcher(PLATFORM)
 
     assert f"do        python -u main_train_vrt.py --opt {SAMPLE}" in result.text
@@ -817,20 +825,20 @@ def test_the_launcher_needs_a_number_of_processes(count):
     assert result.exit_codes == [REFUSED]
 
 
-# ---- What the launchers start: a `python` that prints what it was given ----
+# ---- The launchers start a `python` that prints its variables and arguments ----
 
 
-# Exit code of the `python` of these tests. No launcher ends with this code by itself.
+# Exit code of this `python`. No launcher itself ends with this code.
 FAKE_EXIT_CODE = 3
 
 
 def environment_of_fake_python(folder):
-    """Return the environment of a launcher with a `python` that only prints what it was given.
+    """Return the environment of a launcher, with a false `python`.
 
-    It prints its variables and its arguments, and ends with FAKE_EXIT_CODE. Variables that the
-    launcher may set are not set.
+    The false `python` prints its environment variables and its arguments, and ends with
+    FAKE_EXIT_CODE. The variables that the launcher may set are not set before.
 
-    folder: where this `python` is written.
+    folder: the false `python` is written into this folder.
     """
     script = f'env\necho "arguments $*"\nexit {FAKE_EXIT_CODE}'
     python = write_command(folder / "bin/python", script)
@@ -850,14 +858,14 @@ def environment_of_fake_python(folder):
 
 @pytest.fixture
 def fake_python(tmp_path):
-    """Give the environment of a launcher with a `python` that prints what it was given."""
+    """Give the environment of a launcher, with a `python` that prints variables and arguments."""
     return environment_of_fake_python(tmp_path)
 
 
 def launch(env, count=1, *options):
-    """Run launch_train.sh with `count` ranks and the `python` above.
+    """Run launch_train.sh with `count` ranks and the false `python`, and return its result.
 
-    Returns its result. The `text` of the result has one line for each variable.
+    The `text` of the result has one line for each environment variable.
     """
     command = [ROOT / "launch_train.sh", str(count), SAMPLE, *options]
     return run_command(command, limit_s=20, env=env)
@@ -865,10 +873,10 @@ def launch(env, count=1, *options):
 
 @pytest.fixture(scope="module")
 def results_of_launch(tmp_path_factory):
-    """Give the results of launch_train.sh by the number of ranks: 1 and 2.
+    """Run launch_train.sh with 1 and with 2 ranks. Give {number of ranks: result}.
 
     The launcher of one rank sets GOMP_SPINCOUNT only if most cores are idle. So a false `getconf`
-    says that the machine has 100,000 cores. The user has set two variables.
+    says that the machine has 100,000 cores. Two variables have values of the user.
     """
     folder = tmp_path_factory.mktemp("idle")
     env = environment_of_fake_python(folder)
@@ -922,7 +930,7 @@ def test_the_threads_of_one_rank_wait_actively_for_a_moment(results_of_launch, c
     assert waits_actively == expected
 
 
-# Of several ranks, torchrun sets the threads, and not launch_train.sh.
+# launch_train.sh sets the number of threads for one rank. For several ranks, torchrun sets it.
 @pytest.mark.parametrize(("count", "expected"), [(1, True), (2, False)])
 def test_one_rank_has_all_cores(results_of_launch, count, expected):
     lines = results_of_launch[count].text.splitlines()
@@ -980,7 +988,7 @@ def busy_cores():
         process.wait()
 
 
-# Slow: this and the next test keep all cores busy for 5 seconds, also from the other tests.
+# Slow: this test and the next test keep all cores busy for 5 seconds, which delays other tests.
 @pytest.mark.slow
 def test_threads_do_not_wait_actively_if_others_keep_the_cores_busy(fake_python, busy_cores):
     text = launch(fake_python).text
@@ -989,7 +997,7 @@ def test_threads_do_not_wait_actively_if_others_keep_the_cores_busy(fake_python,
     assert "GOMP_SPINCOUNT" not in text
 
 
-# See the test above.
+# Slow, like the test above.
 @pytest.mark.slow
 def test_threads_wait_as_the_user_says_also_on_busy_cores(fake_python, busy_cores):
     text = launch(fake_python | {"GOMP_SPINCOUNT": "7"}).text
@@ -998,19 +1006,19 @@ def test_threads_wait_as_the_user_says_also_on_busy_cores(fake_python, busy_core
 
 
 def launch_in_bash(env, before=""):
-    """Run launch_train.sh from a shell that first runs another command. Returns the text."""
+    """Run launch_train.sh from a shell that first runs `before`. Return the text of both."""
     command = f"{before}{ROOT}/launch_train.sh 1 {SAMPLE}"
     return run_command(["bash", "-c", command], limit_s=20, env=env).text
 
 
-def test_a_limited_address_space_is_said_before_anything_can_fail_by_it(fake_python):
+def test_a_limited_address_space_is_warned_of_before_it_can_cause_an_error(fake_python):
     text = launch_in_bash(fake_python, before="ulimit -v 4000000; ")
 
     assert "warning: ulimit -v limits the address space to 4 GB" in text
     assert "arguments" in text  # and the program starts
 
 
-def test_nothing_is_said_of_an_address_space_without_limit(fake_python):
+def test_an_address_space_without_a_limit_is_not_mentioned(fake_python):
     assert "ulimit" not in launch_in_bash(fake_python)
 
 
@@ -1027,7 +1035,7 @@ def test_an_active_environment_with_python_is_taken(fake_python):
     assert chosen_python(fake_python) == "python"
 
 
-def test_an_active_environment_without_python_is_passed_over(tmp_path, fake_python):
+def test_an_active_environment_without_python_is_not_used(tmp_path, fake_python):
     # There is a `python` on PATH, but it does not belong to the environment.
     (tmp_path / "conda/bin").mkdir(parents=True)
     env = fake_python | {"CONDA_PREFIX": str(tmp_path / "conda"), "VIRTUAL_ENV": ""}
@@ -1039,8 +1047,8 @@ def test_an_active_environment_without_python_is_passed_over(tmp_path, fake_pyth
 
 
 def test_a_launcher_in_another_folder_uses_the_files_of_the_callers_folder(tmp_path):
-    # The caller's folder has an option file, data and a program by the names that they have in the
-    # repository.
+    # The caller's folder has an option file, data and a program with the same names as in the
+    # repository. The launcher must use the option file and the data, but not the program.
     options = write_options(tmp_path).read_text()
     mine = tmp_path / SAMPLE
     mine.parent.mkdir(parents=True)

@@ -1,14 +1,16 @@
 """data/cameras/frame_times.py, name_times.py, unknown_planes.py: planes by the times of frames.
 
-A user may have one spike file for all frames of a clip. The planes of a frame follow from the times
-of the frames: those of a film, the numbers in the names of images, a table (spike.exposure), or the
-clock of a calibration. Frames have 48 x 64 pixels, and the spike files have planes of the same size
-without any spike, because only the number of planes matters here.
+A user may have one spike file for all frames of a clip. Then the times of the frames tell which
+planes belong to which frame. These times come from a film, from the numbers in the names of images,
+from a table (spike.exposure), or from the clock of a calibration.
+
+Frames have 48 x 64 pixels. The spike files have planes of the same size without any spike, because
+only the number of planes matters here.
 
 Words of this page:
 
     plane     what the spike camera records at one instant: one bit for each pixel
-    tick      the unit in which a film counts time; CLOCK = 19200 ticks are a second
+    tick      the unit in which a film counts time; a second has CLOCK = 19200 ticks
     lengths   how long each frame lasts, in seconds
     distance  the time between the starts of two frames
 
@@ -56,21 +58,21 @@ from utils.errors import DataError
 # How long frames last, in seconds.
 SHORT = Fraction(1, 60)
 LONG = Fraction(1, 15)
-# Planes a second of the spike camera: 24 in the short time, 96 in the long time.
+# Planes per second of the spike camera. So a short frame has 24 planes, and a long frame has 96.
 RATE = 1440
 # The section `spike` for the spike files of this page, which have no dataset.json.
 OPTIONS = {"type": "dat", "h": 48, "w": 64, "center": "file", "rate": 1.0, "light": "linear"}
 
 
 class Planes(NamedTuple):
-    """The planes of a frame. The tests write it as a pair: (24, 96) are the planes 24 to 119."""
+    """The planes of a frame. The tests write a pair: (24, 96) means the planes 24 to 119."""
 
     first: int  # number of the first plane
     count: int
 
 
 def planes_of(clip: DatasetClip) -> list[Planes]:
-    """Return the planes of each frame, as the program divides the spike file."""
+    """Return the planes that the program gives to each frame."""
     exposures = [exposure.own for exposure in clip.clip.exposures]
     return [Planes(exposure.first, exposure.count) for exposure in exposures]
 
@@ -135,9 +137,9 @@ def proposed_table(error: DataError) -> Any:
 # ---- Films: frames at one distance, or not ----
 
 
-# A camera that takes 60 frames per second has a frame each 320 ticks. A film may store each start
-# with a rounding error. If all starts are at one distance but for this error, the frames share the
-# planes evenly. Otherwise each frame has the planes between its stored start and the next one.
+# A camera that takes 60 frames per second has a frame every 320 ticks. A film may store each start
+# with a rounding error. If all distances are equal apart from this error, the frames share the
+# planes evenly. Otherwise each frame has the planes between its stored start and the next start.
 #
 # starts: where the frames start, in ticks, as the film stores them.
 # edges: where the planes of each frame begin, in ticks, and then where the planes of the last frame
@@ -160,8 +162,8 @@ def proposed_table(error: DataError) -> Any:
             [0, 320, 960, 1280, 1600],
             id="a frame that lasts twice as long",
         ),
-        # Each distance is a tick shorter than the one before it. Neighbours differ by a tick only,
-        # but the first and the last distance differ by 5.
+        # Each distance is one tick shorter than the distance before: 320, 319, ... 315. Neighbours
+        # differ by only one tick, but the first and the last distance differ by 5.
         pytest.param(
             [0, 320, 639, 957, 1274, 1590, 1905],
             [0, 320, 639, 957, 1274, 1590, 1905, 2220],
@@ -172,13 +174,13 @@ def proposed_table(error: DataError) -> Any:
             [0, 320, 640, 960, 1280],  # planes are counted from the first frame on
             id="a film that begins after 0",
         ),
-        # A GIF stores whole hundredths of a second, 192 ticks. The distances are 3, 3 and 4 of
-        # these units, so they differ by one unit: 30 frames per second, rounded.
+        # A GIF counts in units of 1/100 s, which are 192 ticks. The distances are 3, 3 and 4 units.
+        # They differ by one unit, as distances of 1/30 s do after rounding.
         pytest.param(
             [0, 576, 1152, 1920], [0, 640, 1280, 1920, 2560], id="rounded to a coarse unit"
         ),
-        # 1, 2 and 1 units. A unit is most of a distance here (4 units in 3 distances), so the frame
-        # that lasts twice as long is no rounding error.
+        # The distances are 1, 2 and 1 units. Here a unit is nearly as long as the mean distance,
+        # 4/3 units. So the difference of one unit is no rounding error: one frame lasts longer.
         pytest.param(
             [0, 192, 576, 768], [0, 192, 576, 768, 960], id="in a coarse unit, not rounded"
         ),
@@ -194,12 +196,12 @@ def test_only_rounding_to_a_tick_counts_as_one_distance(starts, edges):
     assert ranges == expected
 
 
-def test_a_time_within_a_plane_is_the_begin_of_the_plane():
-    # The frames begin after 0, 1 and 3 seconds. The last one lasts as long as the frame before it,
-    # 2 seconds, so the film ends after 5 seconds.
+def test_a_time_within_a_plane_means_the_start_of_the_plane():
+    # The frames begin after 0, 1 and 3 seconds. The last frame is assumed to last as long as the
+    # frame before, 2 seconds. So the film ends after 5 seconds.
     times = times_of_film([Fraction(0), Fraction(1), Fraction(3)])
 
-    # 12 planes in 5 seconds: second 1 is plane 2.4, and second 3 is plane 7.2.
+    # There are 12 planes in 5 seconds: second 1 is at plane 2.4, and second 3 at plane 7.2.
     assert times.plane_ranges(0, 12) == [(0, 2), (2, 7), (7, 12)]
 
 
@@ -208,7 +210,7 @@ def film_with_spikes(
 ) -> tuple[Path, Path]:
     """Write a film and a spike file that begin and end together. Returns the path of both.
 
-    planes: number of planes of the spike file, if it is not as long as the film.
+    planes: number of planes of the spike file. None: as many as fit the film.
     """
     frames = [picture(seed=number) for number in range(len(lengths))]
     write_film(folder / "f.mp4", frames, starts_of(lengths))
@@ -222,8 +224,8 @@ def film_with_spikes(
     [
         pytest.param([SHORT] * 6 + [LONG] * 6, id="slower"),
         pytest.param([LONG] * 3 + [SHORT] * 3, id="faster"),
-        # A film does not say how long its last frame lasts. It is taken to last as long as the
-        # frame before it. So the last two frames are equal in each case.
+        # A film does not say how long its last frame lasts. The program assumes that it lasts as
+        # long as the frame before. So in each case the last two frames are equally long.
         pytest.param([SHORT, LONG, SHORT, LONG, LONG], id="changing"),
         pytest.param([SHORT * 2, SHORT * 3, SHORT * 5, SHORT * 5], id="many lengths"),
     ],
@@ -254,8 +256,8 @@ def test_times_that_a_container_rounds_count_as_one_distance(tmp_path):
     # Matroska's clock counts milliseconds: 0, 33, 67, 100, ...
     starts = [Fraction(number, 30) for number in range(9)]
     write_film(tmp_path / "f.mkv", [picture(seed=number) for number in range(9)], starts)
-    # 9 frames would have 432 planes at 1440 planes per second. Another number, so that they cannot
-    # follow from the times.
+    # With 1440 planes per second, 9 frames of 1/30 s would have 432 planes. The file has another
+    # number of planes, so the result cannot follow from the times.
     spikes = write_empty_planes(tmp_path / "f.dat", 454)
 
     clip = clip_of(tmp_path / "f.mkv", spikes)
@@ -287,8 +289,9 @@ def test_a_film_that_begins_later_has_its_planes_from_its_first_frame_on(tmp_pat
 def test_a_film_that_begins_later_is_as_long_as_its_frames_last(tmp_path):
     film, spikes = later_film(tmp_path)
 
-    # With a clock of twice the rate, the planes last half as long as the film. The error shows how
-    # long the film is: 0.249 s, because Matroska rounds to milliseconds.
+    # By a clock of twice the rate, the planes last half as long as the film. So the clip is
+    # refused. The error says how long the film is: 0.249 s, because Matroska rounds to
+    # milliseconds.
     error = refusal(film, spikes, calibration=write_clock(tmp_path, tick_hz=2 * RATE))
 
     assert "the film lasts 0.249 s, its planes 0.125 s" in error.what
@@ -339,9 +342,9 @@ def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
 
 # ---- Films that lack frames ----
 
-# Planes of a frame of a film of 25 frames per second, where spikes have 1000 planes per second.
+# Planes of each frame: the film has 25 frames per second, and the spikes 1000 planes per second.
 PLANES_OF_FRAME = 40
-# The film has this many frames before some are lost.
+# Number of frames of the film before some are lost.
 FRAMES = 36
 
 
@@ -362,7 +365,7 @@ def write_lossy_film(folder: Path, first: int, last: int) -> tuple[Path, Path]:
     return folder / "f.ts", spikes
 
 
-# First and last lost frame, and what is said of them. A frame lasts 1/25 s, so frame 14 is shown at
+# First and last lost frame, and the warning. A frame lasts 1/25 s, so frame 14 is shown at
 # 14 x 0.04 s = 0.560 s.
 LOST = [
     pytest.param(14, 14, "1 of 36 frames is missing: frame 14 at 0.560 s", id="one"),
@@ -410,8 +413,8 @@ def test_the_lost_end_of_a_film_takes_its_planes_with_it(tmp_path, caplog):
     assert 5 < count < 30
     assert planes_of(clip) == planes_of_numbers(range(count))
     lost = f"{FRAMES - count} of 36 frames are missing: frames {count} to 35"
-    frames_a_second = 25
-    assert f"{lost} at {count / frames_a_second:.3f} s" in caplog.text
+    start_of_lost = count / 25  # in seconds, with 25 frames per second
+    assert f"{lost} at {start_of_lost:.3f} s" in caplog.text
 
 
 def test_missing_frames_of_a_film_without_spikes_are_named(tmp_path, caplog):
@@ -444,8 +447,8 @@ def test_one_period_for_a_film_that_lacks_frames_is_refused_with_a_table(tmp_pat
     assert json.dumps({"f": rows}) in error.do
 
 
-# Options of the codecs with which frames refer to later frames, so that the file has the frames in
-# another order than the film: up to 2 or 3 such frames in a row (bf), or hidden frames (VP9).
+# With these options of the codecs, frames refer to later frames. So the file has the frames in
+# another order than the film. bf: up to 2 or 3 such frames in a row. VP9: hidden frames.
 @pytest.mark.parametrize(
     ("name", "codec", "options"),
     [
@@ -467,7 +470,7 @@ def test_one_period_for_a_film_that_lacks_frames_is_refused_with_a_table(tmp_pat
 @pytest.mark.parametrize("rate", [Fraction(25), Fraction(30000, 1001)], ids=str)
 def test_a_sound_film_lacks_no_frame(tmp_path, caplog, name, codec, options, rate):
     noise_film(tmp_path / name, 20, codec=codec, rate=rate, options=options)
-    # No multiple of 20, so that the frames do not all get the same number of planes.
+    # 487 is no multiple of 20, so the frames do not all get the same number of planes.
     spikes = write_empty_planes(tmp_path / "f.dat", 487)
 
     clip = clip_of(tmp_path / name, spikes)
@@ -491,9 +494,9 @@ def images_with_spikes(folder: Path, names: list[str], planes: int = 240) -> tup
 GAP = ["frame00", "frame01", "frame04", "frame05"]
 
 
-# exposures: the proposed rows [first plane, number of planes]. All frames, missing ones included,
-# share 240 planes evenly. E.g. 6 frames have 40 planes each, and frame 4 begins at 4 x 40 = 160.
-# If the names tell no times, the proposal is one period for all frames.
+# exposures: the rows [first plane, number of planes] that the error proposes. Present and missing
+# frames together share 240 planes evenly. E.g. each of 6 frames has 40 planes, so frame 4 begins at
+# plane 4 x 40 = 160. If the names tell no times, the error proposes one period for all frames.
 @pytest.mark.parametrize(
     ("names", "message", "exposures"),
     [
@@ -519,7 +522,7 @@ GAP = ["frame00", "frame01", "frame04", "frame05"]
             ["left", "right"],
             "no numbers",
             {"start": 0, "length": 120.0, "period": 120.0},
-            id="words alone",
+            id="only words",
         ),
         pytest.param(
             ["a1", "b2", "b3"],
@@ -618,13 +621,13 @@ def test_numbers_a_thousand_apart_count_microseconds(tmp_path):
 def test_numbers_less_than_a_thousand_apart_count_frames(tmp_path):
     message = refusal(*images_with_spikes(tmp_path, ["10000", "10999", "11998"])).what
 
-    # 10000 to 11998 are 1999 numbers, and three frames are present.
+    # 10000 to 11998 are 1999 numbers, but only three frames are present.
     assert "1996 of 1999 frames are missing: frames 10001 to 10998" in message
 
 
 def test_stamps_at_changing_distances_give_planes_by_time(tmp_path):
-    # Microseconds: the frames begin at 0, 30, 70 and 100 ms. The last frame lasts as long as the
-    # frame before it, until 130 ms. So a plane is a millisecond.
+    # The names are microseconds: the frames begin at 0, 30, 70 and 100 ms. The last frame lasts as
+    # long as the frame before, so until 130 ms. With 130 planes, a plane lasts 1 ms.
     stamps = ["1000000", "1030000", "1070000", "1100000"]
 
     clip = clip_of(*images_with_spikes(tmp_path, stamps, planes=130))
@@ -759,7 +762,7 @@ def test_clocks_of_two_cameras_that_contradict_are_refused(tmp_path, tick_hz, se
 # 4 frames of 1/60 s and 4 frames of 4/60 s. The film lasts for 20/60 = 0.333 s, and its last frame
 # begins at 16/60 = 0.267 s.
 ENDS_WITH_A_LONG_FRAME = [SHORT] * 4 + [LONG] * 4
-# Number of planes of its spike file: 0.333 s x 1440.
+# Number of planes of the spike file of this film: 0.333 s x 1440 planes per second.
 PLANES_OF_LONG_END = 480
 
 
@@ -768,27 +771,27 @@ PLANES_OF_LONG_END = 480
 @pytest.mark.parametrize("seconds", [0.275, 0.395])
 def test_clocks_may_differ_by_a_frame(tmp_path, seconds):
     files = film_with_spikes(tmp_path, ENDS_WITH_A_LONG_FRAME)
-    planes_a_second = PLANES_OF_LONG_END / seconds
+    planes_per_second = PLANES_OF_LONG_END / seconds
 
-    clip = clip_of(*files, calibration=write_clock(tmp_path, planes_a_second))
+    clip = clip_of(*files, calibration=write_clock(tmp_path, planes_per_second))
 
     # The second frame begins at 1/60 s by the film.
     second_frame = planes_of(clip)[1]
-    assert second_frame.first == int(planes_a_second / 60)
+    assert second_frame.first == int(planes_per_second / 60)
 
 
 @pytest.mark.parametrize("seconds", [0.26, 0.41])
 def test_clocks_may_not_differ_by_more_than_a_frame(tmp_path, seconds):
     files = film_with_spikes(tmp_path, ENDS_WITH_A_LONG_FRAME)
-    planes_a_second = PLANES_OF_LONG_END / seconds
+    planes_per_second = PLANES_OF_LONG_END / seconds
 
-    error = refusal(*files, calibration=write_clock(tmp_path, planes_a_second))
+    error = refusal(*files, calibration=write_clock(tmp_path, planes_per_second))
 
     assert "the film lasts 0.333 s" in error.what
 
 
 def test_the_clock_of_the_spike_camera_tells_how_long_the_last_frame_lasts(tmp_path):
-    # The film says that the last frame lasts as long as the one before it: SHORT.
+    # Without this clock, the last frame would last as long as the frame before: SHORT.
     lengths = [LONG, LONG, SHORT, LONG]
     files = film_with_spikes(tmp_path, lengths)
 
@@ -809,8 +812,8 @@ def test_the_last_frame_lasts_no_longer_than_the_longest_frame(tmp_path):
 
 # ---- The order of frames ----
 
-# Names in the order of their values. If the digits behind the point were a counter, 432.1 would be
-# the first of these, because 1 is less than 33333.
+# Names in the order of their values. If the digits after the point were a counter, 432.1 would come
+# first, because 1 is less than 33333.
 SECONDS = ["432.033333", "432.066667", "432.1", "432.133333", "432.166667", "432.2"]
 NAMES_BY_VALUE = [
     pytest.param(SECONDS, id="seconds"),
@@ -825,7 +828,7 @@ NAMES_BY_VALUE = [
 def write_in_random_order(folder: Path, stems: list[str]) -> None:
     """Write images (in/) and spike files (spikes/) with these names, in a random order.
 
-    The red value of each image says its number in the list: 20 x number.
+    The red value of image i of the list is 20 i.
     """
     for number in np.random.default_rng(0).permutation(len(stems)):
         write_png(folder / f"in/{stems[number]}.png", np.full(SIZE, 20 * number))
@@ -875,7 +878,7 @@ def test_one_period_for_frames_at_uneven_times_is_refused_in_a_data_set(tmp_path
     for number, name in enumerate(seconds):
         for path in tmp_path.rglob(f"00000{number}.*"):
             path.rename(path.with_name(name + path.suffix))
-    # The first spike file takes the place of all.
+    # Leave only the first spike file, so that it is the one file for all frames.
     _, *others = sorted(tmp_path.rglob("*.dat"))
     for path in others:
         path.unlink()
@@ -889,7 +892,7 @@ def test_one_period_for_frames_at_uneven_times_is_refused_in_a_data_set(tmp_path
 
 @pytest.fixture
 def seconds_behind_a_text(tmp_path):
-    """Give a folder of images t_432.033333.png, ...: by value in another order than by name."""
+    """Give a folder of images, t_432.033333.png, ..., whose order by value is not that by name."""
     for stem in SECONDS:
         write_png(tmp_path / f"in/t_{stem}.png", np.zeros(SIZE))
     return tmp_path / "in"
@@ -930,7 +933,7 @@ def test_numbers_behind_a_text_that_are_in_order_are_not_doubted(tmp_path, caplo
     assert "taken in the order of their names" not in caplog.text
 
 
-def test_an_order_that_the_names_do_not_tell_is_said(tmp_path, caplog):
+def test_the_log_says_that_the_names_tell_no_order(tmp_path, caplog):
     frames, _ = images_with_spikes(tmp_path, ["left", "right"])
 
     user_clips(frames)

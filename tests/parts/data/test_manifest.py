@@ -72,7 +72,7 @@ def complaint(root: Path, **changes: Any) -> str:
 def sample_of(dataset: Any, number: int, epoch: int = 0) -> dict[str, Any]:
     """Return a sample of a training set.
 
-    A clip has a sample for each frame. E.g. the samples 0 to 5 are of the first clip of 6 frames.
+    A clip has a sample for each frame. E.g. samples 0 to 5 belong to the first clip, of 6 frames.
     """
     return dataset[(epoch, number)]
 
@@ -84,7 +84,7 @@ def folder(root: Path, kind: str, clip: str = "clip0") -> Path:
 
 
 def of_all_kinds(root: Path, pattern: str, clip: str = "clip0") -> list[Path]:
-    """Return the blurry frames, sharp frames and spike files of a clip that match a pattern."""
+    """Return the blurry frames, sharp frames and spike files of a clip that match `pattern`."""
     paths: list[Path] = []
     for kind in ("blur", "sharp", "spike"):
         paths += folder(root, kind, clip).glob(pattern)
@@ -121,13 +121,13 @@ def test_published_and_regrouped_folders_give_the_same_samples(root, regrouped_r
     published = build_clips(root)
     in_groups = build_clips(regrouped_root, regrouped=True)
 
-    # Any sample of clip0 would do. Both roots have this clip.
+    # Sample 2 belongs to clip0, which both roots have.
     assert equal_samples(sample_of(published, 2), sample_of(in_groups, 2))
 
 
 @pytest.fixture
 def root_of_two_blurs(root) -> Path:
-    """Give a root as the GoPro set has it: each clip has the folders blur and blur_gamma."""
+    """Give a root as in the GoPro data set: each clip has the folders blur and blur_gamma."""
     for clip in ("clip0", "clip1"):
         shutil.copytree(folder(root, "blur", clip), folder(root, "blur_gamma", clip))
     return root
@@ -145,7 +145,7 @@ def test_the_blurry_folder_can_be_chosen(root_of_two_blurs):
     assert "/blur_gamma/" in clip.lq[0]
 
 
-def test_other_files_are_left_alone(root):
+def test_other_files_are_ignored(root):
     # Files that a Mac, a user, and a program leave behind.
     for kind in ("blur", "spike"):
         for name in (".DS_Store", "._000047.png", "notes.txt"):
@@ -242,7 +242,8 @@ def test_clips_are_in_the_order_of_their_numbers(tmp_path):
 
 
 def test_the_digest_of_a_listing_stays(tmp_path):
-    # Clip caches store the digest, so another one would refuse all caches.
+    # Clip caches store the digest. If the digest of the same listing changed, all existing caches
+    # would be refused.
     frame = tmp_path / "clip_a/blur/000000.png"
     frame.parent.mkdir(parents=True)
     frame.write_bytes(b"abc")
@@ -269,7 +270,7 @@ def test_a_root_without_clips_is_refused(root):
     assert "holds no clip" in complaint(root, dataroot_gt=str(root / "empty"))
 
 
-def test_a_root_of_one_spike_file_a_clip_says_what_to_do(root):
+def test_the_error_of_a_root_with_one_spike_file_per_clip_says_what_to_do(root):
     (root / "empty").mkdir()
     for name in ("200.dat", "203.dat"):
         (root / "empty" / name).write_bytes(bytes(PLANE_BYTES * PLANES))
@@ -299,7 +300,7 @@ def write_meta(root: Path, text: str) -> dict[str, Any]:
 def test_a_meta_file_that_lists_more_frames_than_there_are_is_an_error(root):
     message = complaint(root, **write_meta(root, "clip0 9 0 000047"))
 
-    # Frames 47 to 55 are listed, and the clip has frames 47 to 52.
+    # Frames 47 to 55 are listed, but the clip has only frames 47 to 52.
     assert "clip0 | lq lacks 3 of 9 frames: 000053.png, 000054.png, 000055.png" in message
 
 
@@ -343,7 +344,7 @@ def test_a_listed_frame_that_is_missing_gets_a_name_in_the_form_of_the_present_f
 ):
     write_clips(tmp_path, "clip0", "clip1", first=48)
     rename_frames(tmp_path, template)
-    # The clip has 6 frames, 48 to 53. So of 7 frames, frame 54 is missing.
+    # The clip has 6 frames, 48 to 53. The changed line lists 7 frames, so frame 54 is missing.
     one_more_frame = line.replace(" 5 ", " 7 ")
 
     message = complaint(tmp_path, **write_meta(tmp_path, one_more_frame))
@@ -435,10 +436,10 @@ def test_whatever_a_list_of_clips_holds_it_is_read_or_refused(tmp_path_factory, 
 
 
 class Fault(NamedTuple):
-    """A fault of a data set, and what is said of it."""
+    """A fault of a data set, and texts that its error must contain."""
 
     make: Callable[[Path], object]  # damages the data set below this root
-    message: list[str]  # texts in the message
+    texts: list[str]
     options: dict[str, Any] | None = None  # keys of the section to change
 
 
@@ -501,7 +502,7 @@ def frame_of_size_zero(root):
 
 
 def gap(root):
-    """Remove frame 49, in the middle of frames 47 to 52, with its spikes."""
+    """Remove frame 49, in the middle of frames 47 to 52, and its spikes."""
     for path in of_all_kinds(root, "000049.*"):
         path.unlink()
 
@@ -516,7 +517,7 @@ def forty_empty_clips(root):
 
 
 def no_sharp_plane(root):
-    """Let dataset.json say nothing of the plane of the sharp frame."""
+    """Write a dataset.json that does not say which plane belongs to the sharp frame."""
     write_info(root, gt_plane=None)
 
 
@@ -599,12 +600,12 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_the_data_is_named_before_training(root, name):
     fault = FAULTS[name]
-    build_clips(root)  # fine before
+    build_clips(root)  # without the fault, nothing is raised
     fault.make(root)
 
     message = complaint(root, **(fault.options or {}))
 
-    for text in fault.message:
+    for text in fault.texts:
         assert text in message
 
 
@@ -743,14 +744,14 @@ ALL_TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory) -> tuple[Path, Path]:
-    """Give two roots that differ in all that several roots may differ in:
+    """Give two roots that differ in everything in which several roots may differ:
 
                                    first root     second root
     clips                          a, b           a, c, d
     frames of a clip               6              4
     size of a frame                16 x 24        32 x 40
     spike planes                   8 x 12         8 x 10
-    RGB pixels a spike pixel       2              4
+    RGB pixels per spike pixel     2              4
     planes of a frame              24             40
     rate (spikes in full light)    1.0            0.5
     """
@@ -803,7 +804,7 @@ def test_with_several_roots_a_sample_stays_as_in_its_own_root(roots, joined_set)
     sets_of_one_root = [build_clips(root, seed=3, spike=TFP, **ALL_TURNS) for root in roots]
 
     epoch = 1
-    # Numbers beyond the epoch are allowed. They give further draws of the same frames.
+    # Numbers beyond the epoch are allowed. They are new draws of the same frames.
     for number in range(2 * len(joined_set)):
         # A draw holds the random choices for a sample: clip, frames, crop and turns.
         draw = joined_set.draw((epoch, number))
@@ -832,7 +833,7 @@ def test_each_root_keeps_its_own_camera(joined_set, clip_name, rate, pixels_of_s
     (clip,) = [clip for clip in joined_set.clips if clip.name == clip_name]
 
     assert not_none(clip.spikes).rate == rate
-    # `step` is how many RGB pixels a spike pixel covers along an axis.
+    # `step` is the number of RGB pixels that a spike pixel covers along an axis.
     assert clip.grid.step == pixels_of_spike
     assert clip.planes[0] == planes
 
@@ -933,7 +934,7 @@ def test_shares_give_the_same_samples_each_time(roots, share, counts):
 
 
 def sample_names(roots: Sequence[Path], **changes: Any) -> Any:
-    """Return what a resumed run compares to know whether it has the same samples."""
+    """Return the texts by which a resumed run knows whether it has the same samples."""
     return set_for_training(section_of_roots(roots, **changes)).sample_names()
 
 
@@ -1053,7 +1054,7 @@ def tested_clips(roots):
 
 @pytest.fixture(scope="module")
 def clips_of_second_root(roots):
-    """Give the three clips of a test on the second root alone."""
+    """Give the three clips of a test on only the second root."""
     _, second_root = roots
     return set_for_testing(section_for_testing([second_root])).readers()
 
@@ -1130,7 +1131,7 @@ CALIBRATION = {
 
 @pytest.fixture
 def two_clips(tmp_path):
-    """Give the root of clips a and b. dataset.json says the rate 1.0 for both."""
+    """Give the root of clips a and b. In dataset.json, both have the rate 1.0."""
     return write_clips(tmp_path, "a", "b")
 
 
@@ -1179,7 +1180,7 @@ def test_a_recorded_calibration_says_the_size_of_a_plane(two_clips):
     ("option", "of_a", "of_b"),
     [
         pytest.param(None, None, None, id="not asked for"),
-        # dataset.json has a calibration of clip b alone.
+        # dataset.json has a calibration of clip b only.
         pytest.param("recorded", None, 0.5, id="calibration of dataset.json"),
         # A file that the user names holds for all clips.
         pytest.param("file", 0.5, 0.5, id="calibration of a file"),
@@ -1194,7 +1195,7 @@ def test_a_clip_may_have_a_calibration_of_its_own(two_clips, option, of_a, of_b)
 
     clips = build_clips(two_clips, spike=spike).clips
 
-    # For each clip the shift along x in its matrix, or None without a calibration.
+    # The shift along x in the matrix of each clip, or None without a calibration.
     shifts = []
     for clip in clips:
         calibration = clip.spikes.calibration
