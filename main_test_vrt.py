@@ -207,9 +207,9 @@ def job_on_own_clips(
 
     files: the user's files, `request.own_files`.
     request: the command line.
-    chosen: the formula and the joint solution that --method asks for, each None if it does not.
-    opt: the option file, which describes the network. None without --opt: then the weights file
-    describes its network.
+    chosen: the formula and the joint solution. Each is None if --method does not ask for it.
+    opt: the option file, which describes the network. It is None without --opt. Then the weights
+    file describes its network.
     """
     with naming_spike_size_flag():  # errors in the block name the flag --spike-size
         if chosen.formula is None:
@@ -217,7 +217,7 @@ def job_on_own_clips(
         else:
             own = own_clips_by_formula(chosen.formula, chosen.joint, files, request.method_name)
 
-    # The title of the report: the folder of several clips, or the name of the only clip.
+    # The title of the report: the name of the folder of several clips, or of the only clip.
     clips = own.clips
     title = clips[0].name
     if files.input is not None and len(clips) > 1:
@@ -245,7 +245,7 @@ def own_clips_by_network(
     """Return the clips of `files`, to be restored by a network. Reads its weights.
 
     joint: the options of the joint solution, which may improve the frames of the network.
-    opt: the option file, or None: then the weights file describes its network.
+    opt: the option file. If it is None, the weights file describes its network.
     """
     # `read_request` has refused a network without weights and without frames.
     assert network.weights is not None
@@ -347,7 +347,9 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
         saved = read_saved(weights_file, opt.portable())
         start = network_for_test_set(saved, request.network, opt.val, section)
     method = with_improvement(start, chosen.joint, saved)
-    if method is not start:  # what improves the frames reads spike files
+    # The joint solution and the learned steps read spike files. A test set of a user may have no
+    # spike files, but only channels for a network.
+    if method is not start:
         refuse_channels(section, opt.opt_path)
 
     # The clips. Refuse clips that do not fit the network, e.g. clips with one sharp frame for each
@@ -373,7 +375,7 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
         folder = Path(results.output)
     refuse_output_among_data(folder, dataset)
 
-    # What is saved: as --save says. Without --save, val.save_img says whether frames are saved.
+    # --save says what is saved. Without --save, val.save_img says whether frames are saved.
     save_forms = results.save
     if not save_forms and opt.val.save_img:
         save_forms = ("frames",)

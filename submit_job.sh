@@ -6,11 +6,11 @@
 #   sbatch submit_job.sh FILE train.amp.enable=true
 #   sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 submit_job.sh FILE
 #
-# Adapt the #SBATCH lines, and the line for modules, to the cluster, or override them as in the
-# second example. Where a cluster has no GPUs of the name "gpu", change the line --gpus-per-node, or
-# put --gres=... in its place.
-# At its time limit, or preempted, the job saves, is queued again and resumes; scancel ends it for
-# good.
+# Adapt the #SBATCH lines and the line for modules to the cluster, or override the #SBATCH lines as
+# in the second example. If the cluster has no GPUs of the name "gpu", change the line
+# --gpus-per-node, or put --gres=... in its place.
+# At its time limit, or if SLURM preempts it, the job saves, is queued again and resumes. After
+# scancel it is not queued again.
 #SBATCH --job-name=spikevrt
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
@@ -60,8 +60,8 @@ elif [[ -f $command && . -ef $here ]]; then
     here=''
 elif [[ ! -f $command || ! -f ${here}main_train_vrt.py ]]; then
     # The script is a copy outside of the project, or SLURM does not answer. So the folder of sbatch
-    # must be the project. In a folder that others share, files of these names may be anybody's, so
-    # they must belong to this user.
+    # must be the project. Other users may write into this folder, too. So the two files that would
+    # be run must belong to this user.
     here=''
     if [[ ! -O main_train_vrt.py || ! -O scripts/environment.sh ]]; then
         echo "submit_job.sh: SLURM does not say where SpikeVRT is, and $PWD is no SpikeVRT of" \
@@ -107,12 +107,13 @@ is_time_up=''   # 1 after the signal of the time limit
 is_cancelled='' # 1 after scancel
 limit=0         # time of the limit, in seconds since 1970
 
-# This shell alone gets USR1, 180 s before the time limit (B:USR1@180). srun hands it to every rank.
+# SLURM sends USR1 only to this shell, 180 s before the time limit (B:USR1@180). This function sends
+# it to srun, which sends it to every rank.
 on_time_up() {
     is_time_up=1
-    limit=$(squeue --noheader --jobs="$job" --format=%e) || limit=''
-    # If SLURM does not answer, or gives no time (a job without a limit): some time after this
-    # signal.
+    limit=$(squeue --noheader --jobs="$job" --format=%e) || limit='' # e.g. 2026-11-27T15:20:46
+    # If SLURM does not answer, or if the job has no limit, `date` fails. Then the limit is taken to
+    # be 100 s after this signal.
     limit=$(date -d "${limit:-none}" +%s 2>/dev/null) || limit=$((EPOCHSECONDS + 100))
     if [[ -n $step ]]; then
         kill -s USR1 "$step" 2>/dev/null || true # srun may have ended
@@ -136,14 +137,15 @@ step=$!
 code=0
 while true; do
     wait "$step" && code=0 || code=$?
-    # A signal interrupts `wait`, and srun goes on.
+    # A signal to this shell ends `wait`, although srun still runs. `kill -0` only asks whether it
+    # runs.
     if ! kill -0 "$step" 2>/dev/null; then break; fi
 done
 
 # ---- Queued again, or ended ----
 
-# Pre-emption with a grace time signals the ranks alone. SLURM does not requeue a job that then ends
-# by itself.
+# If SLURM preempts a job with a grace time, only the ranks get a signal. If the job ends within the
+# grace time, SLURM does not queue it again, so this script has to do it.
 is_preempted() {
     [[ $(scontrol --oneliner show job "$job") == *" PreemptTime="[0-9]* ]]
 }

@@ -7,17 +7,17 @@ moments.
     python scripts/calibrate.py --pair moving.dat moving.png --planes 100 40 \\
         --geometry calibration.json --search-planes 30 --out synchronised.json
 
-The first form finds the geometry. Capture flat or distant scenes with much texture. Cameras and
-scene are at rest, or the planes are exactly the planes of the frame's exposure. The second form
-takes the geometry from a file, and finds two things: the delay of the exposure behind --planes, in
-planes, and the share of these planes in which the frame was exposed. The scene has to move. Each
-form writes the file for `spike.calibration`, and an overlay image beside it to look at. Nothing is
-overwritten. docs/data_format.md, section "Two cameras".
+The first form finds the geometry. Capture flat or distant scenes with much texture. The cameras and
+the scene must be at rest, or the planes must be exactly the planes of the frame's exposure. The
+second form takes the geometry from a file, and finds two things: by how many planes the exposure
+began later than --planes says, and the share of these planes in which the frame was exposed. The
+scene has to move. Each form writes the file for `spike.calibration`, and an overlay image beside it
+to look at. No file is overwritten. More in docs/data_format.md, section "Two cameras".
 
 How it is found. Features of both images (SIFT, RANSAC) give a rough position, for any turn, scale
 and mirroring. The fit of `spike.calibration` "auto" (data/cameras/registration) makes the position
 exact. Then single parts of the plane are matched on their own, to measure the error that is left.
-The second form uses the same fit, with a matrix that stays. All places are (x, y) with pixel
+The second form uses the same fit, but does not change the matrix. All places are (x, y) with pixel
 centres at whole numbers, as in data/cameras/calibration.py.
 """
 
@@ -85,8 +85,8 @@ def main(arguments: list[str] | None = None) -> int:
     encode_rgb(command.overlay, np.zeros((1, 1, 3), np.uint8))
 
     with spike_errors_as_data_errors():
-        known = load_calibration(command.geometry) if command.geometry else None
-        geometry = geometry_of(command, known)
+        earlier = load_calibration(command.geometry) if command.geometry else None
+        geometry = geometry_of(command, earlier)
         views = [
             read_view(
                 spikes,
@@ -98,8 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
             for spikes, frame in command.pairs
         ]
         refuse_sizes(views, [frame for _, frame in command.pairs])
-        if known:
-            calibration = with_time(known, geometry, views, command)
+        if earlier:
+            calibration = with_time(earlier, geometry, views, command)
         else:
             calibration = with_position(geometry, views, command)
 
@@ -116,15 +116,18 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def geometry_of(command: argparse.Namespace, known: Calibration | None) -> SpikeGeometry:
+def geometry_of(command: argparse.Namespace, earlier: Calibration | None) -> SpikeGeometry:
     """Return the geometry of the spike files, which is the geometry of the first file.
 
-    The planes have the size of the known calibration, if nothing else says their size.
+    The planes have the size that the earlier calibration (--geometry) says, if the command line and
+    the files do not say it.
+
+    earlier: the calibration of --geometry, or None.
     """
     first_spikes, _ = command.pairs[0]
     options = GeometryOptions.of(command)
-    if known and given_geometry(first_spikes, options) is None:
-        height, width = known.spike_size
+    if earlier and given_geometry(first_spikes, options) is None:
+        height, width = earlier.spike_size
         options = replace(options, size=(height, width))
     return single_geometry(first_spikes, options)
 
@@ -176,18 +179,22 @@ def with_position(
 
 
 def with_time(
-    known: Calibration,
+    earlier: Calibration,
     geometry: SpikeGeometry,
     views: Sequence[View],
     command: argparse.Namespace,
 ) -> Calibration:
-    """Return the known calibration with the time offset and the exposure share.
+    """Return the calibration of --geometry, completed with the time offset and the exposure share.
 
     Raises DataError if the views do not show the time offset.
+
+    earlier: the calibration of --geometry.
     """
-    CalibratedGrid(known, geometry, str(command.geometry)).check_size(views[0].frame.shape[:2])
+    CalibratedGrid(earlier, geometry, str(command.geometry)).check_size(views[0].frame.shape[:2])
     where = ", ".join(str(frame) for _, frame in command.pairs)  # for errors
-    found = find_time(known, views, light=command.light, search=command.search_planes, where=where)
+    found = find_time(
+        earlier, views, light=command.light, search=command.search_planes, where=where
+    )
     print(
         f"the exposures are {found.offset:+.2f} planes later than --planes says, error "
         f"{found.offset_error:.2f}; exposed for {found.share:.0%} of these planes, error "
@@ -195,14 +202,14 @@ def with_time(
     )
     share = share_of(found)
     if share is None:
-        share = known.exposure_share
+        share = earlier.exposure_share
         print(f"the share is not sure: it stays {share:g}")
     changes = {
         "time_offset_planes": round(found.offset, 3),
         "exposure_share": share,
-        "tick_hz": command.tick_hz or known.tick_hz,
+        "tick_hz": command.tick_hz or earlier.tick_hz,
     }
-    return known.model_copy(update=changes)
+    return earlier.model_copy(update=changes)
 
 
 # ---- The command line -------------------------------------------------------------------------
@@ -281,7 +288,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def refuse_lonely_options(command: argparse.Namespace) -> None:
     """Raise OptionError if only some of --geometry, --search-planes and --planes are given.
 
-    --geometry and --search-planes go together, and they need --planes. --planes may stand alone.
+    --geometry and --search-planes need each other, and both need --planes. --planes may be given
+    without the other two.
     """
     is_one_missing = bool(command.geometry) != bool(command.search_planes)
     are_planes_missing = bool(command.geometry) and not command.planes

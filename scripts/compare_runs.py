@@ -49,8 +49,9 @@ from utils.run import figures, history, report
 # Tests: tests/parts/utils/test_results.py and test_history.py. For the table of tests:
 # tests/stories/test_reconstruct.py and test_protocols.py.
 #
-# Throughout this file, `runs` is the name of each run (or test) in the output -> its path, and a
-# history is the name of each scalar, e.g. "train/loss", -> its entries (step, value).
+# Throughout this file:
+#     runs       name of a run (or test) in the output -> its path
+#     history    name of a scalar, e.g. "train/loss" -> its entries (step, value)
 
 BLURRY_PSNR = "val/psnr_input"  # scalar: PSNR of the blurry frames at the same validation
 LINE_WIDTH = 100  # characters in a line of a table
@@ -71,15 +72,15 @@ def main(argv: list[str]) -> int:
         print(f"{args.out}: {', '.join(runs)}")
         return 0
 
-    # Either all paths must be training runs, or all must be tests. The folder of a test has the
-    # file METRICS_FILE.
-    not_tests = [str(folder) for folder in args.runs if not (folder / METRICS_FILE).is_file()]
-    are_tests = not not_tests
-    are_runs = len(not_tests) == len(args.runs)
+    # Either all paths must be training runs, or all must be tests. Only the folder of a test has
+    # the file METRICS_FILE.
+    runs_among_paths = [str(path) for path in args.runs if not (path / METRICS_FILE).is_file()]
+    are_tests = len(runs_among_paths) == 0
+    are_runs = len(runs_among_paths) == len(args.runs)
     if not are_tests and not are_runs:
         raise DataError(
             what=f"no {METRICS_FILE}",
-            where=", ".join(not_tests),
+            where=", ".join(runs_among_paths),
             expected="folders of tests, as the others",
             do="give only tests, or only training runs",
         )
@@ -162,7 +163,7 @@ def write_report(
 ) -> None:
     """Write the page about one run. Raises DataError if there are several, or no folder."""
     paths = list(runs.values())
-    # The page shows images of the folder, so the history file alone is not enough.
+    # The page shows images of the folder, so a history file without its folder is not enough.
     if len(paths) > 1 or not paths[0].is_dir():
         raise DataError(
             what=f"{', '.join(map(str, paths))}: not the folder of one run",

@@ -2,7 +2,7 @@
 """Write an option file of S-VRT (JSON or YAML) as an option file of this project.
 
 The program prints which keys were renamed, which were dropped because they have no effect here,
-and what our options cannot say, with the size of the effect. A key without a counterpart is an
+and what our options cannot express, with the size of the effect. A key without a counterpart is an
 error. --drop names the keys that may be left out.
 
 Files of KAIR need no conversion. docs/coming_from.md has a table for files of BasicSR. Secrets
@@ -167,7 +167,7 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     keys_to_drop = [word for word in command.drop if "=" not in word]
     overrides = command.overrides + [word for word in command.drop if "=" in word]
 
-    # Drop keys first. The functions after it note a problem for a key that they cannot convert, and
+    # Drop keys first. The later functions note a problem for each key that they cannot convert, and
     # a dropped key must not be a problem (test_a_file_is_converted_after_its_advice_was_followed).
     drop_without_counterpart(conversion)  # e.g. use_swanlab, which changes no result
     drop_as_asked(conversion, keys_to_drop, command.file)
@@ -184,9 +184,9 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
 
     # From here on the options are sections again, as the functions of utils/options expect.
     values = nested(conversion.values)
-    # Remove the keys of KAIR that have no effect here from `values`. E.g. "netG.init_type" goes. It
-    # would stay if the network that netG names had a parameter `init_type`. KAIR_ONLY has the
-    # reason for each key: {section: {key: reason}}.
+    # Remove the keys of KAIR that have no effect here from `values`, e.g. "netG.init_type". A key
+    # stays if the part that its section names, here the network, has a parameter of this name.
+    # KAIR_ONLY has the reason for each key: {section: {key: reason}}.
     keys_without_effect = drop_without_effect(values, parts)
     for key in keys_without_effect:
         section, _, name = key.rpartition(".")

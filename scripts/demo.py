@@ -113,8 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    # --data and --output are of the first part (restore). --sample, --train_s and --root are of the
-    # second part (train).
+    # --data and --output belong to the first part (restore). --sample, --train_s and --root belong
+    # to the second part (train).
     parser.add_argument(
         "--data",
         type=Path,
@@ -261,7 +261,7 @@ def train_for(seconds: float, sample: Path, root: Path) -> int:
         while run.poll() is None and _size(history) <= bytes_before:
             time.sleep(0.1)
         try:
-            return run.wait(seconds)  # the run may end by itself before
+            return run.wait(seconds)  # a run that has few steps left ends within this time
         except subprocess.TimeoutExpired:
             # The run saves a checkpoint after this signal, so wait for its end.
             run.send_signal(signal.SIGTERM)

@@ -10,7 +10,7 @@ Also the data and the network, in one process:
     python scripts/doctor.py --opt FILE [section.key=value ...]
 Only the data, with every clip and every problem (exit code 3 if there is one):
     python scripts/doctor.py --opt FILE --data --decode
-Also the ranks together (or with srun, or as a platform launches them):
+Also whether several ranks can work together (srun or a platform can start them, too):
     torchrun --nproc_per_node=N scripts/doctor.py --opt FILE
 What the failure in a log means:
     python scripts/doctor.py --log FILE
@@ -24,7 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.parts.doctor.doctor_failures import FAIL, Finding, read_log, table
-from scripts.parts.exit_codes import shown, with_exit_code
+from scripts.parts.exit_codes import shown as show_progress
+from scripts.parts.exit_codes import with_exit_code
 from utils.dist import process
 from utils.errors import DataError
 from utils.options.load import load_options
@@ -90,7 +91,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     tests/parts/data/test_manifest.py calls it for damaged data, and compares what it prints.
 
     decode: whether to decode whole images, which takes long. Otherwise only the header and the end
-        of a file are read
+        of each file are read.
     """
     from data.clips.manifest import raise_problems
     from data.select_dataset import refuse_wrong_purpose
@@ -108,7 +109,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
             continue
         try:
             reports = section.constructor.check(
-                section, split, decode=decode, show=shown, scale=opt.scale
+                section, split, decode=decode, show=show_progress, scale=opt.scale
             )
         except DataError as e:
             unreadable.append(e)  # go on, because the other split has problems of its own
@@ -124,7 +125,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
 def print_report(report: Any) -> None:
     """Print the clips of one split or root: the paths of their files, then a row for each clip.
 
-    report: of data/clips/manifest.py
+    report: a `Report` of data/clips/root_check.py.
     """
     from utils.results import plain_table
 

@@ -33,18 +33,18 @@ fi
 
 # ---- Variables of the ranks ----
 
-# An error of NCCL ends the rank. The second variable is the old name.
+# With 1, an error of NCCL ends the rank. The second variable is the old name.
 export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
 export NCCL_ASYNC_ERROR_HANDLING="${NCCL_ASYNC_ERROR_HANDLING:-1}"
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
-# Clips of several sizes do not break the memory of a GPU into pieces. PYTORCH_CUDA_ALLOC_CONF is
-# the old name: a user who has set it has chosen already.
+# With this setting, clips of several sizes do not break the memory of a GPU into small pieces.
+# PYTORCH_CUDA_ALLOC_CONF is the old name. If the user has set it, do not set the new one.
 if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-} ]]; then
     export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF:-expandable_segments:True}"
 fi
-# Threads that wait for one another sleep. Waiting actively is faster on idle cores (a step on the
-# CPU takes 0.6 of the time), but two to three times slower as soon as anything else wants a core:
-# docs/benchmarks/net.md.
+# With "passive", threads that wait for one another sleep. If they wait actively, a step on the CPU
+# takes 0.6 of the time on idle cores. But it takes two to three times as long as soon as another
+# program wants a core (docs/benchmarks/net.md).
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 # Without InfiniBand, NCCL need not look for it.
 if [[ -z ${NCCL_IB_DISABLE:-} && -z $(ls -A /sys/class/infiniband 2>/dev/null) ]]; then

@@ -73,9 +73,9 @@ if [[ ! -e /proc/self/stat && (-n $per_node || $count != 1 || ${WORLD_SIZE:-1} !
         "Linux (on Windows: WSL), or one process" "./$launcher 1 [FILE] [key=value ...]"
 fi
 
-# A platform may have started this script as a rank: RANK and WORLD_SIZE are set. torchrun would
-# overwrite the variables in silence, and every rank would start a world of its own. So suggest the
-# command that the platform should start instead.
+# If RANK and WORLD_SIZE are set, a platform may have started this script once for each rank.
+# torchrun would overwrite the variables without a warning, and each of these ranks would start a
+# complete training. So suggest the command that the platform should start instead.
 if [[ -z $per_node && -n ${RANK:-} && ${WORLD_SIZE:-1} != 1 ]]; then
     again="python -u $main"
     # What may be a secret is left out, with more caution than utils/options/secrets.py needs. E.g.
@@ -133,12 +133,12 @@ running() {
     fi
 }
 
-# One process that has the cores to itself: its threads wait actively for some microseconds
-# (GOMP_SPINCOUNT) before they sleep. On idle cores a step takes 0.6 of the time of threads that
-# sleep at once. If others use half of the cores or more, it takes longer. The way of waiting
-# changes no result, but another number of threads would.
+# If less than half of the cores are busy, let the threads of this process wait actively for some
+# microseconds (GOMP_SPINCOUNT) before they sleep. On idle cores a step then takes 0.6 of the time
+# that it takes if the threads sleep at once. On busy cores it would take longer. The way of waiting
+# changes no result. (Another number of threads would.)
 if [[ -z $has_wait_policy ]]; then
-    # The least of three looks, so that short work of others does not count.
+    # Count three times and take the smallest number, so that short work of others does not count.
     others=$(for _ in 1 2 3; do
         running
         sleep 0.1

@@ -98,7 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     refuse_full_disk(out, bytes_to_write)
     write_info(out, info, recipe, plans)
-    # The longest clips come first, so that no process is left alone with a long one at the end.
+    # Begin with the longest clips. Otherwise one process could still be making a long clip when all
+    # other processes have ended.
     jobs_to_do.sort(key=lambda job: -plans[job].frames)
     run_counted(
         command.workers,
@@ -252,9 +253,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     flag without any change here.
     """
     for name, setting in Recipe.model_fields.items():
-        # What the text of the flag is turned into: the type of the default, which is a text or a
-        # number. A setting with the default None is a whole number. A setting that is true or false
-        # would need a case of its own here, because bool("false") is True.
+        # The type into which argparse turns the text of the flag: the type of the default, which is
+        # a text or a number. A setting with the default None is a whole number. A setting that is
+        # true or false would need a case of its own here, because bool("false") is True.
         kind = int if setting.default is None else type(setting.default)
         # A text may have the type Literal["a", "b"]: then these are the allowed texts. For a plain
         # str, get_args returns ().
@@ -274,7 +275,7 @@ def read_recipe(command: argparse.Namespace) -> Recipe:
     """Return the settings of a command line as a recipe. Raises OptionError with the flag."""
     values = {name: getattr(command, name) for name in Recipe.model_fields}
     try:
-        # where="": the settings are not part of a section, so an error names the setting alone.
+        # where="": the settings are not part of a section, so an error names only the setting.
         recipe = read_section(Recipe, values, where="")
     except OptionError as e:
         flag = f"--{e.where.replace('_', '-')}"  # e.where is the name of the setting

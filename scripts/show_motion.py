@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Show the motion within an exposure that the spikes tell, and where it was not trusted.
+"""Show how each pixel moves within an exposure, found from the spikes, and how sure this motion is.
 
     python scripts/show_motion.py --input CLIP --spike FILE --spike-size H W
     python scripts/show_motion.py --input CLIP --spike FILE --frames 0 3 --out motion.html
 
 Writes a page of one file. It shows, for each frame, the blurry frame, the way of each pixel within
 the exposure, and the expected error of this way. main_test_vrt.py uses the same motion with the
-same weights and spike options. Of several clips the first one is shown.
+same weights and spike options. If the input has several clips, the first clip is shown.
 """
 
 # The program in its order:
@@ -19,8 +19,8 @@ same weights and spike options. Of several clips the first one is shown.
 #     page            everything as one HTML file, by utils/templates/sample.html
 #
 # What must stay: the page shows the motion that main_test_vrt.py takes, so weights and spikes are
-# read by its functions. Modules that bring torch are imported within functions, so that --help does
-# not wait for torch.
+# read by its functions. Modules that import torch are imported within functions, so that --help
+# does not wait for torch.
 # Free to change: texts and pictures of the page, which are for people.
 # Test: tests/parts/scripts/test_show_motion.py
 
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from models.saved_network import SavedNetwork
 
 WEIGHTS = ROOT / "weights/motion.pth"  # the weights without --weights
-# Planes that are read before and after an exposure. `RecordedClip` understands None as half as many
-# as the exposure has.
+# Number of planes that are read before an exposure, and after it. With None, `RecordedClip` reads
+# half the number of planes of the exposure on each side.
 HALF_OF_EXPOSURE = None
 
 
@@ -86,8 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
     # `find` estimates the motion within an exposure, as the weights ask for: by optical flow, or by
     # a network.
     find = finder_of(fusion.motion_by, fusion.motion_net, torch.device("cpu"))
-    # The gain is the spikes per plane at full light, of each spike pixel, (h, w). A pixel whose own
-    # gain cannot be trusted has the usual gain, so `find` can use the gain of all pixels.
+    # The gain of each spike pixel, (h, w): its spikes per plane at full light. If the gain of a
+    # pixel cannot be trusted, the usual gain stands in its place, so `find` can use all of them.
     gain, _is_trusted = clip.gain()
     sections = []
     for frame in command.frames:

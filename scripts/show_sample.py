@@ -7,10 +7,11 @@ flips, alignment.
         datasets.test.spike.flip=false
     python scripts/show_sample.py --opt FILE --motion
 
-The sample is the one that training gets for (epoch, index). Of a test clip, the first frames are
-shown. One sentence says whether the spikes lie where the frames show the same. Read it before a
-long run. With --motion the page also shows the motion within an exposure that the spikes tell, and
-where it is not trusted. It takes seconds for large frames. Nothing is overwritten.
+The page shows the sample that training gets for (epoch, index), or the first frames of a test clip.
+One sentence says whether the spikes and the frames show the same things at the same places. Read
+this sentence before a long run. With --motion the page also shows how each pixel moves within an
+exposure, found from the spikes, and where this motion is not trusted. For large frames this takes
+seconds. No file is overwritten.
 """
 
 import argparse
@@ -52,9 +53,9 @@ from utils.output_folder import refuse_existing
 # Free to change: all else, because only people read the page.
 # Test: tests/parts/scripts/test_show_sample.py
 
-# Frames of which the alignment is measured, besides the middle frame. More frames make the measured
-# shift less noisy, and take more time.
-MEASURED = 5
+# About this number of frames are compared with their spikes, evenly spaced, and the middle frame in
+# any case. More frames make the measured shift less noisy, and take more time.
+MEASURED_FRAMES = 5
 
 
 @with_exit_code
@@ -111,11 +112,11 @@ def page_of(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     if has_motion:
         refuse_motion_without_spikes(sample.draw)
     verdict = verdict_of(dataset, sample.draw)
-    chosen = sections(dataset, sample, verdict.comparison)
+    shown_sections = sections(dataset, sample, verdict.comparison)
     if has_motion:
-        chosen.append(motion_within_exposure(dataset, sample))
+        shown_sections.append(motion_within_exposure(dataset, sample))
     title = f"{sample.title}: {sample.item['key']}"
-    return Page(title, verdict, facts(sample.draw), chosen)
+    return Page(title, verdict, facts(sample.draw), shown_sections)
 
 
 def page_of_any_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
@@ -129,6 +130,7 @@ def page_of_any_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     if has_motion:
         refuse_motion_without_files(dataset)
     sample = sample_of_any_set(dataset, wanted)
+    # Below which tensors the names of the frames stand: the blurry frames, and the sharp frames.
     names = {kind: sample.names for kind in ("lq", "gt") if kind in sample.item}
     sentence = "This data set has no spikes."
     if "spike" in sample.item:
@@ -136,8 +138,8 @@ def page_of_any_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
             "Whether spikes and frames agree is not known, because this data set has no files."
         )
     verdict = Verdict(sentence, style="none", numbers="", comparison=None)
-    chosen = tensor_sections(sample.item, names)
-    return Page(sample.title, verdict, {"frames": ", ".join(sample.names)}, chosen)
+    shown_sections = tensor_sections(sample.item, names)
+    return Page(sample.title, verdict, {"frames": ", ".join(sample.names)}, shown_sections)
 
 
 def verdict_of(dataset: Any, draw: Any) -> Verdict:
@@ -149,7 +151,7 @@ def verdict_of(dataset: Any, draw: Any) -> Verdict:
         return Verdict("This data set has no spikes.", style="none", numbers="", comparison=None)
     from data.alignment import compare  # here, so that --help does not wait for torch
 
-    found = compare(dataset, draw, MEASURED)
+    found = compare(dataset, draw, MEASURED_FRAMES)
     right, down = found.shift  # in RGB pixels
     numbers = (
         f"Gradients correlate with {found.correlation:.2f}; shift {right:+.2f} px in "

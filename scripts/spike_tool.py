@@ -174,7 +174,8 @@ def convert(command: argparse.Namespace) -> None:
         flipud=not command.out_no_flip,
         bit_order=command.out_bit_order,
     )
-    # A candidate is a file read with one geometry. It can say what speaks against the geometry.
+    # A candidate is a file with one geometry. It reads the file, and can say what speaks against
+    # the geometry.
     candidate = Candidate(command.file, stored)
     count = command.count
     if count is None:
@@ -199,11 +200,10 @@ def print_how_read(command: argparse.Namespace, candidate: Candidate) -> None:
     stored = candidate.file.geometry
     if formats.is_array(command.file):
         form = f"{stored.height} x {stored.width}, an array"
-    elif command.size:
-        form = in_words(stored)
     else:
         form = in_words(stored)
-        form += " (no --size: from dataset.json, or the only known size that fits)"
+        if not command.size:
+            form += " (no --size: from dataset.json, or the only known size that fits)"
     print(f"{command.file}: {candidate.file.planes} planes of {form}")
     # There is no other candidate, so this one is the best.
     for doubt in candidate.doubts(best=candidate):

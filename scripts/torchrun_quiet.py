@@ -131,7 +131,7 @@ def signal_flags() -> list[str]:
 
 
 def handle_signals_in_torch_2_8(handled: str, is_nohup: bool) -> None:
-    """Make the torchrun of torch 2.8 pass SIGUSR1 on, and leave SIGHUP alone under nohup.
+    """Make the torchrun of torch 2.8 pass SIGUSR1 on, and let SIGHUP have no effect under nohup.
 
     torch 2.8 handles all other signals of `handled` already. This changes the signal handlers and
     the environment of this process.
@@ -201,7 +201,8 @@ def run_ranks(args: Namespace) -> int:
                 return int(written[0])
             # No rank wrote a code: it was killed before it could, or a signal ended the launcher.
             if isinstance(e, SignalException):
-                return 128 + e.sigval  # as a shell counts
+                # As a shell does: a program that a signal has ended has the code 128 + its number.
+                return 128 + e.sigval
             print(e, file=sys.stderr)
             return 1
 
