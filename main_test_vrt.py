@@ -333,18 +333,19 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
     opt: the option file. request: the command line. chosen: what its --method asks for.
     """
     results = request.results
-    section = section_of_test_set(opt)
+    section_of_file = section_of_test_set(opt)
     # `start` makes the frames. With --method joint, they are the first estimates of the solution.
     start: Method
     if chosen.formula is not None:
         saved = None
         # In the option file, the keys that say how spikes become a picture are meant for a network.
         # So a formula replaces their values by its own.
-        section = section_for(chosen.formula, section, opt.opt_path, opt.scale)
+        section = section_for(chosen.formula, section_of_file, opt.opt_path, opt.scale)
         start = chosen.formula
     else:
         weights_file = find_weights(opt.path, opt.folder, request.network.weights)
         saved = read_saved(weights_file, opt.portable())
+        section = section_of_file
         start = network_for_test_set(saved, request.network, opt.val, section)
     method = with_improvement(start, chosen.joint, saved)
     # The joint solution and the learned steps read spike files. A test set of a user may have no
@@ -363,16 +364,7 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
         # between them. For other networks the clips stay as they are.
         clips = scored_clips(clips, saved.spec)
 
-    # Folder and title. A formula has a folder of its own, so that it does not replace the results
-    # of the network.
-    if chosen.formula is not None:
-        folder = opt.folder / f"test_{request.method_name}"
-        title = f"Test of {request.method_name} on the test set of {opt.task}"
-    else:
-        folder = opt.folder / "test"
-        title = f"Test of {request.method_name or opt.task}"
-    if results.output:
-        folder = Path(results.output)
+    folder = folder_of_test(opt, request, chosen)
     refuse_output_among_data(folder, dataset)
 
     # --save says what is saved. Without --save, val.save_img says whether frames are saved.
@@ -385,7 +377,7 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
         outputs=outputs_of(folder, save_forms, results.fps, method, opt.metric),
         lpips=results.lpips,
         overwrite=results.overwrite,
-        title=title,
+        title=title_of_test(opt, request, chosen),
         expected=count_of_expected_clips(dataset, clips),
         reading_options={
             "datasets.test": keys_of_scores(section),
@@ -393,6 +385,25 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
         },
         frames_note=frames_of_test_set(section, saved is not None and saved.spec.interpolates),
     )
+
+
+def folder_of_test(opt: Options, request: TestRequest, chosen: ChosenMethod) -> Path:
+    """Return the folder of the results: --output, or else a folder in the folder of the run.
+
+    A formula has a folder of its own, so that it does not replace the results of the network.
+    """
+    if request.results.output:
+        return Path(request.results.output)
+    if chosen.formula is not None:
+        return opt.folder / f"test_{request.method_name}"
+    return opt.folder / "test"
+
+
+def title_of_test(opt: Options, request: TestRequest, chosen: ChosenMethod) -> str:
+    """Return the title of the report, e.g. "Test of tfp on the test set of 000_sample"."""
+    if chosen.formula is not None:
+        return f"Test of {request.method_name} on the test set of {opt.task}"
+    return f"Test of {request.method_name or opt.task}"
 
 
 # ---- For a test set and for a user's own clips -----------------------------------------------

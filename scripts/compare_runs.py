@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compare training runs, or the scores of tests, in a table or a figure. It also writes the report
-of one run, and checks the gain of runs.
+"""Compare training runs, or the scores of tests, in a table or a figure. This program also writes
+the report of one run, and checks the gain of runs.
 
     python scripts/compare_runs.py experiments/a experiments/b
     python scripts/compare_runs.py experiments/a/test experiments/a/test_tfp \\

@@ -32,22 +32,18 @@ if [[ -z $per_node || ${1:-} =~ ^[0-9]+$ ]]; then
     shift || true # there is nothing to shift if no argument is given
 fi
 
-# Relative paths belong to the folder of the caller. If it is not the repository, the program and
-# the default option file get absolute paths.
-here=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")/
-if [[ . -ef $here ]]; then
-    relative_here=''
-else
-    relative_here=$here
-fi
+# The folder of the project, as an absolute path. `here` is the same folder as it is put in front of
+# the names of programs: it is empty if the caller is in the folder of the project.
+project=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")/
+here=$project
+if [[ . -ef $project ]]; then here=''; fi
+main=$here$main
 # A first argument with the ending of an option file is the option file.
 if [[ ${1:-} == *.json || ${1:-} == *.json5 ]]; then
     set -- --opt "$@"
 elif [[ -n $default ]]; then
-    set -- --opt "$here$default" "$@"
+    set -- --opt "$project$default" "$@"
 fi
-here=$relative_here
-main=$here$main
 launcher=${BASH_SOURCE[1]##*/} # e.g. launch_train.sh
 
 # ---- What is refused ----

@@ -77,7 +77,8 @@ ME = "scripts/make_sample_data.py"  # the mark in dataset.json that this program
 #   threshold_mismatch  standard deviation of the pixels' thresholds, relative to the threshold
 SENSOR = {"rate": 0.9, "shot_noise": 0.03, "dark_rate": 0.001, "threshold_mismatch": 0.01}
 
-# A scene gives for a plane its linear light (side, side, 3) float32. Above 1 it is saturated.
+# A scene: number of a plane -> its linear light (side, side, 3) float32. Values above 1 are
+# saturated.
 Scene = Callable[[int], np.ndarray]
 
 
@@ -302,21 +303,24 @@ def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
         is_ours = about.get("made_by") == ME and has_keys
     if not is_ours:
         what = "the folder holds something other than the sample set"
-        expected = "no such folder"
-    elif digest_of(root) != about["files"]:
+        raise _not_to_be_replaced(root, what, expected="no such folder")
+    if digest_of(root) != about["files"]:
         what = "the sample set is not as it was made: files are changed, missing or new"
-        expected = "the files that were made"
-    elif about["seed"] != seed or about.get("size", "sample") != size.name:
-        what = (
-            f"the sample set was made with seed {about['seed']} and size "
-            f"{about.get('size', 'sample')}"
-        )
-        expected = f"seed {seed} and size {size.name}"
-    else:
-        is_of_version = about["version"] == size.version
-        has_instants = not instants or about.get("instants") == instant_planes(instants)
-        return is_of_version and has_instants
-    raise DataError(
+        raise _not_to_be_replaced(root, what, expected="the files that were made")
+    made_seed = about["seed"]
+    made_size = about.get("size", "sample")
+    if made_seed != seed or made_size != size.name:
+        what = f"the sample set was made with seed {made_seed} and size {made_size}"
+        raise _not_to_be_replaced(root, what, expected=f"seed {seed} and size {size.name}")
+
+    is_of_version = about["version"] == size.version
+    has_instants = not instants or about.get("instants") == instant_planes(instants)
+    return is_of_version and has_instants
+
+
+def _not_to_be_replaced(root: Path, what: str, expected: str) -> DataError:
+    """Return the error for a folder that must not be replaced. what: what the folder holds."""
+    return DataError(
         what=what,
         where=str(root),
         expected=expected,

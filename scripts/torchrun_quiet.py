@@ -10,7 +10,7 @@ usage:
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=8 --max-restarts=3 \\
         main_train_vrt.py --opt FILE
 
-It takes the arguments of torchrun (`torchrun --help` lists them). What differs from torchrun:
+The arguments are those of torchrun, which `torchrun --help` lists. What differs from torchrun:
 
     exit code     torchrun turns every exit code of a rank into 1, and prints a traceback after the
                   message of the run. This program ends with the code of the rank that failed first.

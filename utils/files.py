@@ -52,8 +52,8 @@ def open_plain(path: str | Path) -> BinaryIO:
 def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
     """Open a file to read. Returns its descriptor, and its state (size, time of change, ...).
 
-    The caller closes the descriptor. It need not call os.stat, which is slow on a network file
-    system, because it has the state already. Raises OSError, also for a device or a pipe.
+    The caller closes the descriptor. With the returned state the caller need not call os.stat,
+    which is slow on a network file system. Raises OSError, also for a device or a pipe.
     """
     # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

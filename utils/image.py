@@ -90,8 +90,9 @@ def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
 def imread_rgb(path: str | Path) -> np.ndarray:
     """Return an image file as (H, W, 3) uint8. Raises DataError if it cannot be decoded."""
     image = None
-    # OpenCV ends the process for a name that is no UTF-8, so OpenCV gets the content, not the name.
-    # For empty content, OpenCV raises an error of its own, so it is not called.
+    # If OpenCV gets the name of a file, and the name is no UTF-8, it ends the process. So give it
+    # the content of the file. For an empty content it raises an error of its own, so do not call it
+    # then.
     if Path(path).is_file():
         content = np.fromfile(path, np.uint8)
         if content.size:

@@ -136,9 +136,10 @@ class _LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line without control characters, and without a newline at its end."""
-        # %(mark)s of the format. Warnings of Python end with a newline.
+        # The format of a line (`setup_logging`) has %(mark)s, which `logging` replaces by this.
         record.mark = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
-        return printable(super().formatMessage(record).rstrip())
+        line = super().formatMessage(record)
+        return printable(line.rstrip())  # a warning of Python ends with a newline
 
 
 def setup_logging(rank: int, log_file: Path | None = None) -> None:

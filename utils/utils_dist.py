@@ -144,15 +144,16 @@ def _start(is_group_of_others: bool, log: bool) -> None:
         setup_logging(launch.rank)
     RUN.launch = launch
     # `pop` takes the key out of the environment, so that no child process and no report has it. A
-    # second run in this process finds no key there any more. It takes the key of the first run.
+    # second run in this process finds no key in the environment, and keeps RUN.job_key of the first
+    # run.
     RUN.job_key = os.environ.pop(JOB_KEY, "").encode() or RUN.job_key
     if launch.mode == "torchrun":
         # If somebody kills torchrun, no rank is left over.
         process.die_with_parent()
     if launch.world_size == 1:
         return
-    # The watchdog writes its first beat (its record in the store) when it is made. It is made
-    # before the meeting, so that every rank that has arrived has a beat.
+    # The watchdog writes its first beat (its record in the store) when it is made. So make it
+    # before the meeting: then every rank that has arrived has a beat.
     RUN.store = open_store(launch)
     RUN.watchdog = Watchdog()
     meet(RUN.store, launch)

@@ -186,7 +186,7 @@ def require_kernels(device: torch.device) -> None:
     capability = torch.cuda.get_device_capability(device)  # e.g. (8, 0)
     built_for = torch.cuda.get_arch_list()
     # E.g. "install torch for CUDA 12.8 or later, its newest version", or "" if this torch fits.
-    advice = missing_wheel(capability, built_for)
+    advice = torch_to_install(capability, built_for)
     if not advice:
         return
     major, minor = capability
@@ -199,11 +199,11 @@ def require_kernels(device: torch.device) -> None:
     )
 
 
-def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
-    """Return which torch to install for a GPU, or "" if the present torch runs on it.
+def torch_to_install(capability: tuple[int, int], built_for: list[str]) -> str:
+    """Return in words which torch to install for a GPU, or "" if the present torch runs on it.
 
-    A wheel is the file of a Python package that pip installs. torch has a wheel for each version of
-    CUDA, and a wheel has kernels for some GPUs only.
+    pip can install one of several files (wheels) of torch, one for each version of CUDA. Each wheel
+    has kernels only for some GPUs.
 
     A binary sm_XY runs on GPUs of compute capability X.Y and of later minor versions. compute_XY
     (PTX) runs on every later GPU (CUDA C++ programming guide, 5.8).
@@ -216,10 +216,10 @@ def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
     if not targets:
         return ""  # torch is built for GPUs of another maker
     for kind, major, minor in targets:
-        version = (int(major), int(minor))
-        is_not_newer = version <= capability  # compares major first, then minor
-        is_same_generation = version[0] == capability[0]
-        if is_not_newer and (kind == "compute" or is_same_generation):
+        target = (int(major), int(minor))
+        is_up_to_gpu = target <= capability  # compares major first, then minor
+        is_same_generation = target[0] == capability[0]
+        if is_up_to_gpu and (kind == "compute" or is_same_generation):
             return ""
     # 2.8 is the oldest torch that requirements.txt allows.
     if capability < (5, 0):

@@ -43,7 +43,7 @@ ERRORS_OF_OTHER_MESSAGES = (
     ValueError,  # the text is no JSON, or an array has more bytes than the message
     TypeError,  # ["array", "no type", [2]]: NumPy knows no such type
     IndexError,  # ["path"]: the path is missing
-    KeyError,  # none is known. Kept, because NumPy does not say which errors its types raise
+    KeyError,  # no case is known; kept, because NumPy does not say which errors its types raise
     OverflowError,  # a length of 31 digits, because lengths have 64 bits
     RuntimeError,  # torch refuses a negative length. RecursionError, if lists are nested too deeply
 )

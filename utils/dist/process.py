@@ -6,11 +6,11 @@
 * `signals_held` and `leave_signals_to_parent` keep signals away from loader processes (the
   processes of a DataLoader, which read samples).
 * `kill_trees`, `end` and `die_with_parent` end processes; `write_exit_file` tells the exit code to
-  torchrun's starter.
+  scripts/torchrun_quiet.py, if that program has started torchrun.
 
-What must stay: this module imports only the standard library, and modules of this project that do
-the same, because the guard of a rank (utils/dist/guard.py) uses it without installed packages. Free
-to change: HANDLERS_S, and how /proc is read.
+What must stay: this module imports only the standard library, and modules of this project that
+import no other package either, because the guard of a rank (utils/dist/guard.py) uses it without
+installed packages. Free to change: HANDLERS_S, and how /proc is read.
 
 Tests: tests/parts/utils/test_process.py, tests/faults/test_stalls.py, tests/dist/test_life.py.
 """
@@ -118,7 +118,7 @@ def open_closed_streams() -> None:
 
 # The numbers of the system calls write and writev: 1 and 20 on x86-64, 64 and 66 on most other
 # processors (linux/unistd.h). `main_thread_writes` finds them in /proc/.../syscall if the main
-# thread waits in a write, e.g. to a paused terminal. They are texts as they stand in that file.
+# thread waits in a write, e.g. to a paused terminal. The numbers are texts, as in that file.
 WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 
 
@@ -218,8 +218,8 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-# Python's own function that runs the functions registered with atexit. It is private, and has no
-# public equivalent. It is None if this Python does not have it. `end` calls it.
+# Python's own function that runs the functions registered with atexit. The function is private, and
+# has no public equivalent. None if this Python does not have the function. `end` calls it.
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 
 # Longest wait for exit handlers of libraries, in seconds. A library may still send its last data

@@ -4,8 +4,8 @@ RUN holds the rank of this process, the number of ranks, the store by which the 
 texts, and what the main thread does at present.
 
 Only `utils_dist` and the modules of utils/dist change RUN. The main thread writes the fields, while
-the threads of the watchdog and of the status file read them without a lock. So a field is replaced
-by a new value in one assignment, and a value that is there is never changed.
+the threads of the watchdog and of the status file read them without a lock. So a field gets a new
+value in one assignment, and the object that a field holds is never changed in place.
 
 `utils_dist._forget_run` resets the fields at the end of a run. A new field of a run needs a line in
 that function.

@@ -7,16 +7,16 @@ after each beat. There are two cases:
     this rank is too long in its phase   it may be waiting for another rank. So it *looks* for the
                                          rank that all wait for (`_cause_of_wait`)
 
-To look, a rank needs the states of all ranks. This request grows with the number of ranks. So only
-one rank at a time looks, and only if it has been too long in a phase itself.
+To look, a rank reads the states of all ranks in one request, which grows with the number of ranks.
+So only one rank at a time looks, and only if it has been too long in a phase itself.
 
 Seconds are measured on the AwakeClock of the rank that judges, which stands still while the process
 is suspended. So the clocks of the hosts need not agree, and a pause of the whole run makes no rank
 late. If only one rank is suspended, the others see it fall silent.
 
-What must stay: one rank is named, and it is the cause (test_a_host_that_falls_silent_is_named_once,
-test_a_rank_that_is_waited_for_is_named_once). Free to change: QUIET_S, within the limits that its
-comment names, and the words of a verdict.
+What must stay: a verdict names exactly one rank, and this rank is the cause
+(test_a_host_that_falls_silent_is_named_once, test_a_rank_that_is_waited_for_is_named_once). Free to
+change: QUIET_S, within the limits that its comment names, and the words of a verdict.
 
 Tests: tests/faults/test_scale.py, tests/faults/test_stalls.py.
 """
@@ -132,8 +132,9 @@ class Judge:
 
         quiet_s: seconds without a beat after which a rank is silent.
         """
-        # A budget of 0: a rank has not called `watch` yet, so it may still be loading libraries.
-        if not all(state["budget"] for state in self.beats.states.values()):
+        # A rank with a budget of 0 has not called `watch` yet, and may still be loading libraries.
+        # The other ranks may wait for it, so nothing can be said yet.
+        if any(state["budget"] == 0 for state in self.beats.states.values()):
             return None
         fewest_collectives = min(state["syncs"] for state in self.beats.states.values())
         latest_rank = None

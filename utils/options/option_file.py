@@ -180,8 +180,9 @@ def _values_of_text(text: str, path: Path) -> dict[str, Any]:
     return raw
 
 
-# Number of bytes, 1 MiB. The longest option file of this project has 10,000, so a user's file may
-# be 100 times as long. A larger limit would let a hostile file take more time and memory.
+# Number of bytes, 1 MiB. The longest option file of this project has about 9,000 bytes, so the file
+# of a user may be 100 times as long. A larger limit would let a hostile file take more time and
+# memory.
 MOST_FILE_BYTES = 2**20
 
 

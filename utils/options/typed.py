@@ -117,8 +117,10 @@ def _resolve_part(
     # A missing network or loss counts as {}, so its registry says which keys are missing.
     section = outer_section.pop(name, {})
     if not isinstance(section, dict):
+        # No section, so `read_section` refuses the value later. An empty value, e.g. [], counts as
+        # null.
         outer_section[name] = section or None
-        return  # `read_section` refuses the value later
+        return
 
     registry = parts[kind]
     own_values = _without_keys_of_other_part(section, where, registry, sources)
@@ -164,8 +166,9 @@ def _totals_of_kair(
 ) -> list[str]:
     """Return the keys of datasets.train that are totals of all GPUs, for a warning.
 
-    The values of TOTALS are totals if the file comes from KAIR. It does if it has keys that only
-    KAIR has. Tests: test_kair_files.py, e.g. test_a_number_from_the_command_line_is_no_total.
+    The values of TOTALS are totals if the file comes from KAIR. A file comes from KAIR if it has
+    keys that only KAIR has. Tests: test_kair_files.py, e.g.
+    test_a_number_from_the_command_line_is_no_total.
 
     dropped_keys: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
     """

@@ -107,14 +107,14 @@ def has_whole_chunks(png: bytes) -> bool:
 def _lies_within(frame: bytes, width_and_height: bytes) -> bool:
     """Return whether a frame of an animated PNG lies in the picture.
 
-    frame: data of a chunk fcTL, which begins with numbers of 4 bytes:
+    frame: data of a chunk fcTL. They begin with five numbers of 4 bytes each:
 
-        from byte   0        4       8        12     16
-                    number   width   height   left   top
+        from byte   0                     4       8        12     16
+                    number of the frame   width   height   left   top
 
         The data of a damaged file may end early. A number without bytes is 0, and a frame with
         width 0 is refused.
-    width_and_height: of the picture, 4 bytes each.
+    width_and_height: width and height of the picture, 4 bytes each.
     """
     width = big_endian(frame, at=4, length=4)
     height = big_endian(frame, at=8, length=4)

@@ -48,8 +48,8 @@ def read_tiff(content: bytes) -> Header | None:
         bits=tags.get(TAG_BITS, 1),
         is_float=tags.get(TAG_NUMBER_FORMAT, 1) == TIFF_FLOAT,
         is_grey=is_grey,
-        # Without tiles 0. A tile may be larger than the picture, and is decoded as a whole, so
-        # `Header.is_too_large` also looks at it.
+        # 0 if the picture has no tiles. A tile may be larger than the picture, and is decoded as a
+        # whole, so `Header.is_too_large` also looks at it.
         block_pixels=tags.get(TAG_TILE_WIDTH, 0) * tags.get(TAG_TILE_HEIGHT, 0),
     )
 
@@ -100,7 +100,7 @@ MARK_OF_BIG_TIFF = 43
 def _tiff_tags(content: bytes) -> dict[int, int]:
     """Return {tag: first value} of the first directory of a TIFF. Only whole numbers are read.
 
-    E.g. a TIFF of which the directory has one entry, as bytes in hexadecimal. The result is
+    E.g. these bytes, in hexadecimal, are a TIFF whose directory has one entry. The result is
     {256: 1920}.
 
         49 49          "II": little endian, so a number begins with its lowest byte. "MM": big

@@ -187,9 +187,9 @@ class Experiment:
     def save(self, name: str, state_of: Callable[[], dict[str, Any]], progress: Progress) -> None:
         """Write the file checkpoints/checkpoint_<name>.pth.
 
-        It holds the state of the model, the position of the run (`progress`), the options and the
-        version of this program. Earlier and later versions read the file, so a key is never renamed
-        or removed. All ranks may call this; only rank 0 writes.
+        The file holds the state of the model, the position of the run (`progress`), the options and
+        the version of this program. Earlier and later versions read the file, so a key is never
+        renamed or removed. All ranks may call this; only rank 0 writes.
 
         name: "latest" or "best".
         state_of: returns the state of the model. It is called on rank 0 only, because it copies all

@@ -43,7 +43,7 @@ class WandbWriter:
             os.environ["WANDB_API_KEY"] = section.wandb_api_key
         # wandb copies the command line into its files, so secrets in it are replaced first.
         sys.argv = [argument_without_secrets(argument) for argument in sys.argv]
-        about: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "project": section.wandb_project,
             "entity": section.wandb_entity,
             "name": options["task"],
@@ -55,9 +55,9 @@ class WandbWriter:
         self.image_of = wandb.Image
         try:
             with _no_input():
-                self.run = wandb.init(**about)
-        except wandb.Error as e:  # no key, a wrong one, or no network
-            self.run = wandb.init(**about, mode="offline")
+                self.run = wandb.init(**arguments)
+        except wandb.Error as e:  # there is no key, the key is wrong, or there is no network
+            self.run = wandb.init(**arguments, mode="offline")
             logger.warning(
                 "W&B cannot be used (%s): this run is recorded offline; upload it later with: "
                 "wandb sync %s",

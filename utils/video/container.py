@@ -44,8 +44,8 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
 
     mode: "r" to read, "w" to write. options: additional arguments of `av.open`.
 
-    For reading, FFmpeg is limited. It takes only films: a list of other files (ffconcat) or a text
-    is refused, whatever its name. It decodes no frame of more than MOST_PIXELS.
+    For reading, FFmpeg gets limits. A file that is no film, e.g. a list of other files (ffconcat)
+    or a text, is refused, whatever its name. No frame of more than MOST_PIXELS is decoded.
     Raises OSError or av.error.FFmpegError.
     """
     # PyAV's own log callback can hang: a decoder thread that logs needs the GIL, while close()

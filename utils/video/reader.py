@@ -273,7 +273,9 @@ def _other_size_error(path: str | Path, number: int, frame: Any, first: Any) -> 
     )
 
 
-HDR = {16: "PQ", 18: "HLG"}  # AVCOL_TRC_SMPTE2084, AVCOL_TRC_ARIB_STD_B67
+# FFmpeg's numbers of the two HDR codings of brightness -> their names. In FFmpeg they are called
+# AVCOL_TRC_SMPTE2084 and AVCOL_TRC_ARIB_STD_B67.
+HDR = {16: "PQ", 18: "HLG"}
 
 
 def _warn_of_hdr_or_interlaced(path: str | Path, stream: Any, is_interlaced: bool) -> None:

@@ -14,15 +14,17 @@ import numpy as np
 
 from utils.picture.orientation import UPRIGHT, Orientation
 
-UNSPECIFIED = 2  # AVCOL_SPC_UNSPECIFIED
+# FFmpeg's number for a film that does not say how its colours are coded (AVCOL_SPC_UNSPECIFIED).
+UNSPECIFIED = 2
 
 
 def pixels(frame: Any) -> np.ndarray:
     """Return a frame of PyAV as (H, W, 3) uint8 RGB.
 
-    If a film does not say how its colours are coded, FFmpeg takes them for BT.601. Players do so
-    only for small frames, and take large frames for BT.709. We do as players do.
-    Source of the sizes: mpv, mp_csp_guess_colorspace.
+    BT.601 and BT.709 are two standards of how colours are coded as YUV. If a film does not say
+    which of them it has, FFmpeg always takes BT.601. Players take BT.601 for small frames and
+    BT.709 for large frames, and so does this function. Source of the sizes: mpv,
+    mp_csp_guess_colorspace.
     """
     is_yuv = not frame.format.is_rgb and not frame.format.has_palette
     is_large = frame.width >= 1280 or frame.height > 576

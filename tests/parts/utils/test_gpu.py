@@ -21,7 +21,7 @@ from scripts.parts.doctor.doctor_ranks import check_ranks
 from tests.dist.launching import RankResult, write_command
 from tests.helpers.checked import options_of_part
 from tests.helpers.train_files import train, write_options
-from utils.dist.gpu import choose_gpus, claim, describe, missing_wheel, usage
+from utils.dist.gpu import choose_gpus, claim, describe, torch_to_install, usage
 from utils.dist.state import RUN, LaunchInfo
 from utils.dist.status import status_line
 from utils.errors import DistError
@@ -186,7 +186,7 @@ CU132 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 def test_a_gpu_that_this_torch_was_not_built_for_gets_the_name_of_a_wheel(
     capability, built_for, wheel
 ):
-    assert wheel in missing_wheel(capability, built_for)
+    assert wheel in torch_to_install(capability, built_for)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_gpu_that_this_torch_was_not_built_for_gets_the_name_of_a_wheel(
     ],
 )
 def test_a_gpu_that_this_torch_was_built_for_needs_no_wheel(capability, built_for):
-    assert missing_wheel(capability, built_for) == ""
+    assert torch_to_install(capability, built_for) == ""
 
 
 def test_two_ranks_on_one_gpu_are_both_named():
