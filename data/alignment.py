@@ -58,18 +58,18 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
         draw = with_mean_of_exposure(draw)
     pairs, middle = pairs_of_sample(dataset, draw, count, kind)
 
-    pixel = draw.clip.grid.pixel  # number of RGB pixels along a spike pixel
-    measures = measure(pairs, pixel)
+    pixel_side = draw.clip.grid.pixel  # number of RGB pixels along a spike pixel
+    measures = measure(pairs, pixel_side)
     distance = float(np.hypot(*measures.shift))  # RGB pixels
     most_spike_pixels = MOST_SHIFT_OF_SHARP if kind == "gt" else MOST_SHIFT_OF_BLURRY
-    is_near = distance <= pixel * most_spike_pixels
+    is_near = distance <= pixel_side * most_spike_pixels
     is_right = measures.correlation >= LEAST_CORRELATION and is_near
     if is_right:
         # A very small distance would be printed as 0.0 px. So the text says at least 0.1 px.
         sentence = f"Spikes and frame agree to {max(distance, 0.1):.1f} px."
     else:
         is_calibrated = draw.clip.spikes.calibration is not None
-        wrong = what_differs(pairs, measures, pixel, is_calibrated)
+        wrong = what_differs(pairs, measures, pixel_side, is_calibrated)
         sentence = f"They do not agree: {wrong}."
     return Comparison(
         correlation=measures.correlation,

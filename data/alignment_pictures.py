@@ -7,7 +7,7 @@ frame:
     "lq"   the blurry frame, and the mean of all planes of its exposure, which is as blurry
 
 Whole frames are read and no crops, because a crop has less texture. With two cameras, only the
-region is read that both of them see. A draw (class `Draw`) says what a sample is: the clip, the
+region that both cameras see is read. A draw (class `Draw`) says what a sample is: the clip, the
 numbers of its frames, and the crop.
 
 Tests: tests/parts/scripts/test_show_sample.py, tests/parts/data/test_two_cameras.py
@@ -68,7 +68,7 @@ def evenly_spaced(count: int, wanted: int) -> list[int]:
     if count == 0:
         return []
     exact = np.linspace(0, count - 1, wanted)
-    # A set, because neighbours are rounded to one number if count < wanted.
+    # If count < wanted, neighbours are rounded to the same number. The set has it once.
     return sorted({round(number) for number in exact})
 
 

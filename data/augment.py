@@ -226,7 +226,7 @@ class CameraPerturb:
     # Every probability is 0 by default, so that only the changes that a user asks for happen.
     # The largest values below have an effect only together with their probability.
     threshold_prob: Share = 0.0
-    threshold_range: Range = (0.5, 4.0)  # twice as many to a quarter of the spikes
+    threshold_range: Range = (0.5, 4.0)  # 0.5 doubles the spikes, 4.0 leaves a quarter of them
     known_rate: bool = False
     drop_prob: Share = 0.0
     drop_max: Share = 0.1  # one plane in ten
@@ -243,7 +243,7 @@ class CameraPerturb:
     jpeg_min: Annotated[int, Field(ge=1, le=100)] = 85  # OpenCV's scale, 100 is best
 
     def __post_init__(self) -> None:
-        # The range is drawn from in the logarithm, so both ends must be above 0.
+        # `draw` takes the logarithm of both ends, so they must be above 0.
         limits = list(self.threshold_range)
         is_range = len(limits) == 2 and 0 < limits[0] <= limits[1]
         if not is_range:

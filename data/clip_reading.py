@@ -146,8 +146,8 @@ class ClipDataset(ClipSources, Dataset):
     def read(self, draw: Draw) -> dict[str, torch.Tensor]:
         """Read the tensors of a draw, cropped and flipped.
 
-        Returns {kind: tensor}, with the kinds and shapes of the head of this file. Only lq is
-        always there.
+        Returns {kind: tensor}, with the kinds and shapes in the head of this file. Each result has
+        lq; it has the other kinds only if the clip has them.
         """
         # draw.aug says both the crop and the flips. The pictures are read cropped, and flipped when
         # they become tensors.
@@ -164,7 +164,7 @@ class ClipDataset(ClipSources, Dataset):
             # `_read_images` has read no gt, because gt is the middle instant.
             item["gt"] = contract.middle_instant(stacked, instants)
         if draw.clip.spikes:
-            # The blurry frames are needed for spike.rate "match", see there.
+            # `_read_spikes` needs the blurry frames if spike.rate is "match".
             item["spike"] = self._read_spikes(draw, images["lq"])
         return item
 
@@ -175,17 +175,17 @@ class ClipDataset(ClipSources, Dataset):
             numbers[kind] = self.frames_of(kind, draw.frames)
         if draw.clip.instants:
             numbers["gt_instants"] = self._instants_of(draw)
-            # The files of gt are not read, because the middle instant is the same frame: `read`
-            # takes gt from there.
+            # The files of gt are not read, because the middle instant is the same frame. `read`
+            # takes gt from gt_instants.
             del numbers["gt"]
 
         images = {}
         for kind, wanted in numbers.items():
-            # Of draw.aug only the crop is used here.
+            # Only the crop of draw.aug is used here. The flips come in `_to_tensor`.
             images[kind] = self.backend.images(draw.clip, kind, wanted, draw.aug)
-        # A simulated RGB camera records the blurry frames anew, with noise and JPEG. There is none
-        # if only the spike camera is simulated: then `camera.rgb` is None. A camera of a user may
-        # even lack the attribute `rgb`.
+        # A simulated RGB camera (`camera.rgb`) records the blurry frames anew, with noise and JPEG.
+        # If only the spike camera is simulated, `camera.rgb` is None. The camera class of a user
+        # may even lack the attribute `rgb`.
         camera = draw.camera
         if camera and getattr(camera, "rgb", None):
             photographs = []
@@ -233,7 +233,7 @@ class ClipDataset(ClipSources, Dataset):
         to the brightness of these frames.
         """
         spikes = draw.clip.spikes
-        of_frames = []  # (S, h, w) each
+        channels_of_frames = []  # (S, h, w) each
         for frame, image, is_backwards in zip(draw.frames, lq, draw.backwards, strict=True):
             channels = read_channels(
                 spikes,
@@ -245,8 +245,8 @@ class ClipDataset(ClipSources, Dataset):
                 reverse=is_backwards,
                 camera=draw.camera,
             )
-            of_frames.append(channels)
-        stacked = np.stack(of_frames)  # (T, S, h, w), cropped but not yet flipped
+            channels_of_frames.append(channels)
+        stacked = np.stack(channels_of_frames)  # (T, S, h, w), cropped but not yet flipped
         return torch.from_numpy(draw.aug.flip(stacked))
 
 

@@ -83,8 +83,8 @@ class TrainDatasetRGBSpike(TrainClips):
     T is the number of frames, S the channels of spikes of a frame, s the scale of the network.
     Clips shorter than num_frame are played back and forth.
 
-    With dataroot_gt_instants also gt_instants (T, 3 K, s h, s w): K sharp frames of each exposure
-    in the order of time.
+    With dataroot_gt_instants, an item also has gt_instants (T, 3 K, s h, s w): K sharp frames of
+    each exposure in the order of time.
     """
 
     # {key of former versions: its old default}. An old option file with this value is accepted, and
@@ -376,8 +376,8 @@ class VideoTestVimeo90KDataset(TestClips):
     """Whole Vimeo-90K clips; KAIR's name and keys.
 
     With temporal_scale 2 the network gets im1, im3, im5 and im7, and its frame is compared with
-    im4. For super-resolution, set val.center_frame_only to score im4 alone, because published
-    scores are of im4.
+    im4. For super-resolution, set val.center_frame_only to score only im4, because published scores
+    are of im4.
     """
 
     septuplets = True

@@ -19,18 +19,20 @@ import numpy as np
 from data.edge_shift import LEAST_CORRELATION, LEAST_RESPONSE, Measures, Pair, measure
 
 
-def what_differs(pairs: Sequence[Pair], measures: Measures, pixel: int, is_calibrated: bool) -> str:
+def what_differs(
+    pairs: Sequence[Pair], measures: Measures, pixel_side: int, is_calibrated: bool
+) -> str:
     """Return in words why spikes and frames do not agree. The text names the options to check.
 
     pairs: for each measured frame its two pictures, from the spikes and of the frame.
     measures: what `measure` found for them: `correlation` of the edges, `shift` (right, down) in
     RGB pixels, and `response`, which says how sure the shift is.
-    pixel: number of RGB pixels along a spike pixel.
+    pixel_side: number of RGB pixels along a spike pixel.
     is_calibrated: whether a calibration says where the spikes lie.
     """
     # Flipped: some flip of the spikes gives a correlation, and the spikes as they are give none.
     if measures.correlation < LEAST_CORRELATION:
-        flipped = _flip_in_words(pairs, measures, pixel)
+        flipped = _flip_in_words(pairs, measures, pixel_side)
         if flipped:
             return flipped
 
@@ -62,7 +64,7 @@ FLIPS = {
 }
 
 
-def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel: int) -> str:
+def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel_side: int) -> str:
     """Return in words which flip of the spikes gives a correlation; "" for none.
 
     The arguments are as in `what_differs`.
@@ -70,7 +72,7 @@ def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel: int) -> str
     # slices: rows and columns of a picture, backwards where it is flipped.
     for flip, slices in FLIPS.items():
         flipped_pairs = [Pair(pair.spikes[slices], pair.frame) for pair in pairs]
-        if_flipped = measure(flipped_pairs, pixel).correlation
+        if_flipped = measure(flipped_pairs, pixel_side).correlation
         if if_flipped >= LEAST_CORRELATION:
             return (
                 f"the spikes are {flip}; correlation {measures.correlation:.2f}, turned "

@@ -54,12 +54,13 @@ class Measures(NamedTuple):
     response: float
 
 
-def measure(pairs: Sequence[Pair], pixel: int) -> Measures:
+def measure(pairs: Sequence[Pair], pixel_side: int) -> Measures:
     """Measure how well spikes and frames fit. The order of `pairs` does not matter.
 
-    pairs: the pictures of each measured frame. pixel: number of RGB pixels along a spike pixel.
+    pairs: the pictures of each measured frame.
+    pixel_side: number of RGB pixels along a spike pixel.
     """
-    of_frames = [_measure_frame(pair, pixel) for pair in pairs]
+    of_frames = [_measure_frame(pair, pixel_side) for pair in pairs]
     fits = np.array([(each.correlation, each.response) for each in of_frames])  # (frames, 2)
     correlation, response = np.mean(fits, axis=0).tolist()
     # A median for the shift, because one frame may give a wrong peak far away.
@@ -73,10 +74,10 @@ def measure(pairs: Sequence[Pair], pixel: int) -> Measures:
 NO_TEXTURE = 1e-6
 
 
-def _measure_frame(pair: Pair, pixel: int) -> Measures:
-    """Measure how well the spikes fit one frame. pixel: RGB pixels along a spike pixel."""
-    spikes = _gradients(pair.spikes, pixel)
-    frame = _gradients(pair.frame, pixel)
+def _measure_frame(pair: Pair, pixel_side: int) -> Measures:
+    """Measure how well the spikes fit one frame. pixel_side: RGB pixels along a spike pixel."""
+    spikes = _gradients(pair.spikes, pixel_side)
+    frame = _gradients(pair.frame, pixel_side)
     # A single row or column of spike pixels has no shift across it, and OpenCV refuses it.
     # Nothing correlates with a picture without texture.
     if min(spikes.shape) < 2 or spikes.std() < NO_TEXTURE or frame.std() < NO_TEXTURE:
@@ -92,23 +93,23 @@ def _measure_frame(pair: Pair, pixel: int) -> Measures:
     # OpenCV gives the offset of the frame from the spikes, in spike pixels. `Measures` has the
     # offset of the spikes from the frame, in RGB pixels. So the sign and the unit change.
     right, down = shift_of_frame
-    shift_of_spikes = (-pixel * right, -pixel * down)
+    shift_of_spikes = (-pixel_side * right, -pixel_side * down)
     return Measures(float(correlation), shift_of_spikes, response)
 
 
-def _gradients(image: np.ndarray, pixel: int) -> np.ndarray:
+def _gradients(image: np.ndarray, pixel_side: int) -> np.ndarray:
     """Return the magnitude of the gradient of a picture, on the grid of the spike pixels.
 
-    image: (H, W). pixel: number of RGB pixels along a spike pixel.
-    Returns a new array of about (H / pixel, W / pixel) float32, without the border.
+    image: (H, W). pixel_side: number of RGB pixels along a spike pixel.
+    Returns a new array of about (H / pixel_side, W / pixel_side) float32, without the border.
     `_measure_frame` overwrites it.
     """
     rgb_height, rgb_width = image.shape
     # At least one: a tiny region may be smaller than a spike pixel.
-    height = max(1, rgb_height // pixel)
-    width = max(1, rgb_width // pixel)
+    height = max(1, rgb_height // pixel_side)
+    width = max(1, rgb_width // pixel_side)
     small = image
-    if pixel > 1:
+    if pixel_side > 1:
         small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
     small = np.ascontiguousarray(small, np.float32)
     # A Gaussian of one spike pixel reduces the noise of the spikes.

@@ -84,7 +84,7 @@ def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> 
 
 
 def refuse_channels(section: Any, path: str) -> None:
-    """Raise OptionError if a test set gives channels only, and no spike files.
+    """Raise OptionError if a test set gives only channels, and no spike files.
 
     A method reads the planes of an exposure itself. But a user may have registered a test set that
     computes the channels for a network in Python, without spike files (docs/extending.md).

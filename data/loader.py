@@ -12,8 +12,7 @@ worker hangs or dies, an error names the samples that this worker had to read. m
 makes the `TrainLoader`.
 
 What must stay: a worker that hangs or dies ends the run with an error that names its samples and
-its rank. Free to change: how the workers read, because a sample depends on its (epoch, index)
-alone.
+its rank. Free to change: how the workers read, because a sample depends only on its (epoch, index).
 
 Tests: tests/dist/test_resume.py (the order after a resume),
 tests/faults/test_startup.py and tests/parts/utils/test_system.py (workers that hang or die)
@@ -189,7 +188,7 @@ class TrainLoader:
                 step = []
 
     def _warn_of_range(self, micro_batch: dict[str, Any]) -> None:
-        """Warn on rank 0 if the first micro-batch of the run has no values of a display."""
+        """Warn on rank 0 if the first micro-batch of the run has values far from 0 to 1."""
         if self.rank != 0:
             return
         warning = warning_of_range(micro_batch)
@@ -247,17 +246,18 @@ class TrainLoader:
                 # holds the iterator itself, so the next call goes on with the same workers.
                 self.loader._iterator = None
                 is_late = "timed out" in str(e)
-                # A thread that waits for a core also looks asleep for a short time. So only a long
-                # sleep is a reason to wait again.
-                slept_s = watchdog.asleep_s() - asleep_before_s
-                if is_late and slept_s > self.timeout_s / 2:
-                    continue
                 is_out_of_shm = OUT_OF_SHM.search(str(e)) is not None
                 was_killed = "killed by signal" in str(e)
                 # Any other error is a mistake in the code. Its traceback helps more than a message.
-                if not is_late and not is_out_of_shm and not was_killed:
+                if not (is_late or is_out_of_shm or was_killed):
                     raise
-                raise self._missing_batch_error(e, number, is_out_of_shm) from e
+                # A thread that waits for a core also looks asleep for a short time. So only a long
+                # sleep means that the run was suspended.
+                slept_s = watchdog.asleep_s() - asleep_before_s
+                was_suspended = slept_s > self.timeout_s / 2
+                if not (is_late and was_suspended):
+                    raise self._missing_batch_error(e, number, is_out_of_shm) from e
+                # The run was suspended, so the loop calls `read` again.
 
     def _missing_batch_error(
         self, error: RuntimeError, number: int, is_out_of_shm: bool
@@ -314,7 +314,7 @@ class _Batches(Dataset):
                 worker = get_worker_info()  # None in the main process
                 if worker:
                     where += f", loader worker {worker.id}"
-                # Make a new error of the four texts alone, because the old error may refer to
+                # Make a new error that has only the four texts, because the old error may refer to
                 # objects that cannot be sent to the main process.
                 return type(e)(e.what, where, e.expected, e.do)
         try:

@@ -1,8 +1,8 @@
-"""Open a user's own clips for a restoration: frames with spikes, or spikes alone.
+"""Open a user's own clips for a restoration: frames with spikes, or only spikes.
 
 main_test_vrt.py calls these functions with the paths of the command line, and hands the clips on to
-the restoration. A network says itself how spikes are read (models/restore/own_spikes.py); for a
-formula, `spikes_for_formula` does. data/clips/clip_reader.py opens the files.
+the restoration. How the spikes are read depends on the method: models/restore/own_spikes.py says it
+for a network, and `spikes_for_formula` for a formula. data/clips/clip_reader.py opens the files.
 
 What must stay: the sentences of `OwnClips.frames_note`, which are part of the protocol of a test.
 

@@ -116,7 +116,7 @@ class Reconstruction:
     must stay. The keys of `settings` are stored with results and compared, so they must stay, too.
     """
 
-    # Any range of frames can be restored alone, because each frame is restored by itself.
+    # A part of a clip can be restored on its own, because no frame needs another frame.
     can_cut = True
     # Number of sharp frames for each blurry one.
     instants = 1

@@ -1,12 +1,12 @@
 """Choose which samples a rank reads in an epoch, and in which order.
 
-The loader (data/loader.py) asks the sampler here for the samples of its rank. The order of an epoch
-follows from the seed and the epoch alone. So a run that resumes within an epoch reads on with the
-next sample, also with another number of ranks.
+The loader (data/loader.py) asks the sampler here for the samples of its rank. The order of the
+samples in an epoch depends only on the seed and the epoch. A step takes the next samples of this
+order, as many as the global batch has. So a run that resumes within an epoch continues with the
+next sample. The numbers of ranks and workers may change, if the global batch stays as large as
+before.
 
 What must stay: the order of a seed and an epoch (test_a_seed_gives_the_order_that_it_always_gave).
-It depends on nothing else but the size of the global batch. So a run may resume with other numbers
-of ranks and workers, if the global batch has as many samples as before.
 
 Tests: tests/parts/data/test_sample_numbers.py, tests/parts/data/test_dataset_video_rgbspike.py (the
 samples of each rank), tests/dist/test_resume.py (the order after a resume)

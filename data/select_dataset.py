@@ -1,4 +1,4 @@
-"""Datasets by name.
+"""Choose a dataset by its name.
 
 A new dataset is a new file data/dataset_<name>.py. Its class registers itself in `DATASETS`
 (docs/extending.md). `build_dataset` makes the dataset of a section of the option file. The main
@@ -37,7 +37,7 @@ class DatasetRegistry(Registry):
             return super().resolve(section, where)
         except OptionError:
             _, _, split = where.rpartition(".")  # "datasets.test" -> "test"
-            # A section is a mapping, or the name of the dataset alone.
+            # A section is a mapping, or only the name of the dataset.
             name = section.get("dataset_type") if isinstance(section, Mapping) else section
             if name in self.names():
                 refuse_wrong_purpose(name, split)

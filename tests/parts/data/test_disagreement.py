@@ -18,7 +18,7 @@ def unlike_pairs():
 def test_a_shift_is_said_in_pixels_and_directions(unlike_pairs):
     measures = Measures(correlation=0.2, shift=(3.0, -1.5), response=0.6)
 
-    words = what_differs(unlike_pairs, measures, pixel=2, is_calibrated=False)
+    words = what_differs(unlike_pairs, measures, pixel_side=2, is_calibrated=False)
 
     assert words.startswith("the spikes are shifted by 3.0 px to the right and 1.5 px up: check")
 
@@ -26,7 +26,7 @@ def test_a_shift_is_said_in_pixels_and_directions(unlike_pairs):
 def test_a_shift_of_less_than_a_pixel_is_not_said_to_be_the_cause(unlike_pairs):
     measures = Measures(correlation=0.2, shift=(0.2, -0.1), response=0.6)
 
-    words = what_differs(unlike_pairs, measures, pixel=2, is_calibrated=False)
+    words = what_differs(unlike_pairs, measures, pixel_side=2, is_calibrated=False)
 
     assert words.startswith("check spike.flip, spike.h and spike.w, spike.calibration")
 
@@ -34,7 +34,7 @@ def test_a_shift_of_less_than_a_pixel_is_not_said_to_be_the_cause(unlike_pairs):
 def test_a_clear_shift_names_the_options_that_can_cause_it(unlike_pairs):
     measures = Measures(correlation=0.9, shift=(3.0, -1.5), response=0.9)
 
-    words = what_differs(unlike_pairs, measures, pixel=1, is_calibrated=False)
+    words = what_differs(unlike_pairs, measures, pixel_side=1, is_calibrated=False)
 
     assert "3.0 px to the right and 1.5 px up" in words
     options = ("spike.calibration", "spike.head_columns", "spike.first", "spike.exposure")
