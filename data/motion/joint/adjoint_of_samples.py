@@ -109,9 +109,9 @@ class AdjointOfSums:
         # pixel c + k. All four have their entries at the same places, and only the values differ.
         self._matrices = []
         for offset, weights_of_pixel in zip(samples.offsets, weights, strict=True):
-            # The last `offset` corners have no pixel c + offset: their weights are 0, and they have
-            # no row. A picture of one row has fewer pixels than the offset W + 1, so it has no
-            # corner with a pixel: at least 0.
+            # The last `offset` corners have no pixel c + offset. Their weights are 0, and they get
+            # no row. A picture of one row has W pixels, fewer than the offset W + 1, so the
+            # difference may be negative. Then there is no row.
             row_count = max(self._pixel_count - offset, 0)
             begins = samples.begins[: row_count + 1]
             entry_count = int(begins[-1])  # number of samples whose corner has a row
@@ -136,7 +136,7 @@ class AdjointOfSums:
 
         So several maps, e.g. of one chunk of groups each, can add their adjoints to one x.
         """
-        # A column alone is faster as a vector. But without MKL (e.g. on ARM) the product of a
+        # A single column is faster as a vector. But without MKL (e.g. on ARM) the product of a
         # sparse matrix and a vector is missing in torch on a CPU, or is wrong (pytorch issues 96972
         # and 127491). The product with a matrix of one column is right.
         is_vector = y.shape[1] == 1 and y.device.type == "cpu" and torch.backends.mkl.is_available()

@@ -11,10 +11,11 @@ lie, and the moments of an exposure sample them (chunk.py):
     K    mean over the points of a spike pixel whose middle lies at this place
     m    (1, H + 1, W + 1), the means
 
-The places are a grid of the step 1 like the RGB pixels, but shifted against them, and one row and
-column larger. It is shifted so that the middle of the spike plane's middle pixel is a place. E.g.
-if both cameras are aligned and a spike pixel covers 2 x 2 RGB pixels, the middles of all spike
-pixels lie between four RGB pixels. So the places lie there, too, and m is the mean of these four.
+The places are a grid. Its step is one RGB pixel, but the grid is shifted against the RGB pixels,
+and has one row and one column more. It is shifted so that one place is the middle of the spike
+pixel in the middle of the plane. E.g. if both cameras are aligned and a spike pixel covers 2 x 2
+RGB pixels, the middles of all spike pixels lie between four RGB pixels. So the places lie there,
+too, and m is the mean of these four.
 
 All spike pixels count as turned and as large as the middle one. If one camera is tilted, this is a
 little wrong near the edges. The time of K grows with the number of points in a spike pixel: with
@@ -112,10 +113,11 @@ class AreaMeans:
         return adjoint
 
     def _part(self, extended: Tensor, y: int, x: int) -> Tensor:
-        """Return, for each place, the pixel of the extended frame that lies (y, x) further.
+        """Return one pixel of the extended frame for each place.
 
-        It is a view (H + 1, W + 1), so whoever changes it changes `extended`. The first place lies
-        to the right of and below RGB pixel (-1, -1).
+        It is y rows below, and x columns to the right of, the pixel above and to the left of the
+        place. For the first place, this is the RGB pixel (-1, -1).
+        Returns a view (H + 1, W + 1), so whoever changes it changes `extended`.
         """
         rows, columns = self.size
         first_row = self._border - 1 + y

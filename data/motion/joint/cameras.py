@@ -19,8 +19,8 @@ the groups:
 
 In truth a spike pixel sees the mean of the moved picture, and not the moved mean. Both are the same
 where all of its RGB pixels move alike. On clips of videos they differ by 1 to 3 % of the expected
-error of y, and the mean of the sharp frame needs a sample for each spike pixel in place of one for
-each RGB pixel.
+error of y. The moved mean is computed, because it needs only one sample for each spike pixel. The
+mean of the moved picture would need one for each RGB pixel.
 
 A = (B, S) is both maps together. Its adjoint A^T maps back, from the values of the cameras to a
 frame: <A x, y> = <x, A^T y> for all x and y, where < , > is the sum of the products. A solution

@@ -33,7 +33,7 @@ from data.motion.joint.adjoint_of_samples import AdjointOfSums, SortedSamples, s
 from data.motion.joint.sampling import grid_positions
 from data.motion.joint.spike_pixels import SpikePixels
 
-# Shares that differ by less than this count as equal. They differ by rounding alone.
+# Shares that differ by less than this count as equal, because they differ only by rounding.
 SAME_SHARE = 1e-6
 
 
@@ -61,7 +61,8 @@ class Chunk:
         # The samples of the means, for each spike pixel.
         means = pixels.area_means
         positions_on_means = _positions_of_spike_pixels(pixels, shifts)  # (groups, h, w, 2)
-        # As one picture (groups h, w) of samples, so that `grid_sample` is called once.
+        # The samples of all groups form one picture (groups h, w), so that `grid_sample` is called
+        # once.
         self._positions_on_means = grid_positions(positions_on_means.flatten(0, 1), means.size)
         samples = sort_samples(positions_on_means, means.size)
         # Each sample is an output of its own.

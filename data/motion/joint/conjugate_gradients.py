@@ -8,11 +8,12 @@ map, here
     A        linear map from a frame to the values of both cameras, (3, H, W) and (M, h, w)
     prior    positive, (H, W): how strongly each pixel of d is held near 0
 
-Each step goes along a direction which is conjugate to all directions before, so far that the error
-becomes least. After few steps, what the cameras see clearly has converged, and noise has not.
+Each step goes along a direction that is conjugate to all earlier directions, to the point on it
+where the error is smallest. After few steps, what the cameras see clearly has converged, and noise
+has not.
 
 The residuals are divided by M, a number for each pixel and colour (a preconditioner). The nearer M
-is to N, the fewer steps are needed. With ones, there is no preconditioner.
+is to N, the fewer steps are needed. If all numbers are 1, M has no effect.
 
 The algorithm is 9.1 of Saad, Iterative Methods for Sparse Linear Systems, 2003. Its letters:
 
@@ -71,9 +72,9 @@ def conjugate_gradients(
         residual.addcmul_(step_length, normal_direction, value=-1)
         torch.div(residual, divisor, out=divided_residual)
         # The next direction: the divided residual, plus a multiple of this direction.
-        former_energy = energy
+        previous_energy = energy
         energy = _product(residual, divided_residual)
-        direction.mul_(energy / former_energy.clamp(min=tiny)).add_(divided_residual)
+        direction.mul_(energy / previous_energy.clamp(min=tiny)).add_(divided_residual)
     return d
 
 

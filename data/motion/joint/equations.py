@@ -67,9 +67,9 @@ class Equations:
     `solve` is for `--method joint`. `blurry`, `proposal`, `evidence` and `pulls` are for the fusion
     "motion" (utils.contract.JointEquations): their names and what they return must stay.
 
-    Its results do not change after it is made, so one object may be solved, and then be given to a
-    network. Whoever adds a setting adds it to `Solver`, and whoever adds a kind of equations makes
-    a module for it and adds it to `System`.
+    The results of an object do not change after it is made, so it may be solved, and then be given
+    to a network. Whoever adds a setting adds it to `Solver`, and whoever adds a kind of equations
+    makes a module for it and adds it to `System`.
 
     Attributes:
     solver, pixels: the arguments of the constructor.

@@ -114,7 +114,8 @@ def plane_groups(
     shifts: list[np.ndarray] = []  # (H, W, 2) of each group
     errors = []  # (H, W) of each group
     for time in middles.tolist():
-        # The motion from the group before the former group to the former group goes on.
+        # Begin at the shifts that the last two groups continue at the same speed, e.g. after the
+        # shifts 4 and 6 at 8.
         start = 2 * shifts[-1] - shifts[-2] if len(shifts) >= 2 else None
         shifts_to_sharp, errors_of_shifts = motion.back(time - recording.sharp, start)
         shifts.append(shifts_to_sharp)

@@ -87,10 +87,10 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     last_spikes = np.maximum.accumulate(pieces.last_spikes)
     counts = np.cumsum(pieces.counts, axis=0, dtype=np.int32)  # of the spikes up to each edge
     # The next spike after an edge is the earliest one of all pieces after the edge. So the minimum
-    # is taken from the last piece to the second piece, and the result is turned round again. E.g.
-    # the edges 2, 8 and 14 with the first spikes none, 3 and 9 of their pieces: the minima from the
-    # last piece on are 9 and 3, so the next spikes after the edges 2 and 8 are 3 and 9. After the
-    # last edge, no spike counts.
+    # is taken from the last piece to the second piece, and then reversed again. E.g. the pieces of
+    # the edges 2, 8 and 14 have the first spikes none, 3 and 9. The minima from the last piece to
+    # the second piece are 9 and 3, so the next spikes after the edges 2 and 8 are 3 and 9. After
+    # the last edge, no spike counts.
     from_last_to_second = pieces.first_spikes[1:][::-1]
     minima = np.minimum.accumulate(from_last_to_second)
     next_spikes = np.full_like(pieces.first_spikes, after_stream)
@@ -128,7 +128,8 @@ def _spikes_before_edges(stream: np.ndarray, edges: list[int], no_first: int) ->
     Planes are counted from 0, and a spike of plane p has the time p + 1. The first piece has one
     plane, whose spikes have the time edges[0]. They are the earliest spikes that count.
 
-    no_first: the first spike where a pixel has none. stream: see `spike_intervals`.
+    stream: see `spike_intervals`.
+    no_first: the value of `first_spikes` for a pixel without a spike in the piece.
     """
     first_spikes = []
     last_spikes = []

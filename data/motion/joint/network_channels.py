@@ -24,7 +24,7 @@ What must stay: the channels, their order, and their scales, because the network
 them. With other ones it still runs, but its frames are worse. So another value of a constant below
 needs a new training, too. tests/stories/test_motion_weights.py notices if the first two channels of
 `evidence` change places, and tests/parts/data/joint/test_network_channels.py if the changes of
-colours and grey do in `pulls`. No test notices a channel of another scale.
+colours and of grey change places in `pulls`. No test notices a channel of another scale.
 """
 
 import math
@@ -140,7 +140,7 @@ class NetworkChannels:
         return _display_of(seen, is_display)
 
     def _precision(self) -> Tensor:
-        """Return 1 / variance (H, W) of the grey display values, as the spikes alone know them."""
+        """Return 1 / variance (H, W) of the grey display values, as the spikes tell them."""
         if self._kept_precision is None:
             self._kept_precision = _grey_precision(self._system)
         return self._kept_precision
@@ -204,7 +204,7 @@ def _changes(
 
 
 def _grey_precision(system: System) -> Tensor:
-    """Return 1 / variance (H, W) of the grey display values, as the spikes alone know them.
+    """Return 1 / variance (H, W) of the grey display values, as the spikes tell them.
 
     Each spike equation adds its weight w_s^2 to the pixels that it sees: S^T w_s^2. The square of
     the slope turns 1 / variance of light into 1 / variance of display values.

@@ -79,7 +79,7 @@ def weights_of(right: Tensor, below: Tensor) -> Tensor:
 
     right, below: (N,) each, as in `Corners`.
     """
-    # The weights are products, which become one product and differences:
+    # All four weights are products. Only [3] is computed as a product, the others as differences:
     #     [3]  below * right
     #     [2]  below * (1 - right)          = below - [3]
     #     [1]  (1 - below) * right          = right - [3]

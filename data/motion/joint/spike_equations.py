@@ -70,8 +70,8 @@ def spike_equations(
     is_good: (h, w), whether each spike pixel can be trusted.
     """
     # Cut the exposure into M = INTERVALS windows of equal length. Each pixel has about one interval
-    # in each window, from the spike nearest to its begin to the spike nearest to its end. The edges
-    # are whole, because spikes have whole times.
+    # for each window, from the spike nearest to the beginning of the window to the spike nearest to
+    # its end. The edges are whole numbers, because spikes have whole times.
     window_edges = np.linspace(recording.begin, recording.end, INTERVALS + 1).round().astype(int)
     intervals = spike_intervals(recording.stream, window_edges)
     begins = tensor_of(intervals.begins, device)  # (M, h, w)

@@ -47,8 +47,8 @@ def slope_of(z: Tensor) -> Tensor:
 def _power(values: Tensor, exponent: float) -> Tensor:
     """Return values^exponent, for values of at least 0.
 
-    On a CPU it takes a quarter of the time of `values ** exponent`, and the results differ by
-    rounding alone.
+    On a CPU it takes a quarter of the time of `values ** exponent`, and the results differ only by
+    rounding.
 
     No gradient flows through the equations. With gradients this would be wrong: the gradient at 0
     is NaN.
