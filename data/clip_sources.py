@@ -147,7 +147,7 @@ class ClipSources:
         light: "linear" or "display".
         center: the plane of the sharp frame, from the section.
         planes, gt_plane: from dataset.json. If files differ, the value that most files have.
-        calibration: contents of the calibration file, for spikes of a second camera only.
+        calibration: contents of the calibration file; only if there are two cameras.
 
         A value that differs between roots becomes None. Two exceptions: different light becomes
         "linear", and different rates become "match" if all are known.

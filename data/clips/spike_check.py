@@ -1,4 +1,4 @@
-"""Compare the spikes of a clip with its frames, for errors that sizes alone cannot show.
+"""Compare the spikes of a clip with its frames, to find errors that their sizes do not show.
 
     _wrong_position   the rows have the opposite order (spike.flip), or the spikes belong to
                       another frame

@@ -17,10 +17,10 @@ more than `MOST_PIXELS` pixels is solved band by band, and the solutions are joi
 
 The equations treat a band as a small frame: its rows, and the spike pixels that see these rows.
 Light that moves across the border of a band is missing near this border. So the rows near the
-border of a band are taken from the neighbouring band alone.
+border of a band are taken only from the neighbouring band.
 
-data/motion/restorer.py calls it. The motion is found on the whole frame, before it is divided. The
-spike camera has planes of h x w pixels, and the frame has H x W RGB pixels.
+data/motion/restorer.py calls these functions. The motion is found on the whole frame, before the
+frame is divided. The spike camera has planes of h x w pixels, and the frame has H x W RGB pixels.
 
 What must stay: a frame of at most `MOST_PIXELS` pixels is one band, so its results do not depend on
 this file.
@@ -46,9 +46,9 @@ from data.motion.view import View
 MOST_PIXELS = 2**20
 # Number of rows that two neighbouring bands share. The rows of an overlap take their values from
 #
-#     the first 32 rows     the upper band alone, because the lower band begins here
+#     the first 32 rows     only the upper band, because the lower band begins here
 #     the 64 rows FADE      both bands
-#     the last 32 rows      the lower band alone, because the upper band ends here
+#     the last 32 rows      only the lower band, because the upper band ends here
 #
 # So the 32 rows next to the border of a band are not used
 # (test_rows_beside_the_border_of_a_band_are_not_used). An exposure lasts from half its length
@@ -61,10 +61,10 @@ OVERLAP = 128
 # lower band. With a larger value, fewer rows near a border are left out, so a slower motion may
 # leave a trace. With a smaller value, a difference between the two bands is easier to see.
 FADE = 64
-# Number of rows that a band may have, however wide it is. A band of 2^20 pixels and 4096 columns
-# has 256 rows, and an inner band shares 2 * 128 = 256 rows with its neighbours: no row would be its
-# own. So the limit is three overlaps, 384 rows. Then the bands of a frame with more than
-# 2^20 / 384 = 2730 columns may have more than MOST_PIXELS pixels.
+# A band may always have this number of rows, even if it is so wide that it has more than
+# MOST_PIXELS pixels then (more than 2^20 / 384 = 2730 columns). The reason: with 4096 columns, a
+# band of 2^20 pixels would have 256 rows. An inner band shares 2 * 128 = 256 rows with its
+# neighbours, so it would have no row of its own. With three overlaps it has at least 128.
 LEAST_ROWS = 3 * OVERLAP
 
 

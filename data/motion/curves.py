@@ -3,13 +3,13 @@
 Optical flow searches the shift of a pixel anew for each time (data/motion/flow.py), so its errors
 differ from time to time. But a thing has a mass, so it moves along a smooth curve. A curve has 3
 coefficients in place of 8 shifts, so the errors of the shifts average out. On the photographs of
-lab/joint_gain.py, the curves alone brought the end-point error from 1.30 to 1.24 pixels.
+lab/joint_gain.py, only this step brought the end-point error from 1.30 to 1.24 pixels.
 
     shifts -> curves    for each pixel, the curve of third degree that is nearest to its shifts
     curves -> curves    the shake of the camera is added, because such a curve cannot follow it
 
 K is the number of times: 9, which are 8 and the sharp instant itself. H x W is the size of a frame.
-Shifts are x and y in RGB pixels. Times are planes after the sharp instant, so its own time is 0.
+Shifts are x and y in RGB pixels. Times are planes after the sharp instant: 0 is the sharp instant.
 
 What must stay: a curve is 0 at the sharp instant. With other curves, the weights of the fusion
 "motion" fit a little worse, because they were trained with motions along these curves.
@@ -74,7 +74,7 @@ def _coefficients_of(tau: np.ndarray, shifts: np.ndarray, errors: np.ndarray) ->
     w = 1 / np.where(errors > 0, errors, 1) ** 2  # (K, H, W)
     weighted_shifts = w[..., None] * shifts  # (K, H, W, 2)
 
-    # The sums on the left depend on d + e alone, 2 to 6, so each of them is computed once.
+    # The sums on the left depend only on d + e, which is 2 to 6. So each sum is computed once.
     sums = {}  # d + e -> sum over k
     for power in range(2, 2 * DEGREE + 1):
         sums[power] = np.tensordot(tau**power, w, axes=1)  # (H, W)
@@ -122,8 +122,8 @@ def _solve_for_pixels(
     right = list(right_sides)
     n = len(left)
     # Take a multiple of each equation from all equations below it, so that they lose an unknown.
-    # E.g. the factor is 2 for 2 a + b = 3 and the equation 4 a + 5 b = 9 below it. Two times the
-    # first one, taken from the second one, leaves 3 b = 3.
+    # E.g. the equation 2 a + b = 3, and 4 a + 5 b = 9 below it: the factor is 4 / 2 = 2. The second
+    # equation minus two times the first equation is 3 b = 3.
     for above in range(n):
         for below in range(above + 1, n):
             factor = left[below][above] / left[above][above]

@@ -98,7 +98,7 @@ class Recording:
         return intervals_of(self.stream)
 
     def with_planes(self, first: int, end: int) -> "Recording":
-        """Return the recording with the planes first ... end - 1 alone. They hold the exposure.
+        """Return the recording with only the planes first ... end - 1, which hold the exposure.
 
         E.g. of the planes 0 ... 119, with the exposure 30 ... 89, `with_planes(30, 120)` keeps 90
         planes, and the exposure becomes 0 ... 59.

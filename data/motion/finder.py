@@ -3,12 +3,12 @@
 The weights of the fusion "motion" say which of the three (`finder_of`):
 
     dis      DIS, an optical flow (flow.py), also used by `--method joint`
-    network  the network alone (learned.py)
-    both     in good light DIS alone. In dim light DIS begins its search at the motion of the
+    network  a small network (learned.py)
+    both     in good light only DIS. In dim light DIS begins its search at the motion of the
              network, and the result is the mean of the two motions
 
 In good light DIS is at least as good as the network. In dim light each of the two is better at some
-pixels: the network hardly follows noise, and DIS finds small things that move by themselves.
+pixels: the network hardly follows noise, and DIS finds small things that move on their own.
 
 What must stay: the three names, because weights files contain them, and the arguments of a
 `Finder`, because MotionRestorer (restorer.py) and the programs of lab/ call it. A new way to find

@@ -11,9 +11,9 @@ the sharp instant to nine times of the exposure (shifts.py; the sharp instant is
     2   mean picture  all pictures, moved back to the sharp instant along the curves. Their mean has
                       less noise than a single picture
         second search DIS from the mean picture to each other picture (the shifts there), and from
-                      each second other picture to the mean picture (the shifts back)
-        errors        large where the shifts there and back do not end where they began. Between two
-                      times with shifts back, this difference is their mean
+                      every second of these pictures to the mean picture (the shifts back)
+        errors        large where the shifts there and back do not end where they began. A time
+                      without shifts back gets the mean difference of the two times beside it
         curves        near the shifts there, each weighted by its expected error
 
 A picture of some planes (binary pictures of the spike camera) is far sharper than the blurry frame,
@@ -96,26 +96,26 @@ def _first_search(
     sharp_picture = picture_at[0.0]
     shifts_at = {0.0: np.zeros((*sharp_picture.shape, 2), np.float32)}
     for times_of_side in (times_before, times_after):
-        former_time = 0.0  # nearer to the sharp instant than `time`
+        previous_time = 0.0  # nearer to the sharp instant than `time`
         for time in times_of_side:
             if start_motion is not None:
                 start, _ = start_motion.at(time)
             else:
-                start = _extrapolate(shifts_at[former_time], former_time, time)
+                start = _extrapolate(shifts_at[previous_time], previous_time, time)
             shifts_at[time] = _search_shifts(dis, sharp_picture, picture_at[time], start)
-            former_time = time
+            previous_time = time
     return shifts_at
 
 
-def _extrapolate(shifts: np.ndarray, former_time: float, time: float) -> np.ndarray:
+def _extrapolate(shifts: np.ndarray, previous_time: float, time: float) -> np.ndarray:
     """Return the shifts (H, W, 2) at a time if the motion goes on at the same speed.
 
     E.g. at 20 planes after the sharp instant they are twice the shifts at 10 planes.
-    shifts: (H, W, 2), the shifts at `former_time`.
+    shifts: (H, W, 2), the shifts at `previous_time`.
     """
-    if former_time == 0:  # the sharp instant: the shifts are 0, and the speed is not known
+    if previous_time == 0:  # the sharp instant: the shifts are 0, and the speed is not known
         return shifts
-    return shifts * np.float32(time / former_time)
+    return shifts * np.float32(time / previous_time)
 
 
 def _second_search(
@@ -154,17 +154,18 @@ def _second_search(
         if index == sharp:
             continue
         if _is_between(index, sharp):
-            # The two neighbours, of which one may be the sharp instant, where the difference is 0.
+            # Take the mean of the two neighbours. One of them may be the sharp instant, where the
+            # difference is 0.
             differences[index] = (differences[index - 1] + differences[index + 1]) / 2
         errors[index] = expected_error(of_time, differences[index])
     return shifts, errors
 
 
 def _is_between(index: int, sharp: int) -> bool:
-    """Return whether a time has no search back: each second time, counted from the sharp instant.
+    """Return whether a time has no search back: an odd number of times from the sharp instant.
 
     E.g. of the nine times 0 to 8 with the sharp instant 4: 1, 3, 5 and 7. With a search back at all
-    times, the motion takes a sixth more time, and the gain changes by -0.02 to +0.01 dB.
+    times, the motion takes a sixth more time, and the PSNR changes by -0.02 to +0.01 dB.
     """
     return (index - sharp) % 2 == 1
 
@@ -183,12 +184,12 @@ def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
 # ---- DIS of OpenCV -----------------------------------------------------------------------------
 
 # If pictures are noisy, DIS compares squares of the side PATCH, and their distance is STRIDE, in
-# pixels. The defaults of DIS are 8 and 3. Small squares find small things that move by themselves,
+# pixels. The defaults of DIS are 8 and 3. Small squares find small things that move on their own,
 # but in noisy pictures they follow the noise.
 PATCH = 16
 STRIDE = 4
 # Most steps in which DIS moves a square towards the place that fits best. The default of DIS is 25.
-# 12 save 15 % of the time of the motion and change the gain by -0.01 to +0.02 dB. 6 would save
+# 12 save 15 % of the time of the motion and change the PSNR by -0.01 to +0.02 dB. 6 would save
 # 25 %, but the photograph rocket, a few bright points on black, would lose 0.2 dB.
 DESCENT_STEPS = 12
 
@@ -203,10 +204,10 @@ def _make_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
     return dis
 
 
-# Unless light is dim, the first search, the search back, and the search there at times without a
-# search back are less exact. The distance of the squares is one pixel more, and fewer steps refine
-# each scale (the default of DIS is 5). It saves a tenth of the time of a frame and costs 0.01 dB.
-# In dim light it would cost 0.04 dB. No test notices.
+# Three searches are less exact, unless light is dim: the first search, the search back, and the
+# search there at times without a search back. In these, the distance of the squares is one pixel
+# more, and fewer steps refine each scale (the default of DIS is 5). This saves a tenth of the time
+# of a frame and costs 0.01 dB. In dim light it would cost 0.04 dB. No test notices.
 QUICK_STRIDE_MORE = 1  # pixels that are added to the distance of the squares
 QUICK_REFINEMENT = 2  # steps that refine each scale
 
@@ -250,8 +251,8 @@ def _search_shifts(
 # The expected error of a shift, in pixels. Its three parts were chosen on scenes whose motion is
 # known (tests/parts/data/test_flow.py).
 LEAST_ERROR = 0.15  # error of a still pixel
-ERROR_BY_LENGTH = 0.05  # more for each pixel of the shift
-ERROR_BY_DIFFERENCE = 0.7  # more for each pixel by which the shifts there and back differ
+ERROR_BY_LENGTH = 0.05  # added for each pixel of the shift
+ERROR_BY_DIFFERENCE = 0.7  # added for each pixel by which the shifts there and back differ
 # The difference of the shifts there and back is a Gaussian mean with this sigma in pixels: at a
 # single pixel, both may agree by chance.
 DIFFERENCE_SIGMA = 4.0

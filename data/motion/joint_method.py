@@ -1,7 +1,7 @@
 """Improve the frames of another method by the solution of the equations of both cameras.
 
-This is `--method joint` of main_test_vrt.py: nothing is learned but what the other method has
-learned. The parts of `MotionRestorer` (restorer.py), which goes through the frames, are here
+This is `--method joint` of main_test_vrt.py. It has no weights; only the other method may have
+some. The parts of `MotionRestorer` (restorer.py), which goes through the frames, are here
 
     start      the other method, whose frames are the first estimates z_0
     find       optical flow (flow.py)
@@ -43,8 +43,9 @@ class JointMethod:
     def __init__(self, options: JointOptions, start: Method) -> None:
         self.options = options
         self.start = start
-        # Each frame is improved alone, so what `start` can do, this method can do: whether ranks
-        # may share the frames of a clip, and whether only the middle frame of a clip is restored.
+        # A frame is improved without the other frames of its clip, so both properties are those of
+        # `start`: whether ranks may share the frames of a clip, and whether only the middle frame
+        # of a clip is restored.
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 

@@ -45,7 +45,7 @@ class JointOptions(Section):
     #     weight of z = 1 / (1 + (a / (guard a_0))^2)        1/2 where a = guard a_0
     #
     # The spikes tell a and a_0, the squared errors of z and z_0.
-    # 0 switches the guard off: the frame is z alone.
+    # 0 switches the guard off: the frame is z.
     guard: float = Field(Solver.guard, ge=0)
 
 

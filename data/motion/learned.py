@@ -10,7 +10,8 @@ A point moves from the sharp instant, the time of the wanted sharp frame, to the
     q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3        x and y, in spike pixels
 
 tau counts halves of an exposure. If the sharp instant is the middle of the exposure, tau is -1 at
-its begin and 1 at its end. A frame has H x W RGB pixels, the spike camera h x w spike pixels.
+the beginning of the exposure and 1 at its end. A frame has H x W RGB pixels, the spike camera h x w
+spike pixels.
 
 What must stay: the meaning of q, of tau and of the expected error, because weights/motion.pth was
 trained with them. test_learned.py compares shifts and errors with curves that were chosen by hand.
@@ -62,12 +63,13 @@ def _run(network: MotionNetwork, inputs: NetworkInputs, device: torch.device) ->
     multiple of 8. E.g. 250 rows need 6 more rows: -250 % 8 = 6.
     """
     height, width = inputs.scene.shape[-2:]
-    below = -height % MULTIPLE
-    right = -width % MULTIPLE
+    rows_to_add = -height % MULTIPLE
+    columns_to_add = -width % MULTIPLE
+    padding = (0, columns_to_add, 0, rows_to_add)  # left, right, above, below
 
     def padded(values: np.ndarray) -> Tensor:
         """Return an input (..., h, w) with repeated edges, as a batch of one, on the device."""
-        larger = F.pad(torch.from_numpy(values), (0, right, 0, below), mode="replicate")
+        larger = F.pad(torch.from_numpy(values), padding, mode="replicate")
         return larger[None].to(device)
 
     # The network returns its result at several resolutions, the finest last.

@@ -1,7 +1,7 @@
 """Make the method of a network whose fusion takes learned steps along the motion.
 
-In: the method of the network itself, and its fusion "motion"
-(`models.fusion.fusion_motion.MotionFusion`), from main_test_vrt.py. Out: a `LearnedMotion`
+main_test_vrt.py calls `learned_motion` with the method of the network itself, and with its fusion
+"motion" (`models.fusion.fusion_motion.MotionFusion`). The result is a `LearnedMotion`
 (learned_method.py), which improves the frames of the network.
 
 What must stay: the weights are read anew for each device, because a method is made before the
@@ -32,8 +32,8 @@ def learned_motion(start: Method, fusion: Any, build: Callable[[], Any]) -> Lear
         """Return the learned parts of the fusion on a device. Reads the weights anew."""
         net = build().to(device).eval()
         find = finder_of(net.motion_by, net.motion_net, device)
-        # Some weights have further steps for dim light, where spikes are few. Other weights use the
-        # same steps in any light.
+        # Some weights have a second set of steps for dim light, where spikes are few. Other weights
+        # use the same steps in any light.
         few_steps = net.few_steps if net.few_steps else net.steps
         return LearnedParts(net.steps, few_steps, find)
 

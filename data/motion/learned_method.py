@@ -9,7 +9,8 @@ Weights with the fusion "motion" (models/fusion/fusion_motion.py) have these ste
 
 A network may have two sets of learned steps, for good light and for few spikes. Both see the
 equations of joint/. "A pixel of median light" is a spike pixel: half of the spike pixels have less
-light. With still fewer spikes, a frame is not improved at all (LEAST_SPIKES, restorer.py).
+light. If even bright pixels have hardly any spikes, a frame is not improved at all (LEAST_SPIKES,
+restorer.py).
 
 What must stay: the keys of `settings`, because an interrupted test continues only if its settings
 are equal. Another limit below needs no new training, because it only chooses between trained steps.
@@ -80,8 +81,9 @@ class LearnedMotion:
         self.parts = parts
         self.solver = solver
         self.motion_by = motion_by
-        # Each frame is improved alone, so what `start` can do, this method can do: whether ranks
-        # may share the frames of a clip, and whether only the middle frame of a clip is restored.
+        # A frame is improved without the other frames of its clip, so both properties are those of
+        # `start`: whether ranks may share the frames of a clip, and whether only the middle frame
+        # of a clip is restored.
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 

@@ -36,7 +36,7 @@ from data.spike.pictures import LUMA, to_linear
 DIM_SPIKES = 5.0
 # The pictures for optical flow are noisy if a pixel of median light has fewer spikes than this in
 # an exposure: fewer than two in a ninth of it. Then DIS compares larger squares, larger errors are
-# expected (flow.py), and each picture is read from its own planes alone (spike_pictures.py).
+# expected (flow.py), and each picture is read only from its own planes (spike_pictures.py).
 # No test guards this value: test_flow.py passes with 0, too. So before it is changed, measure the
 # effect (docs/benchmarks/quality_details.md, "Its constants").
 NOISY_SPIKES = 18.0

@@ -8,8 +8,8 @@
     clip.gain_in(...)       the same for one frame, whose exposure the RGB camera may have changed
 
 A frame has H x W RGB pixels. A plane is one binary picture (h, w) of the spike camera. The context
-of an exposure are the planes before and after it, which show the motion better than the exposure
-alone. docs/python.md shows these calls to users, so their names and arguments must stay.
+of an exposure are the planes before and after it. With the context, the motion shows better.
+docs/python.md shows these calls to users, so their names and arguments must stay.
 
 Tests: tests/parts/data/test_recording.py
 """
@@ -39,7 +39,7 @@ class RecordedClip:
 
     reader: the clip.
     context: number of planes that are read before and after an exposure. None: half as many as the
-    longest exposure has. At the begin and the end of a clip there are fewer, or none.
+    longest exposure has. At the beginning and at the end of a clip there are fewer, or none.
 
     Raises DataError if the clip has no spikes.
     """
@@ -58,10 +58,11 @@ class RecordedClip:
         self.reader = reader
         self.frames = len(reader.stems)  # number of frames of the clip
         if context is None:
-            exposed = _exposures(clip, context=0)  # only to see how many planes an exposure has
-            context = max(exposure.own.count for exposure in exposed) // 2
+            without_context = _exposures_with_context(clip, context=0)
+            longest = max(exposure.own.count for exposure in without_context)  # planes
+            context = longest // 2
         # For each frame: the planes of its exposure, the context, and the files that have them.
-        self._exposures = _exposures(clip, context)
+        self._exposures = _exposures_with_context(clip, context)
         geometry = clip.spikes.geometry
         self._whole_plane = Crop(top=0, left=0, height=geometry.height, width=geometry.width)
         self.view = view_of(clip)
@@ -132,10 +133,10 @@ class RecordedClip:
         return gain_in_exposure(exposure_light(recording, self.view), gain, is_good)
 
 
-def _exposures(clip: Clip, context: int) -> tuple[Exposure, ...]:
+def _exposures_with_context(clip: Clip, context: int) -> tuple[Exposure, ...]:
     """Return the planes during which each frame was exposed, and `context` planes on each side.
 
-    `clip.exposures` is wider: it has the planes from which the channels of a network are made.
+    `clip.exposures` has other planes: those from which the channels of a network are made.
     """
     files = list(clip.planes_of_spike_files.items())  # (path, number of its planes)
     spikes = of_exposure(clip.spikes, context)

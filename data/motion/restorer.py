@@ -5,7 +5,7 @@ in what makes the first estimate, what finds the motion, and what improves the e
 
     start        makes the first estimate z_0, by a formula or a network
     find         finds the motion within the exposure (flow.py; for weights, finder.py chooses)
-    bands_of     cuts a large frame into bands of rows, which are solved alone (bands.py)
+    bands_of     cuts a large frame into bands of rows, which are solved one by one (bands.py)
     Equations    sets up the equations of both cameras along this motion (joint/)
     improve      turns z_0 into the sharp frame z, with the equations
 
@@ -74,7 +74,8 @@ class Area(NamedTuple):
     """
 
     band: Band
-    pixels: SpikePixels | None  # what the spike pixels see of the band. None if none sees the band
+    # What the spike pixels see of the band. None if no spike pixel sees the band.
+    pixels: SpikePixels | None
     is_good: np.ndarray  # (h, w) bool: whether each spike pixel of the band can be trusted
 
 
@@ -95,8 +96,8 @@ class WholeFrame(NamedTuple):
 FIRST_SHARE = 0.1
 # Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
 # frame is the first estimate: the motion could not be found, and the learned steps would add
-# structures that are not there. Measured gain of the learned steps
-# (docs/benchmarks/quality_details.md, "Near darkness"):
+# structures that are not there. By how much the learned steps changed the PSNR of frames with this
+# number of spikes (docs/benchmarks/quality_details.md, "Near darkness"):
 #
 #     2.3 to 2.6 spikes    +1.4 to +1.9 dB
 #     0.6 to 1.0           -0.6 to +0.2 dB
@@ -224,7 +225,7 @@ class MotionRestorer:
         )
 
     def _keeps_first_estimate(self, recording: Recording, view: View) -> bool:
-        """Return whether the spikes do not help a frame, so that its first estimate stays."""
+        """Return whether a frame keeps its first estimate, because its spikes do not help."""
         has_small_pixels = view.pixel_area < self.least_area
         is_nearly_dark = spikes_at_full_light(recording, view) < LEAST_SPIKES
         return has_small_pixels or is_nearly_dark or is_saturated(recording)

@@ -109,7 +109,7 @@ def lengths_of(shifts: np.ndarray) -> np.ndarray:
 
 
 # Instants at which motion is measured on each side of the sharp instant, as shares of the time from
-# the sharp instant to the begin or the end of the exposure.
+# the sharp instant to the beginning or to the end of the exposure.
 INSTANTS = (0.25, 0.5, 0.75, 1.0)
 
 

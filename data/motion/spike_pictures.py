@@ -14,7 +14,7 @@ SPIKES_OF_PICTURE = 3 spikes. With n spikes in the exposure, this is
 
 E.g. a star moves sharply through a dark sky, whose pixels have long windows and so little noise.
 
-flow.py alone calls `pictures_at`. The weights of the fusion "motion" were trained with motions that
+Only flow.py calls `pictures_at`. The weights of the fusion "motion" were trained with motions that
 were found in these pictures. With another constant they fit a little worse, until they are trained
 anew. test_spike_pictures.py notices wrong pictures, and test_flow.py wrong motions, but neither
 notices a constant that is a little worse.

@@ -9,7 +9,7 @@ frame:
 Both x and y count pixels, and the middle of the first pixel is (0, 0). `view_of` makes the view of
 a clip, from its calibration if it has one.
 
-Three things follow from the matrix, and the rest of data/motion/ uses them alone:
+Three things follow from the matrix. Most of data/motion/ uses these, and not the matrix itself:
 
     means             picture of the frame -> what the spike pixels see of it
     points_on_frame   points of the spike pixels -> their places on the frame

@@ -28,8 +28,8 @@ from utils.options.section import Positive
 # Weights of R, G and B in the luma (Rec. 601), about what a grey sensor sees of the colours.
 LUMA = (0.299, 0.587, 0.114)
 # The number f in `colour_changes`: a variance of luma in a window, in squared display values. Its
-# root is 0.017, about 4 of 255 levels. In a flat window luma varies less than this, by noise alone,
-# so the slope is nearly the slope of a flat window, mean colour / mean luma. A larger f would
+# root is 0.017, about 4 of 255 levels. In a flat window only noise changes luma, by less than this.
+# So the slope is nearly the slope of a flat window, mean colour / mean luma. A larger f would
 # ignore weak edges. A smaller f would fit lines to noise.
 VARIANCE_OF_FLAT_WINDOW = 3e-4
 # Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma

@@ -56,10 +56,10 @@ def without_change_of_equal_light(change: np.ndarray, by_light: np.ndarray) -> n
     # over a window.
     window = (EQUAL_LIGHT_PIXELS, 1)  # width and height
     common = cv2.blur(in_order[None], window, borderType=cv2.BORDER_REFLECT)[0]
-    # Back to the places of the pixels.
-    without = np.empty_like(in_order)
-    without[by_light] = in_order - common
-    return without.reshape(change.shape)
+    # Put what is left back to the places of the pixels.
+    left = np.empty_like(in_order)
+    left[by_light] = in_order - common
+    return left.reshape(change.shape)
 
 
 # ---- Lamps -------------------------------------------------------------------------------------

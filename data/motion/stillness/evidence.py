@@ -1,7 +1,7 @@
-"""Measure the evidence of a motion in the spikes, without a motion that was found.
+"""Measure in the spikes whether something moves. No motion has to be found first.
 
-The number of spikes of a pixel changes in time, by noise alone if nothing moves. The change is
-measured between pieces of time, and then multiplied with the changes of the neighbours:
+The number of spikes of a pixel changes in time. If nothing moves, only noise changes it. The change
+is measured between pieces of time, and then multiplied with the changes of the neighbours:
 
     pieces       the stream (T, h, w), cut into PIECES pieces of time, as spikes per plane
     change       the sum of the pieces, each times its weight in one of the PATTERNS

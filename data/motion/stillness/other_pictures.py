@@ -63,7 +63,7 @@ def without_other_pictures(recording: Recording, view: View, is_good: np.ndarray
 def _changes_at(
     time: int, recording: Recording, frame_light: np.ndarray, is_good: np.ndarray
 ) -> bool:
-    """Return whether the picture surely changes at a time, the begin or the end of the exposure.
+    """Return whether the picture surely changes when the exposure begins, or when it ends.
 
     Half an exposure before the time is compared with half an exposure after it. Returns False if
     fewer planes were recorded.

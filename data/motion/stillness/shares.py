@@ -68,7 +68,7 @@ def share_by_reach(motion: Motion, spikes: float) -> np.ndarray:
 
 # Sigma in RGB pixels by which shifts are smoothed, because neighbours move alike, and their noise
 # differs. A smaller value would leave more noise in the reach. A larger value would hide small
-# things that move by themselves (test_only_the_part_that_moves_takes_the_improved_frame).
+# things that move on their own (test_only_the_part_that_moves_takes_the_improved_frame).
 SHIFT_SIGMA = 6.0
 # If n is below this number, the shifts of a still pixel differ much from one measured time to the
 # next, because of noise. Then a curve is fitted to them
@@ -138,8 +138,9 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
 # Sigma in spike pixels of the surroundings in which pixels must be trusted.
 TRUST_SIGMA = 2.0
 # The trust is 0 if less than NO_TRUST of the pixels around can be trusted, and 1 if more than
-# FULL_TRUST can. Lower limits lose beneath a title in the frames, and higher limits lose where each
-# third row is dead (docs/benchmarks/quality_details.md, "What the cameras change").
+# FULL_TRUST can. With lower limits, frames with a title lose PSNR beneath the title. With higher
+# limits, frames of a sensor lose PSNR if every third row of it is dead
+# (docs/benchmarks/quality_details.md, "What the cameras change").
 NO_TRUST = 0.4
 FULL_TRUST = 0.65
 
