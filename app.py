@@ -11,19 +11,19 @@ ends. Each clip is restored by main_test_vrt.py in a process of its own. See doc
 
 # How a clip passes through this program:
 #
-#   button "Restore"
-#   -> restore       calls
-#   -> start_work    (scripts/parts/uploaded_clip.py) checks the files, starts main_test_vrt.py
-#   -> follow        counts the restored frames until the process ends
-#   -> restore       shows the result
+#   1. The button "Restore" calls `restore`.
+#   2. `restore` calls `start_work` (scripts/parts/uploaded_clip.py), which checks the files and
+#      starts main_test_vrt.py.
+#   3. `restore` calls `follow`, which counts the restored frames until the process ends.
+#   4. `restore` shows the result.
 #
 # The page is built with the package gradio. A handler is a function that gradio calls when a button
 # is pressed. It gets the values of the fields that are named as inputs, and returns (or yields, as
 # often as it likes) the new values of the fields that are named as outputs.
 #
-# What must stay: the limits below, because strangers use the page where a Hugging Face Space serves
-# it. Elsewhere no other machine reaches the page (test_other_machines_cannot_reach_the_page). After
-# a restoration that was stopped, no file is left (test_a_stop_ends_the_work_and_leaves_no_file).
+# What must stay: the limits below, because in a Hugging Face Space strangers use the page. Outside
+# of a Space, no other machine can reach it (test_other_machines_cannot_reach_the_page). After a
+# restoration was stopped, no file is left (test_a_stop_ends_the_work_and_leaves_no_file).
 # Free to change: the fields and texts of the page. The test finds the fields by their elem_id.
 #
 # Tests: tests/stories/test_app.py opens the page in a browser.
@@ -58,8 +58,8 @@ from utils.results import read_json
 LONGEST_RESTORATION_S = 3600
 POLL_S = 0.3  # seconds between two looks at the number of restored frames
 # Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor: 1 h
-# in the queue and 1 h for the longest restoration. If several long restorations come before, the
-# files are removed too early, and the visitor has to upload them again.
+# in the queue and 1 h for the longest restoration. If a visitor waits for several long restorations
+# of others, the files are removed too early, and the visitor has to upload them again.
 VISITOR_S = 7200
 CLEAN_EVERY_S = 600  # seconds after which gradio looks for such files again
 MOST_WAITING = 8  # requests that may wait for a restoration to end; more are refused
@@ -92,8 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
         # One restoration at a time. Other visitors wait for its end.
         page.queue(default_concurrency_limit=1, max_size=MOST_WAITING)
         _, address, _ = page.launch(
-            # A Hugging Face Space sets the variable, e.g. to 0.0.0.0, which serves every machine.
-            # Elsewhere 127.0.0.1 serves this machine alone.
+            # A Hugging Face Space sets this variable, e.g. to 0.0.0.0, with which every machine can
+            # reach the page. With the default 127.0.0.1, only this machine can.
             server_name=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
             server_port=command.port,
             share=False,  # no public address at the makers of gradio
@@ -171,7 +171,7 @@ def build_page(gr: Any, folder: Path) -> Any:
         #     the process ends first         `restore` shows "cancelled", and keeps the files
         #     the generator is closed first  `restore` removes the files
         #
-        # queue=False, because in the queue it would wait for the restoration that it should cancel.
+        # queue=False, because in the queue `stop` would wait until the restoration has ended.
         cancel.click(stop, work, state, cancels=[running], queue=False, **without_bar)
         # If the visitor moves on while a frame is read, only the last position counts.
         number.release(compare, [work, number], slider, **without_bar, trigger_mode="always_last")
@@ -283,8 +283,9 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
     """
 
     def without_result(work: Work | None, state: str, messages: str) -> PageState:
-        # No frame is shown. The slider for the number of the frame goes back to 1, because it may
-        # still be at a number of the last clip, e.g. 8.
+        """Return a state of the page that shows no frame."""
+        # The slider for the number of the frame goes back to 1, because it may still be at a number
+        # of the last clip, e.g. 8.
         number = gr.update(value=1)
         return PageState(work, state, messages, slider=None, number=number, results=None)
 
@@ -305,15 +306,15 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
         yield without_result(work, state_html("refused"), as_uploaded(str(e), folder))
         return
     except GeneratorExit:
-        # Gradio has closed this generator, because the visitor has closed the page or pressed
-        # "Cancel". ("Cancel" also kills the process. Either may come first, see `build_page`. Here
-        # the generator was closed first.) Nobody sees the result any more, so the files go.
+        # Gradio has closed this generator before the process ended, because the visitor has closed
+        # the page or pressed "Cancel" (see `build_page`). Nobody sees the result any more, so the
+        # files are removed.
         if work is not None:
             work.remove()
         raise
 
-    # The process has ended: by itself, or because "Cancel" has killed it (`stop`) before gradio
-    # closed this generator.
+    # Here gradio has not closed this generator. Either the process has finished, or `stop` has
+    # killed it after "Cancel" was pressed.
     if work.is_cancelled:
         yield without_result(work, state_html("cancelled"), work.messages())
     elif work.process.returncode != 0:

@@ -9,7 +9,9 @@ returns sharp frames (B, T, 3, H, W). net.input_spec says how many frames and ch
 sizes fit. docs/python.md restores whole clips.
 
 torch.hub calls the public functions of this file by name, so the names must stay. `dependencies`
-lists the packages that torch.hub looks for first. Test: tests/parts/models/test_released.py
+lists the packages that torch.hub looks for before it calls a function.
+
+Test: tests/parts/models/test_released.py
 """
 
 from pathlib import Path
@@ -25,7 +27,9 @@ WEIGHTS = Path(__file__).resolve().parent / "weights"
 
 
 def operator(pretrained: bool = True) -> torch.nn.Module:
-    """Return the fusion operator "exposure" alone, 46 thousand parameters, in eval mode on the CPU.
+    """Return the fusion operator "exposure" without a VRT, in eval mode on the CPU.
+
+    It has 46 thousand parameters.
 
     pretrained: True for the weights of weights/operator.pth, False for new random weights.
     """
@@ -33,12 +37,14 @@ def operator(pretrained: bool = True) -> torch.nn.Module:
 
 
 def motion(pretrained: bool = True) -> torch.nn.Module:
-    """Return the fusion operator "motion", 471 thousand parameters, in eval mode on the CPU.
+    """Return the fusion operator "motion" without a VRT, in eval mode on the CPU.
+
+    It has 471 thousand parameters.
 
     pretrained: True for the weights of weights/motion.pth, False for new random weights.
 
     net(lq, spike) is the operator's first estimate z_0. `net.fusion.steps(z_0, equations)` improves
-    it by the learned steps. They work on the equations of an exposure
+    this estimate by learned steps. `equations` are the equations of an exposure
     (data.motion.joint.equations.Equations), which need all planes of the spikes. main_test_vrt.py
     takes the steps for whole clips.
     """

@@ -119,10 +119,10 @@ class Calibration(Section):
 
 
 # Channels are made of more planes than were exposed, by this factor. The network multiplies the
-# blurry frame by a ratio, the light of the sharp instant over the mean light of the exposure. Blur
-# of the spikes (windows, pixels, lens) moves the ratio nearer to 1; a mean over more planes moves
-# it away again. A larger factor helps flawed cameras and harms good ones
-# (docs/benchmarks/calibration.md, "The exposure share").
+# blurry frame by a ratio: the light of the sharp instant, divided by the mean light of the
+# exposure. Blur of the spikes (windows, pixels, lens) moves the ratio nearer to 1, and a mean over
+# more planes moves it away from 1 again. A larger factor helps cameras with large flaws, and harms
+# cameras with small flaws (docs/benchmarks/calibration.md, "The exposure share").
 PLANES_FACTOR = 1.12
 
 

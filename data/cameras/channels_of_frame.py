@@ -56,14 +56,14 @@ def read_channels(
     if camera:
         stream = camera.apply(stream, frame)
 
-    # The rate is measured in the planes of the frame. The channels may use the context too.
+    # The rate is measured from the planes of the frame, without context.
     before = exposure.before
     end_of_frame = before + exposure.own.count
     rate = rate_of(spikes, stream[before:end_of_frame], image, window)
-    # A rate of the options is the rate of the real camera. The simulated camera fires more or
-    # less often: e.g. half as often with twice the threshold. Then the factor is 0.5, or 1 if
-    # the network must not know it (camera.known_rate). With "match" the rate was measured in
-    # the spikes of the simulated camera, so it needs no factor.
+    # The option `spike.rate` is the rate of the real camera. The simulated camera has another rate,
+    # e.g. half of it with twice the threshold. Then the factor is 0.5, or 1 if the network must not
+    # know the change (camera.known_rate). With "match", the rate was measured from the spikes of
+    # the simulated camera, so it needs no factor.
     if camera and spikes.rate != "match":
         rate *= camera.known_rate_factor
     after = len(stream) - end_of_frame

@@ -114,8 +114,8 @@ class FrameTimes:
         A film does not say how long its last frame lasts, but the number of planes does. The last
         frame of the result lasts until `end`, but not longer than the longest frame.
 
-        If `end` is not within two frames after the last frame begins, the clocks contradict each
-        other, and the result has a doubt.
+        If `end` is earlier than the start of the last frame, or more than two frames after it, the
+        clocks contradict each other, and the result has a doubt.
 
         end: the end of the clip by the other clock, in the unit of `starts`.
         """

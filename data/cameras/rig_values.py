@@ -1,22 +1,22 @@
 """Name the values of rigs (pairs of simulated cameras): test conditions, and ranges of random rigs.
 
-    NAMED     the flag --rig takes a name, e.g. "dim" -> fields of `Rig`
-    RANGES    the rig "random" has each field drawn between two values (`drawn_values`)
+    NAMED     a name for the flag --rig, e.g. "dim" -> fields of `Rig`
+    RANGES    a field of `Rig` -> the two values between which the rig "random" draws the field
 
 The fields and their units are explained in data/cameras/rig.py and data/cameras/rgb_camera.py.
 
-What must stay: the values of NAMED, because the benchmarks were measured with them; the ranges and
-their order, because they decide the rig of a seed. A new condition may be added, and a new range at
-the end of the table. test_a_seed_gives_its_rig (tests/parts/data/test_seeds.py) notices another
-order.
+What must stay: the values of NAMED, because the benchmarks were measured with them. The ranges and
+their order must stay, too, because they decide the rig of a seed: test_a_seed_gives_its_rig
+(tests/parts/data/test_seeds.py) notices another order. Free to add: a condition in NAMED, and a
+range at the end of RANGES.
 """
 
 from typing import Any
 
 import numpy as np
 
-# Two plausible cameras with small flaws. The firing rate and its jitter are missing here, because
-# "rig" and "dim" below differ in them.
+# Two plausible cameras with small flaws. The firing rate and its jitter are not here, because they
+# differ between "rig" and "dim" below.
 _TWO_CAMERAS = {
     # Where the spike camera looks, and when.
     "shift_x": 0.6,  # RGB pixels
@@ -61,9 +61,9 @@ NAMED: dict[str, dict[str, Any]] = {
     },
 }
 
-# The values of a random rig: field -> (lowest, highest). The ranges are wider than the few
-# known captures. A value is drawn uniformly, except for the fields in LOGARITHMIC. The order of the
-# fields is the order of the draws.
+# The values of a random rig: field -> (lowest, highest). The ranges are wider than the values of
+# the few known captures. A value is drawn uniformly, except for the fields in LOGARITHMIC. The
+# order of the fields is the order of the draws.
 RANGES: dict[str, tuple[Any, Any]] = {
     # Where the spike camera looks, and when.
     "shift_x": (-2, 2),  # RGB pixels
@@ -123,9 +123,10 @@ def drawn_values(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def numbers_of_changes(changes: list[str]) -> dict[str, Any]:
-    """Return the numbers of a flag --rig: ["parallax=0", "rate=0.2"] -> {field: number}.
+    """Return {field: number} from the changes of a flag --rig.
 
-    A whole number becomes an integer, because jpeg and seed need one. Raises ValueError.
+    E.g. ["parallax=0", "rate=0.2"] gives {"parallax": 0, "rate": 0.2}. A whole number becomes an
+    integer, because jpeg and seed need an integer. Raises ValueError.
     """
     numbers: dict[str, Any] = {}
     for change in changes:

@@ -1,18 +1,20 @@
 """Make clips of RGB frames and spikes from video or photographs.
 
-The steps of scripts/prepare_gopro_spike.py.
+Modules with the steps of scripts/prepare_gopro_spike.py:
 
     recipe.py         the settings of made clips
-    sources.py        what clips are made from
+    sources.py        finds what clips are made from
     clip_plan.py      checks a clip before anything is written
     prepare.py        makes one clip
-    fast_video.py     pictures (the mean of raw frames) and spikes of a clip without a rig
+    fast_video.py     makes a clip from a fast video, without a rig (a pair of simulated cameras)
 
-The light that the cameras see.
+Modules that give the light that the cameras see:
 
-    video_parts.py    which parts of a video can be interpolated
-    video_scene.py    the light of such a part; light_path.py interpolates between its frames
-    photo_scene.py    the light of a photograph in motion; photo_layers.py draws the motion
+    video_parts.py    finds the parts of a video that can be interpolated
+    video_scene.py    the light of such a part
+    light_path.py     interpolates the light between the frames of a video
+    photo_scene.py    the light of a photograph in motion
+    photo_layers.py   draws this motion
     smooth_walk.py    a smooth random motion
-    frame_light.py    linear light of the values of a picture
+    frame_light.py    turns the values of a picture into linear light
 """

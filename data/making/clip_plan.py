@@ -12,8 +12,8 @@ The program runs `plan_clip` in several processes. So it takes and returns value
 pickled. If a clip cannot be made, it returns the error and does not raise it, so that the program
 can show the errors of all clips.
 
-What must stay: the record of a clip, because data sets are continued only if it is equal.
-Free to change: further checks, the texts, and the estimate of bytes.
+What must stay: the record of a clip, because a data set is continued only if the record is equal.
+Free to change: the texts, and the estimate of bytes. Free to add: checks.
 
 Tests: tests/parts/data/test_made_records.py (the record),
 tests/parts/scripts/test_prepare_gopro_spike.py
@@ -69,7 +69,7 @@ class Plan:
     size: tuple[int, int]  # (height, width) of the source's frames; with a rig, of the made frames
     bytes: int  # estimated size of the files of the clip
     is_to_make: bool  # whether the clip must be made, because one of its two folders is missing
-    frames: int  # number of raw frames to read; with a rig, number of frames to make
+    frames: int  # without a rig, number of raw frames; with a rig, number of frames to make
     record: dict[str, Any]  # the contents of made.json
 
 
@@ -111,7 +111,7 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
         "source": _digest_of(files),
     }
     is_to_make = not _is_made(job, record)
-    # The headers of all frames are read only if the frames are needed.
+    # This reads the headers of all frames, so do it only if the clip must be made.
     if is_to_make and raw:
         _refuse_other_sizes(job.name, files, size)
     return Plan(
@@ -165,13 +165,15 @@ def _files_of(path: Path, raw: FrameSource | None) -> list[Path]:
 def _digest_of(files: list[Path]) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
-    They are stored in made.json. If the hashed lines change, no older data set can be continued.
+    The digits are stored in made.json. If this function hashes other lines, no older data set can
+    be continued.
     """
     digest = hashlib.sha256()
     for file in files:
         size, mtime_ns = stamp(str(file))
         line = f"raw/{file.name} {size} {mtime_ns}\n"
-        # Names may have bytes that are no text. Python reads such bytes as lone surrogates.
+        # A name may have bytes that are no text. Python keeps such bytes as surrogates, and this
+        # turns them into the bytes again.
         digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
@@ -183,13 +185,13 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
     Raises DataError if a folder was not made from this source with this recipe. Such a folder is
     never overwritten.
     """
-    # lexists is also true for a broken link. A broken link must not be replaced either.
+    # lexists is true for a broken link, too, because a broken link must not be replaced either.
     folders = [folder for folder in job.folders if os.path.lexists(folder)]
     for folder in folders:
         try:
             made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             differing = [key for key in record if made[key] != record[key]]
-        # There is no file, the file is no JSON, or the JSON has other keys or is no object.
+        # The file is missing or is no JSON, or the JSON has other keys or is no object.
         except (OSError, ValueError, KeyError, TypeError):
             differing = [f"there is no usable {RECORD}"]
         if differing:

@@ -44,7 +44,7 @@ def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path)
     each part is written.
 
     average: number of raw frames in an exposure. frames: all raw frames of the clip.
-    If a change makes an image differ in any bit, raise VERSION.
+    If you change this function and an image changes in any bit, raise VERSION.
     """
     middle = average // 2
     instant_indexes = _instant_indexes(average, recipe.instants)
@@ -145,8 +145,8 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
         t = e * average + p / interpolate
 
     clip: name of the clip. frames: its raw frames. folder: folder of the .dat files.
-    After the last raw frame the light is unknown, so the last file may have fewer planes. If a
-    change makes any other spike, raise VERSION.
+    After the last raw frame the light is unknown, so the last file may have fewer planes. If you
+    change this function and any spike changes, raise VERSION.
     """
     average = recipe.raw_frames_per_exposure(clip)
     planes = recipe.planes_of(clip)
@@ -177,8 +177,8 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
             if t <= len(frames) - 1:  # the last raw frame
                 yield sensor.step(path.at(t))[None]  # (1, h, w)
 
-    # The exposures must be made in the order of time, because the sensor is changed by each plane:
-    # the charge of a pixel goes on from one exposure to the next.
+    # The exposures must be made in the order of time, because each plane changes the sensor: the
+    # charge that is left after one exposure is the first charge of the next exposure.
     for number in range(len(frames) // average):
         geometry = SpikeGeometry(height, width)
         write_spikes(folder / f"{number:06d}.dat", planes_in(number), geometry)

@@ -1,11 +1,11 @@
 """Give the light at any time between the frames of a video, by optical flow.
 
-A spike camera reads out thousands of planes a second, but a video has only tens or hundreds of
-frames a second. So the light between two frames is interpolated. The frame A before a time and the
-frame B after it are moved along the optical flow and mixed. At the fraction p of the time from A to
-B, with the flows f: A -> B and g: B -> A,
+A spike camera reads out thousands of planes per second, but a video has only tens or hundreds of
+frames per second. So the light between two frames is interpolated: the frame A before a time and
+the frame B after it are moved along the optical flow and mixed. p is the fraction of the time from
+A to B that has passed. f is the flow from A to B, and g the flow from B to A. Then
 
-    light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x)).
+    light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x))
 
 Light is linear, float32, 1 at full scale.
 
@@ -37,8 +37,8 @@ class _Flows(NamedTuple):
 class LightPath:
     """The light at any time between the frames of a clip.
 
-    Call `at` with increasing times. Only the flows of the last pair of frames are stored, so times
-    in another order would give the same light, but would compute the flows again and again.
+    Call `at` with increasing times. Times in another order give the same light, but take longer:
+    only the flows of the last pair of frames are stored, so they would be computed again and again.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class LightPath:
         constant before the first and after the last frame.
         """
         index, fraction = self._place_of(time)
-        # Some times are computed, and a rounding error moves them away from the time of a frame,
-        # e.g. 2.9999999999. They must show the frame itself, without interpolation.
+        # The time of a frame may have a rounding error, e.g. 2.9999999999. It must show the frame
+        # itself, without interpolation.
         is_at_frame = min(fraction, 1 - fraction) < 1e-9
         if is_at_frame:
             return self.light(index + round(fraction))
@@ -84,7 +84,8 @@ class LightPath:
     def _place_of(self, time: float) -> tuple[int, float]:
         """Return the number of the frame A before a time, and p: 0 at A, 1 at the next frame B.
 
-        No frame follows the last frame. So at its time, A is the frame before it, and p is 1.
+        E.g. the time 2.25 gives (2, 0.25). No frame follows the last frame. So at the time of the
+        last frame, A is the frame before it, and p is 1: with 4 frames, the time 3 gives (2, 1).
         """
         last_frame = self.count - 1
         time = min(max(time, 0.0), float(last_frame))
@@ -108,9 +109,10 @@ class LightPath:
 def _for_flow(light: np.ndarray) -> np.ndarray:
     """Return the image of a frame that optical flow is computed from, (h, w) uint8.
 
-    light: (h, w) or (h, w, 3). The image has the square root of the light, which are display values
-    of gamma 2. In linear light, dark parts of the scene would have nearly equal grey levels, and
-    the flow could not follow them.
+    light: (h, w) or (h, w, 3).
+
+    The image shows the square root of the light, i.e. display values of gamma 2. In linear light,
+    dark parts of the scene would have nearly equal grey levels, and the flow could not follow them.
     """
     grey = light if light.ndim == 2 else light.mean(axis=2)
     display = np.sqrt(np.clip(grey, 0, 1))

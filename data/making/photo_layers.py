@@ -26,8 +26,8 @@ import numpy as np
 
 from data.making.smooth_walk import smooth_walk
 
-# A photograph has this many pixels along one RGB pixel of the made frame. So each RGB pixel is a
-# mean of FINE x FINE pixels. With 1, the pixels of the photograph would be visible when it moves.
+# Number of pixels of the view along a side of an RGB pixel of the made frame. So each RGB pixel is
+# a mean of FINE x FINE pixels. With 1, the pixels of the photograph would be visible when it moves.
 FINE = 2
 # Number of pieces of a photograph that are nearer than the rest. More of them would hide the rest.
 NEAR_LAYERS = 2
@@ -35,7 +35,7 @@ NEAR_LAYERS = 2
 
 @dataclass(frozen=True)
 class Layer:
-    """A piece of a photograph that moves on its own, like a sheet of paper before other sheets."""
+    """A layer of the scene. It moves on its own, like a sheet of paper in front of other sheets."""
 
     # (H, W, 4) light and opacity (0 to 1). The light is multiplied by the opacity already.
     sheet: np.ndarray
@@ -72,12 +72,12 @@ def draw_camera(
     shake_x = walk(rng.uniform(2, crop / 6))  # in pixels of the made frame
     shake_y = walk(rng.uniform(2, crop / 6))
     shake = FINE * np.stack([shake_x, shake_y], axis=1)  # in pixels of the view
-    # The camera turns by up to 0.1 radians (6 degrees). It zooms by 8 % around a factor of 1 to
-    # 1.3, because a person who films mostly holds one zoom.
+    # The camera turns by up to 0.1 radians (6 degrees). A person who films mostly keeps one zoom.
+    # So the zoom is a constant factor of 1 to 1.3, and changes by only 8 %.
     angles = walk(0.1)
     zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))
-    # At most 0.1 / view_side in x and y. An edge of the view is view_side / 2 from its middle, so a
-    # tilt changes the scale there by at most 0.1 / 2 = 5 %.
+    # A tilt is at most 0.1 / view_side in x and y. An edge of the view is view_side / 2 from its
+    # middle, so the tilt changes the scale at the edge by at most 0.1 / 2 = 5 %.
     tilts = np.stack([walk(0.1), walk(0.1)], axis=1) / view_side
     return Camera(shake, angles, zooms, tilts)
 
@@ -104,7 +104,7 @@ def draw_piece(
 ) -> Layer:
     """Draw a piece of the photograph that is nearer than the rest.
 
-    light: (H, W, 3) of the photograph. depth: 1 or 2, the nearest.
+    light: (H, W, 3) of the photograph. depth: 1 or 2, where 2 is the nearest.
     shake: (P, 2), motion of the camera in pixels of the view.
     time: (P, 1), time of each plane in frame intervals. view_side: side of the view in pixels.
     rng: the order of its draws must not change, because it decides which scene a seed gives.
@@ -124,8 +124,8 @@ def draw_piece(
     mask = cv2.fillPoly(transparent, [hull], 1.0, cv2.LINE_AA)
     opacity = cv2.GaussianBlur(mask, (0, 0), 0.8)[..., None]  # (H, W, 1)
     sheet = np.concatenate((light * opacity, opacity), axis=2)
-    # The nearer the layer, the more it moves with the camera: 1.35 and 1.7 times as much as the
-    # whole photograph.
+    # A nearer layer moves more with the camera: depth 1 moves 1.35 times as much as the whole
+    # photograph, and depth 2 moves 1.7 times as much.
     parallax = 1 + 0.35 * depth
     centers = center_at_time_0 + parallax * shake + speed * time
     return Layer(sheet, centers, cv2.BORDER_CONSTANT)
@@ -138,9 +138,11 @@ def camera_homography(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray
         [sin / zoom,  cos / zoom, 0]
         [tilt[0],     tilt[1],    1]
 
-    It leads from a point of the view to a point of the sheet, both counted from the middle of the
-    view. angle: in radians. zoom: above 1, objects look larger. tilt: (2,). A homography divides
-    x and y by the third number, tilt[0] x + tilt[1] y + 1. So the scale changes along x and y.
+    It maps a point of the view to a point of the sheet, both counted from the middle of the view. A
+    homography divides x and y by the third number, tilt[0] x + tilt[1] y + 1. So the scale changes
+    along x and y.
+
+    angle: in radians. zoom: above 1, objects look larger. tilt: (2,).
     """
     cos = np.cos(angle)
     sin = np.sin(angle)

@@ -1,11 +1,11 @@
 """Give the light of a photograph in motion, plane by plane, and its true motion.
 
 A plane is one read-out of the spike camera. The camera shakes, zooms, turns and tilts over the
-photograph. Two pieces of it are nearer than the rest: they move more with the camera, and also move
-by themselves (data/making/photo_layers.py). A point of the view, what the camera sees, lies on the
-sheet, the image of a layer, at
+photograph. Two pieces of the photograph are nearer than the rest: they move more with the camera,
+and also have a motion of their own (data/making/photo_layers.py). The view is what the camera sees,
+and a sheet is the image of a layer. A point of the view lies on the sheet at
 
-    sheet point = T(center) C(turn, zoom, tilt) T(-middle of the view) view point.
+    sheet point = T(center) C(turn, zoom, tilt) T(-middle of the view) view point
 
 T moves a point, and C is the homography of the camera. Light is linear, float32, 1 at full scale.
 
@@ -39,7 +39,8 @@ from data.making.photo_layers import (
 class PhotoScene:
     """A photograph in motion: the light of each plane, and where each pixel moves.
 
-    picture: (H, W, 3) uint8. It is scaled down to a shorter side of FINE x side.
+    picture: (H, W, 3) uint8. It is scaled down, so that its shorter side has FINE * side pixels.
+    side: shorter side of the photograph in pixels of the made frame.
     count: number of frame intervals (from one made frame to the next).
     planes: number of planes in an interval.
     crop: side of a made frame in pixels.
@@ -86,9 +87,10 @@ class PhotoScene:
         `plane` is the nearest layer whose opacity is above 1/2 there. In `other`, a nearer layer
         may hide it.
 
-        These are the true motions that benchmarks and tests compare with. A wrong scale fails
-        test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in_another. An
-        error of a few pixels in `points` does not, because the shifts hardly differ there.
+        Benchmarks and tests compare with these true motions. With a wrong scale,
+        test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in_another fails.
+        With an error of a few pixels in `points` it does not fail, because the shifts of
+        neighbouring points hardly differ.
         """
         # From pixels of the crop to points of the view. E.g. with FINE = 2, pixel 0 of the crop
         # covers the pixels 0 and 1 of the view, so its middle is at 0.5.
@@ -140,6 +142,6 @@ class PhotoScene:
         view_side = FINE * self.crop
         middle_to_origin = translation(-view_side / 2, -view_side / 2)
         x, y = layer.centers[plane]
-        # A product of matrices acts from right to left. Move the middle of the view to 0. Turn,
-        # zoom and tilt. Move 0 to the center of the layer in this plane.
+        # A product of matrices acts from right to left: move the middle of the view to 0; turn,
+        # zoom and tilt; move 0 to the center of the layer in this plane.
         return translation(x, y) @ turn_and_zoom @ middle_to_origin

@@ -10,9 +10,9 @@ The steps, in the order in which the program takes them:
 recipe.py has the settings. The program runs the last three steps in several processes. So they take
 and return values that can be pickled.
 
-What must stay: a folder of a clip appears when it is complete
-(test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes), and the bytes of the files,
-or raise VERSION in data/making/recipe.py.
+What must stay: a folder of a clip appears only when it is complete
+(test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes). The bytes of the files must
+stay, too. If they must change, raise VERSION in data/making/recipe.py.
 Free to change: speed.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
@@ -42,10 +42,11 @@ from utils.random_streams import random_stream
 
 
 def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
-    """Make the pictures and the spikes of one clip. Each folder appears when it is complete.
+    """Make the pictures and the spikes of one clip. Each folder appears only when it is complete.
+
+    `plan_clip` must have accepted the clip before, because nothing is checked here.
 
     record: `Plan.record` of the clip. It is written last, so a folder with a record is complete.
-    `plan_clip` must have accepted the clip before, because nothing is checked here.
     """
     cv2.setNumThreads(1)  # for the whole process, because the program runs one on each core
     frames = FrameSource(job.source.path)

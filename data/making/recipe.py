@@ -29,8 +29,8 @@ from utils.random_streams import random_stream
 # continue a data set of another version, because its clips would be of two kinds. Since version 2,
 # a pixel of the simulated sensor that fires keeps its charge modulo the threshold.
 VERSION = 2
-# Settings that have an effect only without a rig. If a new setting is in neither of the two sets,
-# it is recorded with and without a rig, and old data sets cannot be continued.
+# Settings that have an effect only without a rig. A setting that is in neither of the two sets is
+# recorded with and without a rig. `Recipe.record` says what else a new setting needs.
 ONLY_WITHOUT_RIG = {
     "interpolate", "method", "gamma", "light", "rate", "threshold", "initial_charge", "shot_noise",
     "dark_rate", "threshold_mismatch", "instants",
@@ -114,9 +114,9 @@ class Recipe(Section):
         """Return the settings with an effect, as JSON.
 
         Two recipes with equal records give equal clips. So the record is stored with each clip, and
-        it is compared when a data set is continued. The records of older data sets lack a setting
-        that is added later. So a new setting must be left out here while it has its default, as
-        `instants` is. Otherwise older data sets could not be continued.
+        it is compared when a data set is continued. If you add a setting, the records of older data
+        sets do not have it. So leave it out of the record while it has its default, as `instants`
+        is left out. Otherwise older data sets could not be continued.
         """
         if self.has_rig:
             without_effect = set(ONLY_WITHOUT_RIG)
@@ -134,8 +134,8 @@ class Recipe(Section):
     def rig_of(self, clip: str) -> Rig:
         """Return the rig that records a clip.
 
-        Without --rig, there is no second camera. Then the result describes the simulated sensor
-        alone, and the program reads only its fields `rate` and `light`, for dataset.json.
+        Without --rig, only the spike camera is simulated. Then the result describes its sensor, and
+        the program reads only the fields `rate` and `light`, for dataset.json.
         Raises OptionError if --rig names no rig.
         """
         if self.has_rig:
@@ -145,8 +145,9 @@ class Recipe(Section):
     def raw_frames_per_exposure(self, clip: str) -> int:
         """Return the number of raw frames that are averaged to a blurry frame of a clip.
 
-        The setting `average` counts first. Without this setting, the number in a name of GoPro is
-        used, e.g. 7 for GOPR0372_07_00. Clips with other names have 7, the least number in GoPro.
+        It is the setting `average`, if this is given. Otherwise it is the number in the name of a
+        clip of GoPro, e.g. 7 for GOPR0372_07_00. For other names it is 7, the least number in
+        GoPro.
         """
         if self.average:
             return self.average

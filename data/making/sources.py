@@ -31,8 +31,8 @@ from utils.random_streams import random_stream
 
 SPLITS = ("train", "test")
 # The shorter side of the scaled frames is at least this many times the side of the crop, so that
-# the crop has room to move. A larger value would leave less choice between sides, and so fewer
-# parts of fast videos. With 1, the crop could not move along the shorter side.
+# the crop has room to move. With 1, the crop could not move along the shorter side. With a larger
+# value, frames could be scaled down less, so fewer parts of fast videos would be slow enough.
 LEAST_SIDE_PER_CROP = 1.1
 
 
@@ -107,8 +107,8 @@ def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
     What must stay: the parts for a source and a recipe. `random_stream` gives the same numbers on
     every machine. Another order of the draws would give other data sets (VERSION).
     """
-    # This changes OpenCV in the whole process. The program runs as many processes as there are
-    # cores, so more threads would compete for them.
+    # This changes OpenCV in the whole process. The program runs one process on each core, so more
+    # threads would compete for the cores.
     cv2.setNumThreads(1)
     frames = FrameSource(source.path)
     _refuse_small_frames(frames, source, recipe)

@@ -1,8 +1,8 @@
 """Find the parts of a video that can be interpolated: slow motion, one scene.
 
-Optical flow is reliable for small motions only, and there is no motion between two scenes. A "frame
-interval" is the time from one frame of the made clip to the next. It may have several frames of the
-video, which are averaged.
+Optical flow is reliable only for small motions, and between two scenes there is no motion at all. A
+"frame interval" is the time from one frame of the made clip to the next. It may have several frames
+of the video, which are averaged.
 
 What must stay: the parts that are found and the order of the draws, for the same video and seed,
 because made data sets depend on them. If they must change, raise VERSION in data/making/recipe.py.
@@ -20,9 +20,9 @@ import numpy as np
 from data.clips.user_frames import FrameSource
 from data.making.frame_light import scale_down
 
-# A part of a video has this many frames beside the frames of its intervals: one before the first
-# interval and one after the last interval. Its light begins and ends between two frames, where it
-# is interpolated, and these two frames are needed for it.
+# A part of a video has this many frames in addition to the frames of its intervals: one before the
+# first interval and one after the last interval. The light of the part begins and ends between two
+# frames. There it is interpolated, which needs these two frames.
 FRAMES_BESIDE = 2
 
 
@@ -92,9 +92,9 @@ def find_cuts(
         cut = Cut(first, in_interval, side)  # the side becomes smaller below, if needed
         steps_of_part = np.array(steps[first : first + cut.frames(intervals) - 1])
 
-        # No part may contain a step that is longer than allowed, or a change of the scene (inf). So
-        # the next part begins after the last of these steps. Step i of this part leads to frame
-        # first + i + 1.
+        # A part may contain no step that is longer than allowed, and no change of the scene (inf).
+        # If this part does, try a part that begins after the last of these steps. Step i of this
+        # part leads to frame first + i + 1.
         too_long = np.flatnonzero(steps_of_part > most_step).tolist()
         if too_long:
             first += too_long[-1] + 1
@@ -108,8 +108,8 @@ def find_cuts(
 def _side_of_part(longest_step: float, side: int, least_side: int) -> int:
     """Return the side that the frames of a part are scaled to, so that no step is too long.
 
-    The longest step becomes MOST_STEP pixels: a step of 16 pixels at side 288 gives the side 144.
-    Frames with a shorter step than MOST_STEP keep their side.
+    The longest step becomes MOST_STEP pixels. E.g. a longest step of 16 pixels at side 288 gives
+    the side 144. If the longest step is below MOST_STEP, the side stays.
 
     longest_step: in pixels of frames of `side`. least_side: the smallest allowed result.
     """

@@ -50,9 +50,10 @@ def video_scene(
     height, width = path.at(0.0).shape[:2]
     corners = _corners_of_crop(height, width, crop=crop, count=count, planes=planes, rng=rng)
 
-    # Times are in frames of the cut. The first sharp instant is at the first whole frame that has
-    # half an interval before it: 1 for intervals of 1 or 2 frames, 2 for 3 or 4 frames. E.g. with
-    # 88 planes and one frame in an interval, plane 44 has the time 1, and plane 132 the time 2.
+    # Times are in frames of the cut. The first sharp instant is at the first frame that has half an
+    # interval before it: frame 1 for intervals of 1 or 2 frames, frame 2 for 3 or 4 frames. E.g.
+    # with 88 planes and one frame in an interval, plane 44 has the time 1, and plane 132 has the
+    # time 2.
     first_sharp_time = (cut.average + 1) // 2
     first_sharp_plane = planes // 2
     for plane, corner in enumerate(corners):

@@ -1,6 +1,6 @@
 """Read arrays of spikes from files of NumPy, for formats.py and spike_file.py.
 
-    array = find_array(Path("clip.npz"), "spk")       # reads the header alone
+    array = find_array(Path("clip.npz"), "spk")       # reads only the header
     array.shape                                       # (planes, h, w)
     array.read(10, 21, slice(0, 64), slice(0, 64))    # (21, 64, 64)
 
@@ -8,10 +8,10 @@ A .npy is mapped, so only the bytes that are read come from the disk. A .npz is 
 array in it is unpacked once and kept. A large array is unpacked again for each read, up to the last
 plane of the read.
 
-The header of an array tells its size. The size is compared with the size of the file before
+The header of an array tells its size. This size is compared with the size of the file before
 anything is read.
 
-What must stay: this comparison. Otherwise a small file could fill the memory, because its header
+What must stay: this comparison. Without it, a small file could fill the memory, because its header
 may state an array of any size, and a few compressed bytes may unpack to gigabytes
 (test_an_npz_of_many_arrays_is_refused and the tests beside it). Free to change: how much is kept in
 memory, and how many planes are read at once.
@@ -35,7 +35,7 @@ import numpy as np
 # to 12 bytes of magic and length.
 HEAD_BYTES = 2**14
 # Arrays of a .npz up to this size (64 MiB) are kept in memory. Larger arrays are unpacked again for
-# each read: a loader process that reads many files would otherwise fill the memory.
+# each read. If they were kept, a loader process that reads many files would fill the memory.
 MOST_BYTES_KEPT = 2**26
 # A .npz with more arrays than this is refused if it has no array of the expected name. The header
 # of each array must be unpacked, so a file of very many arrays would take long.
@@ -153,7 +153,7 @@ def find_array(path: Path, name: str) -> ArrayFile:
             return _array_in(path, file.read(HEAD_BYTES), path.stat().st_size)
 
     arrays = _arrays_of_zip(path, name)
-    # The array of the expected name is taken, whatever its shape: the caller checks the shape.
+    # An array of the expected name is taken, whatever its shape is. The caller checks the shape.
     if name in arrays:
         return arrays[name]
     with_three_axes = [array for array in arrays.values() if len(array.shape) == 3]
@@ -236,13 +236,13 @@ def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     return shape, is_fortran, dtype, file.tell()
 
 
-def _check_compression(member: zipfile.ZipInfo) -> None:
+def _check_compression(info: zipfile.ZipInfo) -> None:
     """Raise ValueError for an array of a .npz that is compressed in another way than NumPy does.
 
     bzip2 and LZMA could unpack a few bytes to gigabytes.
     """
-    is_encrypted = member.flag_bits & 1  # bit 0 of the flags, by the definition of zip files
+    is_encrypted = info.flag_bits & 1  # bit 0 of the flags, by the definition of zip files
     if is_encrypted:
         raise ValueError("it is encrypted")
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError("it is compressed in a way that NumPy does not read")

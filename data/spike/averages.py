@@ -23,16 +23,16 @@ from .registry import Numbers, representation
 #
 # With the option num_bins, the windows of TFP (texture from playback) are spread over the stream.
 # Without num_bins, they lie around the center. The next two functions get the options of `tfp` and
-# answer which case it is. `represent` (represent.py) asks them: windows around the center need
-# `center`, and the two cases reverse time in different ways (`reverses_channels` in registry.py
-# says why).
+# return which case it is. They are fields of `Representation` (registry.py says why they matter).
 
 
 def _tfp_is_centered(num_bins: int | None = None, **_: Any) -> bool:
+    """Return whether the windows lie around the center."""
     return num_bins is None
 
 
 def _tfp_is_spread(num_bins: int | None = None, **_: Any) -> bool:
+    """Return whether the windows are spread over the stream."""
     return num_bins is not None
 
 
@@ -148,16 +148,16 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
 
 
 def _counts_in_parts(stream: np.ndarray, start: int, stop: int, parts: int) -> np.ndarray:
-    """Return the number of spikes of each pixel from `start` to `stop`, times `parts`, (h, w).
+    """Return `parts` times the number of spikes of each pixel from `start` to `stop`, (h, w).
 
     start, stop: times, counted in parts of a plane. A plane has `parts` parts, so plane t begins at
     the time t * parts. A spike counts once for each part of its plane that lies between the times.
-    E.g. with 2 parts a plane, from 0 to 13: a spike in one of the planes 0 ... 5 counts 2, and a
-    spike in plane 6 counts 1, because the second half of plane 6 lies after 13.
+    E.g. a plane has 2 parts, and the times are 0 and 13: a spike in one of the planes 0 ... 5
+    counts 2, and a spike in plane 6 counts 1, because the second half of plane 6 lies after 13.
 
-    All numbers are whole numbers, so the result is equal in both directions of time.
+    All numbers are whole numbers, so the reversed stream gives the same bits.
     """
-    # The planes that lie between the times as a whole: first ... end - 1.
+    # The planes that lie completely between the times: first ... end - 1.
     first = math.ceil(start / parts)
     end = stop // parts
     counts = _counts(stream[first:end]).astype(np.uint32) * np.uint32(parts)

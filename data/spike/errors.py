@@ -25,7 +25,8 @@ class SpikeFileError(ValueError):
     """A spike file does not have the expected form.
 
     The error has four parts: what is wrong, where, what was expected, and what to do. They are the
-    parts of the errors in utils/errors.py, which this folder does not import: it needs numpy alone.
+    parts of the errors in utils/errors.py. This folder does not import them, because it needs only
+    numpy.
     """
 
     def __init__(self, what: str, where: str = "", expected: str = "", do: str = "") -> None:
@@ -50,8 +51,8 @@ class SpikeFileError(ValueError):
 def file_errors(path: PathLike) -> Generator[None]:
     """Turn errors of a missing, unreadable or damaged file in the block into a SpikeFileError.
 
-    The listed classes are what numpy, zipfile and zlib raise for damaged files. Whoever reads the
-    bytes in another way checks the list with tests/parts/data/test_any_bytes.py.
+    The listed classes are what numpy, zipfile and zlib raise for damaged files. If you read files
+    with another package, check the list with tests/parts/data/test_any_bytes.py.
     """
     try:
         yield

@@ -182,15 +182,15 @@ def write_spikes(
 ) -> None:
     """Write spikes in the format of the path's suffix.
 
-    spikes: (T, H, W) in {0, 1}, or an iterable of parts (t, H, W). Of the parts, only one at a time
-    is in memory.
+    spikes: (T, H, W) in {0, 1}, or an iterable of parts (t, H, W). Only one part at a time is in
+    memory.
     The file appears complete or not at all, because it is written under another name and renamed at
     the end. Raises SpikeFileError for spikes of another size.
     """
     path = Path(path)
     parts = [spikes] if isinstance(spikes, np.ndarray) else spikes
-    # A hidden file in the same folder: ".000001.dat.3f2a9c01". The module tempfile would ignore the
-    # umask of the user, so other users could not read the result.
+    # A hidden file in the same folder, e.g. ".000001.dat.3f2a9c01". With the module tempfile, other
+    # users could not read the result, because tempfile ignores the umask of the user.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         # "x": refuse a file of this name. "+": the header of a .npy is written a second time.

@@ -4,8 +4,8 @@ Packed planes are bits without a header. So any file can be read as packed plane
 would give noise. `refuse_other_format` looks at the first 64 bytes of a file and raises
 SpikeFileError if they are the beginning of another format, or text.
 
-Spikes are random bits, too. So a rule must be so strict that spikes of any scene practically never
-fulfil it. Free to add: a mark with as many fixed bits as the marks in MARKS.
+Spikes look like random bits, too. So a rule must be so strict that the spikes of any scene
+practically never fulfil it. Free to add: a mark with as many fixed bits as the marks in MARKS.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_any_bytes.py
 """
@@ -16,15 +16,17 @@ from .errors import PathLike, SpikeFileError
 
 # Beginnings of files that are no packed planes, as regular expressions -> name of the kind of file.
 # A mark must be long: random bits of any firing rate match these marks with a probability below
-# 1e-9. The first three bytes of a JPEG alone would refuse two of 100,000 files of a bright scene.
+# 1e-9. Only the first three bytes of a JPEG would match two of 100,000 files of a bright scene.
 MARKS = {
     rb"\x93NUMPY": "the header of a NumPy array (.npy)",
     # The fifth byte is ten times the version of the zip format, 1.0 to 6.3.
     rb"PK\x03\x04[\x0a-\x3f]\x00": "the header of a zip file (.npz)",
     rb"\x89PNG\r\n\x1a\n": "a PNG image",
-    # The start of an image, then a segment of JFIF, Exif or Adobe, or a table of 67 or 132 bytes.
+    # The start of an image. Then follows a segment of JFIF, Exif or Adobe, or a table of 67 or 132
+    # bytes.
     rb"\xff\xd8\xff(\xe0..JFIF|\xe1..(Exif|http)|\xee..Adobe|\xdb\x00[\x43\x84])": "a JPEG image",
-    # The method deflate, flags, four bytes of time, the level of compression, and the system.
+    # Two fixed bytes, the method deflate (8), flags, four bytes of time, the level of compression,
+    # and the system.
     rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]": "a file compressed with gzip",
     rb"(\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07)": "an archive (xz, 7z or RAR)",
     rb"MATLAB 5\.0 MAT-file": "the header of a MATLAB file",

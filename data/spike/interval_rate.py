@@ -19,8 +19,8 @@ from .registry import Numbers, representation
 def _lag_of_tfi(**_: Any) -> int:
     """Return 1, in half planes: with the center m = 5, TFI shows the time 5.5.
 
-    It searches as many planes up to plane 5 as from plane 6 on. Their middle is 5.5. `represent`
-    (represent.py) needs the lag to reverse time exactly.
+    TFI searches half_window planes up to plane 5, and half_window planes from plane 6 on. The
+    middle of all of them is 5.5. `represent` (represent.py) needs the lag to reverse time exactly.
     """
     return 1
 
@@ -47,8 +47,8 @@ def tfi(
         if len(before) == 0 or len(after) == 0:
             raise ValueError(f"plane {m} has no planes on both sides within 0 to {len(stream) - 1}")
         has_both = before.any(axis=0) & after.any(axis=0)
-        # argmax along time is the index of the first spike. E.g. m = 5, tp = 3, tn = 7: 2 planes
-        # from m back to tp, 1 plane from m + 1 on to tn, and the interval tn - tp = 2 + 1 + 1 = 4.
+        # argmax along time is the index of the first spike. E.g. m = 5, tp = 3 and tn = 7: tp is 2
+        # planes before m, and tn is 1 plane after m + 1. So the interval tn - tp is 2 + 1 + 1 = 4.
         m_minus_tp = before[::-1].argmax(axis=0)
         tn_minus_next = after.argmax(axis=0)
         interval = m_minus_tp + tn_minus_next + 1

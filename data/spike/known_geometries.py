@@ -1,6 +1,6 @@
-"""List the planes of published data, for messages: which of them fit a file of some size?
+"""List the sizes of the planes of published data. An error names those that fit the size of a file.
 
-No file is read differently because of this list. So a geometry may be added.
+The list does not change how a file is read. So a geometry may be added.
 
 Tests: tests/parts/data/test_spike_formats.py
 """
@@ -10,7 +10,7 @@ Tests: tests/parts/data/test_spike_formats.py
 KNOWN_GEOMETRIES = (
     (250, 400, 0),  # Spike-Zoo, SpikeCV, Vidar
     (360, 640, 0),  # Spk-GoPro
-    (250, 400, 16),  # as the first, with columns without image
+    (250, 400, 16),  # as the first one, but with columns without image
     (180, 320, 0),  # S-SDM
     (384, 384, 0),  # Spk-X4K
     (256, 256, 0),
@@ -21,17 +21,19 @@ KNOWN_GEOMETRIES = (
 
 
 def known_geometries_of(size: int) -> str:
-    """Return the published cameras with planes that fill a file of `size` bytes, for a message.
+    """Return the published geometries whose planes fill a file of `size` bytes, for a message.
 
-    E.g. "250 x 400 (8 planes), 250 x 400 + 16 head columns (...)", or "none".
+    Returns "none" if there are none. E.g. a file of 325,000 bytes has 26 planes of 250 x 400 pixels
+    (12,500 bytes each), or 25 planes with 16 head columns (13,000 bytes each):
+    "250 x 400 (26 planes), 250 x 400 + 16 head columns (25 planes)".
     """
     if size == 0:
         return "none"
     fitting = []
     for height, width, head_columns in KNOWN_GEOMETRIES:
         bits_of_plane = height * (width + head_columns)
-        planes_of_camera, bits_left = divmod(8 * size, bits_of_plane)
+        planes, bits_left = divmod(8 * size, bits_of_plane)
         if bits_left == 0:
             columns = f" + {head_columns} head columns" if head_columns else ""
-            fitting.append(f"{height} x {width}{columns} ({planes_of_camera} planes)")
+            fitting.append(f"{height} x {width}{columns} ({planes} planes)")
     return ", ".join(fitting) or "none"

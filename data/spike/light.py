@@ -15,10 +15,11 @@ time p + 1. For example, a pixel with spikes in the planes 3 and 5 of 10 planes:
     spike                   x         x
     light   1/4  1/4  1/4  1/4  1/2  1/2  1/5  1/5  1/5  1/5
 
-Only the planes 4 and 5 are a whole interval. The other planes belong to intervals that begin before
-the file or end after it. Such an interval is taken to be as long as the interval beside it, here 2
-planes. But with 2 planes, the planes 1 and 7 would have spikes. So it is made just long enough for
-no further spike in the file.
+Only the interval of the planes 4 and 5 lies in the file as a whole. The other planes belong to two
+intervals that begin before the file or end after it. By default, such an interval is taken to be as
+long as the interval beside it, here 2 planes. But then the planes 1 and 7 would have spikes, and
+they have none. So each of the two intervals is made just so long that its spike lies outside of the
+file: in plane -1 and in plane 10.
 
 A pixel with a single spike has the light 1 / T, where T is the number of planes. A pixel without
 spikes has no light.
@@ -65,20 +66,23 @@ def intervals_of(stream: np.ndarray) -> Intervals:
     first = _smallest_above_0(ends.copy())  # (h, w), the end at the first spike: 4
     last = ends.max(axis=0)  # (h, w), the end at the last spike: 6
 
-    # The lengths of the intervals beside the two outer ones. Only planes with a spike must count. A
-    # plane without a spike has the end 0. In `ends - first` it has 0 - 4, which is 252 in uint8,
-    # and in `last - ends` it has 6 - 0. Both are larger than every interval, so another plane wins:
+    # The lengths of the intervals beside the two outer intervals. They are the smallest numbers
+    # above 0 in two arrays:
     #
     #     ends - first    252 252 252   0 252   2 252 252 252 252    smallest above 0: 2
     #     last - ends       6   6   6   2   6   0   6   6   6   6    smallest above 0: 2
+    #
+    # A plane without a spike has the end 0. It has 0 - 4 in the first array, which is 252 in uint8,
+    # and 6 - 0 in the second array. Both are larger than the interval, so such a plane is never the
+    # smallest.
     after_first = _smallest_above_0(ends - first)  # from the first spike to the second
     before_last = _smallest_above_0(last - ends)  # from the last spike but one to the last
 
     # The numbers are signed from here on, because `begin` may be negative.
     first = first.astype(np.int32)
     last = last.astype(np.int32)
-    # Pixels with a single spike. Pixels without a spike have first = last = 0, so they are among
-    # them, too. Their intervals do not matter, because their light is set to 0 at the end.
+    # Pixels with a single spike. Pixels without a spike are among them, because they have
+    # first = last = 0. Their intervals do not matter, because their light is set to 0 at the end.
     is_single = first == last
     after_first = np.where(is_single, planes, after_first.astype(np.int32))
     before_last = np.where(is_single, planes, before_last.astype(np.int32))
@@ -117,11 +121,14 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
 
     The light of a plane is 1 / n, where n = b - a is the length of its interval from time a to time
     b. A running maximum finds a and b of all planes, which is many times as fast as np.where. It
-    needs numbers above 0, where the 0 means "not known yet". But a may be as small as 1 - T, and b
-    must be the smallest of several. So a is moved up, and b is counted from the other end:
+    needs numbers above 0, because 0 means "not known yet". But a may be as small as 1 - T. And for
+    b, the smallest of several times is needed, not the largest. So two other numbers are used in
+    place of a and b:
 
         since_a = a + T            at least 1, because a is at least 1 - T
-        until_b = 2 T + 1 - b      at least 1, because b is at most 2 T; the largest for the least b
+        until_b = 2 T + 1 - b      at least 1, because b is at most 2 T. The smallest b has the
+                                   largest until_b
+
         n = b - a = (2 T + 1 - until_b) - (since_a - T) = 3 T + 1 - since_a - until_b
 
     For example, T = 10 and spikes in the planes 3 and 7. The interval of the planes 4 ... 7 goes
@@ -162,7 +169,7 @@ def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer
     #     before     0  0  0 17  0  0  0 13  0  0 |  9    <- read in this direction
     #     after     17 17 17 17 13 13 13 13  9  9 |  9
     #
-    # The next spike has the largest number of all later ones, because its b is the smallest.
+    # Of all later spikes, the next one has the largest number, because its b is the smallest.
     plane_after = (2 * planes + 1 - end).astype(number_type)  # (h, w), after the last plane
     for plane in reversed(until_b):  # `plane` is a view, so until_b itself is changed
         np.maximum(plane_after, plane, out=plane)

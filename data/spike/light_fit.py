@@ -19,8 +19,9 @@ import numpy as np
 from .pictures import DISPLAY_GAMMA
 
 # The better fit is clearly better if its error is below this fraction of the error of the worse
-# fit. If the errors are nearer to each other, noise and motion may have decided. With a larger
-# ratio, such an answer would count as clear. With a smaller ratio, right answers would not count.
+# fit. If the errors are nearer to each other, noise and motion may have decided which is smaller.
+# With a larger ratio, such an answer would count as clear. With a smaller ratio, right answers
+# would not count as clear.
 CLEAR_RATIO = 0.8
 
 
@@ -30,7 +31,8 @@ class LightFit:
 
     light: str  # "linear" or "display", what the sensor integrated
     rate: float  # spikes per plane at full light
-    errors: dict[str, float]  # {"display": ..., "linear": ...}, relative to the rates; 0: exact
+    # {"display": ..., "linear": ...}, relative to the firing rates. 0 is an exact fit.
+    errors: dict[str, float]
     is_clear: bool  # whether one fit is clearly better
 
 

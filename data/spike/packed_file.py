@@ -7,8 +7,8 @@ Packed planes (packing.py) have no header. So three checks find wrong files and 
        the layout of this sensor, and must not be there otherwise (sps100.py).
     3. The size of the file is a whole number of planes (`planes_in`).
 
-What must stay: published files pass, and each of the checks, because a wrong file or option would
-give noise without an error.
+What must stay: published files pass the checks. No check may be left out, because a wrong file or
+option would give noise without an error.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_any_bytes.py,
 tests/parts/data/test_published_streams.py (published files pass)
@@ -37,7 +37,8 @@ def packed_planes(
     """
     data = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
     refuse_other_format(data[:HEAD_BYTES].tobytes(), path)
-    # The byte at which the first whole plane of an SPS100 starts. None if the file has no words.
+    # The byte at which the first whole plane of an SPS100 starts. None if the file has no words of
+    # this sensor. They are searched only if a side of the plane has 1000 pixels.
     start = None
     if SPS100_SIDE in (geometry.height, geometry.width):
         start = start_of_sps100(data)

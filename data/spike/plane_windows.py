@@ -35,17 +35,16 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 # ---- Windows of 25 planes -----------------------------------------------------------------------
 #
 # The windows of `encoding25` lie around the center, or they are spread over the file. The next
-# three functions get the options and say which; they are fields of `Representation` (registry.py),
-# which `represent` (represent.py) needs to reverse time exactly.
+# three functions get the options of `encoding25`, and say which case it is. They are fields of
+# `Representation` (registry.py). `represent` (represent.py) calls them to reverse time exactly.
 
 
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
-    """Return 0 or -1: whether the windows of `encoding25` show a time half a plane earlier.
+    """Return the time that the windows of `encoding25` show, minus `center`: 0 or -1 half planes.
 
-    The middle of an even number of windows lies between two windows. If the spacing is odd too, the
-    middle lies between two planes, and the centres of the windows are rounded down. So their middle
-    is half a plane earlier than `center`. E.g. two windows with a spacing of 5 around plane 50 have
-    the centres 47 and 52. The middle of the two is 49.5.
+    E.g. two windows with a spacing of 5 around plane 50 have the centres 47.5 and 52.5, rounded
+    down to 47 and 52. The middle of the two is 49.5, half a plane earlier than plane 50. This
+    happens if the number of windows is even and the spacing is odd.
     """
     if num_windows % 2 == 1 or spacing is None:
         return 0
@@ -133,9 +132,9 @@ def _spread_middles(num_windows: int, planes: int) -> list[int]:
     """Return the centres of windows of 25 planes that are spread over a file.
 
     The centres must be symmetric: if m is a centre, planes - 1 - m is a centre, too. If each centre
-    were rounded by itself, this might be lost. So only the first half is rounded, and the second
-    half mirrors it. An odd number of windows has one more centre at planes // 2. E.g. 3 windows in
-    56 planes: 12, 28, 43.
+    were rounded separately, they might not be symmetric. So only the first half is rounded, and the
+    second half mirrors it. An odd number of windows has one more centre at planes // 2. E.g. 3
+    windows in 56 planes have the centres 12, 28 and 43.
     """
     # The first window has the planes 0 ... 24, and the last window has the last 25 planes.
     spread = np.linspace(12, planes - 13, num_windows)

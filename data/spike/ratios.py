@@ -36,8 +36,8 @@ def _lag_of_light(**_: Any) -> int:
     return -1
 
 
-# data/spike/registry.py explains the arguments. proportional: the channels are firing rates, so
-# `spike.rate`, `light` and `gamma` apply to them.
+# proportional: the channels are firing rates, so `spike.rate`, `light` and `gamma` apply to them.
+# `Representation` (registry.py) explains the other arguments.
 @representation("exposure", proportional=True, lag_in_half_planes=_lag_of_light)
 def exposure_rates(
     stream: np.ndarray, center: int, half_window: int = 6, half_exposure: int | None = None
@@ -71,8 +71,8 @@ def exposure_rates(
             raise ValueError(f"plane {center} has no planes around it within 1 to {planes - 1}")
         windows.append((start, stop))
 
-    # The light of a window, (h, w), summed over its planes, in spikes. A window with fewer planes
-    # has a smaller sum, so divide by the number of planes.
+    # The light of a window, (h, w), is a sum over its planes, in spikes. Near the ends of the
+    # stream, a window has fewer planes. So divide by its number of planes.
     lights = window_light(stream, windows)
     rates = []
     for light, (start, stop) in zip(lights, windows, strict=True):
@@ -103,10 +103,10 @@ def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return np.divide(light, reference, out=ratio, where=reference > 0)
 
 
-# Number of spikes in the exposure that gives `relative` the confidence 1/2: n / (n + 4). With n
-# spikes, the light of an exposure is known to about one spike of n, which is a quarter for n = 4.
-# That a quarter is half sure is a choice, and other values were not compared. Networks that were
-# trained with `relative` expect this value.
+# Number of spikes n in the exposure at which the confidence of `relative`, n / (n + 4), is 1/2.
+# With n spikes, the light of an exposure is known to about one spike of n, i.e. for n = 4 to a
+# quarter. That this counts as half sure is a choice, and other values were not compared. Networks
+# that were trained with `relative` expect this value.
 SPIKES_OF_HALF_CONFIDENCE = 4.0
 
 

@@ -54,7 +54,8 @@ class Representation:
     # the next plane, 28. Around plane 28, `exposure` and `relative` show the time 27.5.
     accepts_half_planes: bool = False
 
-    # The next three fields are functions of the options, because the answer depends on the options.
+    # The next three fields are functions of the options.
+    #
     # The time that the channels show, minus `center`, in half planes. For example, 1 if the
     # channels show the time between `center` and the next plane. `_center_in_reversed`
     # (represent.py) needs it to reverse time exactly.
@@ -62,9 +63,9 @@ class Representation:
     # Whether the function uses `center`. Windows that are spread over the whole stream do not.
     is_centered: Callable[..., bool] = _always
     # How time is reversed. True: the channels are put in reverse order. False: the function gets
-    # the reversed stream. True is needed for windows that are spread over the stream. Their centres
-    # are rounded down, e.g. 7.5 to 7. In the reversed stream they would be rounded down, too, which
-    # is up in the original stream. So the windows would lie elsewhere.
+    # the reversed stream. True is needed for windows that are spread over the stream, because their
+    # centres are rounded down. E.g. of 16 planes, the time 7.5 becomes plane 7, in the stream and
+    # in the reversed stream. But plane 7 of the reversed stream is plane 8 of the stream.
     reverses_channels: Callable[..., bool] = _never
 
     def ignored(self, **options: Any) -> set[str]:

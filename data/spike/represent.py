@@ -99,9 +99,10 @@ def _channels_in_reverse(
 ) -> np.ndarray:
     """Return the channels of the reversed stream around the same time.
 
-    There are two ways. Most functions get the reversed stream. A function that rounds the centres
-    of its windows would put them at other places there. So such a function gets the stream as it
-    is, and its channels are put in reverse order (`Representation.reverses_channels`).
+    There are two ways. Most functions get the reversed stream. But if a function spreads windows
+    over the stream and rounds their centres, the windows would lie elsewhere in the reversed
+    stream. So such a function gets the stream as it is, and its channels are put in reverse order
+    (`Representation.reverses_channels`).
 
     options: arguments of the function besides stream and center.
     """
@@ -153,12 +154,12 @@ def _with_gamma(channels: np.ndarray, light: str, gamma: float) -> np.ndarray:
 def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> float:
     """Return how many planes of the exposure lie before and after the center: the smaller number.
 
-    E.g. planes 0 ... 71 with 8 planes of context on both sides and center 36: the exposure has the
-    planes 8 ... 63, and the result is min(36 - 9, 63 - 36) = 27.
+    E.g. the stream has the planes 0 ... 71, with 8 planes of context on both sides, and the center
+    is 36. Then the exposure has the planes 8 ... 63, and the result is min(36 - 9, 63 - 36) = 27.
 
-    The first plane of the exposure, here 8, does not count. Without context it is plane 0, and a
-    part of its light came before the file began. With context it does not count either, so that the
-    windows are the same with and without context. If it counted,
+    Why 9 and not 8? The first plane of the exposure is not counted. Without context it is plane 0
+    of the file, and a part of its light came before the file began. With context it is not counted
+    either, so that the windows are the same with and without context. If it were counted,
     test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold would fail.
 
     planes: number of planes of the stream, with context. center: plane of the sharp frame.
@@ -173,9 +174,9 @@ def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> floa
 def channel_count(name: str, **options: Any) -> int:
     """Return S, the number of channels of representation `name` with these options.
 
-    The function is run on one pixel of an empty stream, because only the function knows how many
-    channels its options give. The stream has 8192 planes, more than any window needs, because files
-    have a few hundred planes.
+    The function is run on one pixel without spikes, because only the function knows how many
+    channels its options give. The stream has 8192 planes. Files have a few hundred planes, so this
+    is more than any window needs.
     """
     stream = np.zeros((8192, 1, 1), np.uint8)
     center = len(stream) // 2

@@ -34,10 +34,10 @@ class IntegrateAndFire:
     So `rate` is the firing rate at I = 1, in spikes per plane. Simulators that have a gain have
     rate = gain / threshold: 1 / 2 = 0.5 for SpkDeblurNet's v2s, and 0.9925 for S-SDM.
 
-    Why a modulo? Light of more than one threshold per plane resets a pixel several times in a
-    plane. The pixel still gives one spike, and only the charge since the last reset remains. The
-    simulator of S-SDM does the same (SimulationSimple_Video). Below one threshold per plane, the
-    modulo equals the subtraction of SpkDeblurNet's v2s.
+    Why a modulo? If a plane brings a charge of several thresholds, the pixel is reset several
+    times. It still gives only one spike, and only the charge since the last reset remains. The
+    simulator of S-SDM does the same (SimulationSimple_Video). If each plane brings less than one
+    threshold, the modulo is equal to the subtraction in SpkDeblurNet's v2s.
 
     Source of the pixel: Huang et al., "1000x Faster Camera and Machine Vision with Ordinary
     Devices", Engineering 25, 2023.

@@ -64,7 +64,7 @@ class SpikeFile:
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
         """Return an iterator over whole planes (t, h, w), at most PART planes at a time.
 
-        So a long file never has to fit into memory.
+        The whole file does not have to fit into memory.
         first: number of the first plane. count: number of planes.
         Raises SpikeFileError: for a wrong range of planes at once, for wrong content during the
         iteration.

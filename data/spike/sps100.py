@@ -5,9 +5,9 @@ at its end:
 
     500 pixels, word of 12 bits, 500 pixels, word of 12 bits
 
-A word has the number of a line, 1 ... 500 (10 bits), and a channel, 0 ... 3 (2 bits). So the 2000
-half-lines of a plane have 500 x 4 different words, and the line of a word is not a row of the
-plane. A capture may begin within a plane. The words tell where the first whole plane begins
+A word has the number of a line, 1 ... 500 (10 bits), and a channel, 0 ... 3 (2 bits). So a plane
+has 500 x 4 = 2000 different words, one for each half-line. This "line" is not a row of the plane. A
+capture may begin within a plane. The words tell where the first whole plane begins
 (`start_of_sps100`).
 
 Source: SpikeCV, load_dat.py and sps_parser.py. Files of an SPS100 are only read, not written.

@@ -69,14 +69,15 @@ def tfstp(
 class _Synapses:
     """The model of `tfstp`: one synapse for each pixel. The docstring of `tfstp` has the equations.
 
-    E.g. a pixel fires in the planes 3, 7 and 11. At plane 3, the count begins. At plane 7, the
-    pixel gets the steady state of the interval dt = 4. At plane 11, the equations change the state
-    by another dt = 4, and it stays as it is, because it is steady.
+    E.g. a pixel fires in the planes 3, 7 and 11. At plane 3, its first interval begins. At plane 7,
+    the pixel gets the steady state of the interval dt = 4. At plane 11, the equations are applied
+    with dt = 4 again, and the state stays as it is, because it is steady.
 
     The state of each pixel is (h, w), and changes only where the pixel fires:
 
         u            the utilisation u
-        used         1 - R. R of a dark pixel is so close to 1 that float64 would lose 1 - R
+        used         1 - R. It is stored in place of R, because R of a dark pixel is so close to 1
+                     that float64 would lose the difference
         last_spike   plane of the last spike, -1 before the first
         spikes       number of spikes so far
     """

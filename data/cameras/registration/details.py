@@ -57,7 +57,7 @@ class Details:
 
 
 def frame_features(estimate: Estimate, sigma: float) -> list[Features]:
-    """Return the features of each frame, with as much blur as spikes that are blurred by `sigma`.
+    """Return the features of each frame, blurred as much as spikes that are blurred by `sigma`.
 
         sigma_in_frame^2 + 1/12 = (sigma^2 + 1/12) scale^2
 
@@ -101,7 +101,7 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     reach = pair.reach(start, end)
     if estimate.fits_times and reach < LEAST_REACH:
         return None
-    # If the times are not fitted, nothing uses the rates at start and end. The reach only must not
+    # If the times are not fitted, nothing uses the rates at start and end. But the reach must not
     # be 0, because it is a divisor.
     reach = max(reach, 1.0)
     every = _distance_of_pixels(sigma)
@@ -119,15 +119,15 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
         estimate, u, v, overexposed=features.overexposed, sigma=sigma, every=every
     )
 
-    def details(spikes: np.ndarray) -> np.ndarray:
+    def details_of_counts(counts: np.ndarray) -> np.ndarray:
         """Return the details of spike counts, at every `every`-th pixel."""
-        return _band_pass(spikes, sigma)[::every, ::every]
+        return _band_pass(counts, sigma)[::every, ::every]
 
     return Details(
-        spikes=details(exposure_counts),
+        spikes=details_of_counts(exposure_counts),
         features=features_at_places,
-        rate_at_start=details(around_start) / (2 * reach),  # spikes per plane
-        rate_at_end=details(around_end) / (2 * reach),
+        rate_at_start=details_of_counts(around_start) / (2 * reach),  # spikes per plane
+        rate_at_end=details_of_counts(around_end) / (2 * reach),
         is_compared=is_compared,
         noise=_noise(
             exposure_counts,
@@ -235,7 +235,8 @@ def _noise(
     is_compared: the compared pixels. sigma: size of the details. reach: planes on each side of
     start and end.
     """
-    # A blur of 3 pixels removes most of the noise of the counts, so that the light remains.
+    # A blur of 3 pixels removes most of the noise of the counts. The rates that remain are the
+    # expected rates.
     rates = np.maximum(blur(exposure_counts, 3.0), 0) / length  # (h, w), spikes per plane
     # n / (4 pi sigma^2). np.float64 keeps a later division exact (`_noise_of_times`, equations.py):
     # a Python number over an np.float32 would be an np.float32.
