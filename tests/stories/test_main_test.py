@@ -1,11 +1,12 @@
-"""main_test_vrt.py from both of its command lines: what it restores, leaves or refuses.
+"""main_test_vrt.py with both of its command lines: what it restores, writes and refuses.
 
-One command line has an option file (--opt) with a test set. The other has a user's files (--input,
---spike). The test clips have 2, 3 and 4 frames of 32 x 32 (tests/helpers/train_files.py); the
-weights are random, so restored frames differ from their input but are not sharp.
+One command line has an option file (--opt) with a test set. The other command line has a user's
+files (--input, --spike). The test clips test0, test1 and test2 have 2, 3 and 4 frames of 32 x 32
+pixels (tests/helpers/train_files.py). The weights are random, so restored frames differ from their
+input but are not sharp.
 
-The program is main_test_vrt.py. models/restore/ has its parts: the command line (request.py), tiles
-(tiles/), the weights (network_method.py), a user's spikes (own_spikes.py).
+The parts of the program are in models/restore/: the command line (request.py), tiles (tiles/), the
+weights (network_method.py), a user's spikes (own_spikes.py).
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from models.restore.request import read_request
 from models.select_network import NETWORKS
 from scripts import demo
 from scripts.make_sample_data import make_sample
-from tests.dist.launching import run_ranks
+from tests.dist.launching import RankResult, run_ranks
 from tests.helpers import weights_files
 from tests.helpers.checked import not_none
 from tests.helpers.clip_files import data_section, small_files, write_clip, write_info, write_video
@@ -45,7 +46,7 @@ from utils.options.models import PathOptions
 from utils.video.reader import VideoReader
 
 MAIN = "main_test_vrt.py"
-# Limit of processes that take seconds on a machine that does nothing else.
+# Time limit of processes that take a few seconds on an idle machine.
 LIMIT_S = 300
 
 # ---- The files of the tests ----
@@ -67,14 +68,14 @@ def home(tmp_path_factory):
     return folder
 
 
-def by_file(home):
+def option_file_arguments(home):
     """Return the arguments that test the test set of the option file."""
     return ["--opt", home / "options.json", "--weights", home / "spike.pth"]
 
 
-def by_input(home, *clip):
-    """Return the arguments that restore a user's frames without spikes."""
-    return ["--weights", home / "rgb.pth", "--input", *clip]
+def user_arguments(home, clip):
+    """Return the arguments that restore a user's frames without spikes. clip: their path."""
+    return ["--weights", home / "rgb.pth", "--input", clip]
 
 
 def restore(out, *arguments):
@@ -86,7 +87,7 @@ def restore(out, *arguments):
 @pytest.fixture(scope="module")
 def tested_folder(home):
     """Give the results of a test with the option file, with frames and comparisons."""
-    restore(home / "tested", *by_file(home), "--save", "frames", "comparison")
+    restore(home / "tested", *option_file_arguments(home), "--save", "frames", "comparison")
     return home / "tested"
 
 
@@ -154,7 +155,7 @@ def test_a_folder_with_spikes_gives_the_numbers_of_the_data_set(home, tested_fol
 
 @pytest.mark.parametrize(
     ("factor", "is_equal"),
-    [pytest.param(1, True, id="its own threshold"), pytest.param(4, False, id="4 times as high")],
+    [pytest.param(1, True, id="the same threshold"), pytest.param(4, False, id="4 times as high")],
 )
 def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
     home, tested_folder, tmp_path, factor, is_equal
@@ -162,7 +163,7 @@ def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
     camera = {"type": "perturb", "threshold_prob": 1, "threshold_range": [factor, factor]}
     option = f"datasets.test.camera={json.dumps(camera)}"
 
-    found = restore(tmp_path / "out", *by_file(home), option)
+    found = restore(tmp_path / "out", *option_file_arguments(home), option)
 
     has_equal_score = mean_psnr(found) == mean_psnr(read_metrics(tested_folder))
     assert has_equal_score == is_equal
@@ -173,11 +174,11 @@ def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
 
 @pytest.fixture(scope="module")
 def incomplete_folder(home, tmp_path_factory):
-    """Give the results of a test of one of three clips, and of two of its frames."""
+    """Test only two frames of one of the three clips. Give the folder of the results."""
     folder = tmp_path_factory.mktemp("incomplete")
     (folder / "meta.txt").write_text("test1 3 0 000000\n")
     options = [f"datasets.test.meta_info_file={folder / 'meta.txt'}", "datasets.test.num_frame=2"]
-    restore(folder / "out", *by_file(home), *options)
+    restore(folder / "out", *option_file_arguments(home), *options)
     return folder / "out"
 
 
@@ -272,7 +273,7 @@ def test_the_report_needs_no_other_file(tested_folder):
 
 
 class InterruptedTest(NamedTuple):
-    """Results that lacked a frame and some numbers, until the command was repeated."""
+    """Results that lacked a frame and the scores of a clip, until the command was repeated."""
 
     folder: Path
     results_before: dict[str, Any]
@@ -282,7 +283,7 @@ class InterruptedTest(NamedTuple):
 
 @pytest.fixture(scope="module")
 def interrupted_test(home, tested_folder):
-    """Give results that lacked the numbers of clip test1 and one of its frames."""
+    """Remove the scores of clip test1 and one of its frames, and repeat the command."""
     folder = home / "interrupted"
     shutil.copytree(tested_folder, folder)
     before = read_metrics(folder)
@@ -292,15 +293,16 @@ def interrupted_test(home, tested_folder):
     times = {}
     finished = [*folder.glob("test?/*.png"), *folder.glob("clips/test[02].*")]
     for path in finished:
-        # Other clips have a frame of the same name as the missing frame. Leave them out too.
+        # Also leave out the frames of other clips that have the name of the missing frame.
         if path.name != "000001.png":
             times[path] = path.stat().st_mtime_ns
-    after = restore(folder, *by_file(home), "--save", "frames", "comparison")
+    after = restore(folder, *option_file_arguments(home), "--save", "frames", "comparison")
     return InterruptedTest(folder, before, times, after)
 
 
 def test_a_second_run_writes_no_finished_file_again(interrupted_test):
-    # Six frames (all but the second of each clip), and the scores of two clips.
+    # The finished files are six frames (all but the second frame of each clip), and the files of
+    # test0 and test2 in the folder clips.
     assert len(interrupted_test.times_before) > 5
     for path, time in interrupted_test.times_before.items():
         assert path.stat().st_mtime_ns == time, path
@@ -320,7 +322,7 @@ def test_a_clip_without_scores_is_scored_and_not_restored(home, tested_folder, c
     folder = home / "only_scores_missing"
     shutil.copytree(tested_folder, folder)
     (folder / "clips" / "test1.json").unlink()
-    after = restore(folder, *by_file(home), "--save", "frames", "comparison")
+    after = restore(folder, *option_file_arguments(home), "--save", "frames", "comparison")
 
     log = capfd.readouterr().out
     assert "test1: scored; its frames were restored before" in log
@@ -408,7 +410,8 @@ IN_PAIRS = ["val.num_frame_testing=2", "val.num_frame_overlapping=1"]
 def with_val_options(home, tmp_path_factory):
     """Give the results of a test with flags of `val`.
 
-    save_img saves frames; the other three say which frames, and what the network gets.
+    save_img saves the frames. center_frame_only restores only the middle frame of a clip. flip_seq
+    and pad_seq change the input of the network.
     """
     flags = [
         "val.save_img=true",
@@ -417,7 +420,7 @@ def with_val_options(home, tmp_path_factory):
         "val.pad_seq=true",
     ]
     out = tmp_path_factory.mktemp("val")
-    restore(out, *by_file(home), *IN_PAIRS, *flags)
+    restore(out, *option_file_arguments(home), *IN_PAIRS, *flags)
     return out
 
 
@@ -425,7 +428,7 @@ def with_val_options(home, tmp_path_factory):
 def without_val_options(home, tmp_path_factory):
     """Give the results of the same test without these flags."""
     out = tmp_path_factory.mktemp("no_val")
-    restore(out, *by_file(home), *IN_PAIRS)
+    restore(out, *option_file_arguments(home), *IN_PAIRS)
     return out
 
 
@@ -433,13 +436,13 @@ def test_frames_are_not_saved_if_save_img_is_false(without_val_options):
     assert not (without_val_options / "test0").exists()
 
 
-def test_the_middle_frame_alone_is_saved_with_center_frame_only(with_val_options):
+def test_only_the_middle_frame_is_saved_with_center_frame_only(with_val_options):
     saved = [path.name for path in (with_val_options / "test2").iterdir()]
 
     assert saved == ["000002.png"]
 
 
-def test_the_middle_frame_alone_is_counted_with_center_frame_only(with_val_options):
+def test_only_the_middle_frame_is_counted_with_center_frame_only(with_val_options):
     assert read_metrics(with_val_options)["averages"]["restored"]["frames"] == 3  # one of each clip
 
 
@@ -462,15 +465,24 @@ def test_flip_seq_changes_the_frame(with_val_options, without_val_options):
 def test_two_ranks_share_clips_and_give_the_same_numbers(home, tested_folder):
     out = home / "ranks"
 
-    done = run_ranks(2, MAIN, *by_file(home), "--output", out, limit_s=LIMIT_S)
+    done = run_ranks(2, MAIN, *option_file_arguments(home), "--output", out, limit_s=LIMIT_S)
 
     assert done.exit_codes == [0, 0], done.text
     assert read_metrics(out)["averages"] == read_metrics(tested_folder)["averages"]
 
 
 def restore_on_ranks(home, out, ranks):
-    """Restore one clip, cut in time so that each rank has work. Returns its frames by name."""
-    arguments = [*by_input(home, home / "clips" / "test2"), "--tile", "2,0", "--overlap", "1,8"]
+    """Restore one clip in tiles of two frames, so that each rank has work.
+
+    Return {name of a frame: content of its file}.
+    """
+    arguments = [
+        *user_arguments(home, home / "clips" / "test2"),
+        "--tile",
+        "2,0",
+        "--overlap",
+        "1,8",
+    ]
     done = run_ranks(ranks, MAIN, *arguments, "--output", out, limit_s=LIMIT_S)
     assert done.exit_codes == [0] * ranks, done.text
     return {path.name: path.read_bytes() for path in (out / "test2").iterdir()}
@@ -513,7 +525,7 @@ def section_of_user(home, trained_on, *overrides):
 
 
 @pytest.mark.parametrize("trained_on", TRAINED_ON)
-def test_which_planes_the_training_read_is_not_asked_of_the_users_files(home, trained_on):
+def test_planes_that_the_training_read_are_not_looked_for_in_the_users_files(home, trained_on):
     assert not PLANE_KEYS & section_of_user(home, trained_on).keys()
 
 
@@ -525,7 +537,7 @@ def test_which_planes_the_training_read_is_not_asked_of_the_users_files(home, tr
         pytest.param({"first": 3, "count": 9}, id="first and count"),
     ],
 )
-def test_which_planes_are_read_is_what_the_user_says(home, trained_on, asked_for):
+def test_the_planes_that_the_user_asks_for_are_read(home, trained_on, asked_for):
     overrides = [f"spike.{key}={json.dumps(value)}" for key, value in asked_for.items()]
 
     found = section_of_user(home, trained_on, *overrides)
@@ -548,9 +560,10 @@ def test_a_center_outside_of_the_planes_is_refused(home, tmp_path, capfd):
 
 
 class HalfRate:
-    """Spikes of a camera with half the rate, without a dataset.json that would say so.
+    """Spikes of a camera with half the rate. No dataset.json tells this rate.
 
-    folder: where the files are written. home: the weights, and the clip that they are made of.
+    folder: the spikes are written here. home: the folder of the weights and of the clip test2, from
+    whose spikes these are made.
     """
 
     def __init__(self, home, folder):
@@ -559,17 +572,17 @@ class HalfRate:
         self.folder = folder
         for path in spikes.iterdir():
             planes = read_spikes(path, SpikeGeometry(16, 16))
-            planes[1::2] = 0
+            planes[1::2] = 0  # so on average half of the spikes are left
             write_spikes(folder / path.name, planes, SpikeGeometry(16, 16))
         saved = read_saved(home / "spike.pth")
-        self.trained = not_none(saved.spike_data)  # what is known of the spikes in training
+        self.trained = not_none(saved.spike_data)  # properties of the spikes in training
         request = read_request([*WITH_SPIKES, "--spike-size", "16", "16"], "")
         files = not_none(request.own_files)
         self.section = not_none(spikes_for_network(saved, files, request.network))
 
-    def read(self, trained=None, **known):
-        """Return the spike channels of frame 0. known: keys that the user gives."""
-        section = self.section | known
+    def read(self, trained=None, **given):
+        """Return the spike channels of frame 0. given: keys that the user gives."""
+        section = self.section | given
         (clip,) = user_clips(
             self.frames, self.folder, gt=None, spike_options=section, scale=1, trained=trained
         )
@@ -582,7 +595,7 @@ def half_rate(home, tmp_path):
     return HalfRate(home, tmp_path)
 
 
-def test_weights_say_what_is_known_of_the_spikes_in_training(half_rate):
+def test_weights_hold_the_properties_of_the_spikes_in_training(half_rate):
     assert half_rate.trained == {
         "rate": 1.0,
         "light": "linear",
@@ -615,9 +628,7 @@ def test_a_camera_whose_rate_is_given_is_not_measured(half_rate, caplog):
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["nothing known", "undivided rates"])
-def test_rates_stay_undivided_if_the_network_did_not_learn_from_divided_ones(
-    half_rate, caplog, is_known
-):
+def test_rates_are_not_divided_if_they_were_not_divided_in_training(half_rate, caplog, is_known):
     trained = half_rate.trained | {"rate": None} if is_known else None
 
     undivided = half_rate.read(trained)
@@ -635,7 +646,7 @@ def holiday(home, tmp_path_factory):
     folder = tmp_path_factory.mktemp("video")
     write_video(folder / "holiday.mp4", count=5, height=35, width=45)
     tiles = ["--tile", "3,32", "--overlap", "1,8", "--blend", "kair"]
-    restore(folder / "out", *by_input(home, folder / "holiday.mp4"), *tiles)
+    restore(folder / "out", *user_arguments(home, folder / "holiday.mp4"), *tiles)
     return folder
 
 
@@ -651,7 +662,7 @@ def test_a_video_gives_a_video_of_the_same_name_with_the_same_rate(holiday):
 def test_the_video_shows_the_restored_frames(holiday):
     source = VideoReader(holiday / "holiday.mp4").read(2)
     video = VideoReader(holiday / "out" / "holiday.mp4").read(2)
-    # The picture of a clip in clips/ is the restored frame in its middle.
+    # The folder clips has a picture for each clip: the restored frame in the middle of the clip.
     restored = imread_rgb(holiday / "out/clips/holiday.png").astype(int)
 
     # Compression changes the frame less than the restoration did.
@@ -730,7 +741,7 @@ def test_frame_interpolation_keeps_the_given_frames(interpolated_clip):
 
 
 def test_a_frame_between_two_is_made_of_its_four_neighbours(interpolated_clip):
-    # At the begin of the clip, the first frame stands for the frame before it.
+    # Frame 0_5 needs frames -1, 0, 1 and 2. There is no frame -1, so frame 0 takes its place.
     neighbours = np.stack([interpolated_clip.source[number] for number in (0, 0, 1, 2)])
     window = torch.from_numpy(neighbours).permute(0, 3, 1, 2)[None] / 255
     with torch.no_grad():
@@ -747,7 +758,7 @@ def test_a_clip_may_have_few_frames(home, tmp_path, frames):
     for path in sorted((tmp_path / "in").iterdir())[frames:]:
         path.unlink()
 
-    restore(tmp_path / "out", *by_input(home, tmp_path / "in"), "--save", "frames")
+    restore(tmp_path / "out", *user_arguments(home, tmp_path / "in"), "--save", "frames")
 
     assert len(list((tmp_path / "out" / "in").iterdir())) == frames
 
@@ -758,17 +769,17 @@ def test_a_clip_may_have_few_frames(home, tmp_path, frames):
 class FinishedTest(NamedTuple):
     """A test in a process of its own."""
 
-    results: dict[str, Any]  # metrics.json
-    console: str
-    table: str
+    results: dict[str, Any]  # content of metrics.json
+    process: RankResult  # exit code and output
+    table: str  # content of table.txt
 
 
 def auto_and_whole(folder, frames, width, run):
     """Test a clip twice: with the tiles that the program chooses ("auto"), and "whole".
 
-    folder: gets all files. frames, width: size of the clip, whose frames are 32 pixels high.
-    run: runs main_test_vrt.py on an option file with additional arguments.
-    Returns for each name a `FinishedTest`, and what `run` returned.
+    folder: all files are written here. frames, width: size of the clip, whose frames are 32 pixels
+    high. run: a function (option file, arguments) that runs main_test_vrt.py.
+    Returns {"auto": FinishedTest, "whole": FinishedTest}.
     """
     home = make_home(folder)
     data = home / "large"
@@ -781,10 +792,10 @@ def auto_and_whole(folder, frames, width, run):
     for name, options in (("auto", []), ("whole", whole)):
         out = home / name
         arguments = ["--weights", home / "spike.pth", test_set, "--output", out, *options]
-        done = run(home / "options.json", arguments)
-        assert done.exit_codes == [0], done.text
+        ended = run(home / "options.json", arguments)
+        assert ended.exit_codes == [0], ended.text
         table = (out / "table.txt").read_text()
-        tests[name] = FinishedTest(read_metrics(out), done.text, table), done
+        tests[name] = FinishedTest(read_metrics(out), ended, table)
     return tests
 
 
@@ -795,8 +806,7 @@ def long_clip(tmp_path_factory):
     def run(options, arguments):
         return run_ranks(1, MAIN, "--opt", options, *arguments, limit_s=LIMIT_S)
 
-    tests = auto_and_whole(tmp_path_factory.mktemp("long"), frames=14, width=32, run=run)
-    return {name: finished for name, (finished, _) in tests.items()}
+    return auto_and_whole(tmp_path_factory.mktemp("long"), frames=14, width=32, run=run)
 
 
 @pytest.mark.parametrize(
@@ -819,8 +829,8 @@ def test_tiles_give_nearly_the_numbers_of_the_whole(long_clip):
     assert in_tiles == pytest.approx(whole, abs=0.05)  # dB
 
 
-# Slow, because the memory must be large beside the memory of Python. In `make test`, test_tiling
-# has how many tiles are read and restored at a time.
+# Slow, because the clip must need much memory compared with Python itself. In `make test`,
+# test_tiling.py tests how many tiles are read and restored at a time.
 @pytest.mark.slow
 def test_tiles_take_less_memory_than_the_whole_and_give_nearly_its_numbers(tmp_path):
     def run(options, arguments):
@@ -829,16 +839,16 @@ def test_tiles_take_less_memory_than_the_whole_and_give_nearly_its_numbers(tmp_p
 
     tests = auto_and_whole(tmp_path, frames=32, width=272, run=run)
 
-    in_tiles, of_tiles = tests["auto"]
-    whole, of_whole = tests["whole"]
-    assert of_tiles.json["peak_gb"] + 0.05 < of_whole.json["peak_gb"]
+    in_tiles = tests["auto"]
+    whole = tests["whole"]
+    assert in_tiles.process.json["peak_gb"] + 0.05 < whole.process.json["peak_gb"]
     assert mean_psnr(in_tiles.results) == pytest.approx(mean_psnr(whole.results), abs=0.05)  # dB
 
 
 @pytest.mark.parametrize("name", ["auto", "whole"])
 def test_the_console_shows_the_main_lines_of_the_protocol(long_clip, name):
-    assert "\ntile: tiles of" in long_clip[name].console
-    assert "crop: " not in long_clip[name].console
+    assert "\ntile: tiles of" in long_clip[name].process.text
+    assert "crop: " not in long_clip[name].process.text
 
 
 @pytest.mark.parametrize("name", ["auto", "whole"])
@@ -850,13 +860,13 @@ def test_the_table_has_all_lines_of_the_protocol(long_clip, name):
 
 
 @pytest.fixture(scope="module")
-def bad(home):
-    """Give a folder with files that cannot be used, beside the files of `home`.
+def bad_files(home):
+    """Give a folder with files that cannot be used:
 
     broken.mp4    a text
     foreign.pth   a text
     unknown.pth   weights that do not say their network
-    few/          spikes of a clip that lack one file
+    few/          the spikes of a clip, without one of its files
     GOPRO_Large/test/wide/   sharp frames of another size
     """
     folder = home / "bad"
@@ -879,56 +889,56 @@ class Refusal(NamedTuple):
     """A command that is refused."""
 
     # The arguments. A name in braces stands for a file, e.g. {clip} for the frames of a clip. The
-    # table `files` in `test_bad_input_ends_with_one_message` has all names.
+    # dictionary `files` in `test_bad_input_ends_with_one_message` has all names.
     command: str
     exit_code: int
-    # What the message says.
+    # A part of the error.
     message: str
-    # What the message tells to do, in part.
+    # A part of the advice of the error.
     do: str = ""
 
 
-# Parts of the commands. Names in braces are filled in by the test.
-RGB = "--weights {rgb}"
-SPIKE = "--weights {spike}"
-OPT = "--opt {options}"
-# A command of a user's files with spikes that is right.
-OWN = "--weights {spike} --spike-size 16 16 --input {clip} --spike {spikes}"
+# Parts of the commands. The test replaces the names in braces.
+RGB_WEIGHTS = "--weights {rgb}"
+SPIKE_WEIGHTS = "--weights {spike}"
+OPTION_FILE = "--opt {options}"
+# A correct command for a user's frames and spikes.
+WITH_SPIKES_OF_USER = "--weights {spike} --spike-size 16 16 --input {clip} --spike {spikes}"
 
 REFUSALS = [
     # Files that are missing, or cannot be used.
-    Refusal(RGB + " --input {bad}/broken.mp4", WRONG_DATA, "not a video"),
-    Refusal(RGB + " --input {bad}/none", WRONG_DATA, "no such file or folder"),
-    Refusal(RGB + " --input {bad}/few", WRONG_DATA, "the folder holds no images"),
+    Refusal(RGB_WEIGHTS + " --input {bad}/broken.mp4", WRONG_DATA, "not a video"),
+    Refusal(RGB_WEIGHTS + " --input {bad}/none", WRONG_DATA, "no such file or folder"),
+    Refusal(RGB_WEIGHTS + " --input {bad}/few", WRONG_DATA, "the folder holds no images"),
     Refusal(
-        RGB + " --input {clip} --gt {other_clip}",
+        RGB_WEIGHTS + " --input {clip} --gt {other_clip}",
         WRONG_DATA,
         "gt lacks 1 of 4 frames: 000003.png",
     ),
     Refusal(
-        RGB + " --input {clip} --gt {bad}/GOPRO_Large/test/wide/sharp",
+        RGB_WEIGHTS + " --input {clip} --gt {bad}/GOPRO_Large/test/wide/sharp",
         WRONG_DATA,
         "reference of 48x32",
     ),
     Refusal(
-        SPIKE + " --spike-size 16 16 --input {clip} --spike {bad}/few",
+        SPIKE_WEIGHTS + " --spike-size 16 16 --input {clip} --spike {bad}/few",
         WRONG_DATA,
         "spike lacks 1 of 4 frames: 000001.dat",
     ),
     Refusal(
-        SPIKE + " --spike-size 160 160 --input {clip} --spike {spikes}",
+        SPIKE_WEIGHTS + " --spike-size 160 160 --input {clip} --spike {spikes}",
         WRONG_DATA,
         "holds no plane of 160 x 160",
         do="--spike-size H W",
     ),
-    Refusal(SPIKE + " --input {clip}", WRONG_USE, "these weights need spikes"),
+    Refusal(SPIKE_WEIGHTS + " --input {clip}", WRONG_USE, "these weights need spikes"),
     Refusal(
-        SPIKE + " --input {clip} --spike {bad}/few/000000.dat",
+        SPIKE_WEIGHTS + " --input {clip} --spike {bad}/few/000000.dat",
         WRONG_USE,
         "spike.h is missing",
         do="--spike-size H W",
     ),
-    Refusal(RGB + " --input {clip} --lpips {bad}/none.pth", WRONG_DATA, "correct --lpips"),
+    Refusal(RGB_WEIGHTS + " --input {clip} --lpips {bad}/none.pth", WRONG_DATA, "correct --lpips"),
     # Weights.
     Refusal(
         "--weights {bad}/none.pth --input {clip}",
@@ -939,42 +949,53 @@ REFUSALS = [
     Refusal("--weights {bad}/foreign.pth --input {clip}", WRONG_DATA, "not a weights file"),
     Refusal("--weights {bad}/unknown.pth --input {clip}", WRONG_DATA, "does not say what network"),
     Refusal(
-        RGB + " --input {clip} " + OPT + " --spike {spikes}", WRONG_DATA, "the weights do not fit"
+        RGB_WEIGHTS + " --input {clip} " + OPTION_FILE + " --spike {spikes}",
+        WRONG_DATA,
+        "the weights do not fit",
     ),
     # Options that these weights cannot have.
-    Refusal(RGB + " --input {clip} --sigma 20", WRONG_USE, "do not take a noise level"),
-    Refusal(OWN + " val.flip_seq=true", WRONG_USE, "cannot set val.flip_seq"),
+    Refusal(RGB_WEIGHTS + " --input {clip} --sigma 20", WRONG_USE, "do not take a noise level"),
+    Refusal(WITH_SPIKES_OF_USER + " val.flip_seq=true", WRONG_USE, "cannot set val.flip_seq"),
     Refusal(
-        OWN + " spike.gamma=2.2", WRONG_USE, "spike.gamma is 2.2, the network was trained with 1"
+        WITH_SPIKES_OF_USER + " spike.gamma=2.2",
+        WRONG_USE,
+        "spike.gamma is 2.2, the network was trained with 1",
     ),
     Refusal(
-        OWN + " spike.representation=tfp",
+        WITH_SPIKES_OF_USER + " spike.representation=tfp",
         WRONG_USE,
         "spike.representation is tfp, the network was trained with voxel",
     ),
     Refusal(
-        SPIKE + " " + OPT + " datasets.train.spike.gamma=2.2 datasets.test.spike.gamma=2.2",
+        SPIKE_WEIGHTS
+        + " "
+        + OPTION_FILE
+        + " datasets.train.spike.gamma=2.2 datasets.test.spike.gamma=2.2",
         WRONG_DATA,
         "the spike channels have gamma 2.2, the weights were trained with 1",
     ),
-    Refusal(OWN + " spike.bins=3", WRONG_USE, "unknown option spike.bins"),
+    Refusal(WITH_SPIKES_OF_USER + " spike.bins=3", WRONG_USE, "unknown option spike.bins"),
     # Values.
-    Refusal(RGB + " --input {clip} --tile 12", WRONG_USE, "--tile is 12"),
-    Refusal(RGB + " --input {clip} --tile 2,32", WRONG_USE, "tiles of 2 that overlap by 2"),
-    Refusal(RGB + " --input {clip} --batch-tiles 0", WRONG_USE, "val.batch_tiles is 0"),
-    Refusal(OPT + " --overlap 2", WRONG_USE, "--overlap is 2"),
-    Refusal(OPT + " --dtype int8", WRONG_USE, "invalid choice"),
+    Refusal(RGB_WEIGHTS + " --input {clip} --tile 12", WRONG_USE, "--tile is 12"),
+    Refusal(RGB_WEIGHTS + " --input {clip} --tile 2,32", WRONG_USE, "tiles of 2 that overlap by 2"),
+    Refusal(RGB_WEIGHTS + " --input {clip} --batch-tiles 0", WRONG_USE, "val.batch_tiles is 0"),
+    Refusal(OPTION_FILE + " --overlap 2", WRONG_USE, "--overlap is 2"),
+    Refusal(OPTION_FILE + " --dtype int8", WRONG_USE, "invalid choice"),
     Refusal(
-        RGB + " --input {clip} --fps 0",
+        RGB_WEIGHTS + " --input {clip} --fps 0",
         WRONG_USE,
         "argument --fps: invalid frame_rate value: '0'",
     ),
-    Refusal(RGB + " --input {clip} --fps inf", WRONG_USE, "invalid frame_rate value: 'inf'"),
+    Refusal(
+        RGB_WEIGHTS + " --input {clip} --fps inf", WRONG_USE, "invalid frame_rate value: 'inf'"
+    ),
     # Arguments that do not go together.
-    Refusal(OPT + " --spike-size 16 16", WRONG_USE, "--spike-size without --input"),
-    Refusal(RGB + " --input {clip} --spike-size 2 2", WRONG_USE, "--spike-size without --spike"),
-    Refusal(OPT + " --gt {clip}", WRONG_USE, "--gt without --input"),
-    Refusal(OPT + " --tiles 2,2", WRONG_USE, "unrecognized arguments"),
+    Refusal(OPTION_FILE + " --spike-size 16 16", WRONG_USE, "--spike-size without --input"),
+    Refusal(
+        RGB_WEIGHTS + " --input {clip} --spike-size 2 2", WRONG_USE, "--spike-size without --spike"
+    ),
+    Refusal(OPTION_FILE + " --gt {clip}", WRONG_USE, "--gt without --input"),
+    Refusal(OPTION_FILE + " --tiles 2,2", WRONG_USE, "unrecognized arguments"),
 ]
 
 
@@ -994,11 +1015,11 @@ def refuse(capfd, arguments, refusal):
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.message)
-def test_bad_input_ends_with_one_message(home, bad, tmp_path, capfd, refusal):
+def test_bad_input_ends_with_one_message(home, bad_files, tmp_path, capfd, refusal):
     clip = home / "clips" / "test2"
     _, spikes, _ = files_of_clip(home, "test2")
     files = {
-        "bad": bad,
+        "bad": bad_files,
         "clip": clip,
         "other_clip": home / "clips" / "test1",
         "options": home / "options.json",
@@ -1018,13 +1039,13 @@ def test_results_over_the_input_are_refused(home, tmp_path, capfd):
     clip = home / "clips" / "test2"
     refusal = Refusal("", WRONG_USE, "--output would write over")
 
-    refuse(capfd, [*by_input(home, clip), "--output", clip], refusal)
+    refuse(capfd, [*user_arguments(home, clip), "--output", clip], refusal)
 
 
 def test_a_user_s_clip_without_a_place_for_results_is_refused(home, capfd):
     refusal = Refusal("", WRONG_USE, "--output missing")
 
-    refuse(capfd, by_input(home, home / "clips" / "test2"), refusal)
+    refuse(capfd, user_arguments(home, home / "clips" / "test2"), refusal)
 
 
 def test_weights_without_a_clip_are_refused(home, capfd):
@@ -1034,13 +1055,13 @@ def test_weights_without_a_clip_are_refused(home, capfd):
 
 
 def test_a_path_that_is_no_text_in_utf_8_is_refused(home, tmp_path, capfd):
-    # A name in Latin-1, as old disks have.
+    # A name in Latin-1, as on old disks: the byte F6 alone is no UTF-8.
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xf6m"))
     shutil.copytree(home / "clips" / "test2", folder)
     out = tmp_path / "out"
     refusal = Refusal("", WRONG_DATA, "the path is no text in UTF-8")
 
-    refuse(capfd, [*by_input(home, folder), "--output", out], refusal)
+    refuse(capfd, [*user_arguments(home, folder), "--output", out], refusal)
 
     assert not out.exists()
 
@@ -1061,11 +1082,11 @@ def tfi_weights(home):
 
 
 @pytest.mark.parametrize(
-    ("half_window", "is_told"),
+    ("half_window", "is_warned_of"),
     [pytest.param(3, False, id="same"), pytest.param(5, True, id="wider")],
 )
-def test_spike_channels_with_other_settings_than_in_training_are_told(
-    home, tfi_weights, tmp_path, capfd, half_window, is_told
+def test_spike_channels_with_other_settings_than_in_training_are_warned_of(
+    home, tfi_weights, tmp_path, capfd, half_window, is_warned_of
 ):
     arguments = ["--opt", str(home / "options.json"), "--weights", tfi_weights]
     arguments += [*tfi_options(half_window), "--output", str(tmp_path / "out")]
@@ -1075,7 +1096,7 @@ def test_spike_channels_with_other_settings_than_in_training_are_told(
     assert code == 0
     printed = capfd.readouterr().out
     warning = "other spike channels than the options give: representation.half_window 3 -> 5"
-    if is_told:
+    if is_warned_of:
         assert warning in printed
     else:
         assert "other spike channels" not in printed
@@ -1094,10 +1115,10 @@ def noise_clip(home, tmp_path):
     for number in range(2):
         frame = rng.integers(0, 256, (40, 40, 3), np.uint8)
         imwrite_rgb(tmp_path / "in" / f"{number}.png", frame)
-    return [*by_input(home, tmp_path / "in"), "--output", tmp_path / "out"]
+    return [*user_arguments(home, tmp_path / "in"), "--output", tmp_path / "out"]
 
 
-def test_a_full_disk_is_said_in_one_message(noise_clip, tmp_path, capfd):
+def test_a_full_disk_is_reported_in_one_message(noise_clip, tmp_path, capfd):
     with small_files(limit=1500):
         text, code = refusal_message(capfd, *noise_clip)
 
@@ -1126,8 +1147,8 @@ def test_the_same_command_finishes_after_a_full_disk(noise_clip, tmp_path, capfd
 LEAST_GAIN = 6
 
 
-# Slow, because the clips have all their frames, and because the data of the training are made: a
-# set as that of `make sample`, but with one clip of each split.
+# Slow, because the clips have all their frames, and because the training data are made: the data
+# set of `make sample`, but with one clip of each split.
 @pytest.mark.slow
 def test_the_whole_demo_shows_the_clips_then_the_curves_of_a_training_that_a_signal_stopped(
     tmp_path, monkeypatch
@@ -1157,18 +1178,19 @@ class Demo(NamedTuple):
     """A finished demo of short clips, without training."""
 
     out: Path
-    clips: dict[str, Any]  # their scores
+    clips: dict[str, Any]  # name of a clip -> its scores
     former_settings: dict[str, Any]  # of the results that were in the folder before
 
 
-# Frames of a clip of `finished_demo`, and their side in pixels. `make demo` has 8 frames of 256.
+# Number of frames of a clip of `finished_demo`, and their side in pixels. In `make demo` a clip has
+# 8 frames of 256 x 256.
 DEMO_FRAMES = 2
 DEMO_SIDE = 128
 
 
 @pytest.fixture(scope="module")
 def finished_demo(tmp_path_factory):
-    """Give a finished demo. In its folder were results of a former version, by other weights."""
+    """Run the demo in a folder with results of other weights, as of a former version."""
     folder = tmp_path_factory.mktemp("demo")
     data = folder / "data"
     out = folder / "out"
