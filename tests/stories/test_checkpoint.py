@@ -1,7 +1,8 @@
-"""Checkpoints: written whole, read or refused; what a run resumes from, and when it is finished.
+"""Checkpoints: how they are written, read and refused; from which one a run resumes.
 
-Most checkpoints here are small files that the test writes. Tests of training state use a network
-that notes the phase of each of its steps.
+Other tests say when a run is finished, and what the state of training holds. Most checkpoints here
+are small files that the test writes. Tests of the training state use a network that notes the phase
+of each of its steps.
 
 What is tested: checkpoint.py, resume.py, position.py and restore_position.py in utils/run, the
 weights files of models/weights_file.py, and the state of training in models/model_state.py.
@@ -55,20 +56,20 @@ def state(step: int) -> dict[str, Any]:
 
 
 def bytes_of_weights(step: int) -> bytes:
-    """Return the bytes of the weights of `state`, as they stand in its file."""
+    """Return the bytes of the weights of `state`. The file of the checkpoint contains them."""
     return state(step)["weights"].numpy().tobytes()
 
 
 @pytest.fixture
 def path(tmp_path):
-    """Give the path of a checkpoint. The file is not there yet."""
+    """Give the path of a checkpoint that does not exist yet."""
     return tmp_path / "checkpoint_latest.pth"
 
 
 def former_versions(path: Path, count: int) -> list[Path]:
     """Return the paths of former versions of a checkpoint, the youngest first."""
-    suffixes = ["", "2", "3"][:count]
-    return [path.with_name(f"checkpoint_latest_previous{suffix}.pth") for suffix in suffixes]
+    names = ("previous", "previous2", "previous3")
+    return [path.with_name(f"checkpoint_latest_{name}.pth") for name in names[:count]]
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP], ids=["EINVAL", "ENOTSUP"])
@@ -88,7 +89,7 @@ def test_a_file_system_that_syncs_no_folders_takes_checkpoints(path, monkeypatch
 
 
 def test_a_file_system_that_tells_no_sizes_takes_checkpoints(path, monkeypatch):
-    # Blocks of 4096 bytes, of which there are 0, and 0 are free.
+    # Such a file system says that it has 0 blocks of 4096 bytes, and that 0 are free.
     without_sizes = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: without_sizes)
 
@@ -109,7 +110,7 @@ def test_only_plain_types_are_saved(tmp_path, value):
 
 
 def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
-    # The script forks writers. A process with threads of torch, as this one, may not fork.
+    # The script forks writers. This process has threads of torch, so it must not fork.
     script = tmp_path / "trials.py"
     script.write_text(
         "import json\n"
@@ -155,7 +156,8 @@ def test_a_file_system_without_hard_links_keeps_former_versions_too(path, monkey
 def saved_again(tmp_path):
     """Give the path of a checkpoint that was saved four times, with remains of killed saves.
 
-    The first two saves keep one former version. The last two keep what there is.
+    The first two saves, of steps 1 and 2, keep one former version. The last two saves, of step 3,
+    have keep=0: they replace the file, but leave the former version, step 1, as it is.
     """
     path = tmp_path / "folder" / "checkpoint_latest.pth"
     for step, keep in ((1, 1), (2, 1), (3, 0)):
@@ -173,7 +175,7 @@ def test_a_new_file_leaves_the_former_ones(saved_again):
 
 
 def test_a_new_file_leaves_nothing_of_a_killed_save(saved_again):
-    # Two checkpoints, and a checksum of each.
+    # The latest and the former checkpoint, and a checksum of each.
     assert len(list(saved_again.parent.iterdir())) == 4
 
 
@@ -190,7 +192,7 @@ def test_what_is_loaded_is_what_was_saved(saved_again):
 def flip_a_bit(path: Path) -> None:
     """Change a bit of the weights. torch.load would not notice."""
     content = bytearray(path.read_bytes())
-    content[2000] ^= 1
+    content[2000] ^= 1  # within the 4000 bytes of the weights
     path.write_bytes(content)
 
 
@@ -207,7 +209,7 @@ def remove(path: Path) -> None:
 
 
 def cannot_be_read(path: Path) -> None:
-    """Replace the file by one that opens, and then gives an input error (EIO)."""
+    """Replace the file by a link to a file that can be opened, but whose reads fail (EIO)."""
     path.unlink()
     path.symlink_to("/proc/self/mem")
 
@@ -252,7 +254,9 @@ def flip_a_bit_without_checksum(path: Path) -> None:
         flip_a_bit_without_checksum,
     ],
 )
-def test_a_damaged_file_gives_way_to_the_previous_one(path, damage: Callable[[Path], None], caplog):
+def test_a_damaged_file_gives_way_to_the_previous_one(
+    path, damage: Callable[[Path], None], caplog
+):
     for step in (1, 2, 3):
         checkpoint.save(state(step), path)
     damage(path)
@@ -326,7 +330,7 @@ def test_weights_without_checksums_are_read(tmp_path):
 
 
 class Hostile:
-    """A pickle that makes a folder if it is loaded without care."""
+    """An object whose pickle makes a folder when it is loaded without checks."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -336,7 +340,7 @@ class Hostile:
 
 
 class HostileFile(NamedTuple):
-    """A checkpoint with code in it, and a right checksum."""
+    """A checkpoint that contains code, and has a correct checksum."""
 
     path: Path
     trace: Path  # the folder that the code would make
@@ -427,7 +431,8 @@ def test_a_run_without_a_checkpoint_begins_anew(tmp_path, resume):
     assert Runs(tmp_path).find(resume) is None
 
 
-# Columns: path.resume, the steps of the checkpoints, and which one is resumed from.
+# path.resume; the steps of the checkpoints that exist; and the checkpoint from which the run
+# resumes.
 RESUMED = [
     pytest.param("auto", {"own": 4, "best": 2}, "own", id="auto: the latest"),
     pytest.param("other", {"other": 4}, "other", id="another run's: this run has none"),
@@ -449,26 +454,26 @@ RESUMED = [
 ]
 
 
-@pytest.mark.parametrize(("resume", "steps", "winner"), RESUMED)
-def test_which_checkpoint_wins(tmp_path, resume, steps, winner):
+@pytest.mark.parametrize(("resume", "steps", "chosen"), RESUMED)
+def test_which_checkpoint_wins(tmp_path, resume, steps, chosen):
     runs = Runs(tmp_path, **steps)
 
     found = runs.find(resume)
 
-    assert found.path == runs.files[winner]
-    assert found.state["step"] == steps[winner]
+    assert found.path == runs.files[chosen]
+    assert found.state["step"] == steps[chosen]
 
 
-@pytest.mark.parametrize(("resume", "steps", "winner"), RESUMED)
+# A run may continue on other data than before only if its checkpoint is named (`is_named`).
+@pytest.mark.parametrize(("resume", "steps", "chosen"), RESUMED)
 def test_other_data_than_before_are_allowed_if_the_user_named_the_checkpoint(
-    tmp_path, resume, steps, winner
+    tmp_path, resume, steps, chosen
 ):
     found = Runs(tmp_path, **steps).find(resume)
 
     # The last word says which checkpoint is named: "folder of own" names "own". "auto" names none.
-    *_, named = resume.split(" ")
-    is_winner_named = named == winner
-    assert found.is_named == is_winner_named
+    named = resume.split(" ")[-1]
+    assert found.is_named == (named == chosen)
 
 
 UNREADABLE = "no readable checkpoint"
@@ -479,8 +484,8 @@ MISSING = "no such checkpoint"
     ("resume", "steps", "message"),
     [
         pytest.param(None, {"own": 4}, "path.resume is null", id="a run that would begin anew"),
-        # What is left of this run must not be overwritten by another checkpoint, unless a person
-        # decides so.
+        # The remaining files of this run must not be overwritten by another checkpoint, unless a
+        # person decides so.
         pytest.param("auto", {"own": "damaged", "best": 2}, UNREADABLE, id="auto: damaged"),
         pytest.param(
             "other", {"own": "damaged", "other": 6}, UNREADABLE, id="another run's: own damaged"
@@ -502,7 +507,7 @@ def test_a_resume_that_would_lose_something_is_refused(tmp_path, resume, steps, 
 
 # An epoch of the training data has 10 steps.
 ORDER = DataOrder(samples=10, sample_list="0123", seed=1, steps=10)
-# The options that the position depends on: a sample for each step.
+# The options on which the position depends. With these, a step takes one sample.
 ONE_SAMPLE = {
     "datasets": {"train": {"dataloader_batch_size": 1}},
     "train": {"accumulation_steps": 1},
@@ -512,7 +517,7 @@ ONE_SAMPLE = {
 def resumed_position(tmp_path, changed_options=None, **position):
     """Return the position of a run that resumes from its own checkpoint at this position.
 
-    changed_options: additional options of this start. position: keys of the checkpoint.
+    changed_options: additional options of this start. position: keys of the checkpoint, e.g. step.
     """
     options = ONE_SAMPLE | (changed_options or {})
     path = tmp_path / "checkpoints" / "checkpoint_latest.pth"
@@ -521,7 +526,7 @@ def resumed_position(tmp_path, changed_options=None, **position):
     return restore_progress(Resumed(path, state), tmp_path, options, train, ORDER)
 
 
-def test_a_checkpoint_that_does_not_say_its_ranks_is_of_one_rank(tmp_path):
+def test_a_checkpoint_without_a_number_of_ranks_counts_as_one_of_one_rank(tmp_path):
     state = {"order": vars(ORDER), "options": ONE_SAMPLE, "step": 3, "epoch": 0, "batch": 3}
     found = Resumed(tmp_path / "checkpoints" / "checkpoint_latest.pth", state)
 
@@ -537,7 +542,7 @@ def test_a_run_that_was_saved_at_the_end_of_an_epoch_begins_the_next_one(tmp_pat
 
 
 def test_a_run_that_has_done_no_step_since_its_checkpoint_has_nothing_to_save(tmp_path):
-    # The checkpoint was written for the first time at step 23, so it has an older step here.
+    # `saved` is the step of the last checkpoint before this one. This one is of step 23.
     progress = resumed_position(tmp_path, step=23, epoch=2, batch=3, saved=20)
 
     assert progress.saved == 23
@@ -583,8 +588,11 @@ def test_an_error_of_weights_that_do_not_fit_names_the_file_of_the_checkpoint(tm
 
 # ---- When a run is finished ----
 
-# In these cases a run has 10 steps. Validation stops twice by a signal before it is given up.
-# test_every: steps between validations; 0 is a run without a test set.
+# In these cases a run has 10 steps. After a signal has stopped a validation twice, the validation
+# is not tried again.
+#
+# test_every: number of steps between validations; 0 means a run without a test set.
+# left: what is left to do.
 
 
 @pytest.mark.parametrize(
@@ -620,11 +628,12 @@ def test_when_a_run_is_finished(progress, test_every, left):
 @pytest.mark.parametrize(
     ("total_iter", "epochs", "progress", "expected"),
     [
-        # An epoch has 10 steps.
+        # An epoch has 10 steps. E.g. 5 epochs are 50 steps.
         pytest.param(100, None, Progress(), 100, id="steps"),
         pytest.param(100, 5, Progress(), 50, id="epochs end first"),
         pytest.param(30, 5, Progress(), 30, id="steps end first"),
         pytest.param(None, 5, Progress(), 50, id="epochs"),
+        # Step 9, plus 7 steps of epoch 2, plus 20 steps of epochs 3 and 4.
         pytest.param(
             None, 5, Progress(step=9, epoch=2, batch=3), 36, id="former epochs had fewer steps"
         ),
@@ -642,7 +651,7 @@ def test_the_planned_end(total_iter, epochs, progress, expected):
 
 @NETWORKS.register("watched")
 class Watched(nn.Module):
-    """Notes the phase of the run at each forward and backward pass, as the watchdog sees it."""
+    """A network that notes the phase of the run at each forward pass and each backward pass."""
 
     def __init__(self, size: int = 3) -> None:
         super().__init__()
@@ -664,8 +673,8 @@ class Watched(nn.Module):
 def model(folder, *overrides, state=None, **netG):
     """Return a model of the network "watched", ready to train.
 
-    overrides: options as on the command line. state: a checkpoint to go on from. netG: arguments of
-    the network.
+    overrides: options as on the command line. state: the checkpoint from which the model continues.
+    netG: arguments of the network.
     """
     options = write_options(folder, netG={"net_type": "watched"} | netG)
     made = ModelVRT(read_options(["--opt", str(options), *overrides]))
@@ -725,7 +734,8 @@ def test_weights_that_have_become_nan_are_not_saved(tmp_path, value):
         made.training_state()
 
 
-def test_keys_that_froze_nothing_are_not_said_to_be_trained(tmp_path, caplog):
+def test_the_log_names_only_the_keys_that_froze_something(tmp_path, caplog):
+    # No parameter has a name with "slwo", a misspelt "slow".
     caplog.set_level("INFO")
     made = model(tmp_path, "train.fix_iter=2", 'train.fix_keys=["slow", "slwo"]')
     for step in (1, 2):
@@ -734,7 +744,7 @@ def test_keys_that_froze_nothing_are_not_said_to_be_trained(tmp_path, caplog):
     assert "iteration 2: slow are trained from now on" in caplog.text
 
 
-def test_rank_0_alone_copies_the_state_for_a_checkpoint(tmp_path, monkeypatch):
+def test_only_rank_0_copies_the_state_for_a_checkpoint(tmp_path, monkeypatch):
     opt = model(tmp_path).opt
     rank_1 = LaunchInfo("torchrun", rank=1, local_rank=1, world_size=2)
     monkeypatch.setattr(RUN, "launch", rank_1)
@@ -761,18 +771,19 @@ def watched_steps(tmp_path):
     return made.netG
 
 
-def test_a_step_that_builds_a_new_graph_has_the_time_of_a_start(watched_steps):
+def test_a_step_that_builds_a_new_graph_has_the_time_limit_of_a_start(watched_steps):
     limits = WatchdogOptions(stall_s=1, start_s=50)
 
-    times = [limits.limit_of_phase(phase) for phase in watched_steps.phases]
+    limits_s = [limits.limit_of_phase(phase) for phase in watched_steps.phases]
 
-    # Forward and backward of three steps. A graph is built in step 1, and again in step 2.
-    assert times == [50, 50, 50, 50, 1, 1]
+    # Forward and backward of three steps. A graph is built in step 1, and again in step 2, from
+    # which on all weights are trained.
+    assert limits_s == [50, 50, 50, 50, 1, 1]
 
 
 def test_the_watchdog_knows_the_phases_of_a_step(watched_steps):
     assert watched_steps.phases[0] == "forward in first step"
-    assert RUN.place.phase == "optimizer"  # the last one
+    assert RUN.place.phase == "optimizer"  # the last phase
 
 
 @pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
@@ -815,26 +826,21 @@ def test_averages_of_another_network_are_refused_in_four_parts(tmp_path, change)
     assert refused.value.do
 
 
-WRONG_MOMENTS = {
-    "other shape": lambda moment: torch.zeros(7),
-    "a number": lambda moment: 0.5,
-    "NaN": lambda moment: moment * torch.nan,
-    "integers": lambda moment: moment.long(),
-}
+# A key of Adam's state for a parameter, and a function that makes its value wrong.
+WRONG_MOMENTS = [
+    pytest.param("exp_avg_sq", lambda moment: moment - 1, id="exp_avg_sq: below 0"),
+    pytest.param("step", lambda step: step - 5, id="step: below 0"),
+]
+for name in ("exp_avg", "exp_avg_sq"):
+    WRONG_MOMENTS += [
+        pytest.param(name, lambda moment: torch.zeros(7), id=f"{name}: other shape"),
+        pytest.param(name, lambda moment: 0.5, id=f"{name}: a number"),
+        pytest.param(name, lambda moment: moment * torch.nan, id=f"{name}: NaN"),
+        pytest.param(name, lambda moment: moment.long(), id=f"{name}: integers"),
+    ]
 
 
-@pytest.mark.parametrize(
-    ("moment", "change"),
-    [
-        *(
-            (moment, change)
-            for moment in ("exp_avg", "exp_avg_sq")
-            for change in WRONG_MOMENTS.values()
-        ),
-        ("exp_avg_sq", lambda moment: moment - 1),
-        ("step", lambda step: step - 5),
-    ],
-)
+@pytest.mark.parametrize(("moment", "change"), WRONG_MOMENTS)
 def test_moments_that_adam_cannot_have_are_refused_before_the_first_step(tmp_path, moment, change):
     before = model(tmp_path / "a")
     before.optimize_parameters(step=1, micro_batches=[batch()])
@@ -873,7 +879,7 @@ def test_three_starts_in_one_second_leave_three_option_files(tmp_path):
     assert len(saved) == 3
 
 
-# Holds the lock of a run for 4 seconds, as a process of another host would.
+# A program that holds the lock of a run for 4 seconds, like a process of another host.
 HOLD_LOCK = """
 import fcntl
 import sys
@@ -903,7 +909,7 @@ def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):
 
     train_data, *_ = build_data(opt)
 
-    assert train_data.loader.timeout == 8
+    assert train_data.loader.timeout == 8  # 0.8 of stall_s
 
 
 def test_test_clips_without_sharp_frames_are_refused_before_the_first_step(tmp_path):
