@@ -9,7 +9,7 @@ diagonal of W (explanation.py). J (n, k) = dr / d(unknowns) has a column for eac
               is exposed. These three are the times. Only if they are fitted (Estimate.fits_times)
     5         a, the coefficients of the features of the frame
 
-' is a transposed matrix. Without priors and limits, the step of the round is -H^-1 g.
+J' is the transpose of J. Without priors and limits, the step of the round is -H^-1 g.
 
 Besides H and g, a round needs two corrections, because J and r are noisy:
 

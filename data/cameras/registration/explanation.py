@@ -3,9 +3,9 @@
 Of each view, s (n,) are the details of the summed spikes, and F (n, 5) the details of the features
 of the frame, at the n compared pixels. One vector a (5,) serves all views.
 
-A pixel of an object that the frame does not show at this place, e.g. because of parallax, has a
-large residual, and must not pull at the result. So w is 1 for most pixels, and small for large
-residuals (Huber).
+A pixel may show an object that the frame does not show at this place, e.g. because of parallax.
+Such a pixel has a large residual, and must not change the result much. So w is 1 for most pixels,
+and small for large residuals (Huber).
 
 What must stay: every round calls `explain` first, and computes its step with the same residuals and
 weights. test_pixels_with_large_residuals_count_less tries the weights. Whole fits change too little
@@ -87,7 +87,7 @@ def _coefficients(
         WF = F * w[:, None]
         FWF = FWF + WF.T @ F
         FWs = FWs + WF.T @ s
-    # A little more on the diagonal makes it solvable if a feature is 0 everywhere.
+    # The added diagonal makes the equations solvable if a feature is 0 everywhere.
     added_to_diagonal = 1e-5 * np.diag(FWF) + 1e-12
     return np.linalg.solve(FWF + np.diag(added_to_diagonal), FWs)
 
@@ -103,9 +103,9 @@ def huber_weights(r: np.ndarray, limit: float) -> np.ndarray:
 def shared_noise(explanation: Explanation, sigma: float, every: int) -> float:
     """Return the variance of a residual, times the number of compared pixels that share its noise.
 
-    The sums of a round count each pixel as if its noise were its own. But the blur makes the noise
-    of neighbours alike, so the clip tells less than the sums say. Priors and variances of shifts
-    are computed with this larger noise.
+    The sums of a round count each pixel as if its noise were independent. But the blur correlates
+    the noise of neighbours, so the clip tells less than the sums say. Priors and variances of
+    shifts are computed with this larger noise.
 
     sigma: of the blur, in spike pixels. every: distance of the compared pixels.
     """
@@ -114,6 +114,7 @@ def shared_noise(explanation: Explanation, sigma: float, every: int) -> float:
         squares.append(r**2 * w)
     mean_square = np.concatenate(squares).mean()
     # After a Gaussian blur, the noise of two pixels at the distance d has the correlation
-    # exp(-d^2 / (4 sigma^2)). Its sum over all pixels is 4 pi sigma^2. So n pixels tell as much as
-    # n / (4 pi sigma^2) independent pixels would. Of each every^2 pixels, one is compared.
+    # exp(-d^2 / (4 sigma^2)). The sum of these correlations over all pixels is 4 pi sigma^2. So n
+    # pixels tell as much as n / (4 pi sigma^2) independent pixels would. Only one of each every^2
+    # pixels is compared, so the number of correlated pixels is divided by every^2.
     return mean_square * (4 * np.pi * sigma**2 / every**2)

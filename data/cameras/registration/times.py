@@ -4,14 +4,16 @@ The middle of the exposure gives the offset, and its length the exposure share o
 does not always tell them. In a pan (everything moves at one speed), a later middle looks like a
 moved camera, and a shorter exposure like a sharper lens.
 
-This shows in J, whose columns are the derivatives of the residuals by the unknowns. In a pan, the
-column c of the middle is nearly a sum of the columns of the matrix. So we measure the part of c
-that is not a sum of the columns of matrix and coefficients:
+This shows in J, whose columns are the derivatives of the residuals by the unknowns. Let c be the
+column of a time. In a pan, the column of the middle is nearly a linear combination of the columns
+of the four changes of the matrix M. So we measure which part of c is no linear combination of the
+columns of the matrix changes and of the coefficients:
 
-    own(time) = |c - nearest such sum|^2 / |c|^2
+    own(time) = |c - nearest linear combination|^2 / |c|^2
 
-    0    another value has the same effect on the residuals: the clip cannot tell them apart
-    1    no other value has a similar effect
+    0    other unknowns together have the same effect on the residuals as the time: the clip cannot
+         tell them apart
+    1    no other unknown has a similar effect
 
 The noise of the spikes is subtracted from both squares.
 
@@ -60,9 +62,9 @@ DOUBTFUL_OWN_MIDDLE = 0.3
 
 
 def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
-    """Return whether the clip tells the middle of the exposure from a moved camera.
+    """Return what the clip says of the middle, i.e. whether it differs from a moved camera.
 
-    If the matrix is fixed, no camera can move, so the middle is always fitted.
+    If the matrix is fixed, no camera can move, so the middle differs from it for sure.
     """
     amounts, own = _own_part(equations, MIDDLE_COLUMN)
     is_told_apart = estimate.is_matrix_fixed or own.is_above(LEAST_OWN_MIDDLE)
@@ -84,9 +86,9 @@ LEAST_OWN_LENGTH = 0.15
 
 
 def tells_length(equations: NormalEquations) -> bool:
-    """Return whether the clip tells the length of the exposure from a sharper lens.
+    """Return whether a shorter exposure and a sharper lens look different in the clip.
 
-    In a pan, the motion blur has one direction and one length everywhere, so a shorter exposure
+    In a pan, the motion blur has one direction and one length everywhere. So a shorter exposure
     looks nearly like a sharper lens, which is one of the features.
     """
     _, own = _own_part(equations, LENGTH_COLUMN)
@@ -96,7 +98,7 @@ def tells_length(equations: NormalEquations) -> bool:
 class OwnPart(NamedTuple):
     """The two squares of own(time) = left / whole, without the noise of the spikes."""
 
-    left: float  # |c - nearest sum of the other columns|^2
+    left: float  # |c - nearest linear combination of the other columns|^2
     whole: float  # |c|^2
 
     def is_above(self, limit: float) -> bool:
@@ -109,12 +111,13 @@ class OwnPart(NamedTuple):
 
 
 def _own_part(equations: NormalEquations, column: int) -> tuple[np.ndarray, OwnPart]:
-    """Return the nearest sum of the other columns to the column of a time, and what it leaves.
+    """Return the linear combination of other columns that is nearest to the column of a time.
 
-    H = J' W J has the products of all columns. With t for the time and o for the others:
+    H = J' W J has the products of all columns. t is the column of the time, and o are the columns
+    of the matrix changes and of the coefficients:
 
-        b = H_oo^-1 H_ot             amounts of the other columns in the nearest sum
-        left = H_tt - H_ot' b        square of the column of the time, minus this sum
+        b = H_oo^-1 H_ot             amounts of the columns o in the nearest linear combination
+        left = H_tt - H_ot' b        squared length of the part of t that it does not reach
 
     column: MIDDLE_COLUMN or LENGTH_COLUMN. Returns b, and own(time).
     """
