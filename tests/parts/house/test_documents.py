@@ -94,7 +94,7 @@ def files_that_the_reader_writes(text: str) -> set[str]:
     A block of code whose first line is "# a.py" is such a file, too.
     """
     files = set(re.findall(r"(?m)^# (\S+\.py)$", text))
-    files |= set(re.findall(r"(?:Save this as|保存为) `(\S+)`", text))
+    files |= set(re.findall(r"(?:[Ss]ave (?:this|this file|it) as|保存为) `(\S+)`", text))
     return files
 
 
