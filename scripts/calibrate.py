@@ -149,18 +149,18 @@ def with_position(
     """
     where = ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs)  # for errors
     model = command.model  # e.g. "homography": which matrices are allowed
-    found = find_position(
+    position = find_position(
         views, light=command.light, model=model, mirror=command.mirror, where=where
     )
-    print(found.in_words())
+    print(position.in_words())
 
     # Only a homography needs its third row. The third row of the other models is 0, 0, 1.
     rows = 3 if model == "homography" else 2
     frame_height, frame_width = views[0].frame.shape[:2]
-    quality = found.quality
+    quality = position.quality
     return Calibration(
-        matrix=found.matrix[:rows].tolist(),
-        mirror=found.mirror,
+        matrix=position.matrix[:rows].tolist(),
+        mirror=position.mirror,
         tick_hz=command.tick_hz,
         spike_size=[geometry.height, geometry.width],
         rgb_size=[frame_height, frame_width],
@@ -169,7 +169,7 @@ def with_position(
             "model": model,
             "pairs": len(views),
             "frames": [frame.name for _, frame in command.pairs],
-            "features": [found.start.inliers, found.start.matches],
+            "features": [position.start.inliers, position.start.matches],
             "correlation": round(quality.correlation, 4),
             "residual_px": round(quality.residual, 3),
             "residual_p90_px": round(quality.p90, 3),
@@ -192,20 +192,20 @@ def with_time(
     """
     CalibratedGrid(earlier, geometry, str(command.geometry)).check_size(views[0].frame.shape[:2])
     where = ", ".join(str(frame) for _, frame in command.pairs)  # for errors
-    found = find_time(
+    timing = find_time(
         earlier, views, light=command.light, search=command.search_planes, where=where
     )
     print(
-        f"the exposures are {found.offset:+.2f} planes later than --planes says, error "
-        f"{found.offset_error:.2f}; exposed for {found.share:.0%} of these planes, error "
-        f"{found.share_error:.1%}"
+        f"the exposures are {timing.offset:+.2f} planes later than --planes says, error "
+        f"{timing.offset_error:.2f}; exposed for {timing.share:.0%} of these planes, error "
+        f"{timing.share_error:.1%}"
     )
-    share = share_of(found)
+    share = share_of(timing)
     if share is None:
         share = earlier.exposure_share
         print(f"the share is not sure: it stays {share:g}")
     changes = {
-        "time_offset_planes": round(found.offset, 3),
+        "time_offset_planes": round(timing.offset, 3),
         "exposure_share": share,
         "tick_hz": command.tick_hz or earlier.tick_hz,
     }

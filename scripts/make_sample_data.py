@@ -90,7 +90,10 @@ Scene = Callable[[int], np.ndarray]
 
 @dataclass(frozen=True)
 class Size:
-    """How much is made, and of which scenes. scripts/demo.py has another `Size` than SAMPLE."""
+    """Which data set is made: how many clips, how long, and of which scenes.
+
+    SAMPLE below is the sample set. scripts/demo.py has a `Size` of its own.
+    """
 
     name: str  # name of the set, for its clips and its dataset.json
     clips: Mapping[str, int]  # split -> number of clips

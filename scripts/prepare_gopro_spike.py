@@ -342,8 +342,8 @@ def refuse_without_effect(command: argparse.Namespace) -> None:
 
 def refuse_unknown_names(names: list[str], jobs: list[Job]) -> None:
     """Raise OptionError if --leave-out names a clip that no job makes. names: of --leave-out."""
-    known = {job.name for job in jobs}
-    unknown = [name for name in names if name not in known]
+    clip_names = {job.name for job in jobs}
+    unknown = [name for name in names if name not in clip_names]
     if unknown:
         raise OptionError(
             what=f"no such clip: --leave-out {', '.join(unknown)}",

@@ -102,9 +102,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def request_of(command: argparse.Namespace) -> "TestRequest":
-    """Return what main_test_vrt.py understands of the same flags. Raises OptionError as it does.
+    """Return the request that main_test_vrt.py would read from the same flags.
 
-    Its own parser reads the flags, so that both programs read the spikes alike.
+    The parser of main_test_vrt.py reads the flags, so that both programs read the spikes in the
+    same way. Raises OptionError as main_test_vrt.py does.
     """
     from models.restore.request import read_request
 

@@ -151,15 +151,15 @@ def verdict_of(dataset: Any, draw: Any) -> Verdict:
         return Verdict("This data set has no spikes.", style="none", numbers="", comparison=None)
     from data.alignment import compare  # here, so that --help does not wait for torch
 
-    found = compare(dataset, draw, MEASURED_FRAMES)
-    right, down = found.shift  # in RGB pixels
+    comparison = compare(dataset, draw, MEASURED_FRAMES)
+    right, down = comparison.shift  # in RGB pixels
     numbers = (
-        f"Gradients correlate with {found.correlation:.2f}; shift {right:+.2f} px in "
-        f"x, {down:+.2f} px in y (phase correlation, response {found.response:.2f}), "
-        f"over {found.frame_count} {found.kind} frames before the crop."
+        f"Gradients correlate with {comparison.correlation:.2f}; shift {right:+.2f} px in "
+        f"x, {down:+.2f} px in y (phase correlation, response {comparison.response:.2f}), "
+        f"over {comparison.frame_count} {comparison.kind} frames before the crop."
     )
-    style = "right" if found.is_right else "wrong"
-    return Verdict(found.sentence, style, numbers, comparison=found)
+    style = "right" if comparison.is_right else "wrong"
+    return Verdict(comparison.sentence, style, numbers, comparison=comparison)
 
 
 def write_page(out: Path, page: Page) -> None:

@@ -172,10 +172,10 @@ class ClipReader(FrameReader, Protocol):
 class JointEquations(Protocol):
     """The equations of one exposure: what its blurry frame and its spikes say of a sharp frame z.
 
-    A network takes steps on them: it changes z, (3, H, W) in [0, 1], so that z agrees better with
-    blurry frame and spikes. `data.motion.joint.equations.Equations` fulfils this protocol, and
-    data/motion/joint/network_channels.py lists the channels of `evidence` and `pulls`. Their number
-    and order must stay, because the weights of the network were trained with them.
+    A network improves z, (3, H, W) in [0, 1], in several steps, so that z agrees better with the
+    blurry frame and the spikes. `data.motion.joint.equations.Equations` fulfils this protocol, and
+    data/motion/joint/network_channels.py lists the channels of `evidence` and `pulls`. The number
+    and the order of these channels must stay, because the weights were trained with them.
     """
 
     # The blurry frame, (3, H, W) in [0, 1].
@@ -188,8 +188,8 @@ class JointEquations(Protocol):
     # What is known before any step, (6, H, W): e.g. the length of each pixel's motion.
     def evidence(self) -> Tensor: ...
 
-    # Frame z (3, H, W) -> (7, H, W): how the equations would change each colour of z, and how far
-    # they are off.
+    # Frame z (3, H, W) -> (7, H, W): how the equations would change each colour of z, and the
+    # residuals, which say by how much z misses the equations.
     def pulls(self, z: Tensor) -> Tensor: ...
 
 

@@ -84,8 +84,8 @@ def count() -> int:
     """Return how many accelerators this process sees. This starts none of them."""
     if is_cpu_wanted():
         return 0
-    # Not torch.accelerator.device_count: it would start CUDA. CUDA reads its environment variables
-    # once, at its start, and the options may still change them.
+    # torch.accelerator.device_count would start CUDA, so it is not used here. CUDA reads its
+    # environment variables once, at its start, and the options may still change them.
     return torch.get_device_module(_kind_of_torch()).device_count()
 
 

@@ -1,4 +1,4 @@
-"""Let all ranks agree: all have the same value, or all have done their block, or all of them end.
+"""Let all ranks agree on a value, or on whether a block has succeeded. Otherwise all ranks end.
 
     check_same_on_all_ranks   compares a value of every rank, through a collective
     all_ranks_or_none         runs a block; if it fails on any rank, every rank ends
@@ -66,7 +66,7 @@ class PeerFailed(BaseException):
 
 
 # Seconds that a rank waits for lower ranks that may have failed at the same time, see
-# `all_ranks_or_none`. A rank that fails later than this still ends, but a higher rank reports.
+# `all_ranks_or_none`. If a lower rank fails later than this, a higher rank has already reported.
 WAIT_FOR_LOWER_RANKS_S = 5.0
 
 

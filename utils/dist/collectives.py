@@ -95,19 +95,22 @@ def from_rank(source: int, obj: Any) -> Any:
         return obj
     device = get_device()
     is_source = get_rank() == source
-    data = _bytes_tensor(obj if is_source else None)
+    # Only the source has bytes to send. The other ranks make a tensor for the bytes when they know
+    # the size.
+    own_bytes = _bytes_tensor(obj if is_source else None)
     with watchdog.collective("broadcast"):
-        # Send the size first, because the other ranks have to make a tensor for the bytes.
-        size = torch.tensor([len(data)], device=device)
-        dist.broadcast(size, source)
-        message.refuse_size(int(size), source)
-        if not is_source:
-            data = torch.empty(int(size), dtype=torch.uint8)
-        data = data.to(device)
-        dist.broadcast(data, source)
+        size = torch.tensor([len(own_bytes)], device=device)
+        dist.broadcast(size, source)  # afterwards every rank has the size of the source
+        byte_count = int(size)
+        message.refuse_size(byte_count, source)
+        if is_source:
+            content = own_bytes.to(device)
+        else:
+            content = torch.empty(byte_count, dtype=torch.uint8, device=device)
+        dist.broadcast(content, source)
     if is_source:
         return obj
-    return message.unpack(bytes(data.cpu().numpy()), source)
+    return message.unpack(bytes(content.cpu().numpy()), source)
 
 
 def share_record_ids(record_ids: dict[str, Any] | None) -> None:

@@ -38,7 +38,7 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
 
         1  it has WORLD_SIZE or NPROC_PER_NODE        copied unchanged
         2  a row of PER_PROCESS reads several ranks   the variables of this rank are added
-        3  srun of SLURM has started this process     copied unchanged, platforms.py reads SLURM's
+        3  srun of SLURM has started this process     copied unchanged (platforms.py knows srun)
         4  a row of PER_NODE reads several nodes,     the variables of this node are added
            or one node with several GPUs
         5  a row of UNPLACED reads several processes  DistError

@@ -1,9 +1,9 @@
-"""Read the stacks of the ranks of this host, and end a rank, after a proof that it is one.
+"""Read the stacks of a rank of this host, or end it, after checking that it is a rank of this run.
 
 A process id comes over the network and may be false. So each rank opens a memory file whose name
-tells the run and the rank (`stack_file_name`). `stack_file_of` finds this file among the open files
-of a process: this is the proof that the process is a rank of this run. Without it, no process is
-asked for its stacks or ended (test_a_forged_beat_harms_no_file_or_process_that_it_names).
+tells the run and the rank (`stack_file_name`). If `stack_file_of` finds this file among the open
+files of a process, the process is a rank of this run. Without this proof, no process is asked for
+its stacks or ended (test_a_forged_beat_harms_no_file_or_process_that_it_names).
 
 The stacks go into this memory file, so nothing is left on the disk. faulthandler writes them, even
 if no thread of the rank can run Python code.

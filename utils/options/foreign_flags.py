@@ -11,11 +11,12 @@ A user who comes from one of them types its flags out of habit. There are three 
 docs/coming_from.md has the table. utils/options/command_line.py and models/restore/request.py call
 this module.
 
-What must stay: no flag of this project is refused, so a table below has no flag that this project
-has, except for SHARED_NAMES (test_a_tile_in_our_form_is_no_flag_of_kairs). An advised command runs
+What must stay: no flag of this project is refused. So the tables below contain only flags that this
+project does not have, except for the flags of SHARED_NAMES, which both programs have
+(test_a_tile_in_our_form_is_no_flag_of_kairs). The command in the advice runs
 (test_the_command_that_answers_kairs_is_one_that_this_program_takes).
-Free to change: a flag may be added to a table. Then change the table of the document in both
-languages.
+Free to change: a flag may be added to a table. Then change the table of docs/coming_from.md, too,
+in both languages.
 
 Tests: tests/stories/test_coming_from.py
 """

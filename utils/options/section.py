@@ -42,6 +42,8 @@ Positive = Annotated[int, Field(ge=1)]  # 1, 2, 3, ...
 class Section(BaseModel):
     """A group of options: no unknown key, no conversion between types, no change after reading."""
 
+    # The settings of pydantic:
+    #
     #     strict                     "3" is no int
     #     extra                      an unknown key is an error
     #     frozen                     no change after reading

@@ -177,8 +177,8 @@ def read_pnm(content: bytes) -> Header | None:
     bits = 8
     if digit not in (b"1", b"4"):
         # The largest value follows the height. Above 255, a value has two bytes.
-        rest = content[head.end() :]
-        largest_value = re.match(space + rb"(\d{1,5})", rest)
+        after_height = content[head.end() :]
+        largest_value = re.match(space + rb"(\d{1,5})", after_height)
         if largest_value is not None and int(largest_value[1]) > 255:
             bits = 16
     return Header("PNM", height, width, bits)

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 # ---- Thresholds of `Health` ----
 
-# Above this share a memory is "nearly full". netG.checkpoint "auto" plans with 0.90, so it stays
-# below.
+# Above this share a memory is "nearly full". A run with netG.checkpoint "auto" stays below, because
+# "auto" plans with 0.90.
 MOST_MEMORY_SHARE = 0.95
 # A gradient norm that grows tenfold has exploded. With too high a learning rate it grows by orders
 # of magnitude, and in a healthy run by a factor of less than 3.

@@ -49,8 +49,8 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
 
     (1) It is refused if the folder holds a checkpoint_best, because a fresh start would overwrite
         this file.
-    (2) So the user can repeat the same command after an interruption: the first start uses the
-        named file, and later starts go on from their own checkpoint_latest.
+    (2) With this rule the user can repeat the same command after an interruption: the first start
+        uses the named file, and later starts go on from checkpoint_latest of this run.
     (3) If checkpoint_latest cannot be read, the named file is used.
 
     A path to a folder means the checkpoint_latest in this folder.
