@@ -140,10 +140,11 @@ def with_position(
 ) -> Calibration:
     """Return the calibration that fits all views: one matrix, and whether the image is mirrored.
 
-    `made` of the calibration notes how well it fits, for the person who opens the file:
-    features: number of features that agree with the matrix, and number of all features.
-    correlation, patches, residual_px, residual_p90_px: the fields of `Quality`
-    (scripts/parts/calibrate/camera_position.py).
+    The field `made` says how well the calibration fits, for the person who opens the file:
+
+        features           number of features that agree with the matrix, and of all features
+        correlation, patches, residual_px, residual_p90_px
+                           the fields of `Quality` (scripts/parts/calibrate/camera_position.py)
 
     Raises DataError if the images do not show the same, or give too little to judge by.
     """

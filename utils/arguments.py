@@ -20,7 +20,7 @@ def plane_rate(text: str) -> float:
 
 
 def full_rate(text: str) -> float:
-    """Return the spikes per plane at full light. A pixel fires at most once in a plane."""
+    """Return the spikes per plane at full light: at most 1, because a pixel fires once or never."""
     rate = float(text)
     if not 0 < rate <= 1:
         raise ValueError(text)

@@ -199,8 +199,8 @@ class MotionCurves(Protocol):
     h, w: size of a spike plane, filled up to multiples of 8. B: number of exposures.
     """
 
-    # (B, 6, h, w): the curve along which each spike pixel moves, a polynomial of time. The six are
-    # x and y of its coefficients c_1, c_2 and c_3.
+    # (B, 6, h, w): the curve along which each spike pixel moves, a polynomial of time. The six
+    # channels are x and y of the coefficients c_1, c_2 and c_3 of the polynomial.
     @property
     def coefficients(self) -> Tensor: ...
 

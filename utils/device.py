@@ -130,7 +130,8 @@ def device_of_rank(local_rank: int) -> torch.device:
 def _kind_of_torch() -> str:
     """Return the kind of accelerator that this torch is built for.
 
-    Returns "cuda" for a torch that is built for none: torch.cuda is always there, and counts 0.
+    If this torch is built for no accelerator, returns "cuda". Each torch has the module torch.cuda,
+    and without a GPU its device count is 0.
     """
     _load_packages()
     accelerator = torch.accelerator.current_accelerator()
@@ -139,14 +140,15 @@ def _kind_of_torch() -> str:
 
 @cache
 def _load_packages() -> None:
-    """Load the package of an accelerator of this machine, if torch has not loaded it by itself.
+    """Load the package of an accelerator of this machine, if torch has not loaded it already.
 
     A package is loaded only if its accelerator is there.
     """
     for maker in MAKERS:
         is_loaded = hasattr(torch, maker.kind)
         if maker.package and _is_here(maker, Path("/")) and not is_loaded:
-            # A package may raise anything. `notes_on_unused` tries again, and notes what is raised.
+            # A package may raise any error. `notes_on_unused` loads the package again, and tells
+            # the user which error it raises.
             with suppress(Exception):
                 importlib.import_module(maker.package)
 

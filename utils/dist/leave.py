@@ -67,7 +67,8 @@ def write_to_log_and_stderr(text: str) -> None:
     The log file comes first, because a paused terminal takes no output.
     """
     # An argument of the command line may have a byte that is no UTF-8. Python reads such a byte as
-    # a character that no file takes. So replace this character by its number: the letters \udce4.
+    # a character that cannot be written to a file. So write this character as its number, e.g. as
+    # the six letters \udce4.
     text = text.encode(errors="backslashreplace").decode()
     write_to_log_file(text)
 
@@ -75,7 +76,8 @@ def write_to_log_and_stderr(text: str) -> None:
         with suppress(Exception):
             sys.stdout.flush()
         with suppress(OSError):
-            # Not sys.stderr: the main thread may hold its lock, while it waits for the terminal.
+            # Do not use sys.stderr here: the main thread may hold its lock while it waits for the
+            # terminal.
             os.write(2, f"{text}\n".encode())
 
     call_with_time_limit(to_terminal)

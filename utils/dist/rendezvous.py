@@ -83,7 +83,7 @@ def _note_arrival(store: Store, launch: LaunchInfo) -> None:
 def _refuse_another_world_size(store: Store, launch: LaunchInfo) -> None:
     """Raise DistError if another rank expects another number of ranks.
 
-    Otherwise the ranks would wait for ranks that nobody starts, or begin without some.
+    Otherwise the ranks would wait for ranks that nobody starts, or begin without some ranks.
     """
     own_size = str(launch.world_size)
     # compare_set writes if there is no such key, and returns what the key then holds, as bytes.

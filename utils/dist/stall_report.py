@@ -1,4 +1,4 @@
-"""Write the report of a rank that stands still: who, where, since when, and beside which others.
+"""Write the report of a rank that stands still: where, since when, and what the other ranks do.
 
 Free to change: the texts, together with docs/ddp.md, which explains the table, and
 tests/faults/test_stalls.py, which reads it.
@@ -65,7 +65,8 @@ def _stall_error(verdict: Verdict, stacks: str, beats: Beats) -> StallError:
         "SILENT": "a beat of every rank each half second (option watchdog.stall_s)",
         "STUCK": f"a new phase within {last_state['budget']:.0f} s (options watchdog.*)",
     }
-    # A STUCK rank is still in its phase. A DEAD or SILENT rank may have left it unseen.
+    # A STUCK rank is still in its phase. A DEAD or SILENT rank may have left the phase after its
+    # last beat, so the phase is only where it was seen last.
     link = " in" if kind == "STUCK" else "; last seen in"
     if stacks:
         do = "see its stack below"

@@ -83,7 +83,7 @@ class Registry:
         self.type_key = type_key
         self.base = base
         self._parts: dict[str, Registered] = {}
-        # Name of a part -> model of its section. Each model is made when it is asked for first.
+        # Name of a part -> model of its section. `model` makes each model at the first call.
         self._models: dict[str, type[Section]] = {}
 
     def register(

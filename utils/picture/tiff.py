@@ -84,7 +84,8 @@ class TiffForm(NamedTuple):
     """How many bytes the numbers of a TIFF have. There are two forms, TIFF and BIG_TIFF."""
 
     # Bytes of an offset, e.g. of a directory. An offset counts the bytes from the start of the
-    # file. The number of values of an entry has the same length, and so have its values.
+    # file. Two other fields of an entry have the same length: the number of its values, and the
+    # values themselves or their offset.
     offset_bytes: int
     directory_offset_at: int  # where the file has the offset of the first directory
     entry_count_bytes: int  # bytes of the number of entries, with which a directory begins

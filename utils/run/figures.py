@@ -48,8 +48,8 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
         "learning rate": "train/lr",
         "speed": "train/it_per_s",
     }
-    # If there are several runs, their names stand above the panels. They need unknown room, so
-    # matplotlib computes the margins.
+    # If there are several runs, their names stand above the panels. How much room the names need is
+    # not known here, so matplotlib computes the margins.
     margins = MARGINS if is_one_run else None
     figure, axes = _empty_figure(histories, [*panels], columns=2, size=(6, 3.75), margins=margins)
     loss, psnr, rate, speed = axes

@@ -46,8 +46,8 @@ class HistoryWriter:
         self.file = folder / LINES_NAME
         self.resumed_step = start
         # A resumed run repeats the steps after its checkpoint, so it writes their entries again.
-        # The earlier entries of these steps are removed before the first new entry is written. This
-        # says whether they are removed.
+        # Before the first new entry, it removes the earlier entries of these steps. This is True
+        # when they are removed.
         self.are_repeated_removed = False
         self.is_report_old = False  # whether curves and report lack the newest entry
 

@@ -52,7 +52,8 @@ class Measured:
     compute_s: float  # seconds of all computing of the steps: forward, backward, optimizer
     values: dict[str, float]  # numbers of the log line, e.g. "loss", "lr", "memory_gb"
     memory: dict[str, Use]  # "GPU" and "host" -> (used, total) in GB, as far as they are known
-    gpu: dict[str, float] | None  # name -> how busy the GPU is, from `gpu.usage`; None if not known
+    # How busy the GPU is, and how much of its memory is used: the result of `gpu.usage`.
+    gpu: dict[str, float] | None
 
 
 def measurements(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> Measured:

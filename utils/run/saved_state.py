@@ -79,8 +79,8 @@ class Position(Saved):
     scored_on: str | None = None  # digest of the test clips of best_psnr
     validated: Count = 0  # step of the last complete validation
     validation_stops: Count = 0  # how often a signal ended the validation after `step`
-    # Step of the newest checkpoint_latest; -1: the run has none, because 0 would be the save of
-    # step 0.
+    # Step of the newest checkpoint_latest, or -1 if the run has none. (0 would mean that there is a
+    # checkpoint of step 0.)
     saved: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] = -1
     wandb_id: str | None = None  # id of the run at W&B
     # The keys beside `Progress`:

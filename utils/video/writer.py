@@ -63,9 +63,10 @@ class VideoWriter(AbstractContextManager):
         """Prepare a video. The file is opened with the first frame, because its size is needed.
 
         times: seconds at which each frame is shown. None: `fps` frames per second.
-        chroma: "444" keeps the colour of every pixel. "420" keeps a quarter of the colours, plays
-        everywhere, and needs even sizes: the last row or column of an odd size is repeated.
-        pixel_aspect: width over height of a pixel, which players then show.
+        chroma: "444" keeps the colour of every pixel. "420" keeps one colour for 2 x 2 pixels, and
+            plays everywhere. It needs even sizes: if a size is odd, the last row or column is
+            repeated.
+        pixel_aspect: width over height of a pixel. The file says it, so that players show it.
         """
         self.path = Path(path)
         self.chroma = chroma
@@ -82,7 +83,7 @@ class VideoWriter(AbstractContextManager):
         # `write`. A coarser clock moves frames (test_every_frame_of_a_video_keeps_its_time).
         instants = times or [1 / self._fps]
         denominators = [instant.denominator for instant in instants]
-        self._ticks_a_second = min(math.lcm(*denominators), FINEST_CLOCK)
+        self._ticks_per_second = min(math.lcm(*denominators), FINEST_CLOCK)
         self._temporary = temporary_beside(self.path)
         self._out: av.container.OutputContainer | None = None
         self._frame_count = 0  # number of frames written so far
@@ -110,12 +111,12 @@ class VideoWriter(AbstractContextManager):
             image = image.reformat(
                 format=self._stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG"
             )
-            image.time_base = Fraction(1, self._ticks_a_second)
+            image.time_base = Fraction(1, self._ticks_per_second)
             if self._times:
                 seconds = self._times[self._frame_count]
             else:
                 seconds = self._frame_count / self._fps
-            image.pts = round(seconds * self._ticks_a_second)  # the time stamp
+            image.pts = round(seconds * self._ticks_per_second)  # the time stamp
             self._out.mux(self._stream.encode(image))
             self._frame_count += 1
 
@@ -136,7 +137,7 @@ class VideoWriter(AbstractContextManager):
         if self.path.suffix.lower() in MP4_SUFFIXES:
             # The clock of the file, in which it states the start of each stream, counts
             # milliseconds by default. faststart lets players begin before they have the whole file.
-            options = {"movie_timescale": str(self._ticks_a_second), "movflags": "+faststart"}
+            options = {"movie_timescale": str(self._ticks_per_second), "movflags": "+faststart"}
         self._out = open_container(str(self._temporary), "w", options=options)
 
         quality = {"crf": RATE_FACTOR}
@@ -144,7 +145,7 @@ class VideoWriter(AbstractContextManager):
         self._stream.height = height
         self._stream.width = width
         self._stream.pix_fmt = f"yuv{self.chroma}p"
-        tick = Fraction(1, self._ticks_a_second)  # seconds
+        tick = Fraction(1, self._ticks_per_second)  # seconds
         context = self._stream.codec_context
         self._stream.time_base = tick
         context.time_base = tick
