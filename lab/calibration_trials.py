@@ -4,7 +4,7 @@
 
 For each pair of cameras (a rig, data/cameras/rig.py) a made scene is recorded, and
 data/cameras/registration finds the calibration from the frames and spikes of the clip.
-docs/benchmarks/calibration has the figures. The program prints a line of JSON for each trial, e.g.
+docs/benchmarks/calibration.md has the figures. The program prints a line of JSON for each trial:
 
     {"number": 0, "px": 0.05, "planes": -0.2, "share": 0.01, "sure": [true, true, true],
      "bits": "5f0a...", "rig": ...}
@@ -39,8 +39,8 @@ from data.cameras.registration.view import View
 from data.cameras.rig import Rig
 from scripts.parts.make_sample_data.sample_layers import PLANES, make_layers, render
 
-FRAMES = 8  # of a clip
-SIDE = 160  # of a frame, in pixels
+FRAMES = 8  # number of frames of a clip
+SIDE = 160  # side of a frame, in pixels
 RGB = (SIDE, SIDE)  # height and width of a frame
 SPIKE = (SIDE // 2, SIDE // 2)  # height and width of a spike plane
 # Planes before and after the interval of a frame that the registration gets too. The clocks of the
@@ -76,7 +76,7 @@ def trial(number: int) -> dict[str, Any]:
     number: seed of the rig and of the scene.
     """
     # 26 is arbitrary: another number would give 50 other rigs, and other figures in
-    # docs/benchmarks/calibration.
+    # docs/benchmarks/calibration.md.
     rng = np.random.default_rng([26, number])
     rig = Rig.random(rng)
     # `fit` begins at the matrix of two cameras with the same view, `nominal_matrix`. All that it is
@@ -109,7 +109,8 @@ def recorded_views(rig: Rig, rng: np.random.Generator) -> list[View]:
     stream = np.concatenate([spikes for _, _, spikes in clip])  # spikes (T, h, w) of the clip
     views = []
     for frame_index, (blurry, _, _) in enumerate(clip):
-        begin = frame_index * PLANES  # of the interval of this frame, in planes of the clip
+        # The interval of this frame has the planes begin ... end - 1 of the clip.
+        begin = frame_index * PLANES
         end = begin + PLANES
         first = max(0, begin - AROUND)  # the first frame has no planes before it
         planes = stream[first : end + AROUND]
@@ -119,8 +120,11 @@ def recorded_views(rig: Rig, rng: np.random.Generator) -> list[View]:
 
 
 def mean_distance(found: np.ndarray, true: np.ndarray) -> float:
-    """Return the mean distance between where two matrices (2 or 3 rows, 3) map a spike pixel."""
-    y, x = np.indices(SPIKE).reshape(2, -1)  # of all spike pixels
+    """Return how far apart two matrices (2 or 3 rows, 3) map a spike pixel, in the mean.
+
+    The distance is in RGB pixels.
+    """
+    y, x = np.indices(SPIKE).reshape(2, -1)  # row and column of each spike pixel
     pixels = np.stack((x, y, np.ones_like(x)))  # (3, pixels): homogeneous coordinates
     # found p - true p = (found - true) p
     offsets = (found - true) @ pixels

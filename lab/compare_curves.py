@@ -89,7 +89,7 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
 
     Raises DataError if the runs have fewer common steps than `smooth`.
     """
-    histories = []  # of each run: step -> value
+    histories = []  # for each run: step -> value
     for run in runs:
         histories.append({int(step): value for step, value in read_history(run)[tag]})
 

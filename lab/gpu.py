@@ -339,7 +339,7 @@ def curve(device: str, dtype: str, seed: int) -> Figures:
     The curves of two dtypes show whether training in 16 bits is as good. The curves of two seeds
     show how much a curve changes by chance.
 
-    dtype: "bfloat16" for autocast, else "float32". seed: of the textures that it is trained on.
+    dtype: "bfloat16" for autocast, else "float32". seed: seed of the textures for training.
     """
     setup = prepare(device, small=True)
     net = setup.net

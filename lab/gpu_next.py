@@ -172,7 +172,7 @@ class FiniteOutputs:
     overwrites the same flags with its own results. So read `first_bad` after each replay.
     """
 
-    names: list[str] = field(default_factory=list)  # of the modules that were called
+    names: list[str] = field(default_factory=list)  # the modules that were called
     # For each name one bool tensor without axes, on the device of the output.
     flags: list[Tensor] = field(default_factory=list)
 

@@ -39,11 +39,11 @@ from lab.tools import ROOT
 from scripts.parts.make_sample_data.sample_layers import texture
 from tests.helpers.train_files import network_section
 
-FRAMES = 8  # of a clip
+FRAMES = 8  # number of frames of a clip
 FILES_OF_CLIP = 3 * FRAMES
 # The sizes are small, because a start reads no frames: its time depends on the number of files.
-SIDE = 128  # of a frame, in pixels
-SPIKE_SIDE = 64  # of a spike plane, in spike pixels
+SIDE = 128  # side of a frame, in pixels
+SPIKE_SIDE = 64  # side of a spike plane, in spike pixels
 PLANES = 24  # spike planes of a frame
 RATE = 0.5  # spikes per plane and pixel at full light
 MOST_CLIPS = 60_000  # because ext4 allows 65,000 names of one file
@@ -177,7 +177,7 @@ def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         options = make_set(Path(temporary), clips)
-        # Each measure has a pair of starts for itself, because strace makes a start slower.
+        # Each measure makes two starts of its own, because strace makes a start slower.
         for measure in (measure_start, count_calls, measure_slow_start):
             # Remove the run of the measure before, because the first start would resume it.
             shutil.rmtree(Path(temporary, "experiments"), ignore_errors=True)

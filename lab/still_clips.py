@@ -47,12 +47,12 @@ from lab.tools import ROOT, environment
 from utils.image import imread_rgb, imwrite_rgb
 from utils.results import markdown_table, read_json
 
-HEIGHT = 128  # of a frame, in pixels
+HEIGHT = 128  # height of a frame, in pixels
 WIDTH = 160
 CORNER = (100, 100)  # x and y of the first pixel of the frame in the photograph, at time 0
-PLANES = 60  # in an exposure
+PLANES = 60  # number of planes in an exposure
 SHARP_PLANE = 30  # the sharp frame is the middle plane of an exposure
-FRAMES = 2  # of a clip
+FRAMES = 2  # number of frames of a clip
 BINS = 2  # a spike pixel covers BINS x BINS RGB pixels
 # Seed of the random first charges of the pixels. Each clip begins with it, so all clips have the
 # same first charges, in each measurement. Another seed gives other spikes and so other figures.

@@ -14,7 +14,8 @@ order:
 This program trains only the learned steps, on one thread of a CPU. There are two parts of them, for
 frames with few spikes and for good light: --part says which is trained. The other part stays as in
 --begin. A sample is one frame of a clip, with everything that its equations need.
-lab/motion_steps/sets.py says what the clips show. Clips and samples in <out> are used again.
+lab/motion_steps/sets.py says what the clips show. Clips and samples that are already in <out> are
+used again.
 
 --plain trains a control: the same network on the same samples, without the motion and its
 equations. The difference of the two gains is what the motion and its equations are worth.
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     # With one thread the sums have one order, so a seed gives the same weights on each run.
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-    torch.manual_seed(args.seed)  # of the initial weights of the steps
+    torch.manual_seed(args.seed)  # for the initial weights of the steps
 
     # The network: the operator with the fusion "motion". --begin gives its steps other weights.
     operator = read_saved(OPERATOR_WEIGHTS)
@@ -100,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     train(
         trained,
         samples,
-        solver=SOLVER,  # of the equations along the wrong motions that `train` draws
+        solver=SOLVER,  # solves the equations along the wrong motions that `train` draws
         updates=args.steps,
         seed=args.seed,
         save=save,

@@ -12,8 +12,8 @@ textures, scenes, samples, batches and loss of lab/motion_net/:
     8 samples -> batch_of -> turned -> MotionNet -> loss_of
 
 The program uses one thread of a CPU. It writes the weights to FILE every 30 seconds and at the end,
-and prints the mean error of the motion. lab/train_motion.py reads FILE, and trains the rest of
-weights/motion.pth behind the network.
+and prints the mean error of the motion. lab/train_motion.py reads FILE, and trains the other parts
+of weights/motion.pth with this network.
 
 What must stay: the order of the random draws. All random numbers come from one generator, so a new
 draw changes all scenes after it, and a training cannot be repeated. No test notices.

@@ -17,9 +17,9 @@ Otherwise remove it.
 A column is what one output pixel reads. The convolution is a matrix product of columns and weights.
 The kernels make the columns: lab/triton_kernels.py has them, and the words for all sizes.
 
-To change something: no training uses this file, so every line may change as long as the test
-passes. tests/parts/house/test_triton_sampling.py compares all results with float64. It needs no
-GPU, because Triton's interpreter runs the kernels on a CPU.
+Free to change: every line, if the test passes, because no training uses this file.
+tests/parts/house/test_triton_sampling.py compares all results with float64. It needs no GPU,
+because Triton's interpreter runs the kernels on a CPU.
 """
 
 import math

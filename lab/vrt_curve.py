@@ -103,7 +103,7 @@ def measure(form: Form, out: Path, minutes: Sequence[float], seed: int) -> None:
     minutes: CPU minutes of training at the points, in rising order.
     """
     points: list[dict[str, Any]] = [{"minutes": minute} for minute in minutes]
-    content: dict[str, Any] = {  # of the written file
+    content: dict[str, Any] = {  # what is written
         "environment": environment(),
         "form": form.name,
         "score": form.score,

@@ -59,7 +59,8 @@ class Layer:
         offset = offset + MARGIN
         p_of_p_prime = np.column_stack((A_inverse, offset))  # (2, 3)
 
-        # Beyond its picture the background goes on mirrored. Around a thing there is nothing.
+        # Beyond its picture, the background continues as its mirror image. Around the picture of a
+        # thing there is nothing.
         is_background = self.cover.all()
         moved = cv2.warpAffine(
             np.stack([self.light * self.cover, self.cover], axis=2),  # (n, n, 2)

@@ -14,7 +14,7 @@ from torch import Tensor
 from models.fusion.motion_net import Curves
 from models.fusion.motion_windows import displacements
 
-LEVEL_WEIGHTS = (0.4, 0.4, 0.6, 1.0)  # of the levels in the loss, the coarsest first
+LEVEL_WEIGHTS = (0.4, 0.4, 0.6, 1.0)  # weights of the levels in the loss, the coarsest first
 # An error of this size, in spike pixels, makes the first term of the loss 1/2. A larger value gives
 # more weight to the second term, the expected error.
 USUAL_ERROR = 1.5

@@ -57,7 +57,7 @@ def recorded(rng: np.random.Generator, scene: Scene, rate: float | None = None) 
     # The windows of the network. EDGES counts from the middle of the exposure, in elevenths of the
     # exposure, and an eleventh has USUAL_PLANES = 8 planes. E.g. the first edge of the exposure is
     # -5.5, so plane 108 - 5.5 * 8 = 64 of the stream. The stream has 216 planes.
-    middle_plane = WARM_UP + BEFORE + HALF  # of the exposure: 108
+    middle_plane = WARM_UP + BEFORE + HALF  # the middle of the exposure: plane 108
     edges = np.array([round(middle_plane + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)
     # The first frame of a clip has no planes before it, and the last frame has no planes after it.
@@ -99,7 +99,7 @@ def recorded_stream(
     # The light of both cameras. A factor of 0.6 makes dark frames. With 1.6, bright places are cut
     # off at full light.
     light = np.clip(scene.light * rng.uniform(0.6, 1.6), 0, 1)
-    blur = rng.uniform(0, 0.6)  # of the lens: sigma in spike pixels
+    blur = rng.uniform(0, 0.6)  # blur of the lens: sigma in spike pixels
     # The flaws of the camera; the fields of `Sensor` say what they are.
     jitter = rng.uniform(0, 0.05)
     pattern = rng.uniform(0, 0.05)

@@ -74,7 +74,7 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
     out: the file. seconds: time of the training.
     """
     rng = np.random.default_rng(seed)
-    torch.manual_seed(seed)  # of the initial weights
+    torch.manual_seed(seed)  # for the initial weights
     net = MotionNet()
     parameter_count = sum(parameter.numel() for parameter in net.parameters())
     print(f"{parameter_count:,} parameters", flush=True)

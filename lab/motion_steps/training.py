@@ -30,7 +30,7 @@ from utils.contract import JointEquations
 SHARE_OF_WRONG_MOTION = 0.2
 RATE = 2e-3  # largest learning rate, default of --rate
 LAST_RATE_SHARE = 0.02  # the learning rate falls to this share of RATE
-BETAS = (0.9, 0.99)  # of Adam
+BETAS = (0.9, 0.99)  # the betas of Adam
 LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
 WARM_UP = 50  # updates in which the learning rate rises from 0 to RATE
 # The saved weights are a moving average: old average + 0.01 (newest weights - old average). So they

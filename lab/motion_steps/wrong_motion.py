@@ -109,7 +109,7 @@ def time_from_minus_1_to_1(motion: Motion) -> np.ndarray:
 def clouds(size: tuple[int, int], sigma: float, rng: np.random.Generator) -> np.ndarray:
     """Return smooth noise (H, W) of mean 0 and standard deviation 1.
 
-    size: (H, W). sigma: of the Gaussian that smooths the noise, in pixels.
+    size: (H, W). sigma: width in pixels of the Gaussian that smooths the noise.
     """
     height, width = size
     # The noise is drawn and smoothed at a quarter of the size and then enlarged, which is faster. A

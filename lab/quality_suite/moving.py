@@ -50,7 +50,7 @@ def _levels_of(picture: Path) -> np.ndarray:
 
 def _moving_pixels(blurry: np.ndarray, sharp: np.ndarray) -> np.ndarray:
     """Return (H, W) bool: where a frame moves. blurry, sharp: (H, W, 3) in levels of 8 bits."""
-    largest_difference = np.abs(blurry - sharp).max(axis=2)  # of the three colours, (H, W)
+    largest_difference = np.abs(blurry - sharp).max(axis=2)  # largest of three colours, (H, W)
     differs = (largest_difference > MOVING_LEVELS).astype(np.uint8)
     # Dilation sets each pixel with a moving pixel in the square around it.
     side = 2 * MOVING_AROUND + 1

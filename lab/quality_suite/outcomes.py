@@ -103,8 +103,8 @@ class Outcome:
         return statistics.median(times) if times else None
 
 
-def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> Spread | None:
-    """Return the mean of mine - reference, and half the width of its 95 % confidence interval.
+def difference(scores: Mapping[Any, float], reference: Mapping[Any, float]) -> Spread | None:
+    """Return the mean of scores - reference, and half the width of its 95 % confidence interval.
 
     The mean is over the keys that both have. The interval is of Student's t for paired samples:
 
@@ -112,10 +112,10 @@ def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> Spr
 
     One common key has no interval. Returns None if there is no common key.
 
-    mine, reference: clip or seed -> score.
+    scores, reference: clip or seed -> score.
     """
-    common = sorted(mine.keys() & reference.keys())
-    differences = [mine[key] - reference[key] for key in common]
+    common = sorted(scores.keys() & reference.keys())
+    differences = [scores[key] - reference[key] for key in common]
     n = len(differences)
     if n == 0:
         return None

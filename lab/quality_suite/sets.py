@@ -31,7 +31,7 @@ from scripts.make_sample_data import RGB, SPIKES
 # "choose" and "report" are parts: the videos of the tests (sources.py).
 CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}
 FRAMES = 8  # frames of a clip
-# Training set -> weight with which a sample is drawn from it: of 12 samples, 4 are of "random".
+# Training set -> weight with which a sample is drawn from it. E.g. 4 of 12 samples are of "random".
 # "made" is the set of `make sample`. The order of the sets must stay: with another order, the same
 # random number would draw from another set.
 SAMPLE_WEIGHTS = {"random": 4, "photos": 2, "ideal": 3, "made": 3}
@@ -168,7 +168,7 @@ def dataroots_of(folder: Path, split: str) -> dict[str, str]:
 
     dataroot_lq and dataroot_gt are the same folder: <clip>/blur and <clip>/sharp lie below it.
 
-    folder: of the set. split: "train" or "test".
+    folder: folder of the set. split: "train" or "test".
     """
     # RGB and SPIKES: the folders of the two cameras, as scripts/prepare_gopro_spike.py names them.
     frames = str(folder / RGB / split)

@@ -29,22 +29,21 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     Returns the numbers for --json: the setting, the figures of each network under the key "runs",
     and with --against naive also the difference and the ratio of both networks.
     """
-    warmup = 1  # runs before the timed runs, in which caches are filled
+    # Runs before the timed runs, in which caches are filled.
+    warmup = 0 if args.quick else 1
     if args.quick:
         args.config = "small"
         args.frames = 2
         args.crop = [32]
         args.repeats = 1
-        warmup = 0
     if args.threads:
         torch.set_num_threads(args.threads)
     is_training = args.command == "train"
 
     # The networks, "ours" and perhaps "naive", and the clip that all of them get.
     options = network_options(args.config)
-    nets = networks(
-        options, args.device, is_checkpointed=args.checkpoint, with_naive=bool(args.against)
-    )
+    has_naive = args.against == "naive"  # the only value of --against
+    nets = networks(options, args.device, is_checkpointed=args.checkpoint, with_naive=has_naive)
     for net in nets.values():
         net.train(is_training)
     # --crop has one number, for height and width, or two.
@@ -60,7 +59,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
         "training": is_training,
         "size": clip.size,
     }
-    if args.against:
+    if has_naive:
         # Compare the outputs before a training step changes the weights.
         numbers["largest_difference"] = relative_difference(
             clip.restore(nets["ours"]), clip.restore(nets["naive"])
@@ -78,15 +77,23 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     _add_share_of_speed(numbers, model_flops, matmul_rate(clip.device, clip.amp))
 
     _print_network_figures(args, numbers)
-    if args.against:
-        ours = numbers["runs"]["ours"]
-        naive = numbers["runs"]["naive"]
-        ratio = {}
-        for key in ("median_s", "min_s", "process_mb"):
-            ratio[key] = ours[key] / naive[key]
-        numbers["ratio"] = ratio
-        print("ours / naive:", ratio, "largest difference", numbers["largest_difference"])
+    if has_naive:
+        numbers["ratio"] = _ratio_to_naive(numbers["runs"])
+        print(
+            "ours / naive:",
+            numbers["ratio"],
+            "largest difference",
+            numbers["largest_difference"],
+        )
     return numbers
+
+
+def _ratio_to_naive(runs: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Return our figures over the figures of the naive network. runs: name -> figures."""
+    ratio = {}
+    for key in ("median_s", "min_s", "process_mb"):
+        ratio[key] = runs["ours"][key] / runs["naive"][key]
+    return ratio
 
 
 def _job(net: nn.Module, clip: "Clip", is_training: bool) -> Callable[[], Any]:

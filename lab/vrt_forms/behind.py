@@ -43,7 +43,7 @@ class BehindForm(Form):
 
     name = "behind"
     score = "gain over weights/operator.pth in dB"
-    rate = 1e-3  # of the option file
+    rate = 1e-3  # as in the option file
 
     def __init__(
         self, clips: Sequence[Sequence[Clip]], tests: Mapping[str, Mapping[str, Clip]]

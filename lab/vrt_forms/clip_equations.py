@@ -21,25 +21,29 @@ class ClipEquations:
     It has the members of `utils.contract.JointEquations`.
     """
 
-    def __init__(self, of_frames: Sequence[JointEquations]) -> None:
-        self.of_frames = of_frames
-        self.blurry = stack_frames([each.blurry for each in of_frames])
+    def __init__(self, equations_of_frames: Sequence[JointEquations]) -> None:
+        self.equations_of_frames = equations_of_frames
+        self.blurry = stack_frames([each.blurry for each in equations_of_frames])
 
     def proposal(self, z_0: Tensor) -> Tensor:
         """Return the solutions of the equations of all frames, (3, N H, W)."""
-        pairs = zip(self.of_frames, split_frames(z_0, len(self.of_frames)), strict=True)
+        pairs = zip(
+            self.equations_of_frames, split_frames(z_0, len(self.equations_of_frames)), strict=True
+        )
         return stack_frames([equations.proposal(frame) for equations, frame in pairs])
 
     def evidence(self) -> Tensor:
         """Return how far to trust the equations at each pixel of all frames, (6, N H, W)."""
-        return stack_frames([each.evidence() for each in self.of_frames])
+        return stack_frames([each.evidence() for each in self.equations_of_frames])
 
     def pulls(self, z: Tensor) -> Tensor:
         """Return how the equations would change all frames, and how far they are off.
 
         The result is (7, N H, W), the channels of `data.motion.joint.equations.Equations.pulls`.
         """
-        pairs = zip(self.of_frames, split_frames(z, len(self.of_frames)), strict=True)
+        pairs = zip(
+            self.equations_of_frames, split_frames(z, len(self.equations_of_frames)), strict=True
+        )
         return stack_frames([equations.pulls(frame) for equations, frame in pairs])
 
 

@@ -34,7 +34,7 @@ from models.fusion.motion_windows import INSIDE, displacements
 # scene gives two samples.
 TRAINING_SCENES = 500
 TEST_SCENES = 40  # each is tested in each of LIGHTS
-TEST_SEED = 1000  # of the test scenes, whatever --seed is
+TEST_SEED = 1000  # seed of the test scenes; --seed does not change it
 MOTION_BATCH = 8  # samples of a step
 # The finest level of `MotionNet` is left out in training and test. It takes half of the time of a
 # step, and only corrects what the coarser levels have found.

@@ -41,11 +41,11 @@ class Training:
     """
 
     def __init__(self, form: Form, arm: str, seed: int, file: Path) -> None:
-        torch.manual_seed(seed)  # of the initial weights
+        torch.manual_seed(seed)  # for the initial weights
         self.form = form
         self.file = file
         self.net = form.network(arm)
-        self.rng = np.random.default_rng(seed)  # of the data
+        self.rng = np.random.default_rng(seed)  # draws the data
         # Parts of a network may be frozen, e.g. the shipped steps of the form "prior".
         self.trained = [each for each in self.net.parameters() if each.requires_grad]
         self.parameter_count = sum(each.numel() for each in self.trained)
