@@ -90,7 +90,7 @@ def _file_error(error: OSError) -> DataError:
 
 
 def _is_reader_gone() -> bool:
-    """Whether stdout is a pipe that nobody reads any more."""
+    """Return whether stdout is a pipe that nobody reads any more."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # 0: no event is asked for; POLLERR comes without request
     return any(event & select.POLLERR for _, event in poll.poll(0))  # 0: do not wait

@@ -63,7 +63,7 @@ class Work:
 
     folder: Path  # its files: clip/, results/ and log
     frames: FrameSource  # the blurry frames
-    process: subprocess.Popen[bytes]  # of main_test_vrt.py
+    process: subprocess.Popen[bytes]  # runs main_test_vrt.py
     is_cancelled: bool = False  # whether the user ended it
 
     @property

@@ -40,7 +40,7 @@ MOST_RESIDUAL = 1.0
 class Quality(NamedTuple):
     """How well a matrix fits."""
 
-    correlation: float  # of the details of both images
+    correlation: float  # how well the details of both images correlate
     patches: int  # parts of the plane that were found in the frame one by one
     # Distance in RGB pixels between the place where a part was found and the place where the matrix
     # puts the part: the median of all parts, and the 90th percentile.

@@ -35,7 +35,7 @@ MOST_OFFSET_ERROR = 1.0
 
 
 def find_time(
-    known: Calibration,
+    calibration: Calibration,
     views: Sequence[View],
     light: Literal["linear", "display"],
     search: int,
@@ -47,15 +47,15 @@ def find_time(
     of --planes. Raises DataError if the scene moves too little to tell, or if the offset is at the
     end of what is searched.
 
-    known: the calibration that says the matrix.
+    calibration: the known calibration. Its matrix stays as it is.
     light: what the spike camera integrates.
     search: largest offset that is searched, in planes.
     where: the files, for errors.
     """
     # The views are mirrored here, so the matrix must not mirror them again.
-    matrix = known.model_copy(update={"mirror": "none"}).to_rgb()
+    matrix = calibration.model_copy(update={"mirror": "none"}).to_rgb()
     found = fit(
-        mirrored(views, known.mirror),
+        mirrored(views, calibration.mirror),
         matrix,
         light,
         model=None,  # the matrix stays as it is

@@ -37,7 +37,7 @@ class InputOfClip(NamedTuple):
 class ScoredTest(NamedTuple):
     """A test, with what another test must have too, so that the two can be compared."""
 
-    name: str  # of the test in the table
+    name: str  # name of the test in the table
     scoring: str  # how metrics were computed, in words
     clips: dict[str, InputOfClip]
 
@@ -61,10 +61,10 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
         refuse_other_scoring(first, test)
         refuse_other_frames(first, test)
         # A formula has the key "method" in its protocol, a network the key "weights".
-        about = result["protocol"]
-        method = about.get("method")
+        protocol = result["protocol"]
+        method = protocol.get("method")
         if not method:
-            method = f"network, {about.get('weights', '')}"
+            method = f"network, {protocol.get('weights', '')}"
         table_rows[name] = TestRow(method, averages["restored"])
 
     # A column for each metric that any row has, in the order of COLUMNS.

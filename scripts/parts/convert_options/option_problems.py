@@ -23,7 +23,7 @@ def refuse_problems(
     The problems of the conversion come first, then what our option models and our network refuse.
 
     values: the sections of the new file.
-    parts: PARTS of main_train_vrt.py.
+    parts: PARTS of main_train_vrt.py, the networks, data sets and losses that a file may name.
     """
     note_refused_options(conversion, values, parts)
     if not conversion.problems:
@@ -64,7 +64,8 @@ def note_refused_options(conversion: Conversion, values: dict[str, Any], parts: 
         errors = e.found if e.found else (e,)
         for single in errors:
             what = f"{single.what}; expected {single.expected}"
-            # If the conversion has noted a problem of this key, it says more, so it stays.
+            # If the conversion has already noted a problem of this key, that problem stays,
+            # because its text says more.
             conversion.problems.setdefault(single.where, Problem(what, do=_way_out(single)))
 
 

@@ -40,7 +40,7 @@ def examine(file: str | None, overrides: Sequence[str]) -> int:
         utils_dist.init_dist(LONGEST_WAIT_S)
         seconds = time.perf_counter() - begin
         findings = [Finding(OK, "rendezvous", f"all ranks met in {seconds:.1f} s")]
-        # The names of the phases stand in the report if a rank does not come to the end of a check.
+        # If a rank does not finish a check, the report of the watchdog names the phase.
         watchdog.phase("check the host")
         findings += from_all_ranks(list(check_host()))
         watchdog.phase("check the ranks")

@@ -85,33 +85,32 @@ def read_log(text: str) -> list[Finding]:
     lines_before = text.count("\n", 0, begin)
     first_line = 1 + lines_before
     findings = without_consequences(known_failures(last_start, first_line))
-    if findings:
-        return findings
+    return findings or [end_of_start(last_start)]
 
-    # No known failure: show the first error of the start. Later errors often follow from it.
-    # The run may have survived it, so the text does not say that the start ended with it.
-    error = re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", last_start, re.MULTILINE)
+
+def end_of_start(text: str) -> Finding:
+    """Return what the log of a start without a known failure shows: an error, or how it ended."""
+    # The first error, because later errors often follow from it. The run may have survived the
+    # error, so the finding does not say that the start ended with it. The error is a line that
+    # begins e.g. with "Traceback", "KeyError: " or "[rank 3] ValueError: ".
+    error = re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", text, re.MULTILINE)
     if error:
-        return [
-            Finding(
-                FAIL,
-                "log",
-                error[0][:SHOWN_CHARACTERS],
-                why="it is the first error of the last start",
-                cure="read the lines below it",
-            )
-        ]
-    if re.search("Finished at iter|already finished", last_start):  # texts of utils/run/run.py
-        return [Finding(OK, "log", "the run finished")]
-    return [
-        Finding(
-            WARN,
+        return Finding(
+            FAIL,
             "log",
-            "no known failure in this log",
-            why="the run may have been killed from outside, or still runs",
-            cure="look at the logs of the other ranks, of the scheduler, and at dmesg",
+            error[0][:SHOWN_CHARACTERS],
+            why="it is the first error of the last start",
+            cure="read the lines below it",
         )
-    ]
+    if re.search("Finished at iter|already finished", text):  # texts of utils/run/run.py
+        return Finding(OK, "log", "the run finished")
+    return Finding(
+        WARN,
+        "log",
+        "no known failure in this log",
+        why="the run may have been killed from outside, or still runs",
+        cure="look at the logs of the other ranks, of the scheduler, and at dmesg",
+    )
 
 
 def without_consequences(findings: list[Finding]) -> list[Finding]:

@@ -38,30 +38,39 @@ def check_host() -> Iterator[Finding]:
 
 def check_environment() -> Iterator[Finding]:
     """Yield environment variables that are known to cause failures or slow runs."""
-    env = os.environ
-    launch = RUN.launch
+    yield from check_timeout()
+    yield from check_threads()
+    yield from check_blocking_wait()
 
+
+def check_timeout() -> Iterator[Finding]:
+    """Yield the timeout of collectives in NCCL_TIMEOUT, if it is set."""
+    timeout = os.environ.get("NCCL_TIMEOUT")
+    if not timeout:
+        return
+    what = f"{timeout} s for every collective"
     # 10**5 s are more than a day, so a value of 10**5 or more is probably in milliseconds.
-    timeout = env.get("NCCL_TIMEOUT")
-    if timeout:
-        what = f"{timeout} s for every collective"
-        if timeout.isdigit() and int(timeout) < 10**5:
-            yield Finding(OK, "NCCL_TIMEOUT", what)
-        else:
-            yield Finding(
-                WARN,
-                "NCCL_TIMEOUT",
-                f"{what}; that looks like milliseconds",
-                why="NCCL does not read it; this project takes it as seconds",
-                cure="give seconds",
-            )
+    if timeout.isdigit() and int(timeout) < 10**5:
+        yield Finding(OK, "NCCL_TIMEOUT", what)
+    else:
+        yield Finding(
+            WARN,
+            "NCCL_TIMEOUT",
+            f"{what}; that looks like milliseconds",
+            why="NCCL does not read it; this project takes it as seconds",
+            cure="give seconds",
+        )
 
+
+def check_threads() -> Iterator[Finding]:
+    """Yield a warning if the ranks of this host start more threads than it has cores."""
+    launch = RUN.launch
     # Without OMP_NUM_THREADS, torch starts a thread for each core in each process. With several
     # ranks these are too many.
-    threads = env.get("OMP_NUM_THREADS", "")
+    threads = os.environ.get("OMP_NUM_THREADS", "")
     cores = os.cpu_count() or 1  # None if the system does not tell the number
     # A launcher that does not set LOCAL_WORLD_SIZE: assume that all ranks are on this host.
-    ranks_here = int(env.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
     has_too_many = not threads.isdigit() or int(threads) * ranks_here > cores
     if launch.world_size > 1 and has_too_many:
         yield Finding(
@@ -72,11 +81,14 @@ def check_environment() -> Iterator[Finding]:
             cure="start through launch_train.sh, or set it to 1",
         )
 
+
+def check_blocking_wait() -> Iterator[Finding]:
+    """Yield a warning if NCCL waits for the end of each collective."""
     # The variable has a new name and an old name. If both are set, the new name counts.
     name = "NCCL_BLOCKING_WAIT"
-    if "TORCH_NCCL_BLOCKING_WAIT" in env:
+    if "TORCH_NCCL_BLOCKING_WAIT" in os.environ:
         name = "TORCH_NCCL_BLOCKING_WAIT"
-    if env.get(name, "0") not in ("0", ""):
+    if os.environ.get(name, "0") not in ("0", ""):
         yield Finding(
             WARN,
             "environment",

@@ -66,7 +66,8 @@ def check_training(argv: list[str]) -> list[Finding]:
         return findings
 
     loader, _ = data
-    findings += check_shards(loader, model)
+    findings.append(check_shards(loader))
+    findings.append(check_parameters(model))
     watchdog.phase("check the loader")
     # Each item is a list with the batches of one step.
     batches = loader.start(epoch=0, batch=0)
@@ -122,8 +123,8 @@ def make_model(opt: Any) -> ModelVRT:
     return model
 
 
-def check_shards(loader: Any, model: ModelVRT) -> Iterator[Finding]:
-    """Yield whether the ranks have equally many, different samples, and equal weights. Collective.
+def check_shards(loader: Any) -> Finding:
+    """Return whether all ranks have different samples, and equally many. Collective.
 
     The samples that one rank reads are its shard of the epoch.
     """
@@ -138,35 +139,36 @@ def check_shards(loader: Any, model: ModelVRT) -> Iterator[Finding]:
     samples = list(itertools.chain(*shards))
     has_sample_twice = len(set(samples)) < len(samples)
     if has_unequal_shards or has_sample_twice:
-        yield Finding(
+        return Finding(
             FAIL,
             "shards",
             f"the ranks have the same samples, or unequally many; first samples {first_samples}",
             why="ranks would train twice on a sample, or wait for one another",
         )
-    else:
-        yield Finding(
-            OK,
-            "shards",
-            f"{len(shard_of_this_rank)} samples a rank and epoch, none twice; first samples "
-            f"{first_samples}",
-        )
+    return Finding(
+        OK,
+        "shards",
+        f"{len(shard_of_this_rank)} samples a rank and epoch, none twice; first samples "
+        f"{first_samples}",
+    )
 
+
+def check_parameters(model: ModelVRT) -> Finding:
+    """Return whether the networks of all ranks have the same weights. Collective."""
     digests = utils_dist.gather_objects(weights_hash(model.netG))
     if len(set(digests)) == 1:
-        yield Finding(OK, "parameters", f"hash {digests[0]} on all ranks")
-    else:
-        # ModelVRT seeds the initial weights equally on all ranks. Different weights are no failure,
-        # because DDP broadcasts the weights of rank 0 when it wraps the network.
-        yield Finding(
-            WARN,
-            "parameters",
-            f"hashes {digests}",
-            why="weights that train.manual_seed decides are equal on all ranks; DDP will give all "
-            "ranks the weights of rank 0",
-            cure="in your own network draw weights from torch's generator; give all hosts the same "
-            "weights file",
-        )
+        return Finding(OK, "parameters", f"hash {digests[0]} on all ranks")
+    # ModelVRT seeds the initial weights equally on all ranks. Different weights are no failure,
+    # because DDP broadcasts the weights of rank 0 when it wraps the network.
+    return Finding(
+        WARN,
+        "parameters",
+        f"hashes {digests}",
+        why="weights that train.manual_seed decides are equal on all ranks; DDP will give all "
+        "ranks the weights of rank 0",
+        cure="in your own network draw weights from torch's generator; give all hosts the same "
+        "weights file",
+    )
 
 
 def check_loader(batches: Iterator[Any], batch: dict[str, Any]) -> Finding:
@@ -252,30 +254,17 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     # Both change the network in place. This is the last check, so nothing trains with it later.
     net = unwrap_ddp(model.netG).double().eval()
     tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
-    of_all_ranks = utils_dist.gather_objects(tensors)
-
-    def gradients(batches: list[dict[str, Any]]) -> torch.Tensor:
-        """Return the gradients of the mean loss of the batches, as one vector, by model.netG."""
-        for each in batches:
-            in_float64 = {key: value.double() for key, value in each.items()}
-            loss = model.loss_terms(model.to_device(in_float64))["loss"] / len(batches)
-            loss.backward()  # adds to the gradients of the batches before
-        parts = []
-        for parameter in net.parameters():
-            if parameter.grad is not None:  # a frozen parameter has no gradient
-                parts.append(parameter.grad.flatten())
-        vector = torch.cat(parts)
-        net.zero_grad(set_to_none=True)
-        return vector
+    batches_of_ranks = utils_dist.gather_objects(tensors)
+    batch_of_this_rank = batches_of_ranks[utils_dist.get_rank()]
 
     # DDP broadcasts the weights of rank 0. So give all ranks these weights also for the computation
     # without DDP.
     model.netG = net
     for parameter in net.parameters():
         dist.broadcast(parameter.data, src=0)
-    expected = gradients(of_all_ranks)
+    expected = gradients_of_mean_loss(model, batches_of_ranks)
     model.netG = model.wrap(net)
-    found = gradients([of_all_ranks[utils_dist.get_rank()]])
+    found = gradients_of_mean_loss(model, [batch_of_this_rank])
 
     error = float((found - expected).abs().max() / expected.abs().max())
     worst = max(utils_dist.gather_objects(error))
@@ -283,7 +272,7 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
         return Finding(
             OK,
             "gradients",
-            f"{len(of_all_ranks)} ranks agree with one process: {worst:.0e} relative",
+            f"{len(batches_of_ranks)} ranks agree with one process: {worst:.0e} relative",
         )
     return Finding(
         FAIL,
@@ -292,3 +281,22 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
         why="the network would train wrongly",
         cure="set find_unused_parameters; see docs/ddp.md",
     )
+
+
+def gradients_of_mean_loss(model: ModelVRT, batches: list[dict[str, Any]]) -> torch.Tensor:
+    """Return the gradients of the mean loss of some batches, as one vector.
+
+    The network of the model computes them, with or without DDP.
+    """
+    for batch in batches:
+        in_float64 = {key: value.double() for key, value in batch.items()}
+        loss = model.loss_terms(model.to_device(in_float64))["loss"] / len(batches)
+        loss.backward()  # adds to the gradients of the batches before
+    net = unwrap_ddp(model.netG)
+    parts = []
+    for parameter in net.parameters():
+        if parameter.grad is not None:  # a frozen parameter has no gradient
+            parts.append(parameter.grad.flatten())
+    vector = torch.cat(parts)
+    net.zero_grad(set_to_none=True)
+    return vector

@@ -23,8 +23,8 @@ from data.spike.pictures import to_linear, to_uint8
 
 SIZE = 128  # side of an RGB frame, in pixels
 PLANES = 88  # spike planes in one exposure, as in GoPro clips of 11 frames
-# Pixels of texture around the frame, because the camera moves. Where it moves farther, the texture
-# goes on mirrored.
+# Pixels of texture around the frame, because the camera moves. Where it moves farther, it sees the
+# mirror image of the texture.
 MARGIN = 96
 # What is painted as a letter.
 LETTERS = "ABCDEFGHKLMNPRSTVXYZ2345689"
@@ -41,7 +41,7 @@ class Layer:
     # opacity.
     sheet: np.ndarray
     path: np.ndarray  # (planes, 3): shift x and shift y in pixels, angle in radians
-    side: int = SIZE  # of the frame, in pixels
+    side: int = SIZE  # side of the frame, in pixels
 
 
 # ---- The layers and their motion -----------------------------------------------------------------

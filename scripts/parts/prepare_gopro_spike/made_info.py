@@ -38,7 +38,7 @@ def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
     try:
         if path.exists():
             table = json.loads(path.read_text(encoding="utf-8"))
-        made = table["recipe"]  # the settings of the earlier run, None without an earlier run
+        earlier_settings = table["recipe"]  # None without an earlier run
         if not isinstance(table["clips"], dict):
             raise TypeError("no clips")
     except (OSError, ValueError, KeyError, TypeError) as e:
@@ -48,8 +48,8 @@ def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
             expected="none, or one of an earlier run",
             do="choose another --out, or move the file away",
         ) from e
-    if recipe is not None and made is not None:
-        refuse_other_settings(out, made, recipe.record())
+    if recipe is not None and earlier_settings is not None:
+        refuse_other_settings(out, earlier_settings, recipe.record())
     return table
 
 
@@ -125,17 +125,17 @@ def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int])
 # ---- What is refused --------------------------------------------------------------------------
 
 
-def refuse_other_settings(out: Path, made: dict[str, Any], wanted: dict[str, Any]) -> None:
+def refuse_other_settings(out: Path, earlier: dict[str, Any], present: dict[str, Any]) -> None:
     """Raise DataError if the settings of an earlier run differ from the settings of this run.
 
-    made, wanted: the settings of the earlier run, and of this run
+    earlier, present: the settings of the earlier run, and of this run
     """
-    if made == wanted:
+    if earlier == present:
         return
-    # A version of this program may have fewer settings, so look at the settings of both.
+    # Another version of this program may have other settings, so look at the settings of both runs.
     differing = []
-    for key in {**wanted, **made}:
-        if made.get(key) != wanted.get(key):
+    for key in {**present, **earlier}:
+        if earlier.get(key) != present.get(key):
             differing.append(key)
     raise DataError(
         what=f"{out} was made with other settings: {', '.join(differing)}",

@@ -29,7 +29,7 @@ class Wanted(NamedTuple):
 
     split: str  # "train" or "test"
     index: int  # number of the sample of training, or of the test clip
-    epoch: int  # of a sample of training
+    epoch: int  # epoch of a sample of training; a test has no epochs
 
 
 class Sample(NamedTuple):
@@ -65,7 +65,7 @@ def read_sample(dataset: Any, wanted: Wanted) -> Sample:
 
 
 def sample_of_any_set(dataset: Any, wanted: Wanted) -> BareSample:
-    """Read a sample of a data set of another kind: of training, or the first frames of a clip."""
+    """Read from another kind of data set a sample of training, or the first frames of a clip."""
     split, index, epoch = wanted
     title = f"Sample {index} of datasets.{split}"
     if split == "train":

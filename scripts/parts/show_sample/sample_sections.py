@@ -106,19 +106,19 @@ def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Sectio
     channels = item["spike"][middle].numpy()  # (S, H, W)
     is_backwards = sample.draw.backwards[middle]  # whether the order of its planes is reversed
     # The grey image (H, W) that the spike channels hold at the instant of the sharp frame.
-    sharp = sharp_image(clip.spikes, channels, clip.exposures[frame], is_backwards)
+    spike_image = sharp_image(clip.spikes, channels, clip.exposures[frame], is_backwards)
 
     pictures = []
     for kind, names_of_kind in names.items():
         # "gt" may have a single frame, which is then shown.
         number = min(middle, len(item[kind]) - 1)
-        image = tensor_to_uint8(item[kind][number][:3])
-        over = edges_over(image, sharp, clip.grid.pixel)
-        pictures.append(Picture(f"{kind} {names_of_kind[number]}", over))
+        frame_image = tensor_to_uint8(item[kind][number][:3])  # [:3]: without a noise level
+        with_edges = edges_over(frame_image, spike_image, clip.grid.pixel)
+        pictures.append(Picture(f"{kind} {names_of_kind[number]}", with_edges))
     # A `MiddleFrame` (data/alignment_pictures.py): the middle one of the frames that were compared.
-    name, image, spikes = found.middle
-    over = edges_over(image, spikes, clip.grid.pixel)
-    pictures.append(Picture(f"{name}, before the crop", over))
+    name, whole_frame_image, whole_spike_image = found.middle
+    with_edges = edges_over(whole_frame_image, whole_spike_image, clip.grid.pixel)
+    pictures.append(Picture(f"{name}, before the crop", with_edges))
     return Section(
         "Alignment: edges of the spikes around the sharp instant over the frame",
         [Row(title="", pictures=pictures)],

@@ -188,7 +188,7 @@ class Ranking:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the size is given, or the smoothest size leads clearly and without a doubt."""
+        """Return whether the size is given, or the smoothest size leads clearly, without doubts."""
         if self.is_given:
             return True
         best = self.shown[0]

@@ -186,7 +186,7 @@ class PlaneReader:
         32.
         """
         while self.first_in_memory + len(self.in_memory) < end:
-            # A window may begin behind all planes in memory. Then all of them are forgotten.
+            # A window may begin after all planes in memory. Then all of them are forgotten.
             before_window = max(begin - self.first_in_memory, 0)
             forgotten = min(before_window, len(self.in_memory))
             kept = self.in_memory[forgotten:]

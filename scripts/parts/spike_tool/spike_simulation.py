@@ -1,7 +1,8 @@
 """Simulate the spikes of a clip: `simulate` of spike_tool.py.
 
-The light of each frame goes over into the light of the next frame (data/making/light_path.py). A
-sensor that integrates this light fires the spikes (data/spike/simulate.py).
+Between two frames, the light of the first frame changes into the light of the second frame
+(data/making/light_path.py). A sensor that integrates this light fires the spikes
+(data/spike/simulate.py).
 
 What must stay: the mean of simulated spikes is the image
 (test_simulated_spikes_give_the_picture_back), and one plane is in memory at a time
