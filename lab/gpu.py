@@ -5,7 +5,7 @@
     python lab/gpu.py --out gpu.json --only "step, batch 8, no checkpointing"
     python lab/gpu.py --out try.json --device cpu      tiny sizes, to try the program itself
 
-All measurements together take 5 minutes at most, and the file says which of them did not fit in.
+All measurements together take 5 minutes at most. The file says which measurements had no time left.
 The training step comes first. If a measurement raises a RuntimeError, e.g. for lack of memory, the
 file says so, and the next measurement begins. Another error ends the process, and the rest of its
 measurements are noted as failed. The file is written after each measurement:
@@ -100,6 +100,7 @@ def main(argv: list[str]) -> int:
 def names_by_process() -> list[list[str]]:
     """Return for each process the names of the measurements that it makes, in their order.
 
+    E.g. the measurements a, b, c, d, of which a and c are in FIRST_OF_PROCESS: [[a, b], [c, d]].
     The first measurement of all must be one of FIRST_OF_PROCESS.
     """
     names_of_processes: list[list[str]] = []

@@ -71,8 +71,8 @@ class AllMethods:
             SHIPPED_METHOD,
             *(trained_run.run.name for trained_run in trained_runs),
         ]
-        # Number of frames so far whose light needs a part that was not trained. E.g. a dark frame
-        # needs "few", and --parts is "good". `scores_of` leaves out the clip of such a frame.
+        # Number of frames so far that need a part which was not trained. E.g. a dark frame needs
+        # the part "few", and --parts is "good". `scores_of` leaves out the clip of such a frame.
         self.frames_without_steps = 0
 
     def __call__(self, z_0: Tensor, inputs: AreaInputs) -> Tensor:
@@ -80,34 +80,34 @@ class AllMethods:
 
         `MotionRestorer` keeps the pixels of z_0 that stand still in each of them.
 
-        z_0: the frame of the operator, (3, H, W). inputs: its spikes and its equations.
+        z_0: the first estimate, which is the frame of the operator, (3, H, W). inputs: the spikes
+        and the equations of the frame.
         """
         # The light of the frame decides which part of the steps restores it.
         part = "few" if inputs.median_spikes < FEW_SPIKES else "good"
+        if any(part not in trained_run.steps for trained_run in self.trained_runs):
+            self.frames_without_steps += 1
+
         equations = inputs.equations
         proposal = equations.proposal(z_0)
-        # What the steps of the control get instead. Its equations have no motion, so their proposal
-        # is z_0.
-        hidden = HiddenEquations(equations)
-        hidden_proposal = hidden.proposal(z_0)
+        # What the steps of the control get in place of these two. Equations without a motion
+        # propose z_0 itself.
+        hidden_equations = HiddenEquations(equations)
+        hidden_proposal = hidden_equations.proposal(z_0)
 
         # `all_steps` returns the frame after each learned step. The last one is the restored frame.
         frames_of_shipped = self.shipped[part].all_steps(z_0, proposal, equations)
         frames = [z_0, frames_of_shipped[-1]]
-        if any(part not in trained_run.steps for trained_run in self.trained_runs):
-            self.frames_without_steps += 1
         for trained_run in self.trained_runs:
             steps = trained_run.steps.get(part)
             if steps is None:
-                # z_0 only fills the place of this run in the result: `scores_of` leaves the clip
-                # out.
+                # The part was not trained. z_0 only fills the place of this run in the result,
+                # because `scores_of` leaves the clip out.
                 frames.append(z_0)
-                continue
-            if trained_run.run.kind == PLAIN:
-                frames_of_run = steps.all_steps(z_0, hidden_proposal, hidden)
+            elif trained_run.run.kind == PLAIN:
+                frames.append(steps.all_steps(z_0, hidden_proposal, hidden_equations)[-1])
             else:
-                frames_of_run = steps.all_steps(z_0, proposal, equations)
-            frames.append(frames_of_run[-1])
+                frames.append(steps.all_steps(z_0, proposal, equations)[-1])
         return torch.stack(frames).clamp(0, 1)
 
 

@@ -1,8 +1,8 @@
 """The JSON Schema of option files, with which editors complete and check keys.
 
 Most functions below take `shared`, the definitions of the schema: name -> schema. A schema that
-occurs more than once is written there once, and each place refers to it. `shared_reference` adds to
-`shared`, and each other function passes it on.
+occurs at several places is written once, in `shared`, and each place refers to it.
+`shared_reference` adds a schema to `shared`, and the other functions pass `shared` on.
 
 What must stay: the schema accepts every option file of this project.
 tests/parts/utils/test_option_files.py reads the written file, e.g.
@@ -41,8 +41,8 @@ def _split_of(dataset: str) -> str:
 def make_schema() -> str:
     """Return the JSON Schema of option files, draft 7, one line for each key and definition.
 
-    Another version of pydantic may word it differently. No key is required, because a file may
-    inherit any key from its base. The programs say what is missing.
+    Another version of pydantic may word the schema differently. No key is required, because a file
+    may inherit any key from its base. A program says which key is missing.
     """
     shared: Schema = {}  # gets the definitions from `keys_of` and `part_of`
     keys = keys_of(Options, shared)
@@ -116,7 +116,7 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
     """
     type_key = registry.type_key  # the key that names the part, e.g. "net_type"
     keys_of_parts: dict[str, Schema] = {}  # name of a part -> its keys -> their schemas
-    descriptions = []  # of each part: the first paragraph of its docstring, in one line
+    descriptions = []  # for each part, the first paragraph of its docstring, in one line
     for name in names:
         model = registry.model(name)
         docstring = inspect.getdoc(model.constructor) or ""
@@ -129,7 +129,23 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
             else:
                 keys_of_parts[name][key] = shared_reference(key, schema, shared)
 
-    # A branch for each type, and a branch for a section without a type.
+    type_schema = {
+        "enum": list(names),
+        "enumDescriptions": descriptions,
+        "description": f"The {registry.kind}.",
+    }
+    branches = _branches_by_type(type_key, keys_of_parts)
+    return {"type": "object", "properties": {type_key: type_schema}, "allOf": branches}
+
+
+def _branches_by_type(type_key: str, keys_of_parts: dict[str, Schema]) -> list[Schema]:
+    """Return a branch of the schema for each type, and a branch for a section without a type.
+
+    The docstring of `part_of` has an example.
+
+    type_key: the key that names the part, e.g. "net_type".
+    keys_of_parts: name of a part -> its keys -> their schemas.
+    """
     branches = []
     for name, keys in keys_of_parts.items():
         has_this_type = {"properties": {type_key: {"const": name}}, "required": [type_key]}
@@ -142,13 +158,7 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
         "additionalProperties": False,
     }
     branches.append({"if": has_no_type, "then": keys_of_any_part})
-
-    type_schema = {
-        "enum": list(names),
-        "enumDescriptions": descriptions,
-        "description": f"The {registry.kind}.",
-    }
-    return {"type": "object", "properties": {type_key: type_schema}, "allOf": branches}
+    return branches
 
 
 def _keys_of_any(keys_of_parts: Sequence[Schema]) -> Schema:
@@ -177,7 +187,8 @@ def shared_reference(name: str, schema: Schema, shared: Schema) -> Schema:
     """
     own_name = name
     number = 1
-    # `setdefault` puts the schema under the name if the name is free, and returns what is there.
+    # `setdefault` puts the schema under the name if the name is free. It returns the schema that is
+    # then under the name.
     while shared.setdefault(own_name, schema) != schema:
         number += 1
         own_name = f"{name}_{number}"
