@@ -58,7 +58,7 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
         draw = with_mean_of_exposure(draw)
     pairs, middle = pairs_of_sample(dataset, draw, count, kind)
 
-    pixel_side = draw.clip.grid.pixel  # number of RGB pixels along a spike pixel
+    pixel_side = draw.clip.grid.rgb_per_spike_pixel  # number of RGB pixels along a spike pixel
     measures = measure(pairs, pixel_side)
     distance = float(np.hypot(*measures.shift))  # RGB pixels
     most_spike_pixels = MOST_SHIFT_OF_SHARP if kind == "gt" else MOST_SHIFT_OF_BLURRY

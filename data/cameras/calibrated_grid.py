@@ -51,8 +51,8 @@ class CalibratedGrid:
         height, width = calibration.rgb_size
         self.size = (height, width)  # of a frame
         matrix_to_rgb = calibration.to_rgb()  # (3, 3), from spike pixels to RGB pixels
-        rgb_per_spike_pixel = scale_of(matrix_to_rgb)  # along a side, e.g. 3.96
-        self.pixel = max(1, round(rgb_per_spike_pixel))
+        scale = scale_of(matrix_to_rgb)  # RGB pixels per spike pixel along a side, e.g. 3.96
+        self.rgb_per_spike_pixel = max(1, round(scale))
         self._plane = plane_size
         self._nearest = nearest
         self._path = path

@@ -137,7 +137,7 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
         table = {"": table}
 
     exposures = {}
-    clip = ""  # for the message
+    clip = ""  # the clip whose exposures are read, for the message
     try:
         for clip, entry in TypeAdapter(Tables).validate_python(table).items():
             exposures[clip] = _exposures_of_clip(entry)

@@ -5,7 +5,7 @@ of a crop are enlarged n times. data/cameras/spike_grid.py explains grids and wi
 
 What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
 frame, because networks are trained on crops. test_a_crop_is_bit_for_bit_the_crop_of_the_whole tries
-some.
+some crops.
 
 Tests: tests/parts/data/test_spike_grid.py
 """
@@ -64,21 +64,22 @@ class ScaledGrid:
         geometry: SpikeGeometry,
         size: tuple[int, int],
         interpolation: int,
-        any_size: bool = False,
+        may_be_stretched: bool = False,
     ) -> None:
         """Check the sizes. Raises DataError if they do not fit.
 
         geometry: size of the spike planes. size: (H, W) of a frame.
         interpolation: a constant of OpenCV.
-        any_size: whether a frame may have any size, as the clips of a user may. A frame that is no
-        multiple of the plane is restored as a whole, so its window reads the whole plane.
+        may_be_stretched: whether a frame may have any size, as the clips of a user may. A plane is
+        stretched to a frame that is no multiple of it. Such a frame is restored as a whole, so its
+        window reads the whole plane.
         """
         height, width = size
         self.step = max(1, round(height / geometry.height))
         is_multiple = size == (self.step * geometry.height, self.step * geometry.width)
-        if not is_multiple and not any_size:
+        if not is_multiple and not may_be_stretched:
             _refuse_frame_of_no_multiple(geometry, size)
-        self.pixel = self.step
+        self.rgb_per_spike_pixel = self.step
         self.region = Crop(0, 0, height, width)  # both cameras see the whole frame
         self._is_stretched = not is_multiple
         self._geometry = geometry

@@ -15,10 +15,10 @@ A sample uses them in three steps (data/cameras/channels_of_frame.py):
 
 Both grids have the same attributes:
 
-    step      crops of the frame start at multiples of the step, and have such heights and widths
-    pixel     RGB pixels per spike pixel along a side, at least 1
-    region    a `Crop`: the RGB pixels from which crops for training are drawn
-    coverage  the fraction of the frame's pixels that the spike camera sees
+    step                 the top, left, height and width of a crop of the frame are multiples of it
+    rgb_per_spike_pixel  RGB pixels per spike pixel along a side, rounded, at least 1
+    region               a `Crop`: the RGB pixels from which crops for training are drawn
+    coverage             the fraction of the frame's pixels that the spike camera sees
 
 A third kind of grid needs these attributes and a method `window`. Its windows need `crop`, `to_rgb`
 and `brightness`.

@@ -130,7 +130,8 @@ class DatSpikes:
     is_auto: bool  # whether data/cameras/self_calibration.py gives each clip its own calibration
     calibration: Calibration | None
     calibrated_grid: CalibratedGrid | None  # the grid that `calibration` gives
-    is_stretched: bool  # whether planes are stretched to frames of another ratio of height to width
+    # Whether planes may be stretched to frames whose size is no multiple of theirs, as for a user.
+    may_be_stretched: bool
 
     def __init__(
         self,
@@ -209,7 +210,7 @@ class DatSpikes:
             is_auto=calibration == "auto",
             calibration=None,
             calibrated_grid=None,
-            is_stretched=False,
+            may_be_stretched=False,
         )
         if calibration_of_file:
             self._calibrate(calibration_of_file.calibration, calibration_of_file.path)
@@ -276,7 +277,7 @@ class DatSpikes:
         Raises DataError if the sizes do not fit.
         """
         if self.calibrated_grid is None:
-            return ScaledGrid(self.geometry, size, self.interpolation, self.is_stretched)
+            return ScaledGrid(self.geometry, size, self.interpolation, self.may_be_stretched)
         self.calibrated_grid.check_size(size)
         return self.calibrated_grid
 

@@ -180,14 +180,15 @@ class Timing:
         # knows whether frame 4 was taken two usual distances after frame 2. A film has times.
         if times.gaps and not times.is_film:
             raise unknown_times(clip, times, first, count)
+        if not (times.is_film and tick_hz):
+            return times.plane_ranges(first, count)
         # Two clocks give the length of the clip in seconds: the film, and the number of planes
         # divided by `tick_hz`. If they do not agree, `until` returns times with a doubt.
-        if times.is_film and tick_hz:
-            seconds = Fraction(count) / Fraction(tick_hz)
-            times = times.until(times.begin + seconds)
-            if times.doubt:
-                raise unknown_times(clip, times, first=first, count=count, tick_hz=tick_hz)
-        return times.plane_ranges(first, count)
+        seconds = Fraction(count) / Fraction(tick_hz)
+        times_of_both = times.until(times.begin + seconds)
+        if times_of_both.doubt:
+            raise unknown_times(clip, times_of_both, first=first, count=count, tick_hz=tick_hz)
+        return times_of_both.plane_ranges(first, count)
 
     def span(
         self,

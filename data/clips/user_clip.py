@@ -76,7 +76,7 @@ def user_clip(
     _warn_of_doubtful_times(name, times, frames.is_video)
     if spikes and spike is not None:
         # Planes of another size than the frames are stretched over the whole frame.
-        spikes = spikes.changed(is_stretched=True)
+        spikes = spikes.changed(may_be_stretched=True)
         paths["spike"] = str(spike)
         listing["spike"] = _listing_of_spikes(name, frames, times, Path(spike))
 

@@ -113,11 +113,11 @@ def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Sectio
         # "gt" may have a single frame, which is then shown.
         number = min(middle, len(item[kind]) - 1)
         frame_image = tensor_to_uint8(item[kind][number][:3])  # [:3]: without a noise level
-        with_edges = edges_over(frame_image, spike_image, clip.grid.pixel)
+        with_edges = edges_over(frame_image, spike_image, clip.grid.rgb_per_spike_pixel)
         pictures.append(Picture(f"{kind} {names_of_kind[number]}", with_edges))
     # A `MiddleFrame` (data/alignment_pictures.py): the middle one of the frames that were compared.
     name, whole_frame_image, whole_spike_image = found.middle
-    with_edges = edges_over(whole_frame_image, whole_spike_image, clip.grid.pixel)
+    with_edges = edges_over(whole_frame_image, whole_spike_image, clip.grid.rgb_per_spike_pixel)
     pictures.append(Picture(f"{name}, before the crop", with_edges))
     return Section(
         "Alignment: edges of the spikes around the sharp instant over the frame",

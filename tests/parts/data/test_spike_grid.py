@@ -137,7 +137,7 @@ def test_a_calibration_that_only_enlarges_covers_the_frame():
 
 
 def test_a_factor_of_a_homography_does_not_change_the_size_of_a_spike_pixel():
-    assert grid(matrix=3 * TURNED).pixel == grid(matrix=TURNED).pixel
+    assert grid(matrix=3 * TURNED).rgb_per_spike_pixel == grid(matrix=TURNED).rgb_per_spike_pixel
 
 
 def test_spikes_finer_than_the_frame_are_averaged_over_its_pixels():
