@@ -106,7 +106,9 @@ class AdjointOfSums:
         # A sample with the corner c has the four pixels c + k, with the offsets k = 0, 1, W, W + 1.
         # So there are four matrices, one for each offset. Row c has an entry for each sample of the
         # corner c, in the column of the sample's output. The product of row c and y belongs to the
-        # pixel c + k. All four have their entries at the same places, and only the values differ.
+        # pixel c + k. E.g. a sample of output 2 has the corner 7, and the weight of its pixel 8 is
+        # 0.3. Then the matrix of the offset 1 has 0.3 in row 7 and column 2, and 0.3 y_2 is added
+        # to pixel 8. All four matrices have their entries at the same places, with other values.
         self._matrices = []
         for offset, weights_of_pixel in zip(samples.offsets, weights, strict=True):
             # The last `offset` corners have no pixel c + offset. Their weights are 0, and they get

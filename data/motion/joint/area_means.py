@@ -62,17 +62,22 @@ class AreaMeans:
         down, across = view.points_in_pixel
         points = view.points_on_frame().reshape(plane_height, down, plane_width, across, 2)
         middles = points.mean(axis=(1, 3))  # (h, w, 2)
-        middle_of_plane = (plane_height // 2, plane_width // 2)
+        # The spike pixel in the middle of the plane: its middle (2,), and its points.
+        row = plane_height // 2
+        column = plane_width // 2
+        middle = middles[row, column]
+        points_of_middle_pixel = points[row, :, column]  # (down, across, 2)
         # By how much the places lie to the right of and below RGB pixels, x and y in [0, 1).
-        shift = middles[middle_of_plane] % 1
+        shift = middle % 1
         shift[shift > 1 - SAME_PLACE] = 0
         # The first place has its x and y at shift - 1, so that no RGB pixel lies outside the grid.
         self.middles = torch.from_numpy(middles - shift + 1).to(device)
 
         # A mean is the sum over these RGB pixels: steps from the pixel above and to the left of the
-        # place, with their weights.
-        from_middle = points[middle_of_plane[0], :, middle_of_plane[1]] - middles[middle_of_plane]
-        self._parts = _parts_of(shift + from_middle.reshape(-1, 2))
+        # place, with their weights. E.g. with aligned cameras and 2 x 2 RGB pixels in a spike
+        # pixel, the steps (y, x) are (0, 0), (0, 1), (1, 0) and (1, 1), with the weight 1/4 each.
+        from_place = (points_of_middle_pixel - middle).reshape(-1, 2)  # (down across, 2)
+        self._parts = _parts_of(shift + from_place)
         # The number of rows and columns by which the frame is extended on each side.
         self._border = max(max(abs(y), abs(x)) for y, x, _ in self._parts) + 1
 
@@ -138,4 +143,5 @@ def _parts_of(points: np.ndarray) -> list[tuple[int, int, float]]:
             for x in (left, left + 1):
                 weight = (1 - abs(point_y - y)) * (1 - abs(point_x - x)) / len(points)
                 weights[y, x] = weights.get((y, x), 0.0) + weight
+    # A smaller weight differs from 0 only by rounding.
     return [(y, x, weight) for (y, x), weight in weights.items() if weight > SAME_PLACE**2]

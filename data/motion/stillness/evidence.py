@@ -115,8 +115,14 @@ def evidence(
     deviation = max(float(np.sqrt(2 * square.sum())), SMALLEST)
     of_frame = float(product.sum()) / deviation
 
-    # Around a pixel, the same sums are taken with Gaussian weights g, which sum up to 1. In the sum
-    # of squares the weights are g^2 = factor x (a Gaussian of sigma EVIDENCE_SIGMA / sqrt(2)).
+    # Around a pixel, the same sums are taken with Gaussian weights g, which sum up to 1. At the
+    # distance d, with s = EVIDENCE_SIGMA:
+    #
+    #     g                           exp(-d^2 / (2 s^2)) / (2 pi s^2)
+    #     g^2, in the sum of squares  exp(-d^2 / s^2) / (4 pi^2 s^4)
+    #     Gaussian of s / sqrt(2)     exp(-d^2 / s^2) / (pi s^2)
+    #
+    # So g^2 is this Gaussian, times the factor 1 / (4 pi s^2).
     factor = 1 / (4 * np.pi * EVIDENCE_SIGMA**2)
     sum_around = blurred(product, EVIDENCE_SIGMA)
     squares_around = factor * blurred(square, EVIDENCE_SIGMA / np.sqrt(2))
