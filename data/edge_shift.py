@@ -76,20 +76,22 @@ NO_TEXTURE = 1e-6
 
 def _measure_frame(pair: Pair, pixel_side: int) -> Measures:
     """Measure how well the spikes fit one frame. pixel_side: RGB pixels along a spike pixel."""
-    spikes = _gradients(pair.spikes, pixel_side)
-    frame = _gradients(pair.frame, pixel_side)
+    edges_of_spikes = _gradients(pair.spikes, pixel_side)
+    edges_of_frame = _gradients(pair.frame, pixel_side)
     # A single row or column of spike pixels has no shift across it, and OpenCV refuses it.
     # Nothing correlates with a picture without texture.
-    if min(spikes.shape) < 2 or spikes.std() < NO_TEXTURE or frame.std() < NO_TEXTURE:
+    has_one_line = min(edges_of_spikes.shape) < 2
+    lacks_texture = edges_of_spikes.std() < NO_TEXTURE or edges_of_frame.std() < NO_TEXTURE
+    if has_one_line or lacks_texture:
         return Measures(correlation=0.0, shift=(0.0, 0.0), response=0.0)
     # corrcoef returns a matrix (2, 2) with 1 on its diagonal.
-    correlation = np.corrcoef(spikes.ravel(), frame.ravel())[0, 1]
+    correlation = np.corrcoef(edges_of_spikes.ravel(), edges_of_frame.ravel())[0, 1]
     # The window fades out the borders, because a phase correlation takes the picture as periodic.
-    # In place: `phaseCorrelate` multiplies `spikes` and `frame` by the window. So the correlation
+    # `phaseCorrelate` multiplies both pictures of edges by the window, in place. So the correlation
     # must be computed before.
-    height, width = spikes.shape
+    height, width = edges_of_spikes.shape
     window = cv2.createHanningWindow((width, height), cv2.CV_32F)
-    shift_of_frame, response = cv2.phaseCorrelate(spikes, frame, window)
+    shift_of_frame, response = cv2.phaseCorrelate(edges_of_spikes, edges_of_frame, window)
     # OpenCV gives the offset of the frame from the spikes, in spike pixels. `Measures` has the
     # offset of the spikes from the frame, in RGB pixels. So the sign and the unit change.
     right, down = shift_of_frame

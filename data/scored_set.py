@@ -7,7 +7,8 @@ builds the data set, and puts what the other functions return into its `Job`
 What must stay: `keys_of_scores`, by which a continued test knows its own results
 (test_results_of_other_settings_are_not_taken_over). Free to change: the words for the report.
 
-Tests: tests/stories/test_main_test.py, tests/stories/test_kair_files.py
+Tests: tests/stories/test_main_test.py, tests/stories/test_kair_files.py,
+tests/parts/utils/test_output_folder.py
 """
 
 from collections.abc import Sequence

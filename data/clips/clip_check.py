@@ -20,7 +20,7 @@ Free to add: a rule. Then add 1 to the number FORMAT in data/clips/kept.py, beca
 are already stored were not checked for it.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py,
-tests/parts/data/test_user_folders.py
+tests/parts/data/test_user_folders.py, tests/parts/data/test_instants.py
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -12,8 +12,8 @@ The result is a list of readers (data/clips/readers.py), one for each clip.
 What must stay: the names of clips and frames, because the results of users have these names. Free
 to add: a layout of folders in `_find_clips`, as long as the existing layouts give the same clips.
 
-Tests: tests/parts/data/test_user_folders.py, tests/stories/test_foreign_files.py,
-tests/stories/test_main_test.py
+Tests: tests/parts/data/test_user_folders.py, tests/parts/data/test_frame_times.py,
+tests/stories/test_foreign_files.py, tests/stories/test_main_test.py
 """
 
 import dataclasses
@@ -114,8 +114,8 @@ def user_clips(
     clips = calibrated(clips, DiskFiles())
     for clip in clips:
         if clip.spikes:
-            path = str(clip.opened["lq"].path)
-            warn_uncovered(clip.grid, what=f"clip {clip.name}", where=path)
+            path_of_frames = str(clip.opened["lq"].path)
+            warn_uncovered(clip.grid, what=f"clip {clip.name}", where=path_of_frames)
     return UserClips(clips).readers()
 
 

@@ -9,7 +9,7 @@ What must stay: the numbers that are read, because a run may be resumed with ano
 test_an_lmdb_of_frames_gives_the_samples_of_the_files).
 Free to change: how the files are read, and how much stays in memory.
 
-Tests: tests/parts/data/test_io_backend.py
+Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_clip_cache.py
 """
 
 from collections.abc import Sequence

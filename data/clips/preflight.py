@@ -120,14 +120,14 @@ def check_source(
         with suppress(DataError):
             record = Record(stored, source, scale)
     if record:
-        result = record.read(share)
-        if result:
+        stored_result = record.read(share)
+        if stored_result:
             return Report(
                 name,
                 source,
-                result.clips,
-                warnings=result.warnings,
-                note=f"{result.counts}, as checked before",
+                stored_result.clips,
+                warnings=stored_result.warnings,
+                note=f"{stored_result.counts}, as checked before",
                 options_digest=record.options_digest,
                 record_id=record.record_id,
             )

@@ -14,7 +14,8 @@ What must stay:
 Free to add: a method of `Reader`, with a body that works for the readers of users. Free to change:
 how `DatasetClip` answers.
 
-Tests: tests/parts/data/test_readers.py, tests/stories/test_extending.py (a test set of a user)
+Tests: tests/parts/data/test_readers.py, tests/parts/data/test_content.py (digests),
+tests/stories/test_extending.py (a test set of a user)
 """
 
 import dataclasses

@@ -16,7 +16,8 @@ Free to add: a rule. Then raise FORMAT in data/clips/kept.py, because the result
 stored were not checked for it.
 Free to change: the size of a group of files, and what runs in threads.
 
-Tests: tests/parts/data/test_preflight.py, tests/stories/test_bad_input.py
+Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_manifest.py,
+tests/stories/test_bad_input.py
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -119,8 +119,8 @@ def _common_view(clip: Clip, grey: np.ndarray, rates: np.ndarray) -> Views:
         # Without a calibration, both cameras see the same view. So the frame only needs the size of
         # a plane.
         height, width = rates.shape
-        grey = cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
-        return Views(grey, rates, flipped_rates)
+        small_grey = cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
+        return Views(small_grey, rates, flipped_rates)
     # With a calibration, the planes are warped onto the frame (calibrated_grid.py). `window` has
     # the spike pixels that the whole frame needs (`crop`), and the warp (`to_rgb`). `region` is the
     # part of the frame that both cameras see.

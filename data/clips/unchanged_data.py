@@ -122,7 +122,7 @@ def _has_all_clips(table: ClipTable) -> bool:
     """Return whether the clips of the record are exactly the folders of the lq root.
 
     A forged record could leave out a clip, although the states of all folders are true
-    (test_a_record_without_one_of_the_clips_is_as_good_as_none).
+    (test_a_record_without_one_of_the_clips_is_not_used).
     """
     root = table.source.dataroot_lq
     # If the clips of an LMDB change, the state of its files changes.

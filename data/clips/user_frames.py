@@ -8,7 +8,7 @@ What must stay: the stems, because the results of a user have these names, and t
 frames (test_images_are_sorted_by_the_numbers_in_their_names). Free to change: the warnings.
 
 Tests: tests/parts/data/test_files.py, tests/parts/data/test_pictures.py,
-tests/stories/test_foreign_files.py
+tests/parts/data/test_frame_times.py, tests/stories/test_foreign_files.py
 """
 
 import logging
