@@ -254,9 +254,7 @@ def flip_a_bit_without_checksum(path: Path) -> None:
         flip_a_bit_without_checksum,
     ],
 )
-def test_a_damaged_file_gives_way_to_the_previous_one(
-    path, damage: Callable[[Path], None], caplog
-):
+def test_a_damaged_file_gives_way_to_the_previous_one(path, damage: Callable[[Path], None], caplog):
     for step in (1, 2, 3):
         checkpoint.save(state(step), path)
     damage(path)

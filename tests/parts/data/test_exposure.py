@@ -33,7 +33,9 @@ def recording_of(stream: np.ndarray, begin: int, end: int) -> Recording:
     return Recording(blurry, stream, begin=begin, end=end, sharp=(begin + end) / 2)
 
 
-# Planes that were not recorded are left out: here those before plane 0 and after plane 99.
+# window: (first plane, plane after the last). The stream has the planes 0 to 99, and other planes
+# are left out of a window. E.g. 8 planes around time 2.0 would be planes -2 to 5, so 0 to 5 are
+# left.
 @pytest.mark.parametrize(
     ("time", "planes", "window"),
     [
@@ -62,17 +64,19 @@ def test_an_interval_counts_in_each_window_by_the_part_that_lies_there():
     stream = np.zeros((12, 1, 1), np.uint8)
     stream[[1, 5, 9]] = 1  # spikes at the times 2, 6 and 10
 
-    # Half of the interval from 2 to 6 in two planes, and the intervals 2 to 6 and 6 to 10 in eight.
+    # The window of planes 3 and 4 has half of the interval from 2 to 6, so half a spike in 2
+    # planes. The window of planes 2 to 9 has the intervals 2 to 6 and 6 to 10, so 2 spikes in 8
+    # planes.
     rates = recording_of(stream, 0, 12).spike_rates([(3, 5), (2, 10)])
 
     assert rates[:, 0, 0] == pytest.approx([0.5 / 2, 2 / 8])
 
 
-def test_times_of_an_exposure_stay_with_its_planes_if_planes_before_it_are_left_out():
+def test_times_of_an_exposure_are_shifted_if_planes_before_it_are_removed():
     stream = np.arange(12, dtype=np.uint8).reshape(12, 1, 1)
     whole = recording_of(stream, begin=4, end=8)
 
-    cut = whole.with_planes(3, 12)
+    cut = whole.with_planes(3, 12)  # without planes 0, 1 and 2
 
     assert (cut.begin, cut.end, cut.sharp) == (1, 5, 3.0)
     assert np.array_equal(cut.stream[cut.begin : cut.end], stream[4:8])

@@ -1,8 +1,8 @@
-"""data/motion/network_inputs.py: what the network of motion sees of the spikes.
+"""data/motion/network_inputs.py: the inputs of the network that finds the motion.
 
-spike_windows.py counts the spikes.
+data/motion/spike_windows.py counts the spikes. Words of this page:
 
-    window    some planes in a row; the network sees the spikes and the light of each window
+    window    some planes in a row; the network gets the spikes and the light of each window
     edge      where a window begins or ends
 """
 
@@ -17,8 +17,9 @@ from tests.helpers.motion_network import constant_network
 from tests.helpers.moving_scene import Scene, reader_of
 
 # Planes at which the windows of the network begin and end, for an exposure of the planes 0 to 87.
-# Its middle is plane 44. Eleven windows of 8 planes divide it, from the edge -5.5 (plane 0) to the
-# edge 5.5 (plane 88). Further windows lie before and after it.
+# The middle of the exposure is plane 44. Eleven windows of 8 planes divide the exposure, from the
+# edge -5.5 (plane 44 - 8 x 5.5 = 0) to the edge 5.5 (plane 88). More windows lie before and after
+# it.
 PLANES_OF_EDGES = np.array([round(44 + 8 * edge) for edge in EDGES])
 
 
@@ -43,15 +44,16 @@ def test_the_spikes_of_a_window_are_counted(windows):
 
 
 def test_the_light_of_a_window_follows_from_the_intervals_in_it(windows):
-    # A spike in plane p ends an interval at time p + 1: here 3, 6 and 9. An interval has the light
-    # of one spike, so a part of an interval has a part of this light.
+    # A spike in plane p ends an interval at time p + 1: here at 3, 6 and 9. An interval has the
+    # light of one spike. If a third of an interval lies in a window, the window gets a third of
+    # this light:
     #
     #     window 1, times 0 to 4     the interval 0 to 3, and 1/3 of 3 to 6        4/3
     #     window 2, times 4 to 6     the other 2/3 of 3 to 6                       2/3
     #     window 3, times 6 to 12    the interval 6 to 9, and 3/4 of 9 to 13       1.75
     #
-    # No spike ends the last interval. It counts as if a spike came one plane after the stream, at
-    # 13.
+    # No spike ends the last interval, which begins at 9. It counts as if a spike came one plane
+    # after the stream, so it ends at 13.
     assert windows.light[:, 0, 0] == pytest.approx([0, 4 / 3, 2 / 3, 1.75, 0])
 
 
@@ -64,7 +66,8 @@ def test_windows_outside_of_the_planes_are_not_recorded(windows):
 
 
 def test_what_the_network_sees_has_the_order_of_its_training():
-    # Three windows of 8 planes. In each, the left half has 4 spikes, and the right half has 1.
+    # Three windows of 8 planes. In each window, a pixel of the left half has 4 spikes, and a pixel
+    # of the right half has 1 spike. The mean is 2.5.
     light = np.ones((3, 4, 8), np.float32)
     light[:, :, :4] = 4
     lengths = np.full(3, 8, np.float32)
@@ -74,21 +77,22 @@ def test_what_the_network_sees_has_the_order_of_its_training():
 
     inputs = pictures_of(windows, blurry, inside=slice(0, 3), planes_per_eleventh=8)
 
-    # Light relative to its mean, sqrt(4 / 2.5) - 1. Then the change of the number of spikes: none.
+    # Channel 0: the light relative to its mean, sqrt(4 / 2.5) - 1 in the left half.
+    # Channel 1: the change of the number of spikes from window to window, which is 0.
     assert inputs.pictures[:, 0, :, 0] == pytest.approx(0.2649, abs=1e-4)
     assert inputs.pictures[:, 1] == pytest.approx(0)
-    # Spikes around each pixel, in the mean, and the contrast of the blurry frame.
+    # The scene: spikes around each pixel, the mean of the spikes, the contrast of the blurry frame.
     around, mean, contrast = inputs.scene
     assert around[0, 0] > around[0, 7]
     assert mean == pytest.approx(np.log(2.5))
     assert contrast[0] == pytest.approx(2 * (0.5 - 0.125))
 
 
-def test_what_the_network_sees_hardly_depends_on_the_length_of_the_exposure():
+def test_the_inputs_hardly_depend_on_the_number_of_planes_of_the_exposure():
     rng = np.random.default_rng(0)
     blurry = rng.random((16, 20)).astype(np.float32)
-    # Each pixel fires each 4 planes. If every other plane is left out, it fires each 2 planes, and
-    # an eleventh of the exposure has 4 planes in place of 8.
+    # Each pixel fires every 4 planes. If every other plane is left out, a pixel fires every 2
+    # planes, and an eleventh of the exposure has 4 planes in place of 8.
     stream = np.zeros((176, 16, 20), np.uint8)
     stream[::4] = 1
     half_as_many_planes = stream[::2]
@@ -101,7 +105,7 @@ def test_what_the_network_sees_hardly_depends_on_the_length_of_the_exposure():
     for of_usual, of_short in zip(usual, short, strict=True):  # the pictures, then the scene
         assert np.isfinite(of_usual).all()
         assert np.isfinite(of_short).all()
-        assert np.abs(of_usual).max() < 5  # usual are values of about 1 or less
+        assert np.abs(of_usual).max() < 5  # most values are about 1 or less
     # INSIDE are the eleven windows that divide the exposure.
     assert np.allclose(usual.pictures[INSIDE], short.pictures[INSIDE], atol=0.3)
     assert np.allclose(usual.scene, short.scene, atol=0.3)
@@ -126,7 +130,7 @@ def test_the_inputs_are_finite_in_all_light(inputs_of_frames):
 @pytest.mark.parametrize("inputs_of_frames", [0.6], ids=["bright"], indirect=True)
 def test_the_windows_outside_of_a_clip_are_empty(inputs_of_frames):
     for frame, (pictures, _) in enumerate(inputs_of_frames):
-        is_recorded = np.abs(pictures).max(axis=(1, 2, 3)) > 0  # (15,): a window has an input
+        is_recorded = np.abs(pictures).max(axis=(1, 2, 3)) > 0  # (15,): whether a window is not 0
         # Two of the 15 windows lie before the exposure (0 and 1), and two after it (13 and 14).
         # The first frame has no planes before it, and the last frame has no planes after it.
         assert is_recorded[:2].any() == (frame > 0)

@@ -1,7 +1,11 @@
-"""The steps of a round on all pixels (data/cameras/registration/all_pixels.py), each tried alone.
+"""Each step of a round on all pixels (data/cameras/registration/all_pixels.py), tested alone.
 
-s are the details of the summed spikes of an exposure, F the details of the features of the frame, a
-their coefficients, and r = s - F a.
+Letters of this page:
+
+    s    details of the summed spikes of an exposure
+    F    details of the features of the frame
+    a    coefficients of the features
+    r    residuals, s - F a
 """
 
 from dataclasses import replace
@@ -39,9 +43,10 @@ def moving_view() -> View:
 def residuals_after(
     pair: Pair, change: dict[str, float], step: list[float], a: np.ndarray
 ) -> np.ndarray:
-    """Return r (h, w) of a view, with given coefficients a, after the times and the matrix change.
+    """Return r (h, w) of a view after a change of the times and the matrix. a stays the same.
 
-    change: what is added to fields of `Estimate`. step: amounts of the first four CHANGES.
+    change: field of `Estimate` -> the number to add to it. step: amounts of the first four CHANGES
+    (right, down, larger, turned) of the matrix.
     """
     estimate = Estimate([pair], nominal_matrix(SPIKE, RGB), model="similarity", most_offset=20.0)
     for field, amount in change.items():
@@ -52,14 +57,16 @@ def residuals_after(
 
 
 SIGMA = 2.0  # size of the details in spike pixels
-BLUR = 4.0  # of the frame, in RGB pixels
+BLUR = 4.0  # blur of the frame, in RGB pixels
 
 
-# The rates around start and end are measured over REACH planes on each side. So the times are
-# changed by as much: later by REACH moves both ends by REACH, and so does longer by 2 REACH.
+# The code measures the rates around start and end of the exposure over REACH planes on each side.
+# So the test changes the times by the same amount. "later" by REACH moves both ends by REACH.
+# "longer" by 2 REACH moves each end by REACH.
 #
-# Two columns are only about right. The column of the scale leaves out that the filter of the
-# details does not grow with the image. And the roll moves rows near the middle by less than REACH.
+# Two columns are only approximate, so their limit is 0.4. The column "larger" does not include that
+# the filter of the details does not grow with the image. And the roll moves rows near the middle by
+# less than REACH.
 @pytest.mark.parametrize(
     ("column", "change", "step", "limit"),
     [
@@ -86,10 +93,10 @@ def test_each_column_is_the_derivative_of_the_residuals(moving_view, column, cha
     amount = max([*change.values(), *step])
     measured = (later - earlier) / (2 * amount)
     if column == LENGTH_COLUMN:
-        # This column leaves out the part of the gain that larger coefficients explain.
+        # This column does not include the part of the gain that larger coefficients explain.
         measured = measured - predicted / estimate.length
 
-    # Without the edges, where the filter repeats pixels.
+    # Compare without the edges, where the filter repeats pixels.
     inside = (slice(12, -12), slice(12, -12))
     error = computed[inside] - measured[inside]
     assert np.linalg.norm(error) < limit * np.linalg.norm(measured[inside])
@@ -102,15 +109,18 @@ def test_the_other_values_follow_a_time_that_stops_at_its_limit():
     gradient = rng.standard_normal(len(A))
     least = np.array([-100.0, -100, -100])
     free = step_within_limits(A, gradient, (least, -least))
-    # The middle and the length may make a tenth of their free steps.
+    # `free` is the step without limits. Now the middle and the length may change by at most a tenth
+    # of their free steps. The roll has a wide limit.
     most = np.abs(free[TIME_COLUMNS]) * (0.1, 0.1, 100)
 
     step = step_within_limits(A, gradient, (-most, most))
 
     assert np.allclose(A @ free, -gradient)
+    # Values 4 and 5, the middle and the length, stop at their limits. All other values are at the
+    # minimum that these two leave.
     assert np.allclose(np.abs(step[4:6]), most[:2])
-    is_free = np.delete(np.arange(len(A)), (4, 5))
-    assert np.allclose((A @ step + gradient)[is_free], 0)
+    other_values = np.delete(np.arange(len(A)), (4, 5))
+    assert np.allclose((A @ step + gradient)[other_values], 0)
 
 
 def test_pixels_with_large_residuals_count_less():
@@ -120,7 +130,8 @@ def test_pixels_with_large_residuals_count_less():
 
 
 def test_a_count_varies_by_its_part_behind_the_point():
-    # 0.43 spikes per plane in 10 planes: 4 or 5 spikes, 5 with the probability 0.3.
+    # With 0.43 spikes per plane, 10 planes have 4.3 spikes: 5 with the probability 0.3, else 4. So
+    # the variance is 0.3 (1 - 0.3).
     variance = variance_of_counts(np.full((2, 2), 0.43), planes=10)
 
     assert variance == pytest.approx(0.3 * 0.7)

@@ -1,7 +1,7 @@
-"""A whole fit of two cameras (data/cameras/registration/fit.py), and which estimate it takes.
+"""A whole fit of two cameras (data/cameras/registration/fit.py), and which estimate it uses.
 
-test_self_calibration.py and test_calibrate.py try fits of whole clips. If they fail, the other
-files test_registration_*.py say which step of a fit is wrong.
+test_self_calibration.py and test_calibrate.py test fits of whole clips. If one of these tests
+fails, look at the other files test_registration_*.py: they test each step of a fit.
 """
 
 from dataclasses import replace
@@ -21,6 +21,7 @@ from tests.helpers import registration_views
 from tests.helpers.registration_views import RATE, RGB, SIDE, SPIKE, cat, pan
 from tests.helpers.two_cameras import texture
 
+# The decisions of a fit that applies none of its estimates.
 NONE = Decisions(matrix=False, offset=False, share=False)
 
 
@@ -32,7 +33,8 @@ def moving_view() -> View:
 
 @pytest.mark.parametrize("most_pixels", [120_000, 2_000], ids=["whole", "binned"])
 def test_a_camera_is_found_from_a_start_that_is_off(moving_view, monkeypatch, most_pixels):
-    # A spike plane has 64 x 64 = 4096 pixels. With at most 2,000, 2 x 2 pixels become one.
+    # A spike plane has 64 x 64 = 4096 pixels. If at most 2,000 are allowed, 2 x 2 pixels become
+    # one.
     monkeypatch.setattr(fit_module, "MOST_PIXELS", most_pixels)
     truth = nominal_matrix(SPIKE, RGB)
     start = truth.copy()
@@ -62,7 +64,7 @@ def test_a_fixed_matrix_stays(moving_view):
 # ---- A pan ----
 
 
-# In a pan, a moved camera and a time offset look the same.
+# In a pan, the whole picture moves at one speed. So a moved camera and a time offset look the same.
 @pytest.mark.parametrize(
     ("seed", "speed", "frames"),
     [
@@ -81,9 +83,10 @@ def test_a_pan_leaves_aligned_cameras_as_they_are(seed, speed, frames):
 
 
 def test_an_offset_that_explains_hardly_more_than_none_is_not_used():
-    # In a fast pan, new parts of the picture enter at the edges. So an offset does not look quite
-    # like a moved camera, and the rounds find -1.0 planes with an error of 0.2 where 0 is true. It
-    # is not used, because it explains hardly more spikes (DOUBTFUL_OWN_MIDDLE).
+    # In a fast pan, new parts of the picture enter at the edges. So an offset does not look exactly
+    # like a moved camera. The rounds find an offset of -1.0 planes with an error of 0.2, although 0
+    # is true. This offset is not used, because it explains hardly more spikes than no offset
+    # (DOUBTFUL_OWN_MIDDLE).
     found = fit(pan(cat(), (0.5, -0.3), frames=3), nominal_matrix(SPIKE, RGB))
 
     assert found.is_applied == NONE
@@ -103,22 +106,23 @@ def test_a_moved_camera_is_found_in_a_pan():
 
 def test_the_offset_of_a_known_camera_is_found_in_a_pan_even_if_it_is_not_sure():
     picture = texture(np.random.default_rng(1), (2 * SIDE, 2 * SIDE))
-    # The second view, because the first has no planes before its exposure.
+    # Take the second view, because the first view has no planes before its exposure.
     view = pan(picture, (0.17, 0.07), frames=2)[1]
-    # The files name the exposure five planes too early. So it is five planes later than they say.
+    # The files give an exposure that is five planes too early. So the true exposure is five planes
+    # later.
     true_offset = 5
     misdated = replace(view, before=view.before - true_offset)
 
     found = fit([misdated], nominal_matrix(SPIKE, RGB), model=None)
 
-    # Not sure, yet near the truth and clearly not 0.
+    # The offset is not sure, but it is near the truth, and clearly not 0.
     assert found.offset_error > SURE_WITHIN_PLANES
     assert found.offset == pytest.approx(true_offset, abs=2 * found.offset_error)
     assert found.offset > 2 * found.offset_error
 
 
-# In a slow pan over soft edges, a longer exposure looks like a sharper lens. Without limits, the
-# first rounds would make the exposure 200 planes longer, and it has 40.
+# In a slow pan over soft edges, a longer exposure looks like a sharper lens. The exposure has 40
+# planes. Without limits, the first rounds would make it 200 planes longer.
 @pytest.mark.parametrize("speed", [(0.05, 0.02), (0.1, -0.06)])
 def test_a_moved_camera_is_found_although_the_length_steps_to_its_limit(speed):
     start = nominal_matrix(SPIKE, RGB)

@@ -1,9 +1,9 @@
-"""The steps of a round on parts of the plane (data/cameras/registration/parts.py), each alone.
+"""Each step of a round on parts of the plane (data/cameras/registration/parts.py), tested alone.
 
-The plane is cut into parts. Each part is matched by itself, which gives its shift. Then a change of
-the matrix from spike pixels to frame pixels is found that makes these shifts together. CHANGES has
-the eight kinds of small changes, e.g. "right", "larger" and "turned". Places are counted in half of
-the longer side of the plane, from its middle, so they go from -1 to 1.
+The spike plane is cut into parts. Matching a part with the frame gives the shift of this part. Then
+one change of the matrix (from spike pixels to frame pixels) is found that explains all shifts
+together. CHANGES has the eight kinds of small changes, e.g. "right", "larger" and "turned". Places
+are measured from the middle of the plane, in units of half its longer side: they go from -1 to 1.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from data.cameras.registration.parts import usable_parts
 
 # Centers of nine parts, (9, 3): x, y, 1.
 CENTERS = np.array([[x, y, 1.0] for y in (-0.8, 0, 0.8) for x in (-0.8, 0, 0.8)])
-# Variances of the shifts of nine parts, (9, 2, 2): an error of 0.001 half sides.
+# Covariances of the shifts of nine parts, (9, 2, 2): an error of 0.001 half sides in x and in y.
 VARIANCES = np.repeat(1e-6 * np.eye(2)[None], 9, axis=0)
 
 
@@ -23,7 +23,7 @@ VARIANCES = np.repeat(1e-6 * np.eye(2)[None], 9, axis=0)
 def test_a_change_of_the_matrix_moves_places_as_computed(number):
     J = motions_of_places(CHANGES, CENTERS)  # (9, 2, 8): part, x or y, kind of change
 
-    # The same by a difference: change the matrix a little, and see how far each center moves.
+    # Measure the same: change the matrix a little, and see how far each center moves.
     amount = 1e-6
     moved = CENTERS @ (np.eye(3) + amount * CHANGES[number]).T
     measured = (moved[:, :2] / moved[:, 2:] - CENTERS[:, :2]) / amount
@@ -42,7 +42,7 @@ def test_the_joint_change_makes_the_shifts_of_the_parts():
 
 def test_parallax_makes_the_change_less_sure():
     aligned = np.zeros((9, 2))
-    # Every second part is nearer, and shifts by 0.05 half sides more.
+    # Every second part is nearer to the cameras, and shifts by 0.05 half sides more.
     with_parallax = aligned.copy()
     with_parallax[::2, 0] = 0.05
     similarity = CHANGES[:4]
@@ -50,15 +50,16 @@ def test_parallax_makes_the_change_less_sure():
     sure = join_shifts(aligned, VARIANCES, CENTERS, similarity)
     unsure = join_shifts(with_parallax, VARIANCES, CENTERS, similarity)
 
-    # The parts differ from their mean by 0.025. The error of the mean of nine parts is a third.
+    # The shifts differ from their mean by about 0.025. The error of the mean of nine parts is a
+    # third of this, because sqrt(9) is 3.
     error_of_shift = np.sqrt(unsure.covariance[0, 0])
     assert error_of_shift == pytest.approx(0.025 / 3, rel=0.4)
     assert np.sqrt(sure.covariance[0, 0]) == pytest.approx(0.001 / 3, rel=0.4)
 
 
 def test_parts_without_texture_in_two_directions_are_not_used():
-    # H of a part (2, 2) says how much its details change by a shift to the right and down. A part
-    # without texture changes by no shift.
+    # H of a part, (2, 2), says how much its details change if the part is shifted to the right and
+    # down. Without texture nothing changes, so H is 0.
     H = np.repeat(100 * np.eye(2)[None], 4, axis=0)
     H[1] = 0.01 * np.eye(2)  # hardly any texture
     H[2] = [[100, 100], [100, 100]]  # an edge: all texture has one direction

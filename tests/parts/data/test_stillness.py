@@ -5,10 +5,10 @@ the improved frame. Two functions give a share, and the tests have a part for ea
 
     share_by_reach     from the motion that was found. The tests make motions by hand, at nine times
                        of an exposure of 60 planes, on frames of 64 x 64 pixels.
-    share_by_change    from the spikes alone. The tests draw a stream of 120 planes, with the
-                       exposure in the middle. Each pixel of each plane has a spike by chance,
+    share_by_change    only from the spikes. The tests draw a stream of 120 planes, with the
+                       exposure in the middle. Each pixel of each plane has a spike at random,
                        so the noise is larger than the noise of a real camera. The light has
-                       stripes, because stripes that move show everywhere.
+                       stripes, because the motion of stripes is visible in the whole frame.
 """
 
 import cv2
@@ -57,9 +57,9 @@ def there_and_back(pixels: float) -> Motion:
 
 
 # The reach of a pixel is the distance over which it moves. With n spikes, the share is about 1/2 at
-# the reach LEAST_REACH + REACH_BY_LIGHT / n^REACH_POWER = 1.2 + 4.5 / n^0.7 pixels. It is 0 below
-# 0.6 times this reach (STILL_BELOW), and 1 above 1.3 times this reach (MOVING_ABOVE), all of
-# stillness/shares.py:
+# the reach LEAST_REACH + REACH_BY_LIGHT / n^REACH_POWER = 1.2 + 4.5 / n^0.7 pixels. The share is 0
+# below 0.6 times this reach (STILL_BELOW), and 1 above 1.3 times this reach (MOVING_ABOVE). All
+# constants are in stillness/shares.py. These are the reaches in pixels:
 #
 #     spikes    share 0 below    share 1/2 at    share 1 above
 #     12        1.2              2.0             2.6
@@ -74,13 +74,13 @@ def test_a_pixel_that_moves_far_takes_the_improved_frame(pixels, spikes):
     assert share_by_reach(steady(pixels), spikes).min() == 1
 
 
-def test_a_shake_that_ends_where_it_began_counts_as_motion():
+def test_a_motion_that_ends_where_it_began_counts_as_motion():
     assert share_by_reach(there_and_back(8.0), spikes=12.0).min() == 1
 
 
 def test_jumps_from_time_to_time_count_little_in_dim_light():
-    # The positions 2, -2, 2, ...: a reach of 4 pixels, which is noise. In dim light (fewer than 9
-    # spikes), a curve is fitted to the positions, and it hardly follows the jumps.
+    # The positions 2, -2, 2, ... have a reach of 4 pixels. Such jumps are noise. In dim light
+    # (fewer than 9 spikes), a curve is fitted to the positions, which hardly follows the jumps.
     jumps = motion_along(2.0 * (-1.0) ** np.arange(len(TIMES)))
 
     assert share_by_reach(jumps, spikes=3.0).max() == 0
@@ -93,7 +93,7 @@ def test_only_the_part_that_moves_takes_the_improved_frame():
 
     share = share_by_reach(motion, spikes=12.0)
 
-    # The outer quarters, because near the border, at SIDE // 2, the shifts are smoothed.
+    # Look at the outer quarters only. Near the border, at SIDE // 2, the shifts are smoothed.
     assert share[:, : SIDE // 4].max() == 0
     assert share[:, -SIDE // 4 :].min() == 1
 
@@ -101,8 +101,8 @@ def test_only_the_part_that_moves_takes_the_improved_frame():
 # ---- By the change of the spikes ---------------------------------------------------------------
 
 PLANES = 120  # of a stream. The exposure is the middle half, 60 planes.
-# Spikes per plane at full light. The stripes have half of full light in the mean, so a pixel has
-# 60 * 0.05 / 2 = 1.5 spikes in the exposure: dim light.
+# Spikes per plane at full light. The mean of the stripes is half of full light. So a pixel has
+# 60 * 0.05 / 2 = 1.5 spikes in the exposure, which is dim light.
 DIM = 0.05
 # Positions of the stripes in each plane, in spike pixels:
 STILL = np.zeros(PLANES)  # the stripes stand still
@@ -147,26 +147,27 @@ def test_noise_of_dim_light_is_no_motion():
     assert change_of(recording_of(STILL)).max() == 0
 
 
-# The evidence of a motion is a sum over pixels: of products of the changes of neighbours, which are
-# 0 in the mean if nothing moves. Two sizes are hard. On a narrow plane most pixels are at an edge,
-# where neighbours are missing. On a large plane, a mean that is not quite 0 would give a large sum.
+# The evidence of a motion is a sum over pixels. Each term is the change of a pixel times the change
+# of its neighbours. The mean of these products is 0 if nothing moves. Two sizes are hard. On a
+# narrow plane, most pixels are at an edge, where neighbours are missing. On a large plane, a mean
+# that is not quite 0 would give a large sum.
 @pytest.mark.parametrize("plane", [(3, 200), (20, 400), (360, 640)])
 def test_noise_is_no_motion_on_a_plane_of_any_size(plane):
-    # Each pixel has a spike by chance, in a tenth of the planes.
+    # Each pixel has a spike at random, in a tenth of the planes.
     chance = np.random.default_rng(0).random((60, *plane))
     stream = (chance < 0.1).astype(np.uint8)
     recording = Recording(np.zeros((*plane, 3), np.float32), stream, begin=0, end=60, sharp=30)
     view = View(plane, plane, to_rgb=np.eye(3), is_display=False)
 
-    # Not 0: of so many pixels, noise alone may lift a few a little above the limit of evidence.
+    # The limit is not 0: among so many pixels, noise may raise a few slightly above the limit of
+    # evidence.
     assert share_by_change(recording, view, is_good=np.ones(plane, bool)).max() < 0.1
 
 
 def test_the_evidence_of_noise_is_0_in_the_mean():
-    # The evidence is a sum over pixels of products: the change of a pixel times the change of its
-    # neighbours. Noise alone makes the mean of these products a little less than 0, which adds up
-    # on a large plane. `product_of_noise` undoes this. Without it, the evidence would be -2.8 in
-    # the mean.
+    # Noise makes the mean of the products (see the test above) a little less than 0, which adds up
+    # on a large plane. `product_of_noise` corrects this. Without this function, the mean of the
+    # evidence would be -2.8.
     plane = (360, 640)
     seen = np.zeros(plane, np.float32)
     of_frames = []
@@ -181,7 +182,7 @@ def test_the_evidence_of_noise_is_0_in_the_mean():
             of_frame, _ = evidence.evidence(change, light, by_light)
             of_frames.append(of_frame)
 
-    # Nine numbers of about standard deviation 1: their mean has the deviation 1/3.
+    # These are nine numbers with a standard deviation of about 1. So their mean has 1/3.
     assert abs(np.mean(of_frames)) < 1
     assert 0.5 < np.std(of_frames) < 2
 
@@ -211,8 +212,8 @@ def test_a_lamp_that_flickers_is_no_motion():
 
 
 def test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion():
-    # Pixels of equal light do not change alike here, but pixels around one another do. Without
-    # `without_change_of_lamps`, the evidence of the frame would be 21.
+    # Here pixels of equal light do not change in the same way, but neighbouring pixels do. Without
+    # the function `without_change_of_lamps`, the evidence of the frame would be 21.
     columns = np.arange(3 * SIDE)
     lamp = np.exp(-(((columns - columns.mean()) / 50) ** 2))  # 1 in the middle, 0 at the edges
     flicker = 0.5 * np.sin(np.linspace(0, 5, PLANES))  # brighter, then darker, once
@@ -231,10 +232,10 @@ def test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion():
 def test_the_still_part_beside_a_motion_keeps_its_first_estimate():
     share = change_of(recording_of(STEADY, moving_columns=SIDE // 3))
 
-    # The outer quarters. Near the border at SIDE // 3 the share is neither 0 nor 1, because the
-    # evidence of a pixel is summed up over the pixels around it.
+    # Look at the outer quarters only. Near the border, at SIDE // 3, the share is neither 0 nor 1,
+    # because the evidence of a pixel is a sum over the pixels around it.
     assert share[:, : SIDE // 4].min() == 1
-    # Noise alone passes the limit in a few places, so the mean counts.
+    # Noise passes the limit in a few places, so look at the mean.
     assert share[:, -SIDE // 4 :].mean() < 0.1
 
 
@@ -280,12 +281,15 @@ def test_planes_of_the_same_motion_stay(positions):
 @pytest.mark.parametrize("planes", [3, 4])
 def test_a_stream_of_few_planes_has_a_share(planes):
     recording = recording_of(STILL)
-    # The first planes alone. The exposure has all of them, and the sharp frame is in plane 1.
+    # Only the first planes. The exposure has all of them, and the sharp frame is in plane 1.
     short = Recording(recording.blurry, recording.stream[:planes], begin=0, end=planes, sharp=1.5)
 
-    # The stream is cut into four pieces of time. Three planes are too few, so nothing speaks
-    # against a motion: the share is 1.
-    expected = 1 if planes == 3 else 0
+    # The stream is cut into four pieces of time. Three planes are too few for four pieces. Then
+    # there is no evidence against a motion either, so the share is 1.
+    if planes == 3:
+        expected = 1
+    else:
+        expected = 0
     assert np.all(change_of(short) == expected)
 
 

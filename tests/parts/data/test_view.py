@@ -11,8 +11,9 @@ from data.motion.view import View, mapped
 from tests.helpers.moving_scene import Scene, reader_of
 
 
-# Both matrices map the spike pixel (x, y) to the RGB pixel (2 x + 0.5, 2 y + 0.5): a homography
-# divides by its third row, so a factor of the whole matrix has no effect.
+# Both matrices map the spike pixel (x, y) to the RGB pixel (2 x + 0.5, 2 y + 0.5). The second
+# matrix is 3 times the first. A factor has no effect, because a homography divides by its third
+# row.
 @pytest.mark.parametrize(
     "matrix",
     [
@@ -33,8 +34,8 @@ def test_a_factor_of_the_matrix_does_not_change_the_size_of_a_spike_pixel(tmp_pa
 
 
 def view_of_twos() -> View:
-    """Return a view of 2 x 3 spike pixels, which cover 2 x 2 RGB pixels each."""
-    # The middle of spike pixel 0 is the corner between the RGB pixels 0 and 1, at 0.5.
+    """Return a view of 2 x 3 spike pixels. Each spike pixel covers 2 x 2 RGB pixels."""
+    # Spike pixel 0 covers the RGB pixels 0 and 1 of an axis, so its middle is at 0.5.
     to_rgb = np.array([[2, 0, 0.5], [0, 2, 0.5], [0, 0, 1]])
     return View(size=(4, 6), plane=(2, 3), to_rgb=to_rgb, is_display=False)
 
@@ -42,7 +43,7 @@ def view_of_twos() -> View:
 def test_the_points_of_a_spike_pixel_lie_on_the_pixels_that_it_covers():
     points = view_of_twos().points_on_frame()
 
-    # 2 x 2 points in a spike pixel, and so one point on each of the 4 x 6 RGB pixels.
+    # There are 2 x 2 points in a spike pixel, so one point on each of the 4 x 6 RGB pixels.
     x = points[..., 0]
     y = points[..., 1]
     assert x == pytest.approx(np.broadcast_to(np.arange(6), (4, 6)))
@@ -60,7 +61,8 @@ def test_a_spike_pixel_sees_the_mean_of_the_pixels_that_it_covers():
 def test_the_middle_of_a_spike_pixel_is_the_corner_between_the_pixels_that_it_covers():
     on_plane = view_of_twos().pixels_on_plane()
 
-    # RGB pixels 0 and 1 lie a quarter of a spike pixel beside the middle of spike pixel 0.
+    # In units of spike pixels, an RGB pixel has the size 1/2. So RGB pixels 0 and 1 lie at -1/4 and
+    # 1/4 around the middle of spike pixel 0.
     assert on_plane[0, :, 0] == pytest.approx([-0.25, 0.25, 0.75, 1.25, 1.75, 2.25])
     assert on_plane[:, 0, 1] == pytest.approx([-0.25, 0.25, 0.75, 1.25])
 
@@ -75,6 +77,7 @@ def test_a_point_that_is_mapped_there_and_back_is_where_it_was():
 
 
 def test_the_last_row_of_a_rolling_shutter_is_exposed_later_than_the_first():
+    # rolling=0.4: the last row is exposed 0.4 later than the first row. There are four rows.
     delays = replace(view_of_twos(), rolling=0.4).delays()
 
     assert delays == pytest.approx([-0.2, -0.2 / 3, 0.2 / 3, 0.2])

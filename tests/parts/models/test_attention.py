@@ -1,4 +1,4 @@
-"""models/vrt/attention/: torch's attention and our own form for CPUs, each alone.
+"""models/vrt/attention/: torch's attention and our own form for CPUs, without a network.
 
 tests/parts/models/test_triton.py is about the form for GPUs.
 """
@@ -13,7 +13,7 @@ from models.vrt.attention import cpu_forward, window
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("is_biased", [False, True])
 def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, monkeypatch):
-    # 7 windows, 3 heads, 6 tokens, 5 channels of a head.
+    # 7 windows, 3 heads, 6 tokens, 5 channels in a head.
     shape = (7, 3, 6, 5)
     q = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     k = torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -34,7 +34,7 @@ def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, mo
 
     plain = output_with_gradients()
     monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})  # pads 5 channels to 8
-    monkeypatch.setattr(window, "MOST_HEADS", 10)  # three windows a call
+    monkeypatch.setattr(window, "MOST_HEADS", 10)  # at most three windows (9 heads) per call
     padded = output_with_gradients()
 
     for found, expected in zip(padded, plain, strict=True):
@@ -42,9 +42,9 @@ def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, mo
 
 
 class RandomAttention:
-    """Random q, k, v (5, 2, 9, 4) and a bias (1, 2, 9, 9), and what `cpu_attention` makes of them.
+    """Random q, k, v (5, 2, 9, 4) and a bias (1, 2, 9, 9), with the results of `cpu_attention`.
 
-    factor: scales q, and so the logits. 500 is so large that exp of the logits overflows.
+    factor: multiplies q, and so the logits. 500 is so large that exp of the logits overflows.
     """
 
     SCALE = 0.5
@@ -55,7 +55,7 @@ class RandomAttention:
         v = torch.randn(5, 2, 9, 4).to(dtype)
         bias = torch.randn(1, 2, 9, 9).to(dtype)
 
-        # cpu_attention takes exponents of 2 instead of e.
+        # cpu_attention computes 2^x in place of e^x, so its bias is multiplied by log2(e).
         offset = (bias * cpu_forward.LOG2_E).expand(5, 2, 9, 9).flatten(0, 1)
         self.out, self.sums = cpu_forward.cpu_attention(q * factor, k, v, offset, self.SCALE)
 
@@ -86,6 +86,7 @@ def test_log_sums_are_right_for_logits_of_any_size(dtype, factor):
     made = RandomAttention(dtype, factor)
 
     assert made.sums.dtype == torch.float32
+    # The sums are logarithms to the base 2. Convert them to natural logarithms.
     log_sums = made.sums.double().squeeze(3) / cpu_forward.LOG2_E
     scale = made.logits.abs().max()
     expected = made.logits.logsumexp(3) / scale

@@ -1,7 +1,7 @@
 """models/fusion/motion_net.py: the network that finds the motion from spikes in windows of time.
 
-The pictures and scenes are random or made. What the network finds on real spikes is tested in
-tests/parts/data/test_network_inputs.py and test_learned.py.
+The pictures and scenes are random or made by hand. tests/parts/data/test_learned.py tests what the
+network finds on the spikes of rendered scenes.
 
 Shapes: B exposures, WINDOWS = 15 windows of time, h x w pixels.
 """
@@ -67,7 +67,7 @@ def test_all_its_parameters_learn(net):
         assert not_none(parameter.grad).any()
 
 
-def test_weights_files_hold_its_parameters_alone(net):
+def test_weights_files_hold_only_its_parameters(net):
     # The times of the windows and the matrix that fits them follow from constants of the code.
     names = {name for name, _ in net.named_parameters()}
 
@@ -101,8 +101,8 @@ def test_pictures_that_moved_are_moved_back_to_the_sharp_instant():
 
     back = move_back(pictures, shifts)  # (1, 30, 8, 8): two channels of each window
 
-    # Two steps from the middle, the columns 3 and 4 come from within the picture. Other columns,
-    # and all columns of windows farther away, may come from beyond its edge.
+    # For windows up to two steps from the middle, columns 3 and 4 come from within the picture.
+    # Other columns, and all columns of windows farther away, may come from beyond its edge.
     columns = slice(3, 5)
     for window in range(MIDDLE - 2, MIDDLE + 3):
         first_channel = back[0, PICTURE_CHANNELS * window]
@@ -113,8 +113,8 @@ def test_pictures_that_moved_are_moved_back_to_the_sharp_instant():
 
 
 def test_least_squares_find_a_small_motion_between_windows(net):
-    # A pattern that moves to the right by 0.4 pixels in half an exposure, and not down. At tau, its
-    # value at x is the value of the sharp instant at x - 0.4 tau.
+    # A pattern that moves to the right by 0.4 pixels in half an exposure, and not down. At time
+    # tau, its value at x is the value that the sharp instant has at x - 0.4 tau.
     speed = 0.4
     x = torch.arange(24.0)[None, :]
     y = torch.arange(24.0)[:, None]
@@ -135,7 +135,8 @@ def test_least_squares_find_a_small_motion_between_windows(net):
 
 def test_the_shared_motion_is_the_weighted_mean_of_all_pixels():
     changes = torch.zeros(1, 14, 1, 2)  # two pixels
-    # c_1 in x: what each pixel says of itself, and what it says of the shared motion.
+    # c_1 in x: channel 0 is the change of each pixel, and channel 7 what the pixel says of the
+    # motion that all pixels share.
     changes[0, 0, 0] = torch.tensor([0.0, 1.0])
     changes[0, 7, 0] = torch.tensor([2.0, 8.0])
     # Logarithms of the weights 1 and 3: the second pixel counts three times.
