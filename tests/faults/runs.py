@@ -5,10 +5,10 @@
     signal_launcher       a signal to launch_train.sh
     restart_of_one_agent  a rank that dies before the ranks have met, under torchrun
 
-Each trial draws its moment and its victims from a seed, so the same seed strikes the same ranks in
-the same step again. tests/faults/trials.py runs many trials, and tests/faults/test_interruptions.py
-a few. These tests name the victims of their seeds, so a further draw must come after the present
-ones.
+Each trial draws its moment and the struck ranks ("victims") from a seed. So the same seed strikes
+the same ranks in the same step again. tests/faults/trials.py runs many trials, and
+tests/faults/test_interruptions.py runs a few. These tests name the victims of their seeds. So if
+you add a random draw, it must come after the present draws.
 """
 
 import os
@@ -39,18 +39,18 @@ from utils.run.history import read_history
 
 STEPS = 6
 NO_TEST = "datasets.test={}"
-# Options of an interrupted run. A start after the interruption goes on at the last saved step.
+# Options of an interrupted run. The start after the interruption continues at the last saved step.
 SAVE_EACH_STEP = ("train.checkpoint_save=1", f"train.total_iter={STEPS}", NO_TEST)
 START_S = 300  # longest time of a start, on a busy machine
 
 
 @dataclass
 class Interruption:
-    """How a run was struck, and what became of it.
+    """How a run was interrupted, and how it ended.
 
     ranks: number of ranks.
     interrupted_by: signal and ranks, e.g. "SIGTERM to rank 0, 1".
-    at_iter: step at which the second start went on; 0 if there was no checkpoint yet.
+    at_iter: step at which the second start continued; 0 if there was no checkpoint yet.
     exit_codes: of the ranks of the first start.
     gone_s: seconds from the signal until all ranks had gone.
     identical: whether every bit of the final state is as after an uninterrupted run, and the
@@ -107,7 +107,7 @@ def interrupt(
         first = running.wait(limit_s=120)
     gone_s = time.monotonic() - struck_at
 
-    # The same command once more. It begins anew if the first start has saved nothing.
+    # Repeat the same command. The run begins anew if the first start has saved nothing.
     second: RankResult = train(options, *arguments, ranks=ranks, limit_s=START_S)
     resumed_at = re.findall(r"resumed from \S+ at iter (\d+)", second.text)
     trained_steps = [step for step, _ in read_history(folder_of_run(options, task))["train/loss"]]
@@ -127,14 +127,14 @@ def interrupt(
 
 
 def struck_ranks(rng: random.Random, ranks: int, how: str) -> list[int]:
-    """Draw who is struck: one rank by SIGKILL; one rank or all ranks by another signal."""
+    """Draw the ranks to be struck: one rank for SIGKILL; one or all ranks for other signals."""
     if how == "kill" or rng.random() < 0.5:
         return [rng.randrange(ranks)]
     return list(range(ranks))
 
 
 def send_signal(running: Ranks, victims: list[int], number: int) -> None:
-    """Send a signal to one rank, or to all ranks."""
+    """Send a signal to one rank, or to all ranks. number: number of the signal."""
     for rank in victims:
         pid = running.processes[rank].pid
         if len(victims) == 1:
@@ -147,8 +147,8 @@ def send_signal(running: Ranks, victims: list[int], number: int) -> None:
 def suspend(options: Path, ranks: int, seed: int, stall_s: float) -> str:
     """Stop all processes of a run for longer than the limits of `stall_s` allow, then wake them.
 
-    Each rank stops and wakes with its whole process group. The ranks do so in random orders.
-    Returns "" if the run goes on and ends, else what went wrong.
+    Each rank stops and wakes together with its process group. The order of the ranks is random.
+    Returns "" if the run continues and finishes, else what went wrong.
     """
     rng = random.Random(seed)
     task = f"task=suspend-{ranks}-{seed}"
@@ -189,8 +189,9 @@ def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
 def restart_of_one_agent(limit_s: float = 120) -> str:
     """Let rank 1 die before it meets rank 0, under torchrun with one restart.
 
-    Two torchruns ("agents") have a rank each. When rank 1 dies, its agent starts it anew and counts
-    a restart. Rank 0 still waits, so its agent starts it anew, too, and counts none.
+    Two torchruns ("agents") have one rank each. When rank 1 dies, its agent starts rank 1 anew and
+    counts a restart. Rank 0 still waits at this time. Its agent starts rank 0 anew, too, but counts
+    no restart.
 
     Returns "" if both ranks find each other in their second life, else what went wrong.
     """

@@ -60,15 +60,15 @@ BLAME = re.compile(
 
 @dataclass
 class Trial:
-    """What became of a training whose rank was struck.
+    """The outcome of a training in which a fault struck a rank.
 
     kind: kind of the fault, a key of `KINDS`.
     ranks: number of ranks.
     rank: the rank that was struck.
     detected_s: seconds from the fault to the first message; infinite if none came.
     gone_s: seconds from the fault to the end of the last process, loader processes included;
-        infinite if a process stayed.
-    left: processes that were still there at the limit, in words.
+        infinite if a process did not end.
+    left: processes that still lived at the time limit, in words.
     blamed: every text that fits `BLAME`, of all ranks.
     has_stack: whether the words of `ExpectedOutput` are in the output.
     exit_codes: of each rank.
@@ -88,7 +88,7 @@ class Trial:
 
     @property
     def is_right(self) -> bool:
-        """Whether the struck rank alone was named, once, and all processes ended with an error."""
+        """Whether only the struck rank was named, once, and all processes ended with an error."""
         expected = KINDS[self.kind]
         blame = expected.verdict
         if not expected.is_error:
@@ -110,7 +110,7 @@ def run_stall(
     """Run one trial.
 
     kind: kind of the fault. rank, step: where it strikes. stall_s: option of the watchdog.
-    limit_s: seconds until which all processes must be gone, besides START_S for the start.
+    limit_s: all processes must be gone after START_S (for the start) plus this number of seconds.
     """
     with Ranks(ranks, WORKER, kind, str(rank), str(step), str(stall_s)) as running:
         # Each rank leads a session, so the number of its session is its pid.

@@ -5,8 +5,9 @@
     python -m tests.faults.trials --only stalls,kills --share 0.1
     python -m tests.faults.trials --write
 
---share is the part of the full number of trials that is run. The results of each kind of trial are
-written into docs/benchmarks/faults.json as soon as it ends. --write makes the page from this file.
+--share says which part of the full number of trials is run, e.g. 0.1. When a kind of trial ends,
+its results are written into docs/benchmarks/faults.json. --write makes docs/reliability.md from
+this file.
 
 Each kind of trial is a function (see `KINDS_OF_TRIAL`). It takes the share, and returns figures,
 e.g. of "suspensions":
@@ -16,7 +17,8 @@ e.g. of "suspensions":
 "wrong" has a text for each trial that did not end as it should.
 
 A new kind needs an entry in KINDS_OF_TRIAL, and a row in tests/faults/report.py that names its
-figures. So do not rename a figure here alone. What counts as right must stay as strict as it is.
+figures. So if you rename a figure here, rename it there, too. What must stay: which outcomes count
+as right.
 """
 
 import argparse
@@ -75,7 +77,7 @@ def results_of(outcomes: list[str], **more: Any) -> Results:
 
     outcomes: for each trial what went wrong, or "" if nothing did. more: additional figures.
     """
-    # The end of a text has the error. 500 characters of each keep faults.json short.
+    # The error is at the end of a text. Only 500 characters are kept, so that faults.json is short.
     last_words = [text[-500:] for text in outcomes if text]
     return {"trials": len(outcomes), "right": outcomes.count(""), **more, "wrong": last_words}
 
@@ -90,9 +92,10 @@ ChooseVictim = Callable[[str, int, int], int]
 def stalls(
     kinds: Iterable[str], full_number: int, choose_victim: ChooseVictim, share: float
 ) -> Results:
-    """Let each kind of fault happen in ("strike") one rank of runs of 2, 4 and 8 ranks.
+    """Let each kind of fault happen in one rank of runs of 2, 4 and 8 ranks.
 
-    The watchdog must name the struck rank alone, and all processes must end with an error.
+    The fault "strikes" this rank. The watchdog must name only the struck rank, and all processes
+    must end with an error.
 
     kinds: names of faults, keys of tests.faults.stalls.KINDS.
     full_number: number of trials of each kind and each number of ranks.
@@ -110,9 +113,9 @@ def stalls(
 def summary_of_stalls(trials: list[Trial]) -> Results:
     """Return the figures of stall trials.
 
-    A trial has two times: detected_s and gone_s, the seconds from the fault to the message of the
-    watchdog and to the end of the last process. The figures leave out infinite times, of events
-    that never came. Such a trial is in "wrong".
+    A trial has two times: detected_s, the seconds from the fault to the message of the watchdog,
+    and gone_s, the seconds from the fault to the end of the last process. The time of an event that
+    never came is infinite. Such times are left out of the figures, and the trial is in "wrong".
     """
     detected = [trial.detected_s for trial in trials if math.isfinite(trial.detected_s)]
     gone = [trial.gone_s for trial in trials if math.isfinite(trial.gone_s)]
@@ -161,7 +164,7 @@ def false_alarms(share: float) -> Results:
     arguments = ("none", "0", "0", str(STALL_S), str(minutes))
     try:
         with Ranks(ranks, "tests/faults/stall_worker.py", *arguments) as running:
-            # 180 s more, for the start of the ranks beside the busy loops.
+            # The start of the ranks beside the busy loops may take 180 s.
             result = running.wait(60 * minutes + 180)
     finally:
         for process in busy_loops:
@@ -176,8 +179,8 @@ def false_alarms(share: float) -> Results:
     }
 
 
-# Prints the nanoseconds of a phase and the microseconds of a beat, see `overhead`. It runs in a
-# process of its own, because it sets the store of the process.
+# A program that prints the nanoseconds of a phase and the microseconds of a beat, see `overhead`.
+# It runs in a process of its own, because it replaces the store of the process.
 OVERHEAD_SCRIPT = """
 import os
 import sys
@@ -213,17 +216,18 @@ os._exit(0)
 
 
 def overhead(share: float) -> Results:
-    """Measure what the watchdog takes from the training thread, and its own use of a core.
+    """Measure how much time the watchdog takes from the training thread, and in its own thread.
 
-    phase_ns: nanoseconds that the training thread needs to note a new phase of its work. turn_us:
-    microseconds of a beat, in which the watchdog's thread reads and writes the store of all ranks.
+    The figures: phase_ns, the nanoseconds that the training thread needs to note a new phase of its
+    work; turn_us, the microseconds of a beat, in which the thread of the watchdog reads and writes
+    the store of all ranks.
     """
     command = [sys.executable, "-c", OVERHEAD_SCRIPT]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     phase_ns, turn_us = (float(number) for number in ended.stdout.split())
 
     step_s = 0.1
-    beat_s = 0.5  # from one beat to the next
+    beat_s = 0.5  # time from one beat to the next
     phases_per_step = 5
     beats_per_step = step_s / beat_s
     per_step_s = phases_per_step * phase_ns / 1e9 + beats_per_step * turn_us / 1e6
@@ -234,16 +238,16 @@ def overhead(share: float) -> Results:
     }
 
 
-# ranks, seconds between two beats, watchdog.stall_s in seconds. One process beats for all simulated
-# ranks, so 4096 ranks beat more slowly.
+# (ranks, seconds between two beats, watchdog.stall_s in seconds). One process sends the beats of
+# all simulated ranks, so 4096 ranks beat less often.
 MANY = ((64, 0.5, 5.0), (512, 0.5, 5.0), (4096, 4.0, 20.0))
 
 
 def many_ranks(share: float) -> Results:
     """Strike a rank or a host among simulated ranks, and measure when it is named.
 
-    The watchdog must name the rank or host that was struck, and no other.
-    A part of the trials (share below 1) has the largest number of ranks alone.
+    The watchdog must name the rank or host that was struck, and no other. If share is below 1, only
+    the largest number of ranks is tried.
     """
     each = {}
     cases = MANY if share == 1 else MANY[-1:]
@@ -261,12 +265,13 @@ def many_ranks(share: float) -> Results:
 def interruptions(how: str, share: float) -> Results:
     """Interrupt runs of the real training at random moments, then finish them.
 
-    The finished run must be identical with a run that was not interrupted. After a signal but
+    The finished run must be identical to a run that was not interrupted. After a signal other than
     SIGKILL, each rank must have ended with exit code 75.
 
     how: "kill" (SIGKILL), or "signal" (SIGTERM, SIGUSR1 and SIGHUP in turn).
     """
-    # Number of ranks -> trials, 50 in all. The moments are random, so other numbers would do, too.
+    # Number of ranks -> number of trials, 50 in all. Other numbers would serve as well, because the
+    # moments are random.
     number_of_trials = {1: 18, 2: 20, 4: 12}
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -280,8 +285,8 @@ def interruptions(how: str, share: float) -> Results:
     wrong = []
     codes_right = 0
     for trial in found:
-        # After SIGKILL any exit codes are right. The system gives the killed rank its code, and the
-        # other ranks may notice its end in several ways.
+        # After SIGKILL any exit codes are right: the system sets the code of the killed rank, and
+        # the other ranks may notice the end of this rank in several ways.
         are_codes_right = how == "kill" or set(trial.exit_codes) == {STOPPED_BY_SIGNAL}
         codes_right += are_codes_right
         if not (are_codes_right and trial.identical):
@@ -321,8 +326,8 @@ def suspensions(share: float) -> Results:
 def launcher(share: float) -> Results:
     """Send SIGTERM, SIGUSR1 or SIGHUP to launch_train.sh.
 
-    torchrun, which the script starts, ends with exit code 1 whatever the codes of its ranks are.
-    The script must end with 75 all the same.
+    The script starts torchrun, which ends with exit code 1 whatever the codes of its ranks are. But
+    the script must end with 75.
     """
     outcomes = []
     gone_s = []  # seconds from the signal until the script had ended, of each trial

@@ -7,9 +7,9 @@ Tests of motion compare an estimated motion with the true motion, which `Scene.s
 Times are in exposures. An exposure is the time of one frame, and time 0 is the middle of the clip.
 A plane is one reading of the spike camera; an exposure has `planes` of them.
 
-What must stay: the picture and the spikes of a scene, so also the order of its draws. Another
-picture gives other errors, and the tests compare errors with limits. Free to add: a field with a
-default that changes nothing.
+What must stay: the picture and the spikes of a scene, and so the order of its random draws. Another
+picture would give other errors, and the tests compare errors with limits. Free to add: a field
+whose default changes nothing.
 """
 
 import json
@@ -60,13 +60,14 @@ class Scene:
     sharp_plane: int = 30
     # Seed of the texture and of the spike camera.
     seed: int = 3
-    # What the spike camera integrates: "linear" light, or "display" values as no camera does.
+    # What the spike camera integrates: "linear" light, or "display" values (no real camera does
+    # this).
     light: str = "linear"
     # The frame is exposed during this share of its planes, in their middle.
     exposure: float = 1.0
     # The last row is exposed later than the first, by this share of the exposure.
     rolling: float = 0.0
-    # What the blurry frame is the mean of: "light", or "display" values as no camera does.
+    # The blurry frame is the mean of "light", or of "display" values (no real camera does this).
     averaged: str = "light"
     # Side in pixels of a square in the middle that moves on its own; 0: there is no square.
     spot: int = 0
@@ -115,7 +116,8 @@ class Scene:
         rng = np.random.default_rng(self.seed)
         height, width = self.size
         scene = _coloured_texture(rng, height + 2 * MARGIN, width + 2 * MARGIN)
-        # More contrast than a texture has. Black would give no spikes at all, so 0.02 is least.
+        # Increase the contrast of the texture. The least value is 0.02, because black gives no
+        # spikes.
         scene = to_linear(np.clip(1.6 * scene - 0.3, 0.02, 1))
         spot = to_linear(_coloured_texture(rng, height, width))[: self.spot, : self.spot]
         # The first pixel of the frame is MARGIN pixels within the scene.
@@ -145,7 +147,7 @@ class Scene:
         The weights of a row sum to 1. A plane that is exposed in part has a smaller weight. E.g. 4
         planes and an exposure of 0.75: begin is 0.5, and the weights are 1/6, 1/3, 1/3, 1/6.
         """
-        length = self.exposure * self.planes  # of the exposure, in planes
+        length = self.exposure * self.planes  # length of the exposure, in planes
         row = np.arange(self.size[0]) / (self.size[0] - 1) - 0.5  # -0.5 at the top, 0.5 below
         begin = (self.planes - length) / 2 + row * self.rolling * length  # (H,), in planes
         plane = np.arange(self.planes)[:, None]
@@ -161,7 +163,7 @@ class Scene:
         return np.einsum("ty,tyxc->yxc", weights, lights)
 
     def _spike_camera_input(self, light: np.ndarray) -> np.ndarray:
-        """Return what the spike camera integrates (H/2, W/2) in a plane of this light."""
+        """Return what the spike camera integrates in a plane of this light: values (H/2, W/2)."""
         values = to_display(light) if self.light == "display" else light
         return bin_pixels(to_grey(values), factor=2)
 
@@ -215,7 +217,7 @@ def with_clipped_sky(folder: Path, rate: float) -> None:
         frame[: len(frame) // 2] = 255
         imwrite_rgb(picture, frame)
     plane = _plane_of(folder)
-    rows = plane.height // 2  # of the sky
+    rows = plane.height // 2  # height of the sky
     noise = np.random.default_rng(0)
     camera = IntegrateAndFire(rows, plane.width, rate=rate, rng=noise)
     light = np.full((rows, plane.width), 4.0)
@@ -249,7 +251,7 @@ def reader_of(folder: Path, **spike: Any) -> DatasetClip:
 
 
 def _coloured_texture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Return display values (height, width, 3): a texture of its own for each channel."""
+    """Return display values (height, width, 3), with another texture in each channel."""
     channels = [texture(rng, (height, width)) for _ in range(3)]
     return np.stack(channels, axis=-1)
 

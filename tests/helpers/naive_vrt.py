@@ -1,9 +1,9 @@
-"""VRT in its plainest form: the specification written down, without any optimisation.
+"""VRT in its plainest form: the specification as code, without any optimisation.
 
-Tests compare our network with this one, and lab/benchmark.py compares the speed. So nothing here is
-clever: attention computes all logits, each window has its mask, frames and directions are Python
-loops, and a convolution of frames is a Conv3d. The network has no DropPath, so it fits evaluation,
-and training without drop_path_rate.
+Tests compare our network with this network, and lab/benchmark.py compares the speed. So nothing
+here is optimised: attention computes all logits, each window has its mask, Python loops go over
+frames and directions, and a convolution of frames is a Conv3d. The network has no DropPath. So it
+can be compared in evaluation, and in training without drop_path_rate.
 
 The names of the weights must stay: they are the names of models/network_vrt.py, whose weights are
 loaded here. tests/parts/models/test_network_vrt.py compares the output with reference vectors, so a
@@ -56,16 +56,17 @@ def unpartition(x: Tensor, window: tuple[int, ...], size: tuple[int, ...]) -> Te
 
 @lru_cache(maxsize=128)
 def shift_mask(size, window, shift, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return what is added to the logits of shifted windows: (windows, T, T).
+    """Return the mask, (windows, T, T), that is added to the logits of shifted windows.
 
     Features are rolled before they are cut into windows. So the last window along an axis holds
     places from both ends of the features, which must not attend to one another. For a pair of such
     places the mask has -100, as in the published network: its softmax is nearly 0. For any other
     pair the mask has 0.
 
-    size: (D, H, W) of the features. shift: by how much they are rolled along each axis.
+    size: (D, H, W) of the features. shift: number of places by which they are rolled, for each
+    axis.
 
-    The masks are cached, because the published code caches them, and the speed is compared.
+    The masks are cached because the published code caches them: the speed of both is compared.
     """
     # Number the regions whose places belong together. Along an axis with a shift there are three:
     # the windows before the last one, and the two parts of the last window that were apart. E.g. 8
@@ -156,9 +157,9 @@ class Attention(nn.Module):
 
     def forward(self, u: Tensor, mask: Tensor | None) -> Tensor:
         """Return attention within windows u (windows, T, C), in the same shape."""
-        # A window that is smaller than usual has the first T rows and columns of the index. If only
-        # frames are missing, these are its own pairs of tokens. If height or width is smaller, they
-        # are not, and the published network uses them all the same.
+        # A window that is smaller than usual uses the first T rows and columns of the index. If
+        # only frames are missing, these belong to its own pairs of tokens. If its height or width
+        # is smaller, they belong to other pairs, but the published network uses them, too.
         t = u.shape[1]
         index = self.relative_position_index[:t, :t]  # row of the table for each pair of tokens
         bias = self.relative_position_bias_table[index.flatten()]  # (T * T, heads)
@@ -246,7 +247,7 @@ class Block(nn.Module):
 
 
 class Group(nn.Module):
-    """Blocks on features (B, C, D, H, W); each second block is shifted by half a window.
+    """Blocks on features (B, C, D, H, W). Every second block is shifted by half a window.
 
     depth: number of blocks. window: places of a window along D, H and W. mutual: whether the blocks
     also have mutual attention, between the two frames of a window.
