@@ -8,8 +8,8 @@ recorded spikes into spikes of another camera.
 All data are simulated here: constant light, a ramp from dark to bright, or random spikes. Light is
 between 0 (dark) and 1 (full light).
 
-A "draw" is a set of random choices, e.g. a `CameraDraw`: all that is random about the camera of a
-sample. Draws for one purpose must not depend on draws for another purpose.
+A "draw" is a set of random choices. E.g. a `CameraDraw` has all random choices about the camera of
+a sample. Draws for one purpose must not depend on draws for another purpose.
 """
 
 import dataclasses
@@ -59,13 +59,14 @@ def test_the_mean_rate_is_rate_times_light(light):
 
     count = spikes.sum(axis=0)
     expected = 0.9 * light * 2000
-    # A pixel keeps the charge beyond its threshold. So the count is exact to one spike. 0.01 allows
-    # for rounding.
+    # A pixel keeps the charge beyond its threshold. So the error of the count is at most one spike.
+    # 0.01 allows for rounding.
     assert np.abs(count - expected).max() <= 1.01
 
 
-# A rate above 1 would be more than one spike a plane, which no pixel can give. The charge for the
-# other spikes must be lost. If a pixel kept it, the spikes would come later, in the dark.
+# A rate above 1 means more than one spike per plane, but a pixel fires at most once per plane. The
+# charge of the other spikes must be lost. If a pixel kept it, these spikes would come later, in the
+# dark.
 FAST_RATES = [1.8, 3.0]
 
 
@@ -77,7 +78,7 @@ def test_a_pixel_in_the_dark_never_fires(rate):
 
 
 @pytest.mark.parametrize("rate", FAST_RATES)
-def test_a_pixel_fires_once_per_plane_at_most(rate):
+def test_a_pixel_fires_at_most_once_per_plane(rate):
     bright = sensor(rate=rate, initial_charge=0.99)
 
     spikes = bright.run(constant(1.0, planes=40))
@@ -86,7 +87,7 @@ def test_a_pixel_fires_once_per_plane_at_most(rate):
 
 
 @pytest.mark.parametrize("rate", FAST_RATES)
-def test_no_spikes_of_a_bright_past_come_in_the_dark(rate):
+def test_a_pixel_in_the_dark_does_not_fire_for_light_of_earlier_planes(rate):
     bright = sensor(rate=rate, initial_charge=0.99)
     bright.run(constant(1.0, planes=40))
 
@@ -112,7 +113,7 @@ def test_the_published_simulator_is_reproduced():
     assert np.array_equal(found, np.array(expected))
 
 
-def test_the_charge_goes_on_from_one_file_to_the_next():
+def test_the_charge_is_kept_from_one_file_to_the_next():
     whole = sensor().run(constant(0.37, planes=50))
 
     in_parts = sensor()
@@ -146,8 +147,8 @@ def test_noise_keeps_the_mean():
 def test_a_threshold_mismatch_gives_a_fixed_pattern():
     counts = noisy_spikes(seed=0).sum(axis=0)
 
-    # The pixels of a sensor without noise differ by one spike at most. With a mismatch of 5 % and
-    # about 200 spikes a pixel, they differ by about 10 spikes.
+    # Without noise, the counts of two pixels differ by at most one spike. With a mismatch of 5 %
+    # and about 200 spikes per pixel, they differ by about 10 spikes.
     most_minus_least = counts.max() - counts.min()
     assert most_minus_least > 4
 
@@ -173,9 +174,10 @@ def test_a_sensor_without_a_rate_or_a_threshold_is_refused(wrong):
 def light_by_definition(spikes: list[int]) -> list[Fraction]:
     """Return the light of each plane of one pixel, exactly.
 
-    Between two spikes a pixel gets the light of one spike, spread evenly over the interval. Before
-    the first spike and after the last spike, the pixel has the light of the neighbouring interval,
-    but less if it stayed silent for longer. With one spike or no spike, each plane has the mean.
+    Between two spikes, the light of one spike is spread evenly over the interval. Before the first
+    spike and after the last spike, the light is the same as in the neighbouring interval, but less
+    if the pixel was silent for longer than this interval. With one spike or no spike, each plane
+    has the mean.
     """
     planes = len(spikes)
     fired = [plane for plane, spike in enumerate(spikes) if spike]
@@ -206,14 +208,14 @@ def light_by_definition(spikes: list[int]) -> list[Fraction]:
 
 @st.composite
 def sparse_or_dense_streams(draw: st.DrawFn) -> np.ndarray:
-    """Draw planes (T, 2, 3) uint8. Some are as many as a byte can count, 255, or more."""
+    """Draw planes (T, 2, 3) uint8. T may be larger than 255, the largest number of a byte."""
     planes = draw(st.one_of(st.integers(1, 40), st.sampled_from([254, 255, 256, 300])))
     density = draw(st.sampled_from([0.01, 0.1, 0.3, 0.9]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     return (rng.random((planes, 2, 3)) < density).astype(np.uint8)
 
 
-# No time limit for an example, and no memory of earlier failures in a file of the repository.
+# Settings of Hypothesis: no time limit for an example, and no file with earlier failures.
 many = settings(max_examples=150, deadline=None, database=None)
 
 
@@ -245,7 +247,7 @@ def test_the_light_of_a_window_is_the_sum_of_its_planes(data, stream):
         light = light_by_definition(stream[:, y, x].tolist())
         for (first, end), found in zip(windows, sums, strict=True):
             expected = float(sum(light[first:end]))
-            # A rounding error of 1e-9 for each plane at most.
+            # The rounding error is at most 1e-9 per plane.
             assert abs(found[y, x] - expected) < 1e-9 * planes
 
 
@@ -264,16 +266,17 @@ def record_spikes(
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.8, 1.5, 2, 4])
-def test_another_threshold_fires_as_a_sensor_with_that_threshold_would(factor):
+def test_changed_spikes_have_the_rate_of_a_sensor_with_the_new_threshold(factor):
     changed = change_threshold(record_spikes(RAMP), factor, np.random.default_rng(1))
 
     assert set(np.unique(changed)) <= {0, 1}
     # The light is the same in a column, so average over planes and rows.
     rates = changed.mean(axis=(0, 1))
     light_of_column = RAMP[0]
-    # `record_spikes` has 0.9 spikes a plane in full light. No pixel fires more than once a plane.
+    # `record_spikes` gives 0.9 spikes per plane in full light. A pixel fires at most once per
+    # plane.
     expected = np.minimum(0.9 * light_of_column / factor, 1.0)
-    # 88 planes: a spike more or less in each pixel is an error of 0.011.
+    # One spike more or less in 88 planes is an error of 1 / 88 = 0.011.
     assert np.abs(rates - expected).max() < 0.02
 
 
@@ -289,15 +292,16 @@ def bright_dark_bright():
 def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(bright_dark_bright):
     changed = change_threshold(bright_dark_bright, factor=0.5, rng=np.random.default_rng(1))
 
-    # For each pixel, the dark time lies within one interval, e.g. of the planes 19 to 39:
+    # For each pixel, the dark time lies within one interval. E.g. for the planes 19 to 39:
     #
     #     planes              0 ... 18         19        20 ... 38    39       40 ... 48
     #     light               bright           bright    dark         bright   bright
     #     recorded spikes     in most planes   none      none         a spike  in most planes
     #
-    # The light of an interval is taken as constant: one threshold, spread evenly over its planes.
-    # Half the threshold gives two spikes for it, of which one may come in the bright planes at its
-    # ends. So in the dark there are at most two, and fewer in some pixels.
+    # The light of an interval is assumed to be constant: one threshold, spread evenly over its
+    # planes. With half the threshold, this light gives two spikes. One of them may come in the
+    # bright planes at the ends of the interval. So there are at most two spikes in the dark, and
+    # fewer in some pixels.
     in_the_dark = changed[20:39].sum(axis=0)
     assert (in_the_dark <= 2).all()
     assert in_the_dark.mean() < 2.0
@@ -306,12 +310,13 @@ def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(brigh
 def test_half_the_threshold_gives_nearly_a_spike_per_plane_in_bright_light(bright_dark_bright):
     changed = change_threshold(bright_dark_bright, factor=0.5, rng=np.random.default_rng(1))
 
-    # 0.9 / 0.5 is more than one spike a plane, so nearly each plane has a spike.
+    # 0.9 / 0.5 is more than one spike per plane, so nearly every plane has a spike.
     first_bright_time = changed[:20]
     assert first_bright_time.mean() > 0.97
     # The second bright time has the planes 39 to 48. In most pixels the spike of plane 39 ends the
-    # dark interval, so plane 39 is left out. In some pixels the spike of plane 40 ends it. This
-    # plane then has the light of the interval, so the limit is 0.9 and not 0.97.
+    # dark interval, so plane 39 is left out. In some pixels the spike of plane 40 ends this
+    # interval, and plane 40 then has the low light of the interval. So the limit is 0.9 and not
+    # 0.97.
     assert changed[40:].mean() > 0.9
 
 
@@ -332,7 +337,7 @@ def changed_by_definition(
 ) -> np.ndarray:
     """Return the spikes of a sensor with `factor` times the threshold, plane by plane.
 
-    The light is taken from the recorded spikes. The unit of the charge is the new threshold.
+    The light comes from the recorded spikes. The unit of the charge is the new threshold.
 
     dark: charge that each plane adds without light.
     """
@@ -342,25 +347,25 @@ def changed_by_definition(
     former = np.zeros_like(charge)
     expected = np.empty_like(stream)
     for plane, light in enumerate(plane_light(stream)):
-        # If the light becomes much less, whole spikes that were left from the bright time are lost.
-        # The condition is that the interval becomes longer by more than one plane. Intervals are
+        # If the light becomes much less, the whole spikes that are left in the charge are lost. The
+        # condition is that the interval becomes longer by more than one plane. An interval is
         # 1 / light, so:
         #
         #     1 / light > 1 / former + 1
         #     former > light + light former       times light and former, which may be 0
         #     former > light (1 + former)
         #
-        # If the interval is longer by exactly one plane, both sides are equal. 0.999 keeps a
-        # rounding error from deciding there.
+        # If the interval is longer by exactly one plane, both sides are equal. Without the factor
+        # 0.999, a rounding error would decide then.
         falls = light * (one + former) < np.float32(0.999) * former
         charge[falls] %= one
         charge += light / np.float32(factor) + np.float32(dark)
         expected[plane] = charge >= one
         charge -= expected[plane]
         # With a lower threshold or a dark current, a plane may add more than 1, but a pixel fires
-        # once a plane. Of the charge that is left, one whole spike and the part of a spike are
-        # kept: 2.4 becomes 1.4. Without both, a plane adds at most 1 to a charge below 1, so less
-        # than 1 is left after the spike, and nothing is cut.
+        # at most once per plane. Of the charge that is left, one whole spike and the fraction of a
+        # spike are kept: 2.4 becomes 1.4. In all other cases a plane adds at most 1 to a charge
+        # below 1. So less than 1 is left after the spike, and nothing is cut.
         if factor < 1 or dark:
             is_too_much = charge >= 2
             part_of_a_spike = charge[is_too_much] % one
@@ -396,7 +401,7 @@ def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(
     factor, dark, planes, height, width
 ):
     rng = np.random.default_rng([planes, height])
-    # The density of spikes changes each 9 planes. The square makes low densities more frequent, as
+    # The density of spikes changes every 9 planes. The square makes low densities more frequent, as
     # in dark scenes.
     density = rng.random((planes // 9 + 1, height, width)) ** 2
     density = np.repeat(density, 9, axis=0)[:planes]
@@ -412,12 +417,12 @@ def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(
 
 
 def camera_draw(drop: float = 0.0, hot: float = 0.0, dead: float = 0.0) -> CameraDraw:
-    """Return a camera that changes nothing but what the arguments ask for.
+    """Return a camera that makes only the changes of the arguments.
 
     drop: the share of planes that are lost. hot: the share of pixels that always fire. dead: the
     share of pixels that never fire.
     """
-    # known_rate_factor 1: the network is told the rate of the data, unchanged.
+    # known_rate_factor 1: the rate of the data stays as it is.
     return CameraDraw(
         seed=(0,), threshold=1.0, drop=drop, hot=hot, dead=dead, known_rate_factor=1.0
     )
@@ -430,7 +435,7 @@ def test_dropped_planes_are_empty():
 
     is_empty = ~changed.any(axis=(1, 2))  # (T,)
     # Each of 88 planes is lost with a probability of 0.3. The standard deviation of the share is
-    # 0.05, so the limits are three of them away.
+    # 0.05, so the limits are three standard deviations away.
     assert 0.15 < is_empty.mean() < 0.45
     assert np.array_equal(changed[~is_empty], stream[~is_empty])
 
@@ -496,7 +501,7 @@ def always_on(stream: np.ndarray) -> Any:
 
 
 def test_the_frames_of_a_sample_have_the_same_hot_pixels(stuck_camera):
-    # The light is half of full light at most, so that no pixel fires in each plane by itself.
+    # The light is at most half of full light, so that only hot pixels fire in every plane.
     stream = record_spikes(RAMP / 2)
     drawn = stuck_camera.draw(SEED_OF_SAMPLE)
 
@@ -517,7 +522,8 @@ def threshold_draws():
 def test_the_threshold_changes_as_often_as_asked(threshold_draws):
     changed = [draw.threshold for draw in threshold_draws if draw.threshold != 1.0]
 
-    # Half of 800. Such a count has a standard deviation of 14, so 60 is four times as much.
+    # The mean is half of 800, and the standard deviation is 14. The limits, 400 - 60 and 400 + 60,
+    # are four standard deviations away.
     assert 340 < len(changed) < 460
 
 
@@ -532,7 +538,7 @@ def test_the_threshold_changes_by_all_factors_of_its_range(threshold_draws):
 def test_planes_are_dropped_as_often_as_asked(threshold_draws):
     dropping = [draw for draw in threshold_draws if draw.drop > 0]
 
-    # A quarter of 800, and four standard deviations of 12.
+    # A quarter of 800, plus or minus four standard deviations of 12.
     assert 150 < len(dropping) < 250
 
 
@@ -543,7 +549,7 @@ def test_as_many_planes_are_dropped_as_asked(threshold_draws):
     assert 0.17 < largest_share <= 0.2
 
 
-def test_what_is_not_asked_for_does_not_change(threshold_draws):
+def test_changes_that_are_not_asked_for_are_not_drawn(threshold_draws):
     for draw in threshold_draws:
         assert draw.hot == 0
         assert draw.dead == 0
@@ -594,7 +600,7 @@ def rgb_draws():
 def test_a_dark_current_comes_as_often_as_asked(rgb_draws):
     count = sum(draw.dark > 0 for draw in rgb_draws)
 
-    # Half of 400, and four standard deviations of 10.
+    # Half of 400, plus or minus four standard deviations of 10.
     assert 160 < count < 240
 
 
@@ -608,8 +614,8 @@ def test_a_dark_current_is_as_strong_as_asked(rgb_draws):
 def test_a_frame_stays_as_it_is_as_often_as_asked(rgb_draws):
     count = sum(draw.rgb is None for draw in rgb_draws)
 
-    # Half of the draws have no noise, and half of these no JPEG: a quarter of 400, and more than
-    # three standard deviations of 8.7.
+    # Half of the draws have no noise, and half of these have no JPEG: a quarter of 400, plus or
+    # minus more than three standard deviations of 8.7.
     assert 70 < count < 130
 
 
@@ -619,7 +625,8 @@ def test_a_dark_current_fires_in_the_dark(rgb_draws):
     without_spikes = np.zeros((200, 20, 20), np.uint8)
     black = darkest.apply(without_spikes, frame=0)
 
-    # `dark` is the charge of a plane, in thresholds. So it is also the rate of the spikes.
+    # `dark` is the charge that each plane adds, in thresholds. So `dark` is also the spikes per
+    # plane.
     assert black.mean() == pytest.approx(darkest.dark, rel=0.05)
 
 
@@ -643,8 +650,8 @@ def test_a_frame_gets_noise_or_jpeg_or_both(rgb_draws, coloured_ramp):
             mean_changes[noise, jpeg] = np.abs(changed - coloured_ramp).mean()
 
     assert set(mean_changes) == {("noise", "no JPEG"), ("no noise", "JPEG"), ("noise", "JPEG")}
-    # In levels of 8 bits. Below 0.1 a picture has hardly changed. Above 40, an error of a sixth of
-    # the range, little is left of it.
+    # The changes are in levels of 8 bits. Below 0.1 the picture has hardly changed. Above 40, a
+    # sixth of the range, little of the picture is left.
     for change in mean_changes.values():
         assert 0.1 < change < 40
 
@@ -666,7 +673,7 @@ def sample_with_camera(folder: Path, camera: dict[str, Any] | None) -> dict[str,
     return dataset[epoch, number]
 
 
-def test_noise_of_the_rgb_camera_changes_the_blurry_frames_alone(tmp_path):
+def test_noise_of_the_rgb_camera_changes_only_the_blurry_frames(tmp_path):
     write_clip(tmp_path, "clip0", frames=3, h=16, w=16)
     write_info(tmp_path, h=16, w=16)
     noise = {"type": "perturb", "rgb_prob": 1.0, "rgb_shot_max": 0.3}
@@ -682,12 +689,12 @@ def test_noise_of_the_rgb_camera_changes_the_blurry_frames_alone(tmp_path):
 
 # ---- Random draws do not depend on one another ----
 
-# Samples that are drawn.
+# Number of samples that are drawn.
 DRAWS = 500
-# The largest correlation that chance may give. For n independent pairs, the correlation has the
-# standard deviation 1 / sqrt(n), 0.045 for 500. The bound is 4.5 of them.
+# The largest correlation that may occur by chance. For n independent pairs, the correlation has the
+# standard deviation 1 / sqrt(n), which is 0.045 for 500. The bound is 4.5 standard deviations.
 BOUND = 0.2
-# A camera that draws all that it can.
+# A camera that draws every change that it has.
 CAMERA = {
     "type": "perturb",
     "threshold_prob": 1.0,
@@ -704,12 +711,11 @@ CAMERA = {
 
 
 def mean_place(is_true: np.ndarray) -> float:
-    """Return where the true values of an array lie on average: 0 at its begin, 1 at its end.
+    """Return where the true values of an array lie on average: 0 is its beginning, and 1 its end.
 
-    Without true values this returns the middle. True values at random places lie in the middle on
-    average, too, so the result does not depend on their number. Otherwise it would be correlated
-    with the number, e.g. "which lost" with "lost share", although the places are drawn
-    independently.
+    Without true values this returns the middle, because true values at random places lie in the
+    middle on average, too. With another value, the result would be correlated with the number of
+    true values, e.g. "which lost" with "lost share", although the places are drawn independently.
     """
     places = np.flatnonzero(is_true)
     if len(places):
@@ -719,9 +725,9 @@ def mean_place(is_true: np.ndarray) -> float:
 
 
 def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
-    """Return all that is drawn for a sample: name -> number.
+    """Return everything that is drawn for a sample: name -> number.
 
-    If the draws are independent, none of these numbers tells anything about another one.
+    If the draws are independent, none of these numbers says anything about another number.
 
     Some draws of the camera cannot be read directly, e.g. which pixels are hot. So they are found
     from what the camera does with planes of full light and with planes of darkness.
@@ -756,8 +762,8 @@ def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
     sampler.seek(epoch)
     return {
         "interval": interval,
-        # Relative to the last possible first frame. Three frames at this interval must fit into the
-        # frames 0 to 23.
+        # Relative to the last possible first frame, 23 - 2 interval, because three frames must fit
+        # into the frames 0 to 23.
         "first frame": frames[0] / (23 - 2 * interval),
         "top": draw.aug.top,
         "left": draw.aug.left,
@@ -790,8 +796,8 @@ def first_samples_of_epochs() -> list[tuple[int, int]]:
 def samples_of_one_epoch() -> list[tuple[int, int]]:
     """Return (epoch, index) of many samples of an epoch.
 
-    The clip has 24 frames. Sample 23 would begin with the last frame, so its three frames do not
-    fit into the clip, and its first frame is drawn. Samples 47, 71, ... begin as sample 23 does.
+    The clip has 24 frames. Sample 23 would begin with the last frame, but then its three frames
+    would not fit into the clip. So its first frame is drawn. The same holds for samples 47, 71, ...
     """
     epoch = 3
     return [(epoch, 24 * repetition + 23) for repetition in range(DRAWS)]
@@ -821,16 +827,16 @@ def test_no_two_draws_of_a_sample_are_correlated(tmp_path, samples):
 
     rows = [drawn_numbers(dataset, epoch, index) for epoch, index in samples]
 
-    # A number that is the same for all samples has no correlation: e.g. one index has one place.
+    # A number that is the same for all samples has no correlation, so it is left out.
     varying = []
     for name in rows[0]:
         if len({row[name] for row in rows}) > 1:
             varying.append(name)
-    # Else the samples of this test would be too much alike to tell anything: there are 22 numbers.
+    # There are 22 numbers. If fewer than 17 varied, the test would compare too little.
     assert len(varying) >= 17, varying
 
     table = np.array([[row[name] for name in varying] for row in rows], float)
-    correlation = np.corrcoef(table.T)  # of each number with each other number
+    correlation = np.corrcoef(table.T)  # (numbers, numbers)
     alike = {}
     for a, b in itertools.combinations(range(len(varying)), 2):
         if abs(correlation[a, b]) >= BOUND:

@@ -1,9 +1,9 @@
 """Option files: how they are read, checked, saved, and kept free of secrets.
 
-The tests read TEXT, a small option file, with parts that are registered here in place of the real
-networks, data sets and losses: a network `small`, two fusion operators, two data sets and two
-losses. A part is what a section of an option file chooses by name. Its constructor arguments are
-the other keys of the section.
+The tests read TEXT, a small option file. In place of the real networks, data sets and losses, they
+register their own: a network `small`, two fusion operators, two data sets and two losses. Such a
+"part" is what a section of an option file chooses by name. The other keys of the section are the
+constructor arguments of the part.
 """
 
 import json
@@ -106,7 +106,7 @@ def load(path: Path, *overrides: str) -> Options:
 
 
 def refusal(path: Path, *overrides: str) -> str:
-    """Return the message with which options are refused."""
+    """Return the text of the error with which options are refused."""
     with pytest.raises(OptionError) as error:
         load(path, *overrides)
     return str(error.value)
@@ -198,7 +198,7 @@ def test_a_key_that_an_override_gives_the_new_part_is_not_dropped_silently(file)
 
 # ---- Refusals ----
 
-# Name of the case, a text of the file, what replaces it, and what the message says.
+# Name of the case, a text of the file, the text that replaces it, and parts of the error.
 WRONG_FILES = [
     (
         "an unknown key",
@@ -323,7 +323,7 @@ def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after,
         assert text in message
 
 
-# What may replace the last "}" of TEXT: a list of four writers, whose objects have the same keys.
+# A text to replace the last "}" of TEXT: a list of four writers, whose objects have the same keys.
 OBJECTS_IN_LISTS = """,
   "logging": { "writers": [
     { "type": "table", "columns": [{ "n": 1 }, { "n": 1 }] },
@@ -357,8 +357,8 @@ def test_a_key_given_twice_in_an_object_of_a_list_is_refused(file):
 def test_an_error_in_an_object_of_a_list_names_its_own_line(file, index):
     file.write_text(text_with(OBJECTS_IN_LISTS))
     key = f"logging.writers.{index}.type"
-    # TEXT has 20 lines. "logging" is in line 20, in place of the last "}", and each writer has a
-    # line of its own from line 21 on.
+    # TEXT has 20 lines. In line 20, "logging" replaces the last "}". Writer 0 is in line 21, writer
+    # 1 in line 22, and so on.
     line = TEXT.count("\n") + 1 + index
 
     def check(opt: Options) -> None:
@@ -368,7 +368,7 @@ def test_an_error_in_an_object_of_a_list_names_its_own_line(file, index):
         load_options(file, [], PARTS, [check])
 
 
-# Name of the case, overrides, and what the message says.
+# Name of the case, overrides, and parts of the error.
 WRONG_OVERRIDES = [
     (
         "an unknown key",
@@ -466,7 +466,7 @@ def test_a_file_that_holds_no_object_is_refused(file, content):
     assert "the option file holds no object" in refusal(file)
 
 
-# A program that prints the refusal of the file that is its argument.
+# A program whose argument is an option file. It prints the error with which the file is refused.
 PRINT_REFUSAL = """
 import sys
 from tests.parts.utils.test_option import refusal
@@ -475,15 +475,15 @@ print(ascii(refusal(sys.argv[1])))
 
 
 def test_a_task_that_the_locale_cannot_write_is_refused(file):
-    # The task names a folder. Here it is "défi", with an e that ASCII does not have.
+    # The task is the name of a folder. Here it is "défi", and ASCII has no é.
     file.write_text(TEXT.replace('"trial"', '"d\u00e9fi"'), encoding="utf-8")
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
-    said = run_command([sys.executable, "-c", PRINT_REFUSAL, file], env=ascii_only)
+    ended = run_command([sys.executable, "-c", PRINT_REFUSAL, file], env=ascii_only)
 
-    # `run_command` has a list of exit codes, as for several ranks. This program is the only item.
-    assert said.exit_codes == [0], said.text
-    assert "in the locale's encoding, ascii" in said.text
+    # `run_command` returns a list of exit codes, as for several ranks. Here it has one item.
+    assert ended.exit_codes == [0], ended.text
+    assert "in the locale's encoding, ascii" in ended.text
 
 
 def test_a_task_that_the_locale_can_write_is_taken(file):
@@ -495,7 +495,7 @@ def test_a_task_that_the_locale_can_write_is_taken(file):
 # ---- A file that is based on another ----
 
 
-def test_a_base_gives_what_the_file_does_not(file, tmp_path):
+def test_keys_that_a_file_lacks_are_taken_from_its_base(file, tmp_path):
     child = tmp_path / "child.json"
     child.write_text(
         '{"base": "trial.json", "task": "child", '
@@ -504,12 +504,12 @@ def test_a_base_gives_what_the_file_does_not(file, tmp_path):
 
     opt = load(child)
 
-    # Of the file itself. `plain` gives a section as JSON: a part that is given by its name alone is
-    # an object with its type.
+    # These values are in child.json. `plain` returns a section as JSON. A part that is given by its
+    # name becomes an object with its type.
     assert opt.task == "child"
     assert opt.train.total_iter == 7
     assert opt.netG.plain()["fusion"] == {"type": "none"}
-    # Of its base, which is TEXT: it has "checkpoint_print": 5.
+    # This value is in the base, TEXT.
     assert opt.train.checkpoint_print == 5
 
 
@@ -565,7 +565,7 @@ def test_a_secret_is_found_in_a_nested_list():
     ],
 )
 def test_a_message_hides_a_secret_but_names_its_key(file, override):
-    # The second override is right. The message lists both.
+    # The second override is correct. The message lists both overrides.
     message = refusal(file, override, "train.total_iter=1")
 
     assert "123456" not in message
@@ -664,12 +664,12 @@ def test_of_all_documented_options_only_one_is_a_secret():
 
     secrets = {key for key in keys if KEY.search(key)}
 
-    # Else the page was not read as this test expects.
+    # With fewer keys, the pattern would not fit the page any more.
     assert len(keys) > 100
     assert secrets == {"wandb_api_key"}
 
 
-# A search in quadratic time would take hours for these texts, so the test would time out.
+# With a search in quadratic time, the test would run for hours and be ended by its time limit.
 @pytest.mark.parametrize(
     "text",
     [
@@ -814,7 +814,7 @@ def test_a_part_within_a_part_has_its_defaults():
     }
 
 
-def test_a_key_of_a_part_that_stands_beside_the_part_is_told_its_place():
+def test_the_error_of_a_misplaced_key_of_a_part_names_the_right_place():
     with pytest.raises(OptionError) as caught:
         BOXES.resolve({"kind": "box", "width": 2, "features": 4}, "x")
 
@@ -822,14 +822,14 @@ def test_a_key_of_a_part_that_stands_beside_the_part_is_told_its_place():
     assert caught.value.do == "move it into the object x.fusion, as x.fusion.features"
 
 
-def test_the_key_type_is_in_each_part_so_it_is_told_no_place():
+def test_the_error_of_a_misplaced_key_type_names_no_place_because_each_part_has_it():
     with pytest.raises(OptionError) as caught:
         BOXES.resolve({"kind": "box", "width": 2, "type": "box"}, "x")
 
     assert "x.fusion" not in caught.value.do
 
 
-def test_a_key_two_sections_deeper_is_told_its_place(file):
+def test_the_right_place_of_a_key_may_be_two_sections_deeper(file):
     message = refusal(file, "features=4")
 
     assert "move it into the object netG.fusion, as netG.fusion.features" in message
