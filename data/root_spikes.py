@@ -4,7 +4,7 @@
     properties_of       what a user of the weights must know of the training spikes
     common_properties   the same for several roots together
 
-dataset.json lies beside the spike files and describes them (docs/data_format.md). If both the
+dataset.json lies beside the spike files and describes them (docs/data_reference.md). If both the
 options and dataset.json give a value, the options count.
 
 What must stay: keys and values of the properties. They are stored with the weights, and a test

@@ -1,4 +1,4 @@
-"""Compute how many clips a GPU can take at once, and print the tables of docs/gpu.md and ddp.md.
+"""Compute how many clips a GPU can take at once, and print the two tables of docs/gpu.md.
 
     python lab/card_recipes.py
 
@@ -12,7 +12,7 @@ large reserve costs little: fewer clips at once need more passes, but several pa
 twice. With a smaller reserve, the memory might not suffice. Then blocks would be computed again in
 the backward pass (netG.checkpoint), which takes time.
 
-Free to change: the constants below, with the tables of both pages, their Chinese pages and the
+Free to change: the constants below, with the tables of docs/gpu.md and docs/zh/gpu.md and the
 files in options/gpu. tests/parts/models/test_fake_gpu.py notices if one of them says something else
 than this program.
 """
@@ -106,21 +106,16 @@ def table() -> Iterator[str]:
 
 
 def small_table() -> Iterator[str]:
-    """Yield the rows of docs/ddp.md for GPUs of less than 24 GB, which take one clip at a time.
+    """Yield the rows of docs/gpu.md for GPUs of less than 24 GB, which take one clip at a time.
 
-    A row: GPUs, card, options, GB of a step.
+    A row: card, option, GB of a step.
     """
-    # GPUs, GB of a card, side of the crop. GPUs of 4 and 2 GB need smaller crops.
-    rows = [(gpus, 16, CROP) for gpus in GPUS]
-    rows += [(1, 8, CROP), (1, 4, 128), (1, 2, 64)]
-    for gpus, card, crop in rows:
+    # GB of a card, side of the crop. GPUs of 4 and 2 GB need smaller crops.
+    for card, crop in ((8, CROP), (4, 128), (2, 64)):
         # Activations grow with the number of pixels.
         activations_gb = counted_gb() * (crop / CROP) ** 2
         gb = step_gb(1, activations_gb)
-        options = [f"train.accumulation_steps={BATCH // gpus}"]
-        if crop < CROP:
-            options.append(f"datasets.train.gt_size={crop}")
-        yield f"| {gpus} | {card} GB | `{' '.join(options)}` | {gb:.1f} |"
+        yield f"| {card} GB | `datasets.train.gt_size={crop}` | {gb:.1f} |"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ the scene must be at rest, or the planes must be exactly the planes of the frame
 second form takes the geometry from a file, and finds two things: by how many planes the exposure
 began later than --planes says, and the share of these planes in which the frame was exposed. The
 scene has to move. Each form writes the file for `spike.calibration`, and an overlay image beside it
-to look at. No file is overwritten. More in docs/data_format.md, section "Two cameras".
+to look at. No file is overwritten. More in docs/data_format.md, section
+"Making a calibration file".
 
 How it is found. Features of both images (SIFT, RANSAC) give a rough position, for any turn, scale
 and mirroring. The fit of `spike.calibration` "auto" (data/cameras/registration) makes the position
@@ -68,8 +69,8 @@ from utils.output_folder import refuse_existing
 #                (SpikeGeometry). In the text above and in --geometry: how the cameras lie to one
 #                another, which the code calls position
 #
-# What must stay: the keys of the written file, a `Calibration`, which docs/data_format.md describes
-# (test_the_file_says_the_clock_with_the_sizes). The same pairs give the same file.
+# What must stay: the keys of the written file, a `Calibration`, which docs/data_reference.md
+# describes (test_the_file_says_the_clock_with_the_sizes). The same pairs give the same file.
 # Free to change: the printed words.
 # Test: tests/parts/scripts/test_calibrate.py
 

@@ -240,7 +240,7 @@ def instant_planes(count: int) -> list[int]:
 def write_info(root: Path, size: Size, seed: int, instants: int) -> None:
     """Write dataset.json: how to read the spikes, and how the set was made.
 
-    The clips must be written before, because the file holds their digest. docs/data_format.md
+    The clips must be written before, because the file holds their digest. docs/data_reference.md
     describes the keys of the first half.
     """
     half = size.side // 2

@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
         # Let the ranks meet on this host without a server that other machines can reach.
         one_host.use(args)
         # One launcher starts all ranks, so it can give them a secret. With this secret a rank
-        # proves that a message comes from this run ("Trust" in docs/ddp.md).
+        # proves that a message comes from this run ("Trust" in docs/ddp_reference.md).
         os.environ.setdefault("SPIKEVRT_JOB_KEY", secrets.token_hex(32))
     if ranks is not None:
         # Each rank gets its share of the cores, or one thread if there are more ranks than cores.

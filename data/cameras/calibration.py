@@ -166,7 +166,7 @@ def scale_of(matrix: np.ndarray) -> float:
 # ---- Reading and writing ------------------------------------------------------------------------
 
 # The end of several error texts: where the user finds the keys of a calibration file.
-HELP_ON_KEYS = 'docs/data_format.md, section "Two cameras", explains the keys'
+HELP_ON_KEYS = 'docs/data_reference.md, section "Two cameras", explains the keys'
 
 
 def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> Calibration:

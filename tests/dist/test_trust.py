@@ -35,7 +35,7 @@ WORKER = "tests/dist/helpers_worker.py"
 # The end of the sentence with which a run reports a forged value.
 REPORT = "that no rank of this run wrote"
 # Exit code of a rank that has read a forged value: the code of all errors of the start and of the
-# agreement between ranks (docs/ddp.md).
+# agreement between ranks (docs/ddp_reference.md).
 FORGED_VALUE = 2
 # A job key of a run. Any text of this length would do.
 KEY = "0123456789abcdef"

@@ -149,6 +149,6 @@ def refuse_faults(faults: list[str], env: Env) -> None:
         what=f"the launch variables are wrong: {'; '.join(faults)}",
         where=f"the environment of {who}",
         expected="RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT "
-        "as docs/ddp.md describes them",
+        "as docs/ddp_reference.md describes them",
         do="correct these variables, or unset WORLD_SIZE to train in one process",
     )

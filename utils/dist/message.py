@@ -221,5 +221,5 @@ def _not_a_message(sender: int) -> DistError:
         where=f"the connection to rank {sender}",
         expected="a message of the same version of this program",
         do="start all ranks from the same files; if they are the same, another program reached the "
-        "ports of this run: see docs/ddp.md on trust",
+        "ports of this run: see docs/ddp_reference.md on trust",
     )

@@ -137,7 +137,8 @@ def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) ->
                 where=rank_on_host(launch),
                 expected="ranks of one start alone; each has SPIKEVRT_JOB_KEY from its launcher",
                 do="if you start the ranks yourself, give all of them the same SPIKEVRT_JOB_KEY, "
-                "or unset it; else somebody else reaches the port: see docs/ddp.md on trust",
+                "or unset it; else somebody else reaches the port: see docs/ddp_reference.md on "
+                "trust",
             ) from e
 
 

@@ -15,8 +15,8 @@ There are two kinds of values. A beat is the record of its state that a rank wri
 (`State`). A `Failure` says which rank has failed first. A value that no rank of this run can have
 written raises ForeignValueError.
 
-What must stay: the checks, which are part of the security of a run (docs/ddp.md). A new field needs
-a check of its own (test_a_text_that_is_no_beat_ends_the_run_with_a_report,
+What must stay: the checks, which are part of the security of a run (docs/ddp_reference.md). A new
+field needs a check of its own (test_a_text_that_is_no_beat_ends_the_run_with_a_report,
 test_a_forged_failure_ends_the_run_with_a_report). Free to change: the form of a value, because
 values live only as long as the run, and all ranks of a run have the same version.
 
@@ -188,8 +188,8 @@ def foreign_value(key: str) -> ForeignValueError:
         f"is at {RUN.launch.master_addr}:{RUN.launch.master_port}",
         expected="that only the ranks of this run write into its store",
         do="end other runs with this MASTER_PORT, or choose another port; without another run, "
-        "somebody else reaches the port: docs/ddp.md says how to close it. The same command "
-        "resumes the run",
+        "somebody else reaches the port: docs/ddp_reference.md says how to close it. The same "
+        "command resumes the run",
     )
 
 

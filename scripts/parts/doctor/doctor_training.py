@@ -279,7 +279,7 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
         "gradients",
         f"differ from one process by {worst:.0e} (relative)",
         why="the network would train wrongly",
-        cure="set find_unused_parameters; see docs/ddp.md",
+        cure="set find_unused_parameters; see docs/ddp_reference.md",
     )
 
 

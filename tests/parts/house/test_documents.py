@@ -89,7 +89,7 @@ def test_links_to_files_lead_to_files(page):
 
 
 def files_that_the_reader_writes(text: str) -> set[str]:
-    """Return the files of a page that its reader writes, e.g. by "Save this as `a.py`".
+    """Return the files of a page that its reader writes, e.g. by "Save this file as `a.py`".
 
     A block of code whose first line is "# a.py" is such a file, too.
     """
@@ -249,9 +249,10 @@ def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
     assert result.stdout[0].split() == [str(tmp_path / "SpikeVRT/models/portable.py")], result.text
 
 
-# The arguments of each command "python scripts/prepare_gopro_spike.py ..." in the quick start.
+# The arguments of each command "python scripts/prepare_gopro_spike.py ..." in the quick start. A
+# command is a line of a block, or stands between backticks in a table.
 COMMANDS_THAT_MAKE_DATA = re.findall(
-    r"(?m)^ *python scripts/prepare_gopro_spike\.py (.*)$", read_page("docs/quickstart.md")
+    r"(?m)(?:^|`)python scripts/prepare_gopro_spike\.py ([^`\n]*)", read_page("docs/quickstart.md")
 )
 
 
@@ -319,7 +320,7 @@ def read_section(option_file: Path, section: dict[str, Any]) -> Any:
     return main_train_vrt.read_options(["--opt", str(option_file)]).datasets.train
 
 
-@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("index", range(2))
 def test_each_option_file_of_the_quick_start_is_valid(option_file, index):
     texts = re.findall(r"```json\n(.*?)```", read_page("docs/quickstart.md"), re.DOTALL)
     option_file.write_text(texts[index])
@@ -337,30 +338,33 @@ def keys_of(block: str) -> dict[str, Any]:
 
 @dataclass
 class OptionBlocks:
-    """The blocks of options in docs/data_format.md, in their order."""
+    """The blocks of options in the pages on data, in their order."""
 
     files: list[dict[str, Any]]  # a whole option file for each of three layouts of files
-    large: dict[str, Any]  # the option file of the first layout for the large network
     exposures: list[str]  # three forms of the key `exposure`
     section: str  # a section `train` with most of its keys
     roots: str  # keys that name several folders
     camera: str  # the key `camera`
 
 
+def read_option_files(page: str) -> list[dict[str, Any]]:
+    """Return the whole option files that a page shows. Another block may be a dataset.json."""
+    texts = re.findall(r"```json\n(.*?)```", read_page(page), re.DOTALL)
+    blocks = [json5.loads(text) for text in texts]
+    return [block for block in blocks if "datasets" in block]
+
+
 @pytest.fixture(scope="module")
 def option_blocks() -> OptionBlocks:
-    """Give the blocks of options in docs/data_format.md."""
-    page = read_page("docs/data_format.md")
-    # Each layout has a whole option file, and the last file is for the large network. One more
-    # block of JSON is a dataset.json.
-    whole_blocks = [json5.loads(text) for text in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
-    *files, large = [block for block in whole_blocks if "datasets" in block]
-    blocks = re.findall(r"```jsonc\n(.*?)```", page, re.DOTALL)
+    """Give the blocks of options in docs/data_format.md and docs/data_reference.md."""
+    reference = read_page("docs/data_reference.md")
+    blocks = re.findall(r"```jsonc\n(.*?)```", reference, re.DOTALL)
     forms, section, roots, camera = blocks
     # One block has all forms of `exposure`. Each form begins with the key at the begin of a line.
     # The split has an empty text before the first form.
     _, *exposures = re.split(r'^(?="exposure")', forms, flags=re.MULTILINE)
-    return OptionBlocks(files, large, exposures, section, roots, camera)
+    files = read_option_files("docs/data_format.md")
+    return OptionBlocks(files, exposures, section, roots, camera)
 
 
 def test_the_page_on_data_shows_three_layouts(option_blocks):
@@ -384,26 +388,48 @@ def test_the_options_for_each_layout_are_valid(option_file, option_blocks, index
         assert read.spike.center == "file"
 
 
-def test_the_file_for_a_gpu_has_the_data_of_the_first_layout(option_blocks):
-    small = option_blocks.files[0]["datasets"]
-    # A copy, because the next test reads the file, too.
-    large = copy.deepcopy(option_blocks.large["datasets"])
+# ---- The page on the large network ----
+
+
+@pytest.fixture(scope="module")
+def large_file() -> dict[str, Any]:
+    """Give the option file of docs/large.md."""
+    [large] = read_option_files("docs/large.md")
+    return large
+
+
+# The lines `spike` in the table of docs/large.md. Each is for another kind of data.
+SPIKE_LINES = re.findall(r'(?m)^\|[^|]*\| `"spike": ([^`]*)`', read_page("docs/large.md"))
+
+
+def test_the_file_for_a_gpu_has_the_data_of_the_first_layout(large_file, option_blocks):
+    # A copy, because other tests read the file, too.
+    large = copy.deepcopy(large_file["datasets"])
 
     # The large network has larger crops.
     assert large["train"].pop("gt_size") == 192
-    assert large == small
+    assert large == option_blocks.files[0]["datasets"]
 
 
-@pytest.mark.parametrize("index", range(3))
-def test_the_file_for_a_gpu_trains_the_large_network_with_each_layout(
-    option_file, option_blocks, index
+def test_the_table_of_the_large_network_has_the_section_of_each_layout(option_blocks):
+    in_table = [json5.loads(line) for line in SPIKE_LINES]
+
+    # A dataset.json, and the two commands of the quick start, have lines, too.
+    assert len(in_table) == 6
+    for file, spike in zip(option_blocks.files, in_table[:3], strict=True):
+        for section in file["datasets"].values():
+            # "null" takes away the size of GoPro's planes.
+            without_null = {key: value for key, value in spike.items() if value is not None}
+            assert section["spike"] == without_null
+
+
+@pytest.mark.parametrize("line", SPIKE_LINES)
+def test_the_file_for_a_gpu_trains_the_large_network_on_each_kind_of_data(
+    option_file, large_file, line
 ):
-    # As the table below the file says: it gets the section `spike` of the layout.
-    options = copy.deepcopy(option_blocks.large)
-    for split, section in options["datasets"].items():
-        spike = option_blocks.files[index]["datasets"][split]["spike"]
-        # The page says "null" if the layout gives no size.
-        section["spike"] = {"h": None, "w": None} | spike
+    options = copy.deepcopy(large_file)
+    for section in options["datasets"].values():
+        section["spike"] = json5.loads(line)
     option_file.write_text(json.dumps(options))
 
     opt = main_train_vrt.read_options(["--opt", str(option_file)])
@@ -417,7 +443,20 @@ def test_the_file_for_a_gpu_trains_the_large_network_with_each_layout(
         read = options_of_part(section)
         # The planes of GoPro, 360 x 640, are gone.
         assert read.spike.h in (250, None)
-        assert read.spike.center == "file"
+        assert read.spike.context == 88
+
+
+@pytest.mark.parametrize("page", ["docs/large.md", "docs/zh/large.md"])
+def test_the_clips_of_a_step_on_any_gpus_are_as_published(page):
+    # A row: GPUs, memory, clips at once, passes, e.g. "| 4 | 24 GB or more | 2 | 1 |".
+    rows = re.findall(r"(?m)^\| (\d) \|[^|\n]*\| (\d)[^|\n]*\| (\d)[^|\n]*\|$", read_page(page))
+
+    assert len(rows) == 8
+    for gpus, clips_at_once, passes in rows:
+        assert int(gpus) * int(clips_at_once) * int(passes) == 8
+
+
+# ---- The reference of data ----
 
 
 @pytest.mark.parametrize("index", range(3))
