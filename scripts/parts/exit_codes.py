@@ -49,25 +49,7 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
         # written there is dropped.
         open_closed_streams()
         try:
-            try:
-                return main(*arguments)
-            except SpikeVRTError as e:
-                print(e, file=sys.stderr)
-                return e.exit_code
-            except OSError as e:
-                # An error of a pipe or a connection names no file. It is not about the disk.
-                if e.filename is None and e.errno not in DISK_FULL:
-                    raise
-                error = _file_error(e)
-                print(error, file=sys.stderr)
-                return error.exit_code
-            except KeyboardInterrupt:
-                print("Interrupted (Ctrl-C). The same command starts again.", file=sys.stderr)
-                return INTERRUPTED
-            finally:
-                # Write what is still in the buffer, so that the `except` below sees a closed pipe.
-                # Python itself would do so later, outside of this function.
-                sys.stdout.flush()
+            return _code_of(main, arguments)
         except BrokenPipeError:
             if not _is_reader_gone():
                 raise  # it was another pipe, to a process that the script has started
@@ -77,6 +59,32 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
             return READER_GONE
 
     return run
+
+
+def _code_of(main: Callable[..., int], arguments: tuple[Any, ...]) -> int:
+    """Call the `main` of a script. Prints a known error, and returns the exit code.
+
+    Raises BrokenPipeError if nobody reads stdout any more, and each error that is not known.
+    """
+    try:
+        return main(*arguments)
+    except SpikeVRTError as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
+    except OSError as e:
+        # An error of a pipe or a connection names no file. It is not about the disk.
+        if e.filename is None and e.errno not in DISK_FULL:
+            raise
+        error = _file_error(e)
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("Interrupted (Ctrl-C). The same command starts again.", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        # Write what is still in the buffer. If the pipe is closed, this raises BrokenPipeError
+        # here. Python itself would write it only after `run` has ended.
+        sys.stdout.flush()
 
 
 def _file_error(error: OSError) -> DataError:

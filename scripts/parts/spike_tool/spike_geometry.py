@@ -150,8 +150,8 @@ def given_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry | None
     refuse_missing_file(path)
 
     # What dataset.json says: h, w and flip, each None if it is not there. An array does not need
-    # it. It is read all the same, so that a damaged dataset.json is an error for each file.
-    about = nearest_info(path)
+    # dataset.json. It is read nevertheless, so that a damaged one is an error for each file.
+    info = nearest_info(path)
 
     # An array (.npy, .npz) has a shape. It is not packed, so it has no bit order and no layout.
     shape = formats.array_shape(path)
@@ -164,8 +164,8 @@ def given_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry | None
     elif options.layout == "sps100":  # of the camera SPS100
         height = width = SPS100_SIDE
     else:
-        height = about.h
-        width = about.w
+        height = info.h
+        width = info.w
     if not height or not width:  # dataset.json does not say height and width
         return None
     return SpikeGeometry(

@@ -147,7 +147,7 @@ def _brightness(
 
     rates: (h, w), spikes per plane of each pixel.
     """
-    about = nearest_info(path)
+    info = nearest_info(path)
     # The guess for the rate at full light: all pixels but the brightest 0.5 % are at most white. A
     # guess from all pixels would follow a few hot pixels, and the image would be dark. The guess
     # must be above 0 also for a file without spikes, because the rates are divided by it.
@@ -155,8 +155,8 @@ def _brightness(
     white = max(brightest_rate, 1e-6)
     # `or`: a rate of None or 0 counts as not given.
     return {
-        "rate": rate or about.rate or white,
-        "light": light or about.light or "linear",
+        "rate": rate or info.rate or white,
+        "light": light or info.light or "linear",
         "gamma": DISPLAY_GAMMA,
     }
 
