@@ -18,8 +18,8 @@ ends. Each clip is restored by main_test_vrt.py in a process of its own. See doc
 #   4. `restore` shows the result.
 #
 # The page is built with the package gradio. A handler is a function that gradio calls when a button
-# is pressed. It gets the values of the fields that are named as inputs, and returns (or yields, as
-# often as it likes) the new values of the fields that are named as outputs.
+# is pressed. It gets the values of the fields that are named as inputs, and returns (or yields, any
+# number of times) the new values of the fields that are named as outputs.
 #
 # What must stay: the limits below, because in a Hugging Face Space strangers use the page. Outside
 # of a Space, no other machine can reach it (test_other_machines_cannot_reach_the_page). After a

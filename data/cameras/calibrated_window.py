@@ -94,11 +94,11 @@ def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
 # ---- From spike pixels to RGB pixels ------------------------------------------------------------
 
 
-class Sample(NamedTuple):
-    """`Neighbours`, with one number for each spike pixel instead of its row and column."""
+class NumberedNeighbours(NamedTuple):
+    """`Neighbours`, with one number for each spike pixel in place of its row and column."""
 
     # (n, H W), numbers of the spike pixels in the crop of the spike plane: row * width + column.
-    places: np.ndarray
+    numbers: np.ndarray
     weights: np.ndarray  # (n, H W), as in `Neighbours`
 
 
@@ -107,8 +107,8 @@ class CalibratedWindow:
     """One crop of the frame on a `CalibratedGrid`. RGB pixels are means of spike pixels."""
 
     crop: Crop  # the spike pixels to read
-    # One or more points in each RGB pixel, with the spike pixels around each point.
-    samples: tuple[Sample, ...]
+    # For each of the n x n points of an RGB pixel: the spike pixels around the point.
+    points: tuple[NumberedNeighbours, ...]
     covered: np.ndarray  # (H, W) bool, the RGB pixels that the spike camera sees
 
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
@@ -121,23 +121,23 @@ class CalibratedWindow:
         count = len(channels)
         pixels = channels.reshape(count, self.crop.height * self.crop.width)  # (S, h w)
         out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
-        for sample in self.samples:
-            # A sample has four spike pixels, or one, for each RGB pixel. Take the first spike pixel
+        for point in self.points:
+            # A point has four spike pixels, or one, for each RGB pixel. Take the first spike pixel
             # of every RGB pixel with its weight, then the second one, ...: (H W,) each.
-            for place, weight in zip(sample.places, sample.weights, strict=True):
+            for number, weight in zip(point.numbers, point.weights, strict=True):
                 for channel, out_channel in zip(pixels, out, strict=True):
                     # `out_channel` is a view, so this changes `out`.
-                    out_channel += channel[place] * weight
+                    out_channel += channel[number] * weight
         # The mean over the points of an RGB pixel.
-        if len(self.samples) > 1:
-            out /= np.float32(len(self.samples))
+        if len(self.points) > 1:
+            out /= np.float32(len(self.points))
         return out.reshape(count, *self.covered.shape)  # (S, H, W)
 
     def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean firing rate and the mean colour (3,) of what both cameras see.
 
         stream: spikes (T, h, w) of `crop`. image: (H, W, 3), the crop of the frame.
-        If the spike camera sees nothing of the crop, the means are over the whole crop.
+        If the spike camera sees no pixel of the crop, the means are over the whole crop.
         """
         is_seen = self.covered  # (H, W)
         if not is_seen.any():
@@ -156,15 +156,15 @@ def window_of(points: list[Neighbours], covered: np.ndarray) -> CalibratedWindow
     covered: (H, W) bool, the RGB pixels that the spike camera sees.
     """
     spike_crop = _rectangle_of(points)
-    samples = []
+    numbered_points = []
     for point in points:
         # Spike pixels are numbered row by row within their crop. In a crop of 10 columns, row 2 and
         # column 3 have the number 23.
         row_in_crop = point.rows - spike_crop.top
         column_in_crop = point.columns - spike_crop.left
-        places = row_in_crop * spike_crop.width + column_in_crop  # (4, H W)
-        samples.append(Sample(places, point.weights))
-    return CalibratedWindow(spike_crop, tuple(samples), covered)
+        numbers = row_in_crop * spike_crop.width + column_in_crop  # (4 or 1, H W)
+        numbered_points.append(NumberedNeighbours(numbers, point.weights))
+    return CalibratedWindow(spike_crop, tuple(numbered_points), covered)
 
 
 def _rectangle_of(points: list[Neighbours]) -> Crop:

@@ -21,7 +21,7 @@ def usable_region(calibration: Calibration, covered: np.ndarray, path: str) -> C
 
     covered: (H, W) bool, the pixels of the whole frame that the spike camera sees.
     path: file of the calibration, for messages.
-    Raises DataError if the spike camera sees nothing of the frame, or not all of the region.
+    Raises DataError if the spike camera sees no pixel of the frame, or not all of the region.
     """
     largest = largest_rectangle(covered)
     if largest is None:

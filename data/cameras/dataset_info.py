@@ -1,4 +1,4 @@
-"""Read dataset.json: what is known of the spike files of a data set.
+"""Read dataset.json: what is known about the spike files of a data set.
 
 The file lies beside the spike files, for example
 
@@ -77,7 +77,7 @@ class DatasetInfo:
     clips: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def of_clip(self, clip: str) -> "DatasetInfo":
-        """Return what is known of the spikes of one clip.
+        """Return what is known about the spikes of one clip.
 
         A value of the clip replaces the value for all clips (KEYS_OF_ONE_CLIP). For a clip without
         such a value, this object itself is returned and not a copy: data/root_spikes.py compares
@@ -280,7 +280,7 @@ def _refuse_misspelt_keys(values_of_clip: dict[str, Any]) -> None:
 
     A key that resembles no known key is a note of the user, and is allowed.
 
-    values_of_clip: {key: value}, what "clips" in dataset.json says of one clip.
+    values_of_clip: {key: value}, what "clips" in dataset.json says about one clip.
     """
     valid_keys = list(ClipKeys.model_fields)
     for key in values_of_clip:

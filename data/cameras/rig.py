@@ -242,7 +242,7 @@ class Rig(RgbCamera):
         """Draw the flaws of each pixel of the sensor. They are the same in all planes.
 
         The order of the two draws must stay, or a seed would give other data.
-        test_a_seed_gives_its_broken_pixels notices.
+        test_a_seed_gives_its_broken_pixels notices another order.
         """
         rng = random_stream("pixels of a rig", self.seed)
         dark_rates = self.dark_rate * (1 + self.dark_spread * rng.standard_normal(spike_size))

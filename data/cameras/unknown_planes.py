@@ -53,7 +53,8 @@ def joined_errors(errors: Sequence[UnknownPlanes]) -> DataError:
     errors: the errors of the clips, at least one.
     """
     first = errors[0]
-    # A DataError for one clip, too: several clips have no single `clip` and `proposal`.
+    # The result is a DataError and not an UnknownPlanes, which has one `clip` and one `proposal`.
+    # For a single clip it is a DataError, too, so that callers meet one class.
     if len(errors) == 1:
         return DataError(first.what, first.where, first.expected, first.do)
     proposals = {error.clip: error.proposal for error in errors}

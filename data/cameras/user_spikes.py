@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 def user_spikes(
     section: Any, trained: dict[str, Any] | None, info: DatasetInfo, clip: str
 ) -> DatSpikes:
-    """Return how a user's spikes are read for a trained network. Log a warning of what is assumed.
+    """Return how a user's spikes are read for a trained network. Warn in the log about what is assumed.
 
     section: the spike section of the network.
     trained: `ClipSources.spike_data` of the training, such as {"rate": 0.5, "light": "linear"}.
     None: it is not known.
-    info: what is known of the user's spikes. clip: name of the clip, for the warnings.
+    info: what is known about the user's spikes. clip: name of the clip, for the warnings.
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     _warn_if_taken_as_aligned(source, trained, clip)

@@ -85,11 +85,11 @@ def find_cuts(
     while True:
         # Try a part that begins at frame `first`.
         frames_left = len(frames) - first - FRAMES_BESIDE
-        most_in_interval = frames_left // intervals
-        in_interval = _frames_in_interval(frames_per_interval, most_in_interval, rng)
-        if in_interval is None:
+        most_frames_in_interval = frames_left // intervals
+        frames_in_interval = _frames_in_interval(frames_per_interval, most_frames_in_interval, rng)
+        if frames_in_interval is None:
             return cuts  # too few frames are left
-        cut = Cut(first, in_interval, side)  # the side becomes smaller below, if needed
+        cut = Cut(first, frames_in_interval, side)  # the side becomes smaller below, if needed
         steps_of_part = np.array(steps[first : first + cut.frames(intervals) - 1])
 
         # A part may contain no step that is longer than allowed, and no change of the scene (inf).
@@ -102,7 +102,7 @@ def find_cuts(
 
         side_of_part = _side_of_part(float(steps_of_part.max()), side, least_side)
         cuts.append(replace(cut, side=side_of_part))
-        first += in_interval * intervals
+        first += frames_in_interval * intervals
 
 
 def _side_of_part(longest_step: float, side: int, least_side: int) -> int:
@@ -129,7 +129,7 @@ def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator)
 
     wanted: the number that the user gave. None: it is drawn. most: the largest possible number.
     rng: one number is drawn for each part that is tried, also if the part is rejected later. The
-    order belongs to the made data sets.
+    order of the draws must stay, because it decides the made data sets.
     """
     if wanted is not None:
         return wanted if wanted <= most else None

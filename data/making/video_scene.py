@@ -37,7 +37,7 @@ def video_scene(
     wrong, test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame fails.
 
     count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
-    rng: generator of the motion. The order of its draws belongs to the made data sets.
+    rng: generator of the motion. The order of its draws must stay, because it decides the clips.
     """
 
     def light_of(number: int) -> np.ndarray:

@@ -50,10 +50,10 @@ def start_of_sps100(data: np.ndarray) -> int | None:
         if len(one_plane) < plane_bytes:
             return None
         half_lines = one_plane.reshape(halves_of_plane, half_bytes)
-        half_line = _start_among_half_lines(half_lines)  # number of the half-line, or None
-        if half_line is None:
+        start_number = _start_among_half_lines(half_lines)  # number of a half-line, or None
+        if start_number is None:
             continue
-        first = shift + half_bytes * half_line  # first byte of the first whole plane
+        first = shift + half_bytes * start_number  # first byte of the first whole plane
         planes = (len(data) - first) // plane_bytes
         if not planes:
             continue

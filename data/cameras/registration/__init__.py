@@ -7,7 +7,7 @@ below it:
     rounds.py         the order of the rounds, and which of three estimates is taken
     all_pixels.py     a round on all pixels: one step of matrix and times
     parts.py          a round on parts of the plane: one step of the matrix, and its error
-    times.py          what a clip tells of the times, and their errors
+    times.py          what a clip tells about the times, and their errors
     equations.py      the sums of a round on all pixels
     joint_change.py   one change of the matrix from the shifts of the parts
     derivatives.py    how the residuals change with each unknown

@@ -39,7 +39,7 @@ from data.cameras.registration.times import NO_MIDDLE, Middle, middle_of, tells_
 
 
 def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) -> np.ndarray:
-    """Change the estimate by one round, and set what the round tells of the times.
+    """Change the estimate by one round, and set what the round tells about the times.
 
     Returns the changes (7,). The first four are of the matrix, in half sides of the plane. The last
     three are middle, length and roll, in planes. They are 0 if the times are not fitted.
@@ -79,13 +79,13 @@ def _set_time_errors(
 ) -> None:
     """Set the errors of the times, and the error of the matrix that they cause.
 
-    middle: what the clip tells of the middle. A: H + P, (k, k).
+    middle: what the clip tells about the middle. A: H + P, (k, k).
     """
     offset_error, share_error = time_errors(estimate, equations, A)
     if middle.is_fitted:
         estimate.error_by_offset = middle.shift_per_plane * offset_error
     else:
-        # The middle was kept, so only the prior is known of the offset. A wrong offset and the
+        # The middle was kept, so only the prior says something about the offset. A wrong offset and the
         # matrix that was found with it match the clip together. So the error of the offset adds
         # nothing to the error of the matrix.
         offset_error = SPREAD_OFFSET

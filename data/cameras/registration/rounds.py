@@ -168,7 +168,7 @@ def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
     """Run up to `rounds` rounds on details of size `sigma` (spike pixels).
 
     Stops early if a round changes nearly nothing, or if no view can be compared. Details finer than
-    TIME_SIGMA say little of the times. So a round on such details changes only the matrix, from
+    TIME_SIGMA say little about the times. So a round on such details changes only the matrix, from
     parts of the plane.
     """
     # The features do not depend on the times, and hardly on the matrix, so they are computed once.

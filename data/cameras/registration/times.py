@@ -1,4 +1,4 @@
-"""Decide what a clip tells of the times of the exposure, and how exact they are.
+"""Decide what a clip tells about the times of the exposure, and how exact they are.
 
 The middle of the exposure gives the offset, and its length the exposure share of the planes. A clip
 does not always tell them. In a pan (everything moves at one speed), a later middle looks like a
@@ -41,7 +41,7 @@ from data.cameras.registration.estimate import Estimate
 
 
 class Middle(NamedTuple):
-    """What a round can say of the middle of the exposure."""
+    """What a round can say about the middle of the exposure."""
 
     is_fitted: bool  # False: the middle keeps its nominal value
     is_doubtful: bool  # whether it is fitted, but looks nearly like a moved camera
@@ -62,7 +62,7 @@ DOUBTFUL_OWN_MIDDLE = 0.3
 
 
 def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
-    """Return what the clip says of the middle, i.e. whether it differs from a moved camera.
+    """Return what the clip says about the middle, i.e. whether it differs from a moved camera.
 
     If the matrix is fixed, no camera can move, so the middle differs from it for sure.
     """
