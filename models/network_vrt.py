@@ -81,13 +81,13 @@ class VRT(nn.Module):
     img_size: [frames, height, width]. If pa_frames is 0, each clip must have this number of frames.
     window_size: [frames, height, width] of an attention window.
     depths, embed_dims, num_heads: number of blocks, of channels, and of attention heads. Entries 0
-    to 6 are for stages 1 to 7. All further entries are for the layers of stage 8.
+    to 6 are for stages 1 to 7. The other entries are for the layers of stage 8.
     indep_reconsts: indices into depths of the layers that process each frame separately.
     mul_attn_ratio: share of the blocks of a stage that have mutual attention.
     mlp_ratio: width of the hidden layer of a block's MLP, divided by the width of the block.
     qkv_bias: whether queries, keys and values have a bias.
-    qk_scale: factor of the logits of the attention. With null it is the published one, one over the
-    square root of the channels of a head.
+    qk_scale: factor of the logits of the attention. With null it is 1 / sqrt(channels of a head),
+    as published.
     drop_path_rate: probability of dropping a branch of the last block in a training step. It rises
     evenly from 0 in the first block.
     pa_frames: number of neighbours that are aligned to each frame, 2, 4 or 6. With 0 the network
@@ -96,14 +96,14 @@ class VRT(nn.Module):
     aligned with the same offsets.
     nonblind_denoising: whether the last input channel is a map of the noise.
     spynet_path: file with the weights of the flow network. With null the flow is zero at first.
-    use_checkpoint_attn, use_checkpoint_ffn: whether backward recomputes this branch of every block,
-    except in the stages of no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into
-    depths).
+    use_checkpoint_attn, use_checkpoint_ffn: whether backward recomputes the attention (attn) or the
+    MLP (ffn) of every block, except in the stages of no_checkpoint_attn_blocks,
+    no_checkpoint_ffn_blocks (indices into depths).
     checkpoint: "auto" chooses the recomputed branches so that a step fits memory_budget_gb. If the
     budget is null, it is 90 % of the GPU. With checkpoint null, the four keys above decide.
     kernels: "auto" runs blocks in chunks that backward recomputes. "plain" runs each block as a
     whole under torch's autograd.
-    fusion: how the spikes enter.
+    fusion: how the spikes enter the network.
     out_instants: number K of sharp frames for each blurry frame, at the middles of K equal parts of
     the exposure. K is odd. The published network has 1.
 
@@ -195,8 +195,8 @@ class VRT(nn.Module):
         needed_spikes = spike_channels if fusion_class.needs_spikes else 0
         self.input_spec: InputSpec = vrt_input_spec(design, self.image_chans, needed_spikes)
 
-        # The order of the following lines decides which random numbers the weights get. A new
-        # module goes behind them, or every run from scratch starts from other weights.
+        # The order of the following lines decides which random numbers the weights get. Build a new
+        # module behind them. Otherwise every run from scratch starts with other weights.
         if pa_frames:
             # Each frame, and the four nearest pixels in each of its two neighbours: 9 groups of
             # channels. flow.aligned_input makes them.
@@ -236,7 +236,7 @@ class VRT(nn.Module):
             self.conv_last = nn.Conv2d(64, self.out_chans, kernel_size=7)
         elif self.upscale == 1:  # restoration: each frame is made from its own features
             self.conv_last = FrameConv(dims[0], self.out_chans)
-        else:  # super-resolution: the features are enlarged before
+        else:  # super-resolution: the features are enlarged first
             self.conv_before_upsample = nn.Sequential(FrameConv(dims[0], 64), nn.LeakyReLU(0.01))
             self.upsample = build_upsampling(self.upscale)
             self.conv_last = FrameConv(64, self.out_chans)
@@ -272,10 +272,9 @@ class VRT(nn.Module):
             logger.warning(
                 "train.compile: compiled blocks keep more memory for backward than blocks in chunks"
             )
-        # All blocks share the code of `forward_plain`, and torch counts its compilations. Above
-        # the limit torch would run the code without compiling it.
-        # Any, because the type checker takes the limit for a constant, its default value.
-        config: Any = torch._dynamo.config
+        # All blocks share the code of `forward_plain`, and torch counts how often it compiles this
+        # code. Above the limit torch would run the code without compiling it.
+        config: Any = torch._dynamo.config  # Any: the type checker takes the limit for a constant
         config.recompile_limit = max(COMPILATIONS_OF_BLOCK, config.recompile_limit)
         for block in self.modules():
             if isinstance(block, Block):
@@ -285,13 +284,16 @@ class VRT(nn.Module):
     # ---- Forward -----------------------------------------------------------------------------
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        """Restore the frames of a clip. If pa_frames is 0, make new frames in the middle of it.
+        """Restore the frames of a clip, or make new frames.
+
+        A network with pa_frames 0 aligns nothing. It is the published network for interpolation,
+        and makes new frames in the middle of the clip. All other networks restore the frames.
 
         lq: (B, N, C, H, W) in [0, 1]. C: image channels, then the noise map if there is one.
         spike: (B, N, S, H, W), or None if the fusion operator takes no spikes.
 
-        Returns the restored frames, (B, N, out_instants * out_chans, upscale * H, upscale * W). If
-        pa_frames is 0, returns the new frames, (B, out_chans / 3, 3, H, W).
+        Returns the restored frames, (B, N, out_instants * out_chans, upscale * H, upscale * W), or
+        the new frames, (B, out_chans / 3, 3, H, W).
         """
         check_input(lq, self.input_spec)
         image = lq[:, :, : self.image_chans]
@@ -306,8 +308,9 @@ class VRT(nn.Module):
         # list with a flow for each distance in frames: 1, 2, ...
         flows = self.estimate_flows(rgb)
         backward, forward = flows[0]  # at full resolution
-        # The flows of distance 1: between adjacent frames.
-        x = aligned_input(fused, backward[0], forward[0])  # (B, N, 9 in_chans, H, W)
+        to_previous = backward[0]  # at distance 1: warps each frame to the frame before
+        to_next = forward[0]  # at distance 1: warps each frame to the next frame
+        x = aligned_input(fused, to_previous, to_next)  # (B, N, 9 in_chans, H, W)
         if self.nonblind:
             x = torch.cat((x, noise_map), dim=2)
 
@@ -315,19 +318,25 @@ class VRT(nn.Module):
         # the fusion operator makes of them. From here the frames of all clips are one batch.
         x = self._features(x, flows, spike).flatten(0, 1)  # (B N, E, H, W)
         base = self.fusion.on_base(rgb, fused, spike).flatten(0, 1)  # (B N, 1 or out_chans, H, W)
+        frames = self._to_frames(x, base)  # (B N, K out_chans, sH, sW)
+        return frames.unflatten(0, lq.shape[:2])  # (B, N, K out_chans, sH, sW)
+
+    def _to_frames(self, x: Tensor, base: Tensor) -> Tensor:
+        """Make frames of the features, and add the base: (n, K out_chans, sH, sW).
+
+        x: features (n, E, H, W). base: (n, 1 or out_chans, H, W).
+        """
         if self.upscale > 1:
             x = self.upsample(self.conv_before_upsample(x))
             base = F.interpolate(
                 base, scale_factor=self.upscale, mode="bilinear", align_corners=False
             )
-        # Each of the K instants is added to the same base. A gray base, with one channel, is added
+        x = self.conv_last(x)  # (n, K out_chans, sH, sW)
+        # Add the same base to each of the K instants. A gray base has one channel, which is added
         # to each colour.
-        x = self.conv_last(x)  # (B N, K out_chans, sH, sW)
-        instants = x.unflatten(1, (self.out_instants, -1))  # (B N, K, out_chans, sH, sW)
+        instants = x.unflatten(1, (self.out_instants, -1))  # (n, K, out_chans, sH, sW)
         instants = instants + base[:, None]
-        x = instants.flatten(1, 2)
-        batch_and_frames = lq.shape[:2]
-        return x.view(*batch_and_frames, *x.shape[1:])
+        return instants.flatten(1, 2)
 
     def _interpolate_frames(self, fused: Tensor, spike: Tensor | None) -> Tensor:
         """Make new frames in the middle of the clip.
@@ -343,14 +352,16 @@ class VRT(nn.Module):
         x = F.leaky_relu(self.linear_fuse(x), negative_slope=0.2)  # (B, 64, H, W)
         x = F.pad(x, (3, 3, 3, 3), mode="reflect")  # 3 pixels at each side, for the 7x7 kernel
         x = self.conv_last(x)  # (B, out_chans, H, W)
-        return x.view(len(x), -1, 3, height, width) + mean  # (B, out_chans / 3, 3, H, W)
+        new_frames = x.view(len(x), -1, 3, height, width)  # (B, out_chans / 3, 3, H, W)
+        return new_frames + mean  # C, the channels of the mean, must be 3 or 1
 
     def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
         """Choose the recomputed branches for training steps on clips of this size, once.
 
         With checkpoint "auto", a step then fits into memory_budget_gb. Otherwise this does nothing.
-        ModelVRT calls this before the first step. No gradients are left behind. A network that a
-        user adds may have a method with this name and these arguments, too.
+        Afterwards the weights have no gradients.
+
+        ModelVRT calls `fit` before the first step, also on a user's network that has such a method.
         """
         if self.is_fitted:
             return
@@ -369,12 +380,13 @@ class VRT(nn.Module):
     def estimate_flows(self, frames: Tensor) -> Flows:
         """Estimate the flows between neighbouring frames (B, N, 1 or 3, H, W).
 
-        Sampling the nearest pixel amplifies rounding: if a flow is rounded across the middle
-        between two pixels, the other pixel is sampled. So the flows are float32 or float64 under
-        any autocast, and TF32, which torch uses by default in cuDNN's convolutions, is off here.
+        The flows must be exact, because they decide which pixels `nearest4` takes. E.g. with the
+        shift 2.999 it takes the pixels 2 and 3. If the shift is rounded to 3.001, it takes the
+        pixels 3 and 4. So the flows are float32 or float64 under any autocast. TF32, a less exact
+        arithmetic that torch uses by default in cuDNN's convolutions, is off here.
 
         The backward pass of the flow network runs after this function, so it uses TF32 unless the
-        caller has switched it off. Its rounded gradients choose no pixel.
+        caller has switched it off. This does no harm, because gradients choose no pixels.
         """
         with torch.autocast(frames.device.type, enabled=False), tf32(is_on=False):
             if frames.dtype != torch.float64:
@@ -414,7 +426,7 @@ class VRT(nn.Module):
                 level = int(math.log2(scale))
                 backward, forward = flows[level]
             stage = getattr(self, f"stage{number}")
-            x = stage(x, backward, forward)
+            x = stage(x, flows_backward=backward, flows_forward=forward)
             x = self.fusion.on_stage(number, x, spike)  # most operators return x as it is
             if number in (1, 2, 3):
                 skips.append(x)
