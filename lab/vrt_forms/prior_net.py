@@ -65,7 +65,7 @@ class FrameAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.permute(0, 2, 3, 1)[None]  # (1, N, h, w, C)
         # The lists are flows, which a stage without alignment does not use.
-        tokens = self.stage(tokens, backward=[], forward=[])
+        tokens = self.stage(tokens, flows_backward=[], flows_forward=[])
         return tokens[0].permute(0, 3, 1, 2)
 
 

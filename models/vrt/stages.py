@@ -1,11 +1,11 @@
 """The stages of VRT on tokens (B, N, H, W, C): groups of blocks, the resolution, and the alignment.
 
     Stage         one of the stages 1 to 7: entry, mutual attention, self attention, alignment
-    RefineLayer   one layer of stage 8: self attention alone
+    RefineLayer   one layer of stage 8: only self attention
     BlockGroup    a sequence of blocks, every second one with shifted windows
     FoldPatches, UnfoldPatches    half and double the resolution
 
-Letters: B clips, N frames, H x W pixels, one token each, C channels.
+Letters: B clips, N frames (D in block.py), H x W pixels, one token each, C channels.
 
 What must stay, and which test notices (in tests/parts/models):
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from models.vrt.align_clip import align_clip
 from models.vrt.block import Block
 from models.vrt.deform_align import DeformAlign
+from models.vrt.forms import Kernels
 from models.vrt.gated_mlp import GatedMlp
 from models.vrt.layers import LayerNorm
 
@@ -37,6 +38,7 @@ class Stage(nn.Module):
     inputs: channels before the entry. dim: channels after the entry.
     depth: number of blocks. The first `mutual_depth` blocks have mutual attention.
     heads, window: arguments of `Block`. block: other arguments of `Block`, by name.
+    checkpoint_ffn, kernels: arguments of `Block`, also for the MLP behind the alignment.
     drop_path: for each block, the probability of dropping a branch.
     pa_frames: number of neighbours that are aligned to each frame, 2, 4 or 6. 0: no alignment.
     deformable_groups: groups of channels that are sampled at the same shifted positions.
@@ -59,9 +61,12 @@ class Stage(nn.Module):
         pa_frames: int,
         deformable_groups: int,
         scale: int,
+        checkpoint_ffn: bool = False,
+        kernels: Kernels = "auto",
         **block: Any,
     ) -> None:
         super().__init__()
+        block = {**block, "checkpoint_ffn": checkpoint_ffn, "kernels": kernels}
         self.reshape = _entry(kind, inputs, dim)
 
         # Mutual attention is between the two frames of a window, so this window has two frames.
@@ -71,8 +76,8 @@ class Stage(nn.Module):
         )
         self.linear1 = nn.Linear(dim, dim)
 
-        # Both groups use drop_path from its first entry on, as in the published network. So the
-        # last entries are not used.
+        # As in the published network, each of the two groups takes its probabilities from the
+        # beginning of `drop_path`. So no block uses the last entries.
         self_depth = depth - mutual_depth
         self.residual_group2 = BlockGroup(
             dim, self_depth, heads, window, mutual=False, drop_path=drop_path, **block
@@ -88,19 +93,21 @@ class Stage(nn.Module):
             most_pixels = 10.0 / scale
             self.pa_deform = DeformAlign(dim, deformable_groups, on_either_side, most_pixels)
             self.pa_fuse = GatedMlp(
-                3 * dim,
-                3 * dim,
-                dim,
-                checkpoint=block.get("checkpoint_ffn", False),
-                kernels=block.get("kernels", "auto"),
+                inputs=3 * dim,
+                hidden=3 * dim,
+                outputs=dim,
+                checkpoint=checkpoint_ffn,
+                kernels=kernels,
             )
 
-    def forward(self, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> Tensor:
+    def forward(
+        self, x: Tensor, flows_backward: list[Tensor], flows_forward: list[Tensor]
+    ) -> Tensor:
         """Run the stage on x (B, N, H, W, C), which has the resolution of the previous stage.
 
-        backward, forward: flows at the resolution of this stage, one for each distance 1, 2, ... in
-        frames. A backward flow warps a later frame to an earlier frame. A forward flow warps an
-        earlier frame to a later frame. Without alignment they are not used.
+        flows_backward, flows_forward: flows at the resolution of this stage, one for each distance
+        1, 2, ... in frames. A backward flow warps a later frame to an earlier frame. A forward flow
+        warps an earlier frame to a later frame. Without alignment the flows are not used.
         """
         x = self.reshape(x)
         x = x + self.linear1(self.residual_group1(x))  # mutual attention
@@ -110,7 +117,7 @@ class Stage(nn.Module):
         # For each frame, the later frames and the earlier frames, shifted so that they show the
         # same thing at the same pixel.
         frames = x.permute(0, 1, 4, 2, 3)  # (B, N, C, H, W)
-        later, earlier = align_clip(self.pa_deform, frames, backward, forward)
+        later, earlier = align_clip(self.pa_deform, frames, flows_backward, flows_forward)
         later = later.permute(0, 1, 3, 4, 2)  # (B, N, H, W, C)
         earlier = earlier.permute(0, 1, 3, 4, 2)
         both = torch.cat((x, later, earlier), dim=-1)  # (B, N, H, W, 3 C)
@@ -123,6 +130,8 @@ def _entry(kind: str, inputs: int, dim: int) -> nn.Sequential:
     The positions of the layers in the sequence are names in the published weights.
     """
     if kind == "none":
+        # The channels do not change. The Identity takes position 0, so that the norm has the
+        # published position 1.
         return nn.Sequential(nn.Identity(), LayerNorm(dim))
     if kind == "down":
         patches = FoldPatches()
@@ -134,7 +143,7 @@ def _entry(kind: str, inputs: int, dim: int) -> nn.Sequential:
 
 
 class RefineLayer(nn.Module):
-    """One layer of stage 8: x + linear(blocks(x)), at full resolution, with self attention alone.
+    """One layer of stage 8: x + linear(blocks(x)), at full resolution, with only self attention.
 
     depth: number of blocks.
     drop_path: for each block, the probability of dropping a branch.
@@ -161,7 +170,7 @@ class RefineLayer(nn.Module):
 
 
 class BlockGroup(nn.Sequential):
-    """A sequence of `depth` blocks on tokens (B, D, H, W, C).
+    """A sequence of `depth` blocks on tokens (B, N, H, W, C).
 
     The windows of every second block are shifted by half a window. E.g. windows of 6 x 8 x 8 tokens
     are shifted by (3, 4, 4).
@@ -182,14 +191,14 @@ class BlockGroup(nn.Sequential):
         **block: Any,
     ) -> None:
         super().__init__()
-        # A shifted window covers parts of several windows of the block before. So tokens of
-        # different windows attend to each other.
+        # A shifted window covers parts of several windows of the block before. So information
+        # passes from window to window.
         frames, height, width = window
         half_window = (frames // 2, height // 2, width // 2)
         self.blocks = nn.Sequential()
         for block_index in range(depth):
-            is_second = block_index % 2 == 1
-            shift = half_window if is_second else (0, 0, 0)
+            is_shifted = block_index % 2 == 1
+            shift = half_window if is_shifted else (0, 0, 0)
             drop_probability = drop_path[block_index]
             self.blocks.append(
                 Block(dim, heads, window, shift, mutual, drop_path=drop_probability, **block)
