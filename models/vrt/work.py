@@ -54,8 +54,9 @@ class Piece(NamedTuple):
 class Work(NamedTuple):
     """What is computed for each chunk: y + factor * (h fc2^T + fc2_bias).
 
-    `hidden` returns y and h. Both kinds of layers end with a linear layer, named fc2. It is not in
-    `hidden`, because its gradients follow from h alone. So backward does not compute fc2 again.
+    `hidden` returns y and h. Both kinds of layers, Block and GatedMlp, end with a linear layer,
+    named fc2. Its gradients follow from h, so backward need not compute fc2 again. For this reason
+    fc2 is not in `hidden`.
 
     To run another kind of layer in chunks, give a new `hidden`, and the chunks and names that fit
     it. `hidden` must compute the same numbers each time that it is called, because backward calls
@@ -71,10 +72,10 @@ class Work(NamedTuple):
     # "fc2_bias" must be among them.
     names: tuple[str, ...]
     # Factors of the two branches in stochastic depth, one of:
-    #   [(attention, MLP), ...]     numbers, one pair per sample (on a CPU)
+    #   [[attention, MLP], ...]     two numbers per sample (on a CPU)
     #   Tensor (2, tokens, 1)       one column per branch, for all tokens (on a GPU)
     #   None                        every factor is 1
-    factors: Tensor | Sequence[tuple[float, float]] | None = None
+    factors: Tensor | Sequence[Sequence[float]] | None = None
     # Whether `hidden` computes attention by our own operator for CPUs. It then takes a tape.
     has_own_attention: bool = False
     # Whether the forward pass keeps the results of this attention for backward. Otherwise backward
@@ -93,7 +94,7 @@ class Work(NamedTuple):
     def _factors_of(self, sample: int, chunk: Chunk) -> Factors:
         """Return the factors of one chunk of one sample."""
         if self.factors is None:
-            return Factors()  # both 1
+            return Factors()  # both None, which means 1
         if isinstance(self.factors, Tensor):
             # The tokens in the order of the windows: (2, results, 1).
             columns = self.factors.index_select(1, chunk.results)
