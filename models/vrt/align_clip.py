@@ -1,4 +1,4 @@
-"""Align to every frame of a clip its neighbours, on both sides.
+"""Align the neighbours of each frame of a clip to this frame, on both sides.
 
 `align_clip` finds for each frame the later neighbours and the earlier neighbours, with their flows,
 and gives them to a `DeformAlign` (deform_align.py), which aligns some frames at a time.
@@ -98,7 +98,7 @@ def _align_targets(
     count, b, _, h, w = targets.shape
     targets_at_a_time = count
     if in_cpu_form(targets):
-        # One target, even if it has more pixels.
+        # At least one target, even if it has more pixels.
         targets_at_a_time = max(1, MOST_PIXELS_ON_CPU // (b * h * w))
     results = []
     for first in range(0, count, targets_at_a_time):
@@ -112,7 +112,7 @@ def _align_targets(
 
 
 def _with_zeros(x: Tensor, count: int, is_behind: bool) -> Tensor:
-    """Add `count` frames of zeros to x (N, ...), behind its frames or before them."""
+    """Add `count` frames of zeros to x (N, ...), behind its frames or in front of them."""
     if count == 0:
         return x
     zeros = x.new_zeros(count, *x.shape[1:])

@@ -1,7 +1,7 @@
 """Which tokens are computed together: a chunk, and the spans of windows in it.
 
-What must stay: what the fields mean, because all computations of a block rely on it. Free to
-change: further fields.
+What must stay: what the fields mean, because all computations of a block rely on their meaning.
+Free to change: new fields may be added.
 """
 
 from dataclasses import dataclass
@@ -43,8 +43,8 @@ class Chunk:
 
     A layer reads its input at `rows`, and writes its output to `results`.
 
-    gated_mlp.GatedMlp works on each token alone, so it needs no windows. Its chunks are slices of
-    consecutive tokens: rows and results are the same slice, and there are no spans.
+    gated_mlp.GatedMlp computes each token separately, so it needs no windows. Its chunks are slices
+    of consecutive tokens: rows and results are the same slice, and there are no spans.
     """
 
     # The index of the token at each position, window after window, (positions,) int64. At padding

@@ -34,8 +34,7 @@ def most_tokens(x: Tensor) -> int:
 
 
 # On a GPU torch's attention writes one bias gradient per window. All bias gradients of a chunk
-# together take at most this number of bytes, 537 MB. So a chunk has fewer windows if they are
-# large.
+# together take at most this number of bytes, 537 MB. So a chunk of large windows has fewer of them.
 MOST_BYTES_OF_BIAS_GRADIENTS = 1 << 29
 
 

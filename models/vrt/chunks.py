@@ -60,8 +60,8 @@ class InChunks(torch.autograd.Function):
     y is the residual, and h the input of fc2. y is None if the layer has no residual. h is None if
     stochastic depth has dropped the MLP. fc2(h) is multiplied by the factor of stochastic depth.
 
-    Other names: `work` (work.py) says what the layer computes, `work.hidden` is its computation but
-    for fc2. `factors` are the two factors of stochastic depth, of attention and of the MLP.
+    Other names: `work` (work.py) says what the layer computes. `work.hidden` computes the layer
+    without fc2. `factors` are the two factors of stochastic depth, of attention and of the MLP.
     `keeps_attention` is whether forward records the results of the attention on the tape.
 
     What must stay: both passes go through the chunks in the order of work.pieces, because the tape
@@ -70,14 +70,14 @@ class InChunks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, work: Work, *weights: Tensor | None) -> Tensor:
-        # By name, without a graph: autograd must not record what this function does.
+        # The weights by name, without a graph, because autograd must not record this function.
         w: Weights = {}
         for name, weight in zip(work.names, weights, strict=True):
             w[name] = None if weight is None else weight.detach()
         w = cast(w, x.dtype)
 
-        # Whether x needs a gradient. If only weights need one, nothing is recorded, and backward
-        # computes the attention again.
+        # Whether x needs a gradient. If only weights need a gradient, the tape records nothing, and
+        # backward computes the attention again.
         has_backward = ctx.needs_input_grad[0]
         tape = tape_of_forward(work.has_own_attention, work.keeps_attention, x.dtype, has_backward)
 
@@ -148,7 +148,7 @@ class InChunks(torch.autograd.Function):
 
             # 2. Compute the gradients of y, of h and of fc2 by hand: the table above. grad_y is G,
             # grad_branch is factor G.
-            outputs: list[Tensor] = []  # y and h, as far as there are any
+            outputs: list[Tensor] = []  # y and h, without the one that is None
             gradients: list[Tensor] = []  # the gradient of each output
             grad_y = take(grad[sample], chunk.results)
             if y is not None:
@@ -171,8 +171,8 @@ class InChunks(torch.autograd.Function):
                 # None: stochastic depth has dropped the branch of this weight.
                 if grad_weight is not None:
                     sums[name] += grad_weight
-            # A chunk may have tokens of padding. Their gradients belong to no token of x.
-            # `chunk.kept` leaves them out.
+            # `tokens` has an entry at padding, too, which belongs to no token of x. `chunk.kept`
+            # leaves out its gradient.
             put(grad_x[sample], chunk.results, take(grad_tokens, chunk.kept))
 
         # One result for each argument of forward: x, work, then the weights.
@@ -225,7 +225,7 @@ def _through_graph(
 ) -> tuple[Any, ...]:
     """Run backward from the outputs, with their gradients, and return the gradients of the inputs.
 
-    An input that the outputs do not depend on has None.
+    The gradient of an input is None if the outputs do not depend on this input.
 
     torch.autograd.grad(outputs, inputs, gradients) does the same. But if gradients are given, it
     imports sympy, which takes a quarter of a second in each process. So `Seed` makes one scalar of

@@ -1,12 +1,12 @@
 """The design of a VRT: the arguments that decide its layers, and what follows from them.
 
 The lists `depths`, `embed_dims` and `num_heads` have an entry for each stage: entries 0 to 6 for
-the stages 1 to 7, all further entries for the layers of stage 8. models/network_vrt.py explains the
+the stages 1 to 7, the other entries for the layers of stage 8. models/network_vrt.py explains the
 arguments, because they are options of netG.
 
 What must stay: the names, which are keys of option files and weights files, and the drop rates,
-because another rate gives another training. Free to change: how they are computed. A new argument
-of VRT becomes a field here if building or checking needs it.
+because another rate gives another training. Free to change: how the drop rates are computed. A new
+argument of VRT becomes a field here if building or checking needs it.
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@
 A flow has the shape (n, 2, h, w), in pixels at its resolution. Channel 0 is the horizontal shift x
 (columns), channel 1 the vertical shift y (rows). The flow that warps frame b to frame a gives for
 each pixel of a the position of the same point of the scene in b. E.g. the flow (3, 0) at a pixel of
-a: in b the point lies 3 pixels further right.
+a: in b the same point lies 3 pixels to the right.
 
 What must stay: the arithmetic, and the order of the four pixels, because the released weights rely
 on them. tests/parts/models/test_spynet.py notices both. Free to change: how a position is
@@ -45,7 +45,7 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
     if padding == "border" and in_cpu_form(grid):
         # If a coordinate is NaN, torch's backward writes to a random address, which ends the
         # process (pytorch issue 24823). So sample such a pixel elsewhere. The flow itself stays
-        # NaN. So the loss is NaN as well, and the step is skipped.
+        # NaN, so the loss is NaN as well, and the step is skipped.
         grid = torch.where(grid.isnan(), 0.0, grid)
     if padding == "border" and lacks_border_padding(grid):
         # Move positions outside the image onto its border. Then no position meets the zeros.

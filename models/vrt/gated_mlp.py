@@ -1,8 +1,9 @@
 """The gated MLP: fc2(gelu(fc11(x)) * fc12(x)) over the last axis.
 
 It is the GEGLU of Shazeer (2020). The GELU is the exact one with erf, not the approximation with
-tanh. A block computes `geglu` within its own chunks. The fusion at the end of a stage is a
-`GatedMlp`, which runs in chunks by itself (chunks.InChunks), or as a whole under autograd.
+tanh. A block computes `geglu` within its own chunks. The last layer of a stage, which joins the
+aligned neighbours, is a `GatedMlp`. It has chunks of its own (chunks.InChunks), or is computed as a
+whole under autograd.
 
 What must stay, and which test notices (in tests/parts/models):
 
@@ -53,8 +54,8 @@ class GatedMlp(nn.Module):
     """The gated MLP: fc2(gelu(fc11(x)) * fc12(x)) over the last axis.
 
     inputs, hidden, outputs: numbers of channels.
-    checkpoint: whether backward computes the hidden layer again, from the input alone. If the layer
-    runs in chunks, backward always computes it again.
+    checkpoint: whether backward computes the hidden layer again, so that only the input is saved.
+    If the layer runs in chunks, backward always computes it again.
     kernels: "auto" computes chunk by chunk, "plain" computes all tokens at once.
     """
 
@@ -90,17 +91,17 @@ class GatedMlp(nn.Module):
     def _in_chunks(self, x: Tensor, w: Weights) -> Tensor:
         """Compute the MLP chunk by chunk: (..., inputs) -> (..., outputs). w: the weights by name.
 
-        The MLP computes each token alone, so a chunk is any slice of consecutive tokens.
+        The MLP computes each token separately, so a chunk is any slice of consecutive tokens.
         """
-        rows = x.to(compute_dtype(x)).flatten(0, -2)  # (tokens, inputs)
-        tokens_at_a_time = most_tokens(rows)
+        tokens = x.to(compute_dtype(x)).flatten(0, -2)  # (tokens, inputs)
+        tokens_at_a_time = most_tokens(tokens)
         chunks = []
-        for first in range(0, len(rows), tokens_at_a_time):
-            tokens = slice(first, first + tokens_at_a_time)
-            chunks.append(Chunk(rows=tokens, results=tokens))
+        for first in range(0, len(tokens), tokens_at_a_time):
+            of_chunk = slice(first, first + tokens_at_a_time)
+            chunks.append(Chunk(rows=of_chunk, results=of_chunk))
         work = Work(_hidden_of_mlp, chunks, names=tuple(w))
-        as_one_sample = rows[None]  # (1, tokens, inputs)
-        # No autocast, because `rows` already has the dtype of autocast.
+        as_one_sample = tokens[None]  # (1, tokens, inputs)
+        # No autocast, because `tokens` already has the dtype of autocast.
         with torch.autocast(x.device.type, enabled=False):
             y = InChunks.apply(as_one_sample, work, *w.values())
         return y.view(*x.shape[:-1], -1)

@@ -94,8 +94,8 @@ def tf32(is_on: bool) -> Generator[None]:
     """
     matmul = torch.backends.cuda.matmul
     value: str | bool
-    # torch has two kinds of settings for this, which may not be mixed. torch 2.8 has the old kind
-    # alone. Later versions warn if the old kind is used.
+    # torch has two kinds of settings for this, which may not be mixed. torch 2.8 has only the old
+    # kind. Later versions warn if the old kind is used.
     if hasattr(torch.backends.cudnn, "conv"):
         settings = (torch.backends.cudnn.conv, matmul)
         key = "fp32_precision"

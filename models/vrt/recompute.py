@@ -24,7 +24,7 @@ def recompute_in_backward(
     Backward computes the function again, with the same autocast settings.
 
     function: must draw no random numbers, because the second run would draw others.
-    weights: the tensors that the function uses beside `args`. They get gradients, too. A tensor
+    weights: the tensors that the function uses besides `args`. They get gradients, too. A tensor
         that is missing here gets no gradient, without an error.
     when: whether to recompute. If false, autograd keeps the intermediate tensors, as usual.
     """
@@ -53,7 +53,8 @@ class RecomputeInBackward(torch.autograd.Function):
         device_type = tensors[0].device.type
         # The settings of autocast, for both runs. Autocast can keep each weight that it converts in
         # a cache. The cache is off, because the weights would stay there after backward, and take
-        # memory. Nobody could use them: autograd is off in this method, so they have no graph.
+        # memory. Nobody could use the cached weights: autograd is off in this method, so they have
+        # no graph.
         ctx.autocast = {
             "device_type": device_type,
             "dtype": torch.get_autocast_dtype(device_type),
@@ -71,11 +72,11 @@ class RecomputeInBackward(torch.autograd.Function):
         # Which of the tensors need a gradient. The arguments before them are function and count.
         needs_gradient = ctx.needs_input_grad[2:]
 
-        # The second run makes a graph of its own, which must end at the arguments: the graph of the
-        # layers before is another one. So give the function detached arguments. The weights need
-        # no detached copies. The function does not get them as arguments: it reads the same tensors
-        # as before, e.g. self.weight, and autograd is asked below for the gradients of exactly
-        # these tensors.
+        # The second run makes a graph of its own. This graph must end at the arguments, and not
+        # lead on into the earlier layers. So give the function detached arguments. The weights
+        # need no detached copies. The function does not get them as arguments: it reads the same
+        # tensors as before, e.g. self.weight, and autograd is asked below for the gradients of
+        # exactly these tensors.
         args = []
         for tensor, is_needed in zip(saved[: ctx.count], needs_gradient[: ctx.count], strict=True):
             args.append(tensor.detach().requires_grad_(is_needed))
@@ -86,7 +87,7 @@ class RecomputeInBackward(torch.autograd.Function):
             # a slow package (`Seed`). The output has no name here, so that it is freed early.
             seed = Seed.apply(ctx.function(*args), grad)
 
-        # Ask autograd for the needed gradients alone, and put each gradient at the index of its
+        # Ask autograd only for the needed gradients, and put each gradient at the index of its
         # tensor. The other gradients are None.
         indices = [index for index, is_needed in enumerate(needs_gradient) if is_needed]
         inputs_with_gradient = [inputs[index] for index in indices]

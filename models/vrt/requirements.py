@@ -5,8 +5,8 @@
 
 Tiles, padding and the checks of data rely on the spec.
 
-What must stay: a clip that meets the spec goes through the network. If a layer comes to need larger
-clips, the spec must say so (test_clips_that_cannot_go_through_are_refused in
+What must stay: a clip that meets the spec goes through the network. If a change makes a layer need
+larger clips, the spec must say so (test_clips_that_cannot_go_through_are_refused in
 tests/parts/models/test_vrt_requirements.py). Free to change: the texts of errors.
 """
 
@@ -23,11 +23,12 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     E.g. with windows of 6 x 8 x 8 and mutual attention: at least 2 frames of 64 x 64 pixels.
     """
     _, window_height, window_width = design.window
-    # pa_frames is 0 in the published network for interpolation alone. Its layers behind stage 8
-    # make new frames from the features of all frames.
+    # Only the published network for interpolation has pa_frames 0. Its layers behind stage 8 make
+    # new frames from the features of all frames.
     interpolates = design.pa_frames == 0
 
-    # Stage 4 (entry 3) has 1/8 of the resolution. Mutual attention needs a whole window there, too.
+    # Mutual attention adds a table of positions, which has the size of a whole window. So a window
+    # must fit into the clip, also in stage 4 (entry 3), which has 1/8 of the resolution.
     has_mutual = design.mutual_depth(3) > 0
     if has_mutual:
         least_size = (UNET_MULTIPLE * window_height, UNET_MULTIPLE * window_width)

@@ -38,9 +38,9 @@ def tape_of_forward(
 ) -> Tape | None:
     """Return the tape for a forward pass, or None if torch's attention is used.
 
-        a backward pass follows      our attention for CPUs, because it can keep its results
-        none follows, in bfloat16    our attention, because it is faster than torch's
-        none follows, else           torch's attention, because ours is not faster
+        with a backward pass                   our attention for CPUs: it can keep its results
+        without a backward pass, bfloat16      our attention: it is faster than torch's
+        without a backward pass, other dtypes  torch's attention: ours is not faster
 
     has_own_attention: whether the layer has our attention at all.
     keeps_results: whether it keeps the results for backward.

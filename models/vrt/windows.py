@@ -30,7 +30,7 @@ What must stay, and which test notices (in tests/parts/models):
                                                         last bits of the sums of gradients, so
                                                         existing runs would not resume exactly
 
-The results depend on sizes alone. They are cached and shared by all blocks and networks of the
+The results depend only on sizes. They are cached and shared by all blocks and networks of the
 process, so nobody may modify them. Free to change: how the numbers are computed.
 """
 
@@ -68,8 +68,8 @@ def window_chunks(
     """Pad, shift and partition the tokens of a clip into windows, and the windows into chunks.
 
     size: tokens of a clip (D, H, W).
-    window: the largest window. If the clip is as short as the window along an axis, or shorter,
-        there is one window along this axis, and it is not shifted.
+    window: size of a window. Along an axis where the clip is no longer than the window, there is
+        one window as long as the clip, and it is not shifted.
     shift: by how many tokens the windows are shifted along each axis.
     batch: number of clips in the batch. The tokens are numbered through all clips, clip after clip.
     most: largest number of windows in a chunk. None: one chunk holds all windows.
@@ -103,7 +103,7 @@ def window_chunks(
 def _fit_to_clip(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, Triple]:
     """Return a window that is no larger than the clip, and the shift of this window.
 
-    The shift is 0 along each axis that has one window alone.
+    The shift is 0 along each axis that has only one window.
     E.g. size (4, 64, 64), window (6, 8, 8), shift (3, 4, 4) -> (4, 8, 8) and (0, 4, 4).
     """
     fitted_window = list(window)
@@ -231,7 +231,7 @@ def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> I
             in_width.first : in_width.end,
         ]
         numbers = numbers.reshape(-1, windows_of_clip.shape[3])  # (windows, T)
-        # If an axis has one window only, "all but the last" is empty.
+        # If an axis has only one window, the range "all but the last" is empty.
         if len(numbers):
             wrapped = (in_time.wrapped, in_height.wrapped, in_width.wrapped)
             yield _Group(numbers, _mask(window, wrapped))
@@ -257,7 +257,7 @@ def _mask(window: Triple, wrapped: tuple[int, ...]) -> Tensor | None:
         if wrapped_count:
             length = window[axis]
             is_wrapped = (torch.arange(length) >= length - wrapped_count).long()  # 0 or 1
-            shape = [1, 1, 1]  # of a table along this axis alone, e.g. (1, 4, 1)
+            shape = [1, 1, 1]  # of a table along only this axis, e.g. (1, 4, 1)
             shape[axis] = length
             region = 2 * region + is_wrapped.view(shape)
     region = region.flatten()  # (T,)

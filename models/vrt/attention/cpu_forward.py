@@ -36,8 +36,8 @@ def cpu_attention(
     Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
     (n, heads, T, 1), float32 at least.
     """
-    # Subtracting the largest logit would be one more pass over the T x T matrices. So do it only if
-    # a sum has become too large or too small without.
+    # Subtracting the largest logit would be one more pass over the T x T matrices. So try without,
+    # and subtract only if a sum has become too large or too small.
     sums = _weighted_sums(q, k, v, offset, scale, subtracts=False)
     if not _are_exact(sums.of_rows):
         sums = _weighted_sums(q, k, v, offset, scale, subtracts=True)
@@ -99,9 +99,9 @@ def _weighted_sums(
 def _are_exact(row_sums: Tensor) -> bool:
     """Say whether all sums of rows of P are far from both ends of the range of their dtype.
 
-    Near an end a sum loses bits, and beyond it the sum is 0, Inf or NaN. The limit is the root of
-    the largest number, about 2e19 for float32. Such a sum is far from both ends, and so is its
-    inverse. With a much larger limit, sums that have lost bits would count as exact.
+    Near an end of the range a sum loses bits, and beyond the end it is 0, Inf or NaN. The limit is
+    the root of the largest number, e.g. 2e19 for float32. A sum between 1 / limit and limit is far
+    from both ends. With a much larger limit, sums that have lost bits would count as exact.
     """
     limit = torch.finfo(row_sums.dtype).max ** 0.5
     least, most = row_sums.aminmax()

@@ -27,11 +27,11 @@ from torch import Tensor
 
 from models.vrt.attention.cpu_forward import LOG2_E, logits
 
-# ---- Two further channels -----------------------------------------------------------------------
+# ---- Two additional channels ------------------------------------------------------------------
 
 
 class WideTensors(NamedTuple):
-    """q, k, v and G with two further channels each, (n, heads, T, hd + 2).
+    """q, k, v and G with two additional channels each, (n, heads, T, hd + 2).
 
     With these channels the matrix products are
 
@@ -69,7 +69,7 @@ def append_two_channels(
     scale: factor of the logits.
     """
     n, heads, t, _ = q.shape
-    # The caller multiplies the product by scale * LOG2_E, so divide by this factor before.
+    # `gradients_of_round` multiplies the product by scale * LOG2_E, so divide by this factor here.
     minus_sums = log_sums / (-scale * LOG2_E)  # (n, heads, T, 1)
     minus_dots = -(grad.to(log_sums.dtype) * out).sum(3, keepdim=True)  # (n, heads, T, 1)
     ones = q.new_ones(()).expand(n, heads, t, 2)
@@ -86,7 +86,7 @@ def _with_column(x: Tensor, column: Tensor) -> Tensor:
 
     The first channel is the number, rounded to the dtype of x. The second channel is what the
     rounding has lost. E.g. bfloat16 has 8 significant bits, so 5.03 becomes 5.03125 and -0.00125.
-    With the first channel alone the weights P would be wrong by up to 2 %, because P is 2 to the
+    With only the first channel the weights P would be wrong by up to 2 %, because P is 2 to the
     power of this number.
 
     column: the numbers, (n, heads, T, 1), float32 or float64.
@@ -118,10 +118,10 @@ def gradients_of_round(
     offset: bias and mask, (windows * heads or more, T, T), times log2(e), or None.
     p_memory, x_memory: memory for P and X, (windows * heads, T, T). It is overwritten.
     """
-    hd = wide.q.shape[2] - 2  # channels of a head, without the two further channels
+    hd = wide.q.shape[2] - 2  # channels of a head, without the two additional channels
 
-    # P = 2^(scale log2(e) q k^T + offset - log-sum-exp), (windows * heads, T, T). The two further
-    # channels subtract the log-sum-exp.
+    # P = 2^(scale log2(e) q k^T + offset - log-sum-exp), (windows * heads, T, T). The two
+    # additional channels subtract the log-sum-exp.
     p = logits(wide.q, wide.k, offset, scale * LOG2_E, out=p_memory).exp2_()
 
     # Gradient of v: P^T G = (G^T P)^T. This transposes the thin matrix G, which costs less than
@@ -129,8 +129,8 @@ def gradients_of_round(
     g_transposed = wide.g[..., :hd].transpose(1, 2).contiguous()
     grad_v_transposed = torch.bmm(g_transposed, p)
 
-    # Gradient of the logits: X = P * (G v^T - sum(G * O)), (windows * heads, T, T). The two further
-    # channels subtract the sum. The product with P is in place.
+    # Gradient of the logits: X = P * (G v^T - sum(G * O)), (windows * heads, T, T). The two
+    # additional channels subtract the sum. The product with P is in place.
     x = torch.bmm(wide.g, wide.v.transpose(1, 2), out=x_memory).mul_(p)
 
     # Gradient of k: scale X^T q = scale (q^T X)^T. Again the thin matrix is transposed.

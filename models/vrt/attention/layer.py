@@ -16,8 +16,8 @@ What must stay, and which test notices (in tests/parts/models):
     their random initial weights                         test_exact_step.py has the numbers of a
                                                          step
 
-Free to change: what `compute` computes, in all forms at once. The result then no longer is the
-published network.
+Free to change: what `compute` computes, in all forms at once. The layer is then no longer the
+published one.
 """
 
 import math
@@ -88,7 +88,7 @@ class WindowAttention(nn.Module):
         """Compute the attention of the windows of a chunk: u (positions, C) -> the same shape.
 
         u: the tokens, normalised, at all positions of the windows. Padding is zero.
-        w: the weights by the names of `weights`, in the dtype of u.
+        w: the weights, in the dtype of u. The method `weights` gives their names.
         tape, is_plain: they choose the form of the attention (attention/window.py):
 
             is_plain=True             torch's operators on every device; `tape` is None
@@ -99,13 +99,13 @@ class WindowAttention(nn.Module):
             u, "qkv_self", chunk, w, tape, is_plain, bias=w["bias"], mutual=False
         )  # (positions, C)
         if self.mutual:
-            # Each frame has T / 2 tokens. To each token the sine table of its place within the
-            # frame is added, (1, T / 2, C).
+            # Each frame has T / 2 tokens. Add to each token the sines of its place within the
+            # frame: w["positions"] is (1, T / 2, C).
             positions_per_frame = chunk.positions_per_window // 2
             by_frame = u.view(-1, positions_per_frame, u.shape[1])  # (2 x windows, T / 2, C)
             u = (by_frame + w["positions"]).view_as(u)
-            # The output at frame 1 comes from the queries of frame 2 and the keys and values of
-            # frame 1: it is frame 1, moved to where its content is in frame 2. At frame 2 it is the
+            # The output at frame 0 comes from the queries of frame 1 and the keys and values of
+            # frame 0: it is frame 0, moved to where its content is in frame 1. At frame 1 it is the
             # other way round.
             mutual = self._attend(u, "qkv_mut", chunk, w, tape, is_plain, bias=None, mutual=True)
             out = torch.cat((mutual, out), dim=1)  # (positions, 2 C), as `proj` takes it

@@ -90,7 +90,7 @@ def attend(
     """
     added = logit_offset(bias, mask, q.dtype)  # (1, heads or 1, T, T), or None
     n, heads, _, channels = q.shape
-    # torch's fused kernels take heads of certain widths alone, so fill up with channels of zeros.
+    # torch's fused kernels take only heads of certain widths, so fill up with channels of zeros.
     # Zeros change no logit, and `scale` is given for the width without padding.
     padding = -channels % head_multiple(q)  # e.g. 20 channels, multiples of 8: 4
     if padding:

@@ -98,10 +98,10 @@ def _norm_backward(
         dweight = sum of grad * u over the rows
         dbias = sum of grad over the rows
 
-    dx follows from the derivative of u: channel i of x changes channel j of u in three ways,
-    directly (1 if i is j, else 0), through the mean and through the variance:
+    dx follows from the derivative of u. Channel i of x changes channel j of u in three ways:
+    directly (d_ij, which is 1 if i is j, else 0), through the mean and through the variance:
 
-        du_j / dx_i = (1 or 0 - 1 / C - u_i * u_j / C) * factor
+        du_j / dx_i = (d_ij - 1 / C - u_i * u_j / C) * factor
         dx_i = sum over j of g_j * du_j / dx_i = (g_i - mean(g) - u_i * mean(g * u)) * factor
 
     Mean and variance of a row are computed a second time. This costs little, because the row is
@@ -110,13 +110,13 @@ def _norm_backward(
     A program computes several tiles, one after the other. With one tile per program, as in forward,
     program_sums would have as many rows as there are tiles.
 
-    E.g. 3 programs and tiles of 32 rows: program 1 has the rows 32 ... 63, 128 ... 159,
-    224 ... 255, and so on.
+    E.g. 3 programs and tiles of 32 rows: program 1 has the rows 32 ... 63. Its next tile begins
+    3 * 32 = 96 rows later, 128 ... 159, then 224 ... 255, and so on.
     """
     channel = tl.arange(0, PAD)
     is_channel = channel < C
     w = tl.load(weight + channel, mask=is_channel, other=0.0)[None, :]  # (1, PAD)
-    # The sums over the tiles of this program. At the end the ROWS rows of the sums are added.
+    # The sums over the tiles of this program. Row r sums row r of each tile.
     grad_w = tl.zeros((ROWS, PAD), tl.float32)
     grad_b = tl.zeros((ROWS, PAD), tl.float32)
     # Program p of P takes the tiles p, p + P, p + 2 P, ...

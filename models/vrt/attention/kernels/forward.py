@@ -23,7 +23,7 @@ What must stay: the order of the keys and the size of the tiles, because another
 last bits of a training. No test notices: tests/parts/models/test_triton.py runs the kernels in
 Triton's interpreter, which sums in an order of its own, and compares the results with float64. So
 after a change, compare the bits before and after it on a GPU. Free to change: names, and how an
-address is computed. A new argument needs a line in the launch, in attention/gpu.py.
+address is computed. A new argument needs a line in `launch_forward` (launches.py).
 """
 
 from models.vrt.attention.kernels.parts import (

@@ -5,9 +5,9 @@
     launch_several_passes    backward for larger windows: two or three kernels
 
 A program (one instance of a kernel) computes one tile of one head, and goes through a group of
-successive windows. A group has one window, so that as many programs as possible run. Only programs
-that sum dS, the gradient of the logits, have several windows, because each group writes one (T, T)
-sum per head.
+successive windows. Usually a group has one window, so that as many programs as possible run. Only a
+program that sums dS, the gradient of the logits, goes through several windows, because each group
+writes one (T, T) sum per head.
 
 n is the number of windows, and T the tokens of a window. With mutual attention a window of the
 caller has two frames, whose tokens attend to each other. Each of these frames counts as a window

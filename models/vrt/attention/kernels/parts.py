@@ -100,6 +100,9 @@ def _window_of_queries(window, MUTUAL: tl.constexpr):
     With MUTUAL, each kernel reads and writes at two windows. E.g. for window 0:
         q and dQ                                            are in the rows of window 1
         k, v, dK, dV, output, dO, log_sums and delta        are in the rows of window 0
+
+    The output lies at the window of the keys, as in the published network (attention/layer.py): it
+    is made of the values of this window.
     """
     if MUTUAL:
         return window ^ 1
@@ -137,6 +140,8 @@ def _row_pointers(
     # The position of the tile in a large tensor may exceed 32 bits. Within the tile 32 bits are
     # enough, and faster.
     begin = tensor + tl.cast(first_row, tl.int64) * stride + head * HD
+    # Row r and channel c of the tile lie r * stride + c numbers behind `begin`: the sum of a
+    # column (ROWS, 1) and a row (1, PAD) is (ROWS, PAD).
     return begin + tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, PAD)[None, :]
 
 
@@ -194,7 +199,10 @@ def _bias_of_head(bias, head, T: tl.constexpr, HAS_BIAS: tl.constexpr):
 
 @jit
 def _bias_sum_of_group(grad_bias, group, head, T: tl.constexpr, HEADS: tl.constexpr):
-    """Return a pointer to the sum of dS of a group of windows for a head, a matrix (T, T)."""
+    """Return a pointer to the sum of dS of a group of windows for a head, a matrix (T, T).
+
+    dS is the gradient of the logits.
+    """
     # 64 bits, because grad_bias of many groups may have more than 2^31 numbers.
     return grad_bias + (group * HEADS + head).to(tl.int64) * T * T
 
