@@ -55,7 +55,10 @@ class Need(NamedTuple):
 
     @property
     def certain(self) -> float:
-        """Estimate the memory that a step needs in any case, in GB."""
+        """Estimate the least memory that a step can need, in GB.
+
+        Only CERTAIN_SHARE of the activations counts, because their estimate may be too high.
+        """
         return self.ranks * (self.fixed + CERTAIN_SHARE * self.saved) / GB
 
 
@@ -91,7 +94,7 @@ def check_memory(
 
     if need.certain > size + swap_gb():
         # Each change is a line of its own in the error. `SpikeVRTError.__str__` begins a text after
-        # 12 characters ("  do        "), so the further lines are indented by 12 spaces.
+        # 12 characters ("  do        "), so all later lines are indented by 12 spaces.
         indent = " " * 12
         lines = [f"{indent}{line}" for line in changes()]
         raise OptionError(
@@ -100,10 +103,13 @@ def check_memory(
             expected=f"at most the {size:.1f} GB of this machine, or of its limit",
             do="\n".join(["one of these, or several:", *lines]),
         )
+    smaller = ", or ".join(changes())
+    if not smaller:  # no option makes the step smaller
+        smaller = "a smaller network"
     logger.warning(
         "%s; %.1f of %.1f GB are free. It may swap, and the system may end the run. "
         "These need less: %s",
-        _in_words(need, lq), free, size, ", or ".join(changes()) or "a smaller network",
+        _in_words(need, lq), free, size, smaller,
     )  # fmt: skip
 
 
@@ -142,19 +148,21 @@ def need_of_step(net: VRT, lq: Tensor, is_half: bool, has_average: bool, ranks: 
     return Need(parameter_count * bytes_per_parameter, int(saved), ranks)
 
 
-# What autograd saves on a CPU, as numbers of float32 values. For each pixel of an input frame,
+# How many float32 values autograd saves on a CPU. For each pixel of an input frame,
 # `saved_per_pixel` adds up
 #
-#     once                            SAVED_OF_FLOW, or without flow SAVED_OF_ALL_FRAMES
-#     for each block                  (SAVED_OF_BLOCK + SAVED_OF_ATTENTION) channels / scale^2
-#     for each stage that aligns      (SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE sources)
-#                                         channels / scale^2
-#     once, for super-resolution      SAVED_OF_UPSAMPLING upscale^2
+#     once                          SAVED_OF_FLOW, or without flow SAVED_OF_ALL_FRAMES
+#     for each block                (SAVED_OF_BLOCK + SAVED_OF_ATTENTION) * channels / scale^2
+#     for each stage that aligns    (SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE * sources)
+#                                       * channels / scale^2
+#     once, for super-resolution    SAVED_OF_UPSAMPLING * upscale^2
 #
-# A stage at 1 / scale of the resolution has one token (pixel of its features) for scale^2 pixels of
-# the frame. The numbers were fitted to what `saved_bytes` (models/vrt/memory/saved_bytes.py) counts
-# in small networks. If a network comes to save 25 % more or less, test_cpu_memory.py fails: then
-# fit the numbers again.
+# The numbers of a stage are divided by scale^2, because a stage at 1 / scale of the resolution has
+# one token (pixel of its features) for scale^2 pixels of the frame. E.g. scale 2: one for 4.
+#
+# The numbers were fitted to what `saved_bytes` (models/vrt/memory/saved_bytes.py) counts in small
+# networks. If a change makes a network save 25 % more or less than the estimate, test_cpu_memory.py
+# fails. Then fit the numbers again.
 SAVED_OF_FLOW = 870.0  # for the optical flow
 SAVED_OF_ALL_FRAMES = 500.0  # for the convolution over all frames, in a network without flow
 SAVED_OF_BLOCK = 1.05  # for the input of a block
@@ -174,14 +182,13 @@ def saved_per_pixel(net: VRT) -> float:
     scales = (*STAGE_SCALES, 1)  # stage 8 works at full resolution
     for number, scale in enumerate(scales, start=1):
         stage = getattr(net, f"stage{number}")
-        # A stage at 1 / scale of the resolution has one token for scale^2 pixels.
         pixels_per_token = scale**2
         for block in stage.modules():
             if isinstance(block, Block):
                 saved_of_attention = 0.0 if block.checkpoint_attn else SAVED_OF_ATTENTION
                 channels = block.attn.proj.out_features  # of a token, e.g. 120
                 values += (SAVED_OF_BLOCK + saved_of_attention) * channels / pixels_per_token
-        # Stage 8 has blocks alone. It is no `Stage`, and aligns nothing.
+        # Stage 8 has only blocks. It is no `Stage`, and aligns nothing.
         if isinstance(stage, Stage) and stage.aligns:
             saved_of_alignment = SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE * stage.pa_deform.source_count
             channels = stage.linear1.out_features

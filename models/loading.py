@@ -23,9 +23,9 @@ def load_weights(
     """Load `weights` into `net` by name, in place. Returns what happened to each tensor.
 
     If conv_first of the network has more input channels than in the file, the weights of the
-    further channels are zero. So the network at first ignores them.
+    additional channels are zero. So the network at first ignores these channels.
 
-    where: the source of the weights, for the error.
+    where: what an error names as the source of the weights, e.g. their path.
     strict: whether all names and shapes must match. Otherwise 90 % of the network's tensors must
         match (`LEAST_MATCHED`).
 
@@ -37,8 +37,9 @@ def load_weights(
     _refuse_nan(net, fitting, where)
     tensors_of_network = net.state_dict()
     for name in fitting:
-        # These tables follow from the window, and networks share them. So the attention skips a
-        # table of the file when it loads (models/vrt/attention/layer.py). The table must be equal.
+        # The table of relative positions follows from the size of the window, and all networks
+        # share it. So the attention does not load the table of a file
+        # (models/vrt/attention/layer.py). Here it is only checked that both tables are equal.
         if name.endswith(".relative_position_index"):
             refuse_other_index(fitting[name], tensors_of_network[name], name, where)
     net.load_state_dict(fitting, strict=False)  # compare_weights has checked the names
@@ -47,8 +48,8 @@ def load_weights(
 
 # Smallest share of the tensors that must match without `strict`. If a smaller share matches, the
 # file most likely belongs to another network, and a training would begin almost from random
-# weights without a word. With 1.0, a network with one more layer than the file could not begin
-# with the file.
+# weights without a warning. With 1.0, a network with one more layer than the file could not begin
+# with the weights of the file.
 LEAST_MATCHED = 0.9
 
 
@@ -76,10 +77,10 @@ def compare_weights(
             fitting[name] = in_file
             report.matched.append(name)
             continue
-        # The first layer may get zeros for further input channels, e.g. for spikes.
-        wide = None
-        if name == "conv_first.weight":
-            wide = widen_first(in_file, in_network, net)  # None: the shapes differ elsewhere, too
+        # The first layer may get zeros for additional input channels, e.g. for spikes. `wide` is
+        # None if the shapes differ in another axis, too.
+        is_first_layer = name == "conv_first.weight"
+        wide = widen_first(in_file, in_network, net) if is_first_layer else None
         file_shape = tuple(in_file.shape)
         network_shape = tuple(in_network.shape)
         if wide is not None:
@@ -109,17 +110,17 @@ def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor |
     """Return the weight of conv_first, (E, inputs, 1, 3, 3), with zeros for new input channels.
 
     So a network with spikes starts with the weights of a network for RGB. The new channels have no
-    effect at first.
+    effect at first. E.g. RGB in the file, RGB and two spike channels in the network: the weights of
+    the inputs R G B become R G B 0 0, in each group of channels.
 
-    The input consists of groups of in_chans channels, then the noise map if there is one. With
-    alignment there are nine groups: the frame, then four corners of each of two neighbours (see
-    flow.aligned_input). In each group the channels of the file come first. E.g. RGB in the file,
-    RGB and two spike channels in the network: R G B 0 0, nine times.
+    A network with alignment has nine such groups: the frame, and the four nearest pixels in each of
+    two neighbours (see flow.aligned_input). Other networks have one group. Behind the groups comes
+    the noise map, if there is one.
 
     in_file: the weight in the file. in_network: the weight in the network, of which only the shape
         is used.
 
-    Returns None if the shapes differ in another axis, or if the network has no further inputs.
+    Returns None if the shapes differ in another axis, or if the network has no additional inputs.
     """
     has_other_outputs = in_file.shape[0] != in_network.shape[0]
     has_other_kernel = in_file.shape[2:] != in_network.shape[2:]
@@ -160,7 +161,7 @@ class SpoiltWeightsError(CheckpointError):
 def _refuse_whole_numbers(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
     """Raise SpoiltWeightsError if a parameter is an integer, e.g. after a quantization.
 
-    torch would load it without a word, but its scale is missing or its decimals are lost.
+    torch would load it without a warning, but its scale is missing or its decimals are lost.
     """
     for name, _ in net.named_parameters():
         if name in weights and not weights[name].is_floating_point():
@@ -177,7 +178,7 @@ def _refuse_nan(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
     """Raise SpoiltWeightsError if a parameter is NaN, e.g. in weights of a training that diverged.
 
     A network with such weights restores NaN, and a training skips each step and blames the samples.
-    Buffers are not looked at, because NaN may be a mark in them.
+    Buffers are not checked, because NaN may have a meaning there.
     """
     spoilt = []
     for name, _ in net.named_parameters():

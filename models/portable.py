@@ -50,7 +50,7 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     network: what an option file says of its network (`Options.portable` in
     utils/options/models.py), or None without an option file.
 
-    The first of these cases that holds says which network the tensors belong to:
+    The tensors belong to the network of the first case that holds:
 
         case                                                    network
         `network` is given                                      the network of the option file
@@ -59,8 +59,8 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
             and shapes
 
     Raises CheckpointError if the file holds no weights, or the network is unknown, or the option
-    file gives spike channels of another kind than the training had. Warns if other settings of the
-    spike channels differ.
+    file gives spike channels of another kind than the training had, e.g. another representation.
+    Warns if a setting within this kind differs, e.g. representation.half_window.
     """
     path = file_of(path)
     weights = read_weights(path, prefer="ema_state_dict", key="--weights")
@@ -86,14 +86,14 @@ def _options_in(path: Path) -> dict[str, Any] | None:
 
     Returns None if the file was not written by this program.
     """
-    # mmap reads no tensors, only the tables. torch can map zip files alone.
+    # With mmap only the tables are read, and no tensors. torch can map only zip files.
     content = load_content(path, mmap=is_zip(path))
     # A file of ours has one of these forms, or both:
     #
     #     {"network": {"scale": 1, "netG": {...}, "spike_channels": 9, ...}}
     #     {"options": {"scale": 1, "netG": {...}, "datasets": {"train": {"spike": {...}, ...}}}}
     #
-    # The second form is an option file. Files of earlier versions have this form alone, and full
+    # The second form is an option file. Files of earlier versions have only this form, and full
     # checkpoints have both.
     options = content.get("network", content.get("options"))
     if not isinstance(options, dict):
@@ -104,10 +104,13 @@ def _options_in(path: Path) -> dict[str, Any] | None:
         section = datasets.get("train") or datasets.get("test")
         if not isinstance(section, dict):
             section = {}
-        options["spike_channels"] = section.get("spike_channels") or 0
-        options["spike"] = section.get("spike")
-        options["spike_data"] = section.get("spike_data")
-        options = {key: options[key] for key in DESCRIPTION if key in options}
+        description = {
+            **options,
+            "spike_channels": section.get("spike_channels") or 0,
+            "spike": section.get("spike"),
+            "spike_data": section.get("spike_data"),
+        }
+        options = {key: description[key] for key in DESCRIPTION if key in description}
     return options if _is_description(options) else None
 
 
@@ -173,8 +176,8 @@ def _compare_spikes(training: dict[str, Any], now: dict[str, Any], path: Path) -
             expected=f"the {key} of the training, {training_value}",
             do=f"take other weights, or set spike.{key} to {training_value}",
         )
-    # Other differences in what the channels show may be meant, so they are a warning. The camera
-    # and its files are not compared, because they may be others than in the training.
+    # The user may intend other differences in what the channels show, so they are a warning. The
+    # camera and its files are not compared, because they may differ from those of the training.
     changes = []
     for key, (was, is_now) in changed_options.differences(training, now).items():
         if key.startswith("representation.") or key in SHOWN_BY_CHANNELS:

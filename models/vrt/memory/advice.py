@@ -40,6 +40,7 @@ def out_of_memory_error(
     if not lines:
         lines = ["take a smaller network, or a GPU with more memory"]
     if gpu.is_cuda(device):
+        # Fragmentation is free memory in pieces that are too small for the next tensor.
         lines.append(
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against "
             "fragmentation"
@@ -78,11 +79,12 @@ def suggest_changes(
 
 
 def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> str:
-    """Return a smaller batch with as many more micro-batches, which give the same step.
+    """Return the options of a smaller batch and more micro-batches, or "" for one clip.
 
-    E.g. a batch of 9 clips: 3 clips, three times as many micro-batches.
+    Their product stays, so they give the same step. E.g. a batch of 9 clips becomes 3 clips and
+    three times as many micro-batches.
     """
-    batch = getattr(data, "dataloader_batch_size", 1)
+    batch = 1 if data is None else data.dataloader_batch_size
     if batch <= 1:
         return ""
     # Take the largest number that divides the batch and is at most its half. E.g. 9: 4 does not
@@ -95,7 +97,11 @@ def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> s
 
 
 def _checkpointing_everywhere(netG: Section) -> str:
-    """Return the keys that recompute every branch. The numbers stay, but a step takes more time."""
+    """Return the options with which backward recomputes every branch, or "" if it does so already.
+
+    The results stay the same, but a step takes more time. A branch is the attention or the MLP of a
+    block of VRT. The options of another network lack these keys.
+    """
     keys = []
     for key in ("use_checkpoint_attn", "use_checkpoint_ffn"):
         if getattr(netG, key, None) is False:
@@ -107,11 +113,12 @@ def _checkpointing_everywhere(netG: Section) -> str:
 
 
 def _smaller_crops(data: LoaderOptions | None, spec: InputSpec) -> str:
-    """Return crops of at most three quarters of the side.
+    """Return the option for crops of at most three quarters of the side.
 
-    The side is rounded down to a multiple that the network takes.
+    The side is rounded down to a multiple that the network takes. Returns "" if such crops are too
+    small for the network.
     """
-    side = getattr(data, "gt_size", 0) // spec.scale  # side of the input, in pixels
+    side = getattr(data, "gt_size", 0) // spec.scale  # side of the input, in pixels; 0 if unknown
     smaller_side = side * 3 // 4
     smaller_side = smaller_side // spec.multiple * spec.multiple  # rounded down to a multiple
     if smaller_side < max(spec.least_size):
@@ -120,10 +127,10 @@ def _smaller_crops(data: LoaderOptions | None, spec: InputSpec) -> str:
 
 
 def _one_frame_less(data: LoaderOptions | None, spec: InputSpec) -> str:
-    """Return one frame less, but at least one frame more than the network requires.
+    """Return the option for one frame less, or "" if the clips are too short.
 
-    So the attention between frames still has several frames to use. A network that interpolates
-    needs a certain number of frames.
+    One frame more than the network requires must remain, so that the attention between frames has
+    several frames to use. The number of frames is fixed for a network that interpolates.
     """
     fewer_frames = getattr(data, "num_frame", 0) - 1
     if fewer_frames <= spec.least_frames or spec.interpolates:

@@ -4,10 +4,10 @@ A branch is the attention or the MLP of a block, or the MLP at the end of a stag
 Its owner has a flag that says whether backward recomputes it. The bytes of a branch are measured:
 what autograd saves in addition if the flag is cleared. The work is counted from the sizes.
 
-What must stay: the results depend on sizes alone, not on the rank or on chance, because all ranks
-must recompute the same branches (no test notices). tests/parts/models/test_fit_memory.py compares
-the count of bytes with what a step allocates. Free to change: how the work is counted, because only
-the ratios between branches matter.
+What must stay: the results depend only on sizes, and not on the rank or on chance, because all
+ranks must recompute the same branches (no test notices). tests/parts/models/test_fit_memory.py
+compares the count of bytes with what a step allocates. Free to change: how the work is counted,
+because only the ratios between branches matter.
 """
 
 import math
@@ -34,8 +34,8 @@ class Branch(NamedTuple):
 def owners_of_branches(net: nn.Module) -> list[Any]:
     """Return the modules with branches that backward may recompute.
 
-    They are all blocks, then the fusion of each stage that aligns frames. Each has the attribute
-    FLAGS: the names of its checkpoint flags.
+    They are all blocks, then the MLP at the end of each stage that aligns frames. Each module has
+    the attribute FLAGS: the names of its checkpoint flags.
     """
     owners: list[Any] = []
     for module in net.modules():
@@ -75,7 +75,7 @@ class MeasuredBranches:
 def _kind(owner: Any, x: Tensor) -> tuple[Any, ...]:
     """Return everything that the bytes of a module's branches depend on.
 
-    owner: the module, a block or a fusion. x: its input.
+    owner: the module, a block or the GatedMlp of a stage. x: its input.
     """
     kind: tuple[Any, ...] = (type(owner), tuple(x.shape), x.dtype)
     if isinstance(owner, Block):

@@ -38,7 +38,7 @@ class MemoryUse(NamedTuple):
     # backward pass. The tensors of later modules are free again, because backward goes from the
     # last module to the first.
     saved: int
-    # Further bytes that the module's backward pass allocates on a GPU.
+    # Additional bytes that the module's backward pass allocates on a GPU.
     transient: int = 0
 
 
@@ -94,7 +94,7 @@ def _run_with_all_recomputed(
 
         def note(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
             # torch calls this after the forward pass of a module. DeformAlign takes (sources,
-            # target, flows), all other modules take x alone.
+            # target, flows), all other modules take only x.
             x = args[1] if isinstance(module, DeformAlign) else args[0]
             passes.append(_ForwardPass(module, x.detach(), saved=sum(sizes.values())))
 

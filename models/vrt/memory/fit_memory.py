@@ -123,7 +123,7 @@ def _activations(uses: list[MemoryUse]) -> Activations:
     """Estimate the activations with the present flags, in bytes.
 
     In the backward pass of a module, three things are in memory: what all modules up to this module
-    have saved, what its recomputed branches give, and what the pass itself allocates (transient).
+    have saved, what recomputing its branches adds, and what the pass itself allocates (transient).
     E.g. two blocks, each with one branch of 10 MB. The second branch is recomputed. In MB:
 
         module           saved   branches kept so far   recomputed   in all

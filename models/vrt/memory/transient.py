@@ -72,7 +72,7 @@ def alignment_transient(align: DeformAlign, target: Tensor) -> int:
 
 
 # torchvision's kernel for GPUs samples at most this many frames at a time (kMaxParallelImgs in its
-# source). Another number changes the estimate alone.
+# source). Another number changes only the estimate.
 MOST_FRAMES_OF_TORCHVISION = 32
 
 
