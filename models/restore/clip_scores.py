@@ -29,9 +29,9 @@ MoreScores = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 class ClipScorer:
     """Collects the scores of the frames of one clip.
 
-    The input is scored beside the restored frame, if it has the size of the sharp frame. A method
-    may restore several sharp frames of an exposure, its instants. They are scored too if the clip
-    has a true sharp frame for each instant.
+    The input is scored, too, if it has the size of the sharp frame. A method may restore several
+    sharp frames of an exposure, its instants. They are scored if the clip has a true sharp frame
+    for each instant.
 
     scores: the result: what is scored -> metric -> value of each frame. E.g.
         {"restored": {"psnr": [30.1, 30.4], ...}, "input": ..., "instant 0": ..., "instant 1": ...}.
@@ -42,7 +42,7 @@ class ClipScorer:
     ) -> None:
         """Choose the metrics.
 
-        metric: the section `metric` of the options. more_scores: function that computes further
+        metric: the section `metric` of the options. more_scores: function that computes additional
         scores, or None. is_grey: whether the restored frames have no colour.
         """
         self.values = metric.values
@@ -58,7 +58,7 @@ class ClipScorer:
         """Score a frame, and its instants if there are several.
 
         item: input and sharp frames: "lq", and "gt" and "gt_instants" if there are any.
-        images: the instants, or the frame alone. The middle instant counts as the frame.
+        images: the instants, or only the frame. The middle instant counts as the frame.
         """
         if "gt" in item:
             sharp = scored_values(item["gt"], self.values)
@@ -78,5 +78,5 @@ class ClipScorer:
     def _add(
         self, kind: str, image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]
     ) -> None:
-        """Score one image, also with `more_scores`. The instants get no such further scores."""
+        """Score one image, also with `more_scores`, which are not computed for the instants."""
         add_scores(self.scores, kind, image, sharp, metrics, self.more_scores)

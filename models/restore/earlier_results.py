@@ -119,8 +119,8 @@ def _differences(old: Any, new: Any, key: str = "") -> list[str]:
         if old == new:
             return []
         return [f"{key} was {old}, is {new}"]
-    # Both are dicts: compare the values of each key, in the order of `new`, then the keys that only
-    # `old` has. A missing value counts as None.
+    # Both are dicts: compare the values of each key of `new`, in its order, then of the keys that
+    # only `old` has. A missing value counts as None.
     sentences = []
     only_old = [name for name in old if name not in new]
     for name in [*new, *only_old]:

@@ -52,9 +52,9 @@ def finish_clip(
 
     clip: the input, with its spikes and sharp frames. outputs: where the files are.
     indices: indices of the restored frames in the clip.
-    more_scores: function (restored frame, sharp frame) -> further scores, or None.
-    notes: further entries of the JSON, e.g. {"s_per_frame": 0.31, "tile": "tiles of 12 frames"}.
-    is_grey: whether the luma alone is scored.
+    more_scores: function (restored frame, sharp frame) -> additional scores, or None.
+    notes: more entries of the JSON, e.g. {"s_per_frame": 0.31, "tile": "tiles of 12 frames"}.
+    is_grey: whether only the luma (brightness) is scored.
     """
     scorer = ClipScorer(outputs.metric, more_scores, is_grey)
     with ExitStack() as stack:
@@ -90,8 +90,9 @@ class _RestoredFrame(NamedTuple):
 
     restored: np.ndarray  # (H, W, 3) uint8
     instants: list[np.ndarray]  # the K instants, (H, W, 3) uint8 each; [] if K is 1
-    # The pictures to score: the K instants, or the frame alone if K is 1. With metric.values
-    # "uint8" a list of (H, W, 3) uint8. Otherwise float values that were not rounded, (K, H, W, 3).
+    # The pictures to score: the K instants, or only the frame if K is 1. With metric.values "uint8"
+    # they are a list of (H, W, 3) uint8. Otherwise they are float values without rounding,
+    # (K, H, W, 3).
     scored: Any
 
 

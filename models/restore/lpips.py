@@ -2,11 +2,12 @@
 
 Source: Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018.
 
-Both images go through AlexNet, and are compared after each of five ReLUs. There f are the features
-of the restored image, and g the features of the sharp image. Both are normalised to length 1 at
-each pixel. With a learned weight w for each channel:
+Both images go through AlexNet, and are compared after each of five ReLUs. f are the features of the
+restored image after a ReLU, and g the features of the sharp image. Both are normalised to length 1
+at each pixel. With a learned weight w for each channel:
 
-    LPIPS = sum over the ReLUs of the mean over the pixels of sum over channels w (f - g)^2
+    distance of a pixel  d = sum over the channels of  w * (f - g)^2
+    LPIPS                  = sum over the ReLUs of the mean of d over the pixels
 
 main_test_vrt.py --lpips asks for it.
 
@@ -70,7 +71,7 @@ class Lpips(nn.Module):
                 name_in_file[name] = name
         _refuse_missing(in_files, name_in_file, files)
         _refuse_other_shapes(in_files, name_in_file, self.state_dict(), files)
-        self.load_state_dict({ours: in_files[theirs] for ours, theirs in name_in_file.items()})
+        self.load_state_dict({name: in_files[name_in_file[name]] for name in name_in_file})
         self.eval().requires_grad_(False)
 
     @torch.no_grad()

@@ -73,8 +73,8 @@ class NetworkMethod:
         test only if the settings of both tests are equal.
         """
         # 12 hex digits that change if the network is built in another way. The digest of the
-        # weights does not suffice: if the weights file does not describe its network, an option
-        # file does, and a user may change the option file.
+        # weights does not suffice, because an option file may describe the network, and a user may
+        # change the option file.
         values = [getattr(self.saved, field) for field in NETWORK_FIELDS]
         text = json.dumps(values, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -203,18 +203,18 @@ def _tiling(
 def refuse_other_frames(saved: SavedNetwork) -> None:
     """Raise OptionError for weights with which the joint solution cannot begin.
 
-    It needs one sharp frame in colour for each blurry frame, in the size of the blurry frame.
+    The joint solution needs one sharp frame in colour for each blurry frame, in the same size.
     """
     spec = saved.spec
-    # Words for the message -> whether they are true of these weights.
-    is_true_of_weights = {
+    # What may be wrong, in words for the message -> whether it is wrong with these weights.
+    is_wrong = {
         "take no spikes": not spec.spike_channels,
         "enlarge the frames": spec.scale != 1,
         "make frames between the frames": spec.interpolates,
         "restore several instants of each exposure": spec.out_instants != 1,
         "restore grey frames": spec.image_channels != 3,
     }
-    faults = [words for words, is_true in is_true_of_weights.items() if is_true]
+    faults = [words for words in is_wrong if is_wrong[words]]
     if faults:
         raise OptionError(
             what=f"--method joint with weights that {', and '.join(faults)}",

@@ -81,7 +81,7 @@ class Outputs:
     instants: int = 1
     # How the frames are scored.
     metric: MetricOptions = field(default_factory=MetricOptions)
-    # Names of the pictures that the method has of a frame, e.g. ("motion",).
+    # Names of the pictures with which the method shows how it restored a frame, e.g. ("motion",).
     pictures: tuple[str, ...] = ()
 
     # ---- Where files are ----
@@ -115,8 +115,8 @@ class Outputs:
     def exact_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """Return the files of kind "exact" for these frames, one per frame.
 
-        Returns [] if scores are computed from uint8 pictures. The files are needed only for scores
-        of values that are not rounded.
+        These files hold float values, for scores that are computed without rounding. Returns [] if
+        the scores are computed from the uint8 pictures.
         """
         if self.metric.values == "uint8":
             return []
@@ -137,6 +137,7 @@ class Outputs:
         # Strips are written for at most STRIPS_PER_CLIP frames, e.g. frames 0, 3 and 6 of 7 frames.
         positions = evenly_spaced(len(stems), most=STRIPS_PER_CLIP)
         strips = [self.file("strip", clip, stems[position]) for position in positions]
+        pictures = [self.file("picture", clip, name) for name in self.pictures]
         files = [
             *self.results(clip, stems),
             *self.frame_files(clip, stems),
@@ -144,7 +145,7 @@ class Outputs:
             *strips,
             self.file("clip", clip),
             self.file("example", clip),
-            *(self.file("picture", clip, name) for name in self.pictures),
+            *pictures,
         ]
         if self.pictures:
             files.append(self.file("captions", clip))
@@ -196,7 +197,7 @@ class Outputs:
             np.save(content, instants.numpy())
             write_whole(path, content.getvalue())
         # The images in the order of `frame_files`. E.g. 3 instants: instant 0, 1, 2, and then
-        # instant 1 once more, as the file of the frame. With one instant: the frame alone.
+        # instant 1 once more, as the file of the frame. With one instant: only the frame.
         images = list(tensor_to_uint8(instants))
         if len(images) > 1:
             middle = images[len(images) // 2]

@@ -3,7 +3,7 @@
 In: the section `spike` of a weights file, because spikes must be read as in the training, and the
 user's files with their "spike.key=value" (request.py). Out: the section with the user's changes.
 main_test_vrt.py and scripts/show_motion.py hand it to the reader of the clips
-(data/clips/clip_reader.py). For a formula, which has no weights, they call `changed_spikes` alone.
+(data/clips/clip_reader.py). For a formula, which has no weights, they call only `changed_spikes`.
 
 The user may not change the kind of the channels, because the network was trained with it
 (`kind_differences` in models/select_network.py names its keys).
@@ -47,11 +47,11 @@ def spikes_for_network(
     if saved.spike is None:
         logger.warning("these weights take no spikes: --spike is not read")
         return None
-    # A section may be its type alone, e.g. "dat".
+    # A section may be only its type, e.g. "dat".
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
-    # Forget rate and light of the training, because a user's spikes may have others. Two sections
-    # keep theirs: with the rate "match", which is measured anew in each clip, and of an old file
-    # without `spike_data`, where nothing else is known of rate and light.
+    # Forget rate and light of the training, because they may differ in a user's spikes. Keep them
+    # in two cases: if the rate is "match", which is measured anew in each clip, or if the weights
+    # file is old and lacks `spike_data`, because then only the section knows rate and light.
     if saved.spike_data is not None and spike.get("rate") != "match":
         spike |= {"rate": None, "light": None}  # None: not known
     # Drop the keys that describe the files of the training. A user's files have their own.
@@ -82,8 +82,7 @@ def changed_spikes(
     E.g. "spike.rate=0.4" sets its key "rate" to 0.4, and --spike-size 250 400 its keys "h" and "w".
 
     files: the user's files, with the changes. source: the file of `spike`, for errors.
-    keys_of_method: keys that the method `method_name` sets by itself, so that the user cannot
-    change them.
+    keys_of_method: keys that the method `method_name` sets, so that the user cannot change them.
 
     Raises OptionError for a change of these keys, and for options of other sections.
     """

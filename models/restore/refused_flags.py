@@ -81,8 +81,8 @@ def _refuse_unused_flags_of_a_network(args: Namespace, given_keys: set[str]) -> 
     begins_with_network = args.method == JOINT and args.weights is not None
     if not begins_with_network:
         wrong = [key for key in FLAGS_OF_NETWORK if key in given_keys]
-    # For the user's own clips, --opt can only say which network restores them. A formula has none,
-    # and the joint solution takes the network that the file of --weights describes.
+    # For the user's own clips, --opt can only say which network restores them. A formula has no
+    # network, and the joint solution takes the network that the file of --weights describes.
     is_opt_unused = args.input and "opt" in given_keys
     if is_opt_unused:
         wrong.append("opt")
@@ -120,7 +120,7 @@ def _refuse_missing_flags(args: Namespace) -> None:
     """Raise OptionError if the form with the user's clips lacks one of its flags."""
     if args.method == JOINT:  # needs frames and spikes
         needed = ("input", "spike", "output")
-    elif args.method:  # a formula needs spikes alone
+    elif args.method:  # a formula needs only spikes
         needed = ("spike", "output")
     else:
         needed = ("weights", "input", "output")

@@ -254,7 +254,7 @@ def _sections_of_method(
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Return the sections (formula, joint) that --method and --weights ask for.
 
-        no --method                       (None, None): a network alone
+        no --method                       (None, None): only a network
         --method tfp                      (section, None)
         --method joint                    (section of the formula "exposure", section)
         --method joint --weights FILE     (None, section): begins with a network

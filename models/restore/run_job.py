@@ -104,12 +104,12 @@ def claim_folder_of(job: Job) -> None:
 
 
 def _settings_of(job: Job) -> dict[str, Any]:
-    """Return everything that the results depend on, but the clips themselves.
+    """Return everything that the results depend on, except the clips themselves.
 
-    The keys are part of run.json. If you add a key, the run.json of an older version lacks it: tell
-    `earlier_results.refuse_another_test` which value older versions used.
+    The keys are part of run.json. If you add a key, the run.json of an older version lacks it. So
+    add the value that older versions used to `refuse_another_test` (earlier_results.py).
     """
-    # The LPIPS weights are recorded by name, size and time of change, because to read 240 MB of
+    # The LPIPS weights are recorded by name, size and time of change, because reading 240 MB of
     # weights in each test would take too long.
     lpips_files = []
     for name in job.lpips:
@@ -209,7 +209,7 @@ def finish(
 ) -> None:
     """Score a clip of which all frames are restored, and write its videos and strips.
 
-    more_scores: function that computes further scores, e.g. LPIPS. None: only the metrics of the
+    more_scores: function that computes additional scores, e.g. LPIPS. None: only the metrics of the
         options are computed.
     mean_pace: seconds per frame. This rank does not know the time of each clip, so it takes the
         mean over all frames that it has restored so far. None if the clip was cut between ranks,

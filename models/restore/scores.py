@@ -103,10 +103,12 @@ def collect(
 
 
 def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -> dict[str, Any]:
-    """Return the averages of one kind, e.g. of "restored".
+    """Return the averages of one kind, e.g. of "restored". `collect` shows such averages.
 
     rows: the clips that have this kind. E.g. for "restored", each row has
         {"restored": {"psnr": 30.1}, "per_frame": {"restored": {"psnr": [30.2, 30.0]}}, ...}.
+    mean: "clips" or "frames", the mean that gets the name of the metric, e.g. "psnr". The other
+        mean gets a longer key, e.g. "psnr_frame_mean" (OTHER_MEANS).
     """
     averages: dict[str, Any] = {}
     frame_count = 0  # each metric has one value for each frame, so all metrics have this count
@@ -154,19 +156,20 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
         restored = clip.get("restored", {})
         blurry = clip.get("input", {})
         rows.append(_row(name, clip["frames"], restored, blurry, metrics))
-    # The mean that was asked for, then the other mean.
     if metrics:
+        # A row for the mean that the option metric.mean asks for.
         mean = restored_means["mean"]
         frames = restored_means["frames"]
         rows.append(_row(f"mean over {mean}", frames, restored_means, input_means, metrics))
-        restored = {}
-        blurry = {}
+        # A row for the other mean.
         other = OTHER_MEANS[mean]
+        other_restored = {}
+        other_blurry = {}
         for metric in metrics:
             other_key = other.key.format(metric=metric)
-            restored[metric] = restored_means.get(other_key)
-            blurry[metric] = input_means.get(other_key)
-        rows.append(_row(f"mean over {other.over}", frames, restored, blurry, metrics))
+            other_restored[metric] = restored_means.get(other_key)
+            other_blurry[metric] = input_means.get(other_key)
+        rows.append(_row(f"mean over {other.over}", frames, other_restored, other_blurry, metrics))
 
     # The columns must be in the order of the cells of `_row`.
     header = ["clip", "frames"]
@@ -184,7 +187,10 @@ def _row(
     blurry: Mapping[str, Any],
     metrics: Sequence[str],
 ) -> list[str]:
-    """Return one row of `score_table`. restored, blurry: metric -> score, empty without scores."""
+    """Return one row of `score_table`.
+
+    restored, blurry: metric -> score. {} if there are no scores.
+    """
     cells = [name, str(frames)]
     for metric in metrics:
         cells.append(format_score(metric, restored.get(metric)))

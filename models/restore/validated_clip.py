@@ -119,8 +119,8 @@ def _panels_of(
 ) -> dict[str, np.ndarray]:
     """Return the panels of a frame: title -> (H, W, 3) uint8, e.g. "blurry", "restored", "sharp".
 
-    index: number of the frame. item: what the clip has of it. lq: its input, in the size of the
-    sharp frame. frame: the restored frame.
+    index: index of the frame in the clip. item: its tensors "lq", "gt", and "spike" if there are
+    spikes. lq: the input, in the size of the sharp frame. frame: the restored frame.
     """
     # The light that the spikes show, as a picture. lq[:3] is lq without the noise map.
     spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None

@@ -7,10 +7,10 @@ scores a single clip.
 A rank is one process of the training. "Collective" in a docstring: every rank must call this at the
 same point of the program, because the ranks wait for each other.
 
-Each clip is scored by one rank, so no number depends on how many ranks there are. Rank r takes the
-clips r, r + world size, ... The ranks go through their clips in rounds. Between two rounds they
-agree whether a signal ends the validation. So every rank must take part in every round, also a rank
-without a clip in the last round.
+Each clip is scored by one rank, so no score depends on how many ranks there are. Of n ranks, rank r
+takes the clips r, r + n, r + 2 n, ... The ranks go through their clips in rounds. Between two
+rounds they agree whether a signal ends the validation. So every rank must take part in every round,
+also a rank without a clip in the last round.
 
 What must stay: the keys of `Validation.scalars`, because users' logs and the choice of the best
 checkpoint use them. All ranks take part in all rounds, so that none waits for ever
@@ -79,8 +79,8 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     net = model.netE if model.netE is not None else unwrap_ddp(model.netG)
     was_training = net.training
     restorer = _restorer(model, net)  # sets the network to eval mode
-    # A network that interpolates makes the frames between its input frames. Then these frames are
-    # taken out of the input of each clip. The number and the order of the clips stay.
+    # A network that interpolates makes the frames between its input frames. So every second frame
+    # is taken out of the input of each clip. The number and the order of the clips stay.
     clips = scored_clips(clips, restorer.tiling.spec)
     validator = ClipValidator(model, restorer)
     # Indices of the clips that are shown with panels. They are the same in every validation, so

@@ -6,9 +6,9 @@ A pixel of the result is a weighted mean over the tiles that contain this pixel:
 
 So weights need not sum to 1, but every pixel needs a tile with a weight above 0.
 
-In: where the tiles along one axis start, and which of them is meant. Out: its weights along this
-axis. space.py multiplies the weights of the two axes of a frame, and stream.py takes the weights
-along the time.
+In: the starts of all tiles along one axis, and the number of one tile. Out: the weights of this
+tile along this axis. space.py multiplies the weights of the two axes of a frame, and stream.py
+takes the weights along the time.
 
 What must stay: the blend "kair", which is the blend of the published code (the project KAIR):
 test_published_tiling_is_reproduced compares them. Free to change: the blend "smooth", if no weight

@@ -62,7 +62,8 @@ class Tiling:
         self._refuse_overlap("num_frame", self.num_frame_testing, self.num_frame_overlapping)
         self._refuse_overlap("size_patch", self.size_patch_testing, self.size_patch_overlapping)
         # A tile holds whole attention windows, so that no window is padded. WHOLE is 0, which is a
-        # multiple of any window, so it passes: a whole frame is padded later (padding.py).
+        # multiple of any window, so a whole frame passes this check. It is padded later
+        # (padding.py).
         side = self.size_patch_testing
         _, window_height, window_width = self.spec.window_size
         window_side = math.lcm(window_height, window_width)  # the side of a tile fits both
@@ -78,7 +79,7 @@ class Tiling:
     def _refuse_overlap(key: str, size: int, overlap: int) -> None:
         """Raise OptionError if a tile of `size` does not reach beyond the tile before it.
 
-        Otherwise the tiles would never reach the end of the clip or of the frame.
+        Such tiles would never reach the end of the clip or of the frame.
 
         key: how the two options begin, "num_frame" or "size_patch".
         """
@@ -92,16 +93,19 @@ class Tiling:
 
     @classmethod
     def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> "Tiling":
-        """Return the tiling that the options `val` ask for, for a network with `spec`.
+        """Return the tiling of the options `val`, for a network that requires `spec`.
 
         changes: fields that replace fields of `val`, or that `val` lacks (`blend`, `may_halve`).
         """
-        # Where `changes` has a key of `val`, `changes` wins.
+        # If `changes` has a key of `val`, the value of `changes` counts.
         fields: dict[str, Any] = val.plain() | changes
-        # This option says whether a validation saves pictures. It is no field of this class.
+        # All other options of `val` are fields of this class. This one says whether a validation
+        # saves pictures.
         del fields["save_img"]
 
-        # Replace "auto" by a number: AUTO_TILE, rounded up to whole windows of the network.
+        # Replace "auto" by a number: AUTO_TILE, rounded up to whole windows, and for the side also
+        # to the stride of the network (`spec.multiple`). A side that a user gives must fit only the
+        # window, because padding.py pads each tile to the stride.
         window_frames = spec.window_size[0]
         multiples = {"num_frame_testing": window_frames, "size_patch_testing": spec.multiple}
         for key, multiple in multiples.items():
@@ -114,8 +118,9 @@ class Tiling:
                 fields.setdefault("may_halve", True)
 
         # A network that interpolates takes exactly `least_frames` frames: half of them before a
-        # gap, and half behind it. These frames are one tile in time. The tiles do not overlap,
-        # because `Restorer._interpolate_frames` puts the frames of all gaps one behind the other.
+        # gap, and half behind it. `Restorer._interpolate_frames` puts the frames of all gaps one
+        # behind the other, as one clip. So a tile in time is the frames of one gap, and does not
+        # overlap the frames of the next gap.
         if spec.interpolates:
             fields["num_frame_testing"] = spec.least_frames
             fields["num_frame_overlapping"] = 0
@@ -131,7 +136,8 @@ class Tiling:
         frames = "the whole clip" if is_whole_in_time else f"{self.num_frame_testing} frames"
         side = "the whole frame" if is_whole_in_space else f"{self.size_patch_testing} px"
         phrases = [f"tiles of {frames} x {side}"]
-        # A single tile overlaps nothing.
+        # A single tile overlaps nothing. With several tiles both overlaps are named, also if the
+        # tiles overlap only in time or only in space.
         if not is_whole_in_time or not is_whole_in_space:
             phrases.append(
                 f"overlap {self.num_frame_overlapping} frames, {self.size_patch_overlapping} px"

@@ -6,16 +6,17 @@
           run_padded     one tile, padded to a size that the network takes (padding.py)
             _run_network the network itself, on its device and in its precision
 
-stream_clip calls `Restorer._read` for the input of each tile in time. Each frame of it comes
+stream_clip calls `Restorer._read` for the input of each tile in time. Each of these functions calls
+the next one to get a frame:
 
-    Restorer._read          from a cache, so that a frame in two tiles is decoded once
-      FrameCache.frame      from the reader of the clip (frame_cache.py)
-        DatasetClip.frame   from the dataset, number of the clip and of the frame
-                            (data/clips/readers.py)
-          TestClips.read_frames   as a draw: the whole frame, without a flip (data/clip_dataset.py).
+    Restorer._read          joins the frames of a tile
+      FrameCache.frame      keeps frames, so that a frame in two tiles is decoded once
+                            (frame_cache.py)
+        DatasetClip.frame   knows the clip's number in the dataset (data/clips/readers.py)
+          TestClips.read_frames   asks for the whole frame, without a flip (data/clip_dataset.py).
                                   The dataset of a user's clips is `UserClips`, a `TestClips`
-            ClipDataset.read      as tensors "lq", "spike" (data/clip_reading.py)
-              backend.images      from files (data/clips/disk_files.py) or a clip cache
+            ClipDataset.read      makes the tensors "lq" and "spike" (data/clip_reading.py)
+              backend.images      reads files (data/clips/disk_files.py) or a clip cache
 
 E.g. a clip of 14 frames, and tiles of 12 frames x 256 px: stream_clip restores the frames 0 ... 11,
 then 2 ... 13. The frames 2 ... 11 are weighted means of both. restore_space cuts the frames into
@@ -54,9 +55,9 @@ logger = logging.getLogger(__name__)
 class Restorer:
     """A network on a device, and the tiles in which it restores clips.
 
-    Validation and tests restore with it (`validation`, `network_method`).
+    validation.py and network_method.py restore clips with it.
 
-    net: is moved to the device, and set to eval mode.
+    net: the network. It is moved to the device, and set to eval mode.
     tiling: the tiles in use. They become smaller if may_halve is set and memory is full.
     dtype: dtype of autocast, or None for float32.
     noise_sigma: noise level 0..255 for a non-blind denoiser, which takes it as one more channel of
@@ -113,9 +114,11 @@ class Restorer:
         """
         cache = self.with_cache(reader)
         has_yielded = False
-        # An empty range, e.g. if a clip has no gap to fill.
-        if not wanted:
+        if not wanted:  # e.g. if no frame that the caller wants lies in a gap
             return
+
+        def read_tile(moments: Sequence[Moment]) -> tuple[Tensor, ...]:
+            return self._read(cache, moments)
 
         def tick_of_frames(done_share: float) -> None:
             # `stream_clip` counts shares of the clip. The caller counts frames.
@@ -125,9 +128,7 @@ class Restorer:
         while True:
             frames = stream_clip(
                 net=self._run_network,  # padding.py calls it, for each tile in space
-                read=lambda moments: self._read(
-                    cache, moments
-                ),  # stream.py calls it, for each tile
+                read=read_tile,  # stream.py calls it, for each tile in time
                 num_frames=len(cache.stems),
                 tiling=self.tiling,
                 wanted=wanted,
@@ -159,9 +160,9 @@ class Restorer:
     def with_cache(self, reader: FrameReader) -> FrameReader:
         """Return the reader with a cache for the frames of one tile in time.
 
-        `frames` reads each clip through a cache. validated_clip.py calls this before, and passes
-        the cached reader to `frames`, so that it can read the input of the last tile once more. If
-        a reader has a cache already, it is returned unchanged.
+        `frames` reads each clip through a cache. validated_clip.py makes this cache itself, and
+        passes the cached reader to `frames`, so that it can read the input of the last tile once
+        more. If a reader has a cache already, it is returned unchanged.
         """
         if isinstance(reader, FrameCache):
             return reader

@@ -12,9 +12,10 @@ Shapes: B clips, n frames, C channels of a blurry frame, S spike channels, H x W
 has C' channels (the colours of all its instants) and sH x sW pixels, where s is the scale of the
 network.
 
-What must stay: a part of a clip has the bits of the whole, because several processes may restore
-parts of one clip (test_a_part_of_a_clip_equals_that_part_of_the_whole). The order in which tiles
-are added must stay too, because another order changes the last bits. No test notices the order.
+What must stay: a frame has the same bits, whether a part of its clip is restored or the whole clip,
+because several processes may restore parts of one clip
+(test_a_part_of_a_clip_equals_that_part_of_the_whole). The order in which tiles are added must stay
+too, because another order changes the last bits. No test notices the order.
 
 Tests: tests/parts/models/test_tiling.py
 """
@@ -58,7 +59,7 @@ def stream_clip(
     net: takes the tensors that `read` returns, and returns (B, n, C', sH, sW).
     read: reads moments of the clip. A moment is (index of a frame, whether time runs backwards).
     num_frames: number of frames of the clip. wanted: indices of the frames to yield.
-    tick: is called with the share of the work, 0 to 1, that was done since the call before.
+    tick: is called with the share of the work, 0 to 1, that was done since its last call.
     """
     moments = [(index, False) for index in range(num_frames)]
     # Repeat the last frame: e.g. 7 frames become 8, because a training with the option pad_sequence
@@ -121,17 +122,15 @@ def _stream_moments(
     if tiling.num_frame_testing != WHOLE:
         size = min(tiling.num_frame_testing, length)
     starts = tile_starts(length, size, tiling.num_frame_overlapping)  # e.g. 0, 10, 20
-    # With the blend "kair", all frames of a tile have the weight 1: overlap 0. This blend trims the
-    # borders of tiles in space only.
+    # With the blend "kair", all frames of a tile have the weight 1: overlap 0. This blend trims
+    # only the borders of tiles in space.
     overlap = tiling.num_frame_overlapping if tiling.blend == "smooth" else 0
 
     # Index and start of each tile that contains a wanted frame.
     needed_tiles = []
     for tile_index, start in enumerate(starts):
         stop = start + size
-        begins_before_end = start < wanted.stop
-        ends_after_begin = stop > wanted.start
-        if begins_before_end and ends_after_begin:
+        if start < wanted.stop and stop > wanted.start:
             needed_tiles.append((tile_index, start))
 
     # The sums of the frames from the start of the present tile on, in the order of time. A sum is
@@ -152,7 +151,7 @@ def _stream_moments(
         _add_frames(pending, clip, weights.tolist())
         del clip  # the next tile is computed without this tile in memory
 
-        # Yield the frames before the next tile, because no further tile contains them. E.g. tiles
+        # Yield the frames before the next tile, because no later tile contains them. E.g. tiles
         # that begin at 0 and 10: after the first tile, the frames 0 ... 9.
         is_last_tile = tile_index + 1 == len(starts)
         next_start = length if is_last_tile else starts[tile_index + 1]
