@@ -37,8 +37,8 @@ def wrap_in_ddp(net: nn.Module, find_unused_parameters: bool, use_static_graph: 
     freeze or release parameters, wrap the network again. Otherwise its weights diverge between
     ranks without an error.
 
-    find_unused_parameters, use_static_graph: options of DDP that a user may set for a network of
-    another kind.
+    find_unused_parameters, use_static_graph: options of DDP. VRT needs neither, but a user may set
+    them for a network of another kind.
     """
     if utils_dist.get_world_size() == 1:
         return net

@@ -51,7 +51,7 @@ class LoadReport:
         The trunk counts only if the file has any tensor of a trunk, and the fusion operator only if
         the file has any tensor of a fusion operator. So the weights of an RGB network may start a
         network with spikes. E.g. the network has 100 tensors of its trunk and 10 of its fusion
-        operator, and the file has the trunk alone: 100 of 100 tensors count, so the share is 1.
+        operator, and the file has only the trunk: 100 of 100 tensors count, so the share is 1.
         """
         file_has_fusion = self.file_has_fusion()
         file_has_trunk = self.file_has_trunk()

@@ -12,7 +12,7 @@ Each parameter after the two images is an option of its entry in `metric.more`.
 
 What must stay: the values of the metrics, because published numbers are compared with them.
 test_psnr_agrees_with_scikit_image and test_ssim_agrees_with_scikit_image notice other values.
-Free to change: titles and decimals of the columns, which are for readers alone.
+Free to change: titles and decimals of the columns, which only readers use.
 
 Tests: tests/parts/models/test_metrics.py, tests/parts/utils/test_results.py
 """
@@ -201,7 +201,7 @@ def choose_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -
 
 def check_metrics(section: MetricOptions) -> None:
     """Raise OptionError if `metric.more` names an unknown metric or a wrong option of a metric."""
-    choose_metrics((), section.more)  # called for its errors alone
+    choose_metrics((), section.more)  # called only for its errors
 
 
 def metrics_in_words(more: Sequence[str | dict[str, Any]]) -> str:
@@ -237,7 +237,7 @@ def add_scores(
     kind: what the image is, the key in `scores`, e.g. "restored".
     image, sharp: (H, W, 3) RGB in 0..255, as `utils.image.scored_values` returns. If the network
     gave NaN or Inf, the image is None and each score is NaN.
-    more_scores: function (image, sharp) -> further scores, e.g. {"lpips": 0.12}, or None.
+    more_scores: function (image, sharp) -> additional scores, e.g. {"lpips": 0.12}, or None.
     """
     if image is None:
         values = {metric.name: math.nan for metric in metrics}
@@ -304,7 +304,7 @@ def _ssim_window(image: np.ndarray) -> np.ndarray:
     Near the border the window would reach beyond the image.
     """
     filtered = cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)
-    # The window of 11 x 11 pixels reaches 5 pixels to each side, so 5 pixels of the border go.
+    # The window of 11 x 11 pixels reaches 5 pixels to each side, so cut off 5 pixels at each side.
     return filtered[5:-5, 5:-5]
 
 

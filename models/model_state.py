@@ -137,7 +137,7 @@ class ModelState:
         try:
             load_weights(net, weights, "model_state_dict of the checkpoint", strict=True)
         except SpoiltWeightsError:
-            raise  # its network is the right one
+            raise  # the network fits, so the advice below would be wrong
         except CheckpointError as e:
             # The options of the run that wrote the checkpoint.
             netG_then = state["options"]["netG"]
@@ -192,8 +192,8 @@ class ModelState:
     def _load_averages(self, netE: nn.Module, averages: dict[str, torch.Tensor]) -> None:
         """Load the averaged weights of a checkpoint. Raises CheckpointError if they do not fit.
 
-        The weights of netG have fitted before, so only a damaged or changed file has averages that
-        do not.
+        When this is called, the weights of netG have already fitted. So averages that do not fit
+        come from a damaged or changed file.
         """
         try:
             load_weights(netE, averages, "ema_state_dict of the checkpoint", strict=True)
@@ -205,7 +205,7 @@ class ModelState:
             raise
 
     def _set_learning_rate(self, step: int) -> None:
-        """Set the learning rate of each group of parameters, which follows from the step alone."""
+        """Set the learning rate of each group of parameters. It depends only on the step."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr_at(step, group["initial_lr"], self.train_opt)
 
@@ -234,10 +234,11 @@ class ModelState:
         )
 
     def _refuse_to_save_spoilt_weights(self) -> None:
-        """Raise NonFiniteError if trained weights hold NaN or Inf: they replace no good checkpoint.
+        """Raise NonFiniteError if trained weights hold NaN or Inf.
 
-        A step whose loss or gradient is NaN is skipped. But the update itself may overflow, e.g.
-        with a learning rate that is far too high. Then no later step can succeed.
+        So such weights never replace a good checkpoint. A step whose loss or gradient is NaN is
+        skipped. But the update itself may overflow, e.g. with a learning rate that is far too high.
+        Then no later step can succeed.
         """
         for name, parameter in unwrap_ddp(self.netG).named_parameters():
             # A parameter that is not trained may be a mask of -Inf.

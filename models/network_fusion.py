@@ -1,4 +1,4 @@
-"""The fusion operator alone, as a network: what it restores without a transformer behind it.
+"""A network that is only a fusion operator: what the operator restores without VRT behind it.
 
 weights/operator.pth and weights/motion.pth are weights of this network.
 
@@ -22,8 +22,7 @@ from utils.errors import OptionError
 # `given`: the program gives this argument, and no option file.
 @NETWORKS.register("fusion", given=("spike_channels",))
 class FusionNet(nn.Module):
-    """Restores each frame by the fusion operator alone: (B, N, 3, H, W) in [0, 1] -> the same
-    shape.
+    """Restores each frame by a fusion operator: (B, N, 3, H, W) in [0, 1] -> the same shape.
 
     fusion: an operator that gives a frame, with base "fused". The result is the frame to which VRT
     would add its output. So this network is fast, and shows what VRT adds to its operator.
@@ -44,7 +43,7 @@ class FusionNet(nn.Module):
                 expected='"exposure" or "gated", base "fused": the result is a frame',
                 do='choose "exposure" or "gated" with base "fused", or net_type vrt',
             )
-        # Called for its error alone: it refuses data without spikes. The argument None stands for
+        # Called only for its error: it refuses data without spikes. The argument None stands for
         # netG.in_chans, which this network does not have.
         options.constructor.channels(None, spike_channels)
         self.fusion = FUSIONS.build(options, "netG.fusion", spike_channels=spike_channels)

@@ -3,7 +3,8 @@
 model_vrt.py computes its forward passes in the dtype that `amp_dtype` returns. Losses, gradients
 and weights stay in float32.
 
-What must stay: all ranks use one dtype, and float16 alone is scaled. Free to change: the texts.
+What must stay: all ranks use one dtype, and only gradients in float16 are scaled. Free to change:
+the texts.
 
 Tests: tests/parts/models/test_autocast.py
 """

@@ -45,8 +45,8 @@ def file_of(weights: str | Path) -> Path:
 def published_network(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | None:
     """Return the published network that has tensors of the same names and shapes, or None.
 
-    Some published networks have the same shapes, and differ in their training data only. So a
-    network is tried first if the name of the file begins with the number of the network.
+    Some published networks have the same shapes, and differ only in their training data. So the
+    network whose number is the beginning of the file's name is tried first.
     """
     number = path.name[:4]  # e.g. "006_"
     with_same_number = [name for name in sorted(RELEASED) if name[:4] == number]
@@ -75,7 +75,7 @@ def _network_of_release(name: str, path: Path, weights: dict[str, Tensor]) -> Sa
 
 
 def _tensors_of(saved: SavedNetwork) -> dict[str, Tensor]:
-    """Return the state dict of a network on the device "meta": names and shapes alone."""
+    """Return the state dict of a network on the device "meta": only names and shapes."""
     with torch.device("meta"):
         return saved.network().state_dict()
 

@@ -40,7 +40,7 @@ _VIMEO: dict[str, Any] = {
     "deformable_groups": 16,
 }
 # Name of a published file, without .pth -> arguments of its network. KAIR's option file for 002 has
-# other values. Those below are right, because the tensors of the released file fit them.
+# other values. The values below are right, because the tensors of the released file fit them.
 RELEASED: dict[str, dict[str, Any]] = {
     "001_VRT_videosr_bi_REDS_6frames": {
         **_SUPER_RESOLUTION,

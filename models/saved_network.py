@@ -95,7 +95,7 @@ class SavedNetwork:
         # A tensor that repeats one number is small in the file, and may be huge in the network.
         refuse_repeated_numbers(self.weights, self.path)
         # Compare on the device "meta", where a network takes no memory, however large it is. This
-        # call is made for its errors alone.
+        # call is made only for its errors.
         with torch.device("meta"):
             compare_weights(self.network(), self.weights, str(self.path), strict=True)
         # Only a network that fits the tensors of the file is built with memory.

@@ -1,12 +1,12 @@
 """Build the network of an option file, and check that it fits the datasets.
 
 `NETWORKS` lists the networks by their name in the option netG.net_type. A new network is a new file
-models/network_<net_type>.py, which this module imports by itself. `define_G` builds a network.
+models/network_<net_type>.py. This module imports all such files. `define_G` builds a network.
 `check_options` is called when an option file is read, before any data are opened. So a wrong option
 ends a run within seconds, and not after the data were prepared.
 
 To add a check, add a function that raises an OptionError with its four parts by name, and call it
-in `check_options`. If several options are wrong, the user sees the error of the first check only.
+in `check_options`. If several options are wrong, the user sees only the error of the first check.
 
 Terms: netG is the section of the network. `spec` is an InputSpec, which says what the network
 requires of its input (utils/contract.py). train and test are datasets.train and datasets.test. They
@@ -134,7 +134,7 @@ def _check_spikes(
 ) -> None:
     """Raise OptionError if a dataset gives spike channels that the network cannot use.
 
-    netG, train, test: sections of the options, None without such a dataset. spec: what the network
+    netG, train, test: sections of the options. train and test may be None. spec: what the network
     takes. The checks below have these arguments, too.
     """
     takes_spikes = spec.spike_channels > 0
@@ -143,8 +143,8 @@ def _check_spikes(
     # Datasets may have no spikes.
     train_spike: Any = getattr(train, "spike", None)
     test_spike: Any = getattr(test, "spike", None)
-    # Without `takes_spikes`, because the fusion operator alone decides what it understands. The
-    # spec of a network that a user adds may say nothing of spikes.
+    # Check this also if the spec says that the network takes no spikes. Only the fusion operator
+    # decides what it understands, and the spec of a user's network may not mention spikes.
     _check_representation(netG, train_spike, "train")
     _check_representation(netG, test_spike, "test")
     if takes_spikes and train_spike and test_spike:
@@ -251,7 +251,7 @@ def _check_task(
     leaves every second frame out, for interpolation. A dataset with sigma_max (training) or sigma
     (testing) adds noise.
 
-    netG, train, test, val: sections of the options, None without such a dataset. spec: what the
+    netG, train, test, val: sections of the options. train and test may be None. spec: what the
     network takes.
     """
     for name, section in (("train", train), ("test", test)):

@@ -1,7 +1,7 @@
 """Read the tensors of a weights file, by name.
 
-In: the path of a file that torch.save wrote, of this project or another one. foreign_weights.py
-reads the file itself, and accepts plain types only. Out: its state dict. loading.py loads the
+In: the path of a file that torch.save wrote, in this project or another one. foreign_weights.py
+reads the file itself, and accepts only plain types. Out: its state dict. loading.py loads the
 tensors into a network, and portable.py finds the network that they belong to.
 
 What must stay: CONTAINERS, by which published files are read, and `refuse_odd_tensors` before the
