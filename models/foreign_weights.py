@@ -213,7 +213,7 @@ def _kind_with_object(class_name: str) -> _Kind:
     class_name: the dotted name of the object's class, e.g. "lightning.Trainer".
     """
     return _Kind(
-        f"it holds an object of {class_name} beside its tensors, which could run any code",
-        "save its state dict alone, where you trust it: "
+        f"it holds an object of {class_name} besides its tensors, which could run any code",
+        "save only its state dict, where you trust it: "
         'torch.save(torch.load(FILE, weights_only=False)["params"], "new.pth")',
     )

@@ -355,7 +355,7 @@ def _check_interpolation(
         raise OptionError(
             what="val.flip_seq, val.pad_seq or pad_sequence with a network that interpolates",
             where="val",
-            expected="each new frame is made from its neighbours alone",
+            expected="each new frame is made only from its neighbours",
             do="set val.flip_seq, val.pad_seq and pad_sequence to false",
         )
 

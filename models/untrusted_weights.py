@@ -71,7 +71,7 @@ def refuse_larger(
 ) -> None:
     """Raise CheckpointError if the options of one of our networks ask for more than `weights` hold.
 
-    Call this before the network is built, because its modules alone may take all memory or time.
+    Call this before the network is built, because building it may take all memory or time.
     Four simple rules give the least that the weights must hold:
 
         key           rule                                          least that the file must have

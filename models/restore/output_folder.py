@@ -115,7 +115,7 @@ def _refuse_training_run(folder: Path) -> None:
         raise OptionError(
             what="--output is the folder of a training run",
             where=f"--output {folder}",
-            expected="a folder for results alone",
+            expected="a folder only for results",
             do=f"choose another folder, such as {folder / 'test'}",
         )
 

@@ -98,7 +98,7 @@ def changed_spikes(
                 what=f"cannot set {override}",
                 where="the command line",
                 expected="spike.key=value in the form with --input",
-                do="use the flags of --help, or --opt alone",
+                do="use the flags of --help, or --opt without --input",
             )
         name = override.partition("=")[0]  # "spike.rate=0.5" -> "spike.rate"
         key = name.split(".")[1]  # "rate"
@@ -139,5 +139,5 @@ def _refuse_wrong_inputs(saved: SavedNetwork, files: OwnFiles, network: NetworkF
             what="these weights need spikes",
             where="--spike",
             expected="a .dat of the clip, or a folder of .dat files",
-            do="add --spike PATH --spike-size H W, or use weights trained on RGB alone",
+            do="add --spike PATH --spike-size H W, or use weights trained only on RGB",
         )

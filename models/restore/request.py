@@ -285,7 +285,7 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
                 what=f"{override} with --method {name}",
                 where="the command line",
                 expected="the name of the method once",
-                do="give the name with --method alone",
+                do="give the name only with --method",
             )
         # The errors of `apply_override` name the option file. There is no option file here, so the
         # name is empty.

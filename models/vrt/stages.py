@@ -66,21 +66,21 @@ class Stage(nn.Module):
         **block: Any,
     ) -> None:
         super().__init__()
-        block = {**block, "checkpoint_ffn": checkpoint_ffn, "kernels": kernels}
+        block_options = {**block, "checkpoint_ffn": checkpoint_ffn, "kernels": kernels}
         self.reshape = _entry(kind, inputs, dim)
 
         # Mutual attention is between the two frames of a window, so this window has two frames.
         pair = (2, *window[1:])  # e.g. (2, 8, 8)
         self.residual_group1 = BlockGroup(
-            dim, mutual_depth, heads, pair, mutual=True, drop_path=drop_path, **block
+            dim, mutual_depth, heads, pair, mutual=True, drop_path=drop_path, **block_options
         )
         self.linear1 = nn.Linear(dim, dim)
 
         # As in the published network, each of the two groups takes its probabilities from the
-        # beginning of `drop_path`. So no block uses the last entries.
+        # beginning of `drop_path`. So if there are two groups, no block uses the last entries.
         self_depth = depth - mutual_depth
         self.residual_group2 = BlockGroup(
-            dim, self_depth, heads, window, mutual=False, drop_path=drop_path, **block
+            dim, self_depth, heads, window, mutual=False, drop_path=drop_path, **block_options
         )
         self.linear2 = nn.Linear(dim, dim)
 

@@ -4,7 +4,7 @@ A network that interpolates (VRT with pa_frames 0) takes the frames around a gap
 kinds of clips with gaps:
 
     InterpolatedClip   a user's clip: new frames come between its frames
-    LeftOutFrames      a clip to score on: every second frame is left out, and made anew
+    LeftOutFrames      a clip to score on: every second frame is left out, and the network makes it
 
 In both kinds the given frames are numbered 0, 1, 2, ..., and gap g lies between the given frames g
 and g + 1. `given_frames` has the index of each given frame in the clip.
@@ -138,7 +138,7 @@ class LeftOutFrames:
         self.stems = [clip.stems[left_out] for left_out in self._left_out]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
-        """Return the left-out frame as gt, and as lq the mean of the given frames beside it.
+        """Return the left-out frame as gt, and as lq the mean of the given frames before and after.
 
         The mean is the simplest interpolation, to compare with. `reverse` has no effect, because
         only spikes depend on the direction of time.

@@ -40,7 +40,7 @@ class WindowAttention(nn.Module):
     window: frames, height and width of a window. heads: number of heads.
     qkv_bias: whether the layers that make q, k and v have a bias.
     qk_scale: factor of the logits, or None for the published factor.
-    mutual: whether the window holds two frames that attend to each other as well.
+    mutual: whether the window holds two frames that also attend to each other.
     """
 
     relative_position_index: Tensor

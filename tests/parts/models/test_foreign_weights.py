@@ -129,9 +129,9 @@ WRONG = {
     "gzip": Wrong(write_gzip, "compressed with gzip", "unpack"),
     "safetensors": Wrong(write_safetensors, "a safetensors file", "torch.save"),
     "object": Wrong(
-        write_object_of_python, "it holds an object of pathlib.", "save its state dict alone"
+        write_object_of_python, "it holds an object of pathlib.", "save only its state dict"
     ),
-    "array": Wrong(write_array_of_numpy, "multiarray._reconstruct", "save its state dict alone"),
+    "array": Wrong(write_array_of_numpy, "multiarray._reconstruct", "save only its state dict"),
     "text": Wrong(
         write_text, "a file that torch.load does not read", "download or export it again"
     ),
