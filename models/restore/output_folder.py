@@ -153,17 +153,17 @@ def _refuse_foreign(foreign: Sequence[str], folder: Path) -> None:
         )
 
 
-def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:
+def _refuse_same_names(owners: Mapping[str, Sequence[Path]], folder: Path) -> None:
     """Raise DataError if two results, or a file and a folder, would have one name.
 
     E.g. a clip "street.mp4" has a folder street.mp4/ for its frames, and the video of a clip
     "street" is the file street.mp4.
 
-    planned: owner, e.g. "clip street" -> its files.
+    owners: owner, e.g. "clip street" -> its files.
     """
     owner_of_path: dict[Path, str] = {}
     conflicts = []  # (a path that has an owner already, its second owner)
-    for owner, files in planned.items():
+    for owner, files in owners.items():
         for path in files:
             if path not in owner_of_path:
                 owner_of_path[path] = owner

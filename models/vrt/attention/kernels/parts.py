@@ -38,7 +38,7 @@ from typing import Any
 import triton
 import triton.language
 
-# Any, because the type checker must not check kernels as if they were Python.
+# The type is Any, because the type checker must not check kernels as if they were Python.
 tl: Any = triton.language
 jit: Any = triton.jit
 # The kernels compute 2^x in place of e^x, because exp2 is faster: e^x is 2^(x log2(e)). So all
