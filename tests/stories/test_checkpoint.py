@@ -850,7 +850,8 @@ def test_moments_that_adam_cannot_have_are_refused_before_the_first_step(tmp_pat
         model(tmp_path / "b", state=saved)
 
     assert "conv.weight" in refused.value.where
-    assert refused.value.expected
+    expected = "the number of steps" if moment == "step" else "a moment of the shape"
+    assert refused.value.expected.startswith(expected)
     assert refused.value.do
 
 
