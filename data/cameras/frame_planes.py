@@ -35,9 +35,9 @@ def exposures_of(
 ) -> tuple[Exposure, ...]:
     """Return the planes of each frame of a clip, and check that they can be used.
 
-    Everything that can be wrong with the planes is found here, before a run starts: the file has
-    them, and the representation can be made of them. `read_channels` (channels_of_frame.py) relies
-    on this check.
+    Everything that can be wrong with the planes is found here, before a run starts: whether the
+    files have the planes, and whether the representation can be made from them. `read_channels`
+    (channels_of_frame.py) relies on this check.
 
     clip: name of the clip.
     files: (path, number of planes) of each spike file: a file for each frame, or one file.

@@ -104,11 +104,11 @@ class DatSpikes:
     geometry: SpikeGeometry
     remainder: Literal["error", "truncate"]
 
-    # What a spike means: how much light, of which kind.
+    # What a spike means: how much light, and which kind of light.
     rate: float | Literal["match"]
     light: Literal["linear", "display"]
-    # Whether rate and light are known: the section or dataset.json gives the value, or the
-    # representation makes no use of it, so that nobody needs the value.
+    # Whether rate and light are known: the section or dataset.json gives the value. A value also
+    # counts as known if the representation ignores it, because then nobody needs it.
     is_rate_known: bool
     is_light_known: bool
 

@@ -2,7 +2,7 @@
 
 A network expects channels of a known rate (spikes per plane at full light) and light ("linear"
 light or "display" values). A user's spikes may come without both. Then `user_spikes` assumes what
-is most likely right, and says so in a warning of the log:
+is most likely right. If it assumes a rate, it logs a warning:
 
     light   as in the training
     rate    measured from the frames; or 1 if the network learned from firing rates that were not
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 def user_spikes(
     section: Any, trained: dict[str, Any] | None, info: DatasetInfo, clip: str
 ) -> DatSpikes:
-    """Return how a user's spikes are read for a trained network. Warn in the log about what is assumed.
+    """Return how a user's spikes are read for a trained network. Warns if a rate is assumed.
 
     section: the spike section of the network.
     trained: `ClipSources.spike_data` of the training, such as {"rate": 0.5, "light": "linear"}.

@@ -85,8 +85,8 @@ def _set_time_errors(
     if middle.is_fitted:
         estimate.error_by_offset = middle.shift_per_plane * offset_error
     else:
-        # The middle was kept, so only the prior says something about the offset. A wrong offset and the
-        # matrix that was found with it match the clip together. So the error of the offset adds
+        # The middle was kept, so only the prior says something about the offset. A wrong offset and
+        # the matrix that was found with it match the clip together. So the error of the offset adds
         # nothing to the error of the matrix.
         offset_error = SPREAD_OFFSET
         estimate.error_by_offset = 0.0
