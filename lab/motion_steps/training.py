@@ -47,7 +47,7 @@ class Draw:
     name: str  # the set and the kind of the motion, e.g. "seven_dim wrong", for the printed gains
     sample: Sample
     equations: JointEquations  # along the measured motion or a wrong one
-    proposal: Tensor  # (3, H, W), their solution
+    proposal: Tensor  # (3, H, W), the solution of `equations`
     turn: Turn  # how the conv net sees the pictures
 
 
@@ -86,8 +86,8 @@ def train(
         gain_db = update_weights(net, optimizer, drawn, worse_weight)
         done = update + 1
 
-        # In the first 100 updates the average is the plain mean of all weights so far, because
-        # otherwise the initial weights would count in it for long. No test looks at its values.
+        # In the first 100 updates the average is the plain mean of all weights so far. Otherwise
+        # the initial weights would count for long. No test looks at the values of the average.
         newest_share = max(NEWEST_SHARE, 1 / done)
         for key, newest in net.state_dict().items():
             averaged[key].lerp_(newest, newest_share)

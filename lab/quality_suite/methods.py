@@ -70,7 +70,7 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
 
     raw: the option file as it is written.
     """
-    # A list with the folder of each training set for each of the three keys of `dataroots_of`, e.g.
+    # Each of the three keys of `dataroots_of` gets a list with a folder of each training set, e.g.
     # "datasets.train.dataroot_lq": ["<set a>/<RGB>/train", "<set b>/<RGB>/train"].
     roots_of_sets = [dataroots_of(folder, "train") for folder in data.sample_weights]
     changes: dict[str, Any] = {}
@@ -126,19 +126,19 @@ def digest_of_method(raw: Mapping[str, Any], data: Data, steps: int) -> str:
     Names of the run and folders do not count. The names of committed results contain the digits, so
     what is digested must stay as it is.
     """
-    about = {}
+    digested = {}  # the options that count
     for key, value in raw.items():
         if key not in ("task", "path", "logging", "$schema"):
-            about[key] = value
-    about["datasets"] = {}
+            digested[key] = value
+    digested["datasets"] = {}  # only the training set counts
     for key, value in raw["datasets"]["train"].items():
         if not key.startswith(("dataroot", "name")):
-            about["datasets"][key] = value
-    return digest_of([about, steps, data.digest])
+            digested["datasets"][key] = value
+    return digest_of([digested, steps, data.digest])
 
 
 def refuse_unequal_pixels_per_step(methods: Sequence["Method"]) -> None:
-    """End the program if a step of one method sees more pixels than a step of another method.
+    """End the program if the steps of two methods see different numbers of pixels.
 
     Otherwise one method would be trained on more data than another in the same number of steps.
     """

@@ -4,7 +4,8 @@
                     2. the exact position (data/cameras/registration)
                     3. whether it is good enough (`Quality`)
 
-A matrix is (3, 3). It maps a place (x, y, 1) of the spike image to a place of the frame.
+A matrix is (3, 3). It maps a place (x, y, 1) of the spike image to a place of the frame. A patch is
+one of the 25 parts of the spike image that data/cameras/registration/parts.py matches separately.
 
 tests/parts/scripts/test_calibrate.py simulates two cameras and compares the matrix that is found
 with the true one.
@@ -28,12 +29,11 @@ from data.cameras.registration.view import View
 from scripts.parts.calibrate.camera_features import Mirror, Start, best_start
 from scripts.parts.calibrate.camera_pairs import cannot_calibrate, mirrored
 
-# A calibration with fewer features, or with fewer parts, is refused. Smaller limits would accept
+# A calibration with fewer features, or with fewer patches, is refused. Smaller limits would accept
 # matrices that agree by chance.
 LEAST_INLIERS = 15  # features that agree
-LEAST_PATCHES = 6  # parts of the plane to measure
-# Largest error that is accepted: the median over the parts of the plane, in pixels of the coarser
-# camera.
+LEAST_PATCHES = 6  # patches that were found in the frame
+# Largest error that is accepted: the median over the patches, in pixels of the coarser camera.
 MOST_RESIDUAL = 1.0
 
 
@@ -41,9 +41,9 @@ class Quality(NamedTuple):
     """How well a matrix fits."""
 
     correlation: float  # how well the details of both images correlate
-    patches: int  # parts of the plane that were found in the frame one by one
-    # Distance in RGB pixels between the place where a part was found and the place where the matrix
-    # puts the part: the median of all parts, and the 90th percentile.
+    patches: int  # number of patches that were found in the frame
+    # Distance in RGB pixels between the place where a patch was found and the place where the
+    # matrix puts the patch: the median of all patches, and the 90th percentile.
     residual: float
     p90: float
 
@@ -115,7 +115,7 @@ def _quality_of(found: FitResult, model: str, where: str) -> Quality:
     # `explained` is the squared correlation. It is below 0 if the fit is worse than a constant, the
     # mean of the spikes. Then the correlation counts as 0.
     correlation = float(np.sqrt(max(found.explained, 0)))
-    distances = found.residuals  # one for each part of the plane that could be matched
+    distances = found.residuals  # one for each patch that was found in the frame
     if found.explained < LEAST_EXPLAINED:
         raise cannot_calibrate(f"the correlation of the aligned images is {correlation:.2f}", where)
     if len(distances) < LEAST_PATCHES:
