@@ -17,9 +17,9 @@ Words:
 There are two kernels: `sample` in the forward pass, and `sample_backward`. Both interpolate a
 sample s between its corners. fx and fy, in [0, 1], say where the sample lies between the corners:
 
-    upper = v_00 + fx (v_01 - v_00)       v_00 v_01   the corners above
-    lower = v_10 + fx (v_11 - v_10)       v_10 v_11   the corners below
-    s     = upper + fy (lower - upper)
+    upper = v_00 + fx * (v_01 - v_00)       v_00 v_01   the corners above
+    lower = v_10 + fx * (v_11 - v_10)       v_10 v_11   the corners below
+    s     = upper + fy * (lower - upper)
 
 What must stay: nothing but the results. tests/parts/house/test_triton_sampling.py compares them
 with float64. It needs no GPU, because Triton's interpreter runs the kernels on a CPU.
@@ -39,7 +39,7 @@ jit: Any = triton.jit
 # A program (one instance of a kernel) computes ROWS = PIXELS output pixels of one group, in
 # parallel. Names of the values in a kernel:
 #
-#     pixels          a number      how many output pixels all images have: n h w
+#     pixels          a number      how many output pixels all images have: n * h * w
 #     pixel           (ROWS,)       number of the output pixel, counted through all images
 #     is_pixel        (ROWS,)       false beyond the last output pixel, where nothing is read or
 #                                   written
@@ -49,14 +49,14 @@ jit: Any = triton.jit
 #                                   power of two, because Triton requires such sizes.
 #     is_used         (ROWS, PAD)   false beyond the last output pixel, and for the padding
 #     first_index     (ROWS, PAD)   where the values of pixel 0 are in x (n, G, h, w, C):
-#                                   (image G + group) h w C + channel
+#                                   (image * G + group) * h * w * C + channel
 #     H, W, HW        numbers       height and width of an image, and its number of pixels
 #     mask            a pointer     the factors of the taps. The argument `mask=` of tl.load is
 #                                   something else: it says which elements are read.
 #
-# A flat index counts the last axis fastest. E.g. for columns (n h w, G, 9, C) the entry (pixel,
-# group, tap, channel) has the index ((pixel G + group) 9 + tap) C + channel. With G = 8 and C = 8
-# the entry (2, 1, 4, 3) has the index ((2 * 8 + 1) * 9 + 4) * 8 + 3 = 1259.
+# A flat index counts the last axis fastest. E.g. for columns (n * h * w, G, 9, C) the entry (pixel,
+# group, tap, channel) has the index ((pixel * G + group) * 9 + tap) * C + channel. With G = 8 and
+# C = 8 the entry (2, 1, 4, 3) has the index ((2 * 8 + 1) * 9 + 4) * 8 + 3 = 1259.
 #
 # A value of each pixel and a value of each channel are joined by `[:, None]` and `[None, :]`. The
 # result is (ROWS, PAD).
@@ -88,7 +88,7 @@ def _position(offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP: 
 
     offset: (n, G, 9, 2, h, w), the shifts dy and dx of each tap. So it consists of planes (h, w)
     with HW numbers each: first dy of tap 0, then dx of tap 0, then dy of tap 1, and so on.
-    dy_plane: number of the plane of dy, 2 ((image G + group) 9 + tap). The next plane is dx.
+    dy_plane: number of the plane of dy, 2 * ((image * G + group) * 9 + tap). The next plane is dx.
 
     E.g. tap 1, the place above the output pixel, of the pixel at y = 5 and x = 7, with dy = 0.25
     and dx = -0.5: the sample is at y = 5 - 1 + 0.25 = 4.25 and x = 7 + 0 - 0.5 = 6.5. So top = 4,
@@ -113,7 +113,7 @@ def _corner_index(first_index, y, x, W, C: tl.constexpr):
     """Return where the channels of a corner are in the input (n, G, h, w, C), (ROWS, PAD).
 
     first_index: where the channels of pixel 0 of the image are, (ROWS, PAD).
-    y, x: place of the corner, (ROWS,). It is pixel y W + x, and each pixel has C channels.
+    y, x: place of the corner, (ROWS,). It is pixel y * W + x, and each pixel has C channels.
     """
     pixel = (y * W + x).to(tl.int64)
     return first_index + (pixel * C)[:, None]
@@ -168,11 +168,11 @@ def _interpolated(v_00, v_01, v_10, v_11, fy, fx):
 
 @jit
 def _entry_index(pixel, group, channel, G: tl.constexpr, C: tl.constexpr, TAP: tl.constexpr):
-    """Return the index in columns (n h w, G, 9, C) of the entries of a tap, (ROWS, PAD).
+    """Return the index in columns (n * h * w, G, 9, C) of the entries of a tap, (ROWS, PAD).
 
     pixel: (ROWS,). group: a number. channel: (PAD,).
 
-    The index is ((pixel G + group) 9 + tap) C + channel. The list above has an example.
+    The index is ((pixel * G + group) * 9 + tap) * C + channel. The list above has an example.
     """
     first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
     return first_entry + channel[None, :]
@@ -200,8 +200,8 @@ def _add_to_corners(
 
     A corner gets the gradient times the weight of the corner in the interpolation. The weights are
 
-        (1 - fy) (1 - fx)    (1 - fy) fx        the corners above
-        fy (1 - fx)          fy fx              the corners below
+        (1 - fy) * (1 - fx)    (1 - fy) * fx        the corners above
+        fy * (1 - fx)          fy * fx              the corners below
 
     E.g. with fy = 0.25 and fx = 0.5: 0.375 and 0.375 above, 0.125 and 0.125 below.
     """
@@ -228,8 +228,8 @@ def sample(
     x,  # input: the values that are sampled, (n, G, h, w, C)
     offset,  # input: dy and dx of each tap, (n, G, 9, 2, h, w)
     mask,  # input: factor of each tap, (n, G, 9, h, w)
-    columns,  # result: (n h w, G, 9, C)
-    pixels,  # n h w
+    columns,  # result: (n * h * w, G, 9, C)
+    pixels,  # n * h * w
     H, W,  # h, w
     G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr,  # groups, channels of a group, C padded
     ROWS: tl.constexpr,  # output pixels of a program
@@ -268,25 +268,25 @@ def sample(
 @jit(do_not_specialize=["pixels"])
 def sample_backward(
     x, offset, mask,  # inputs, in the shapes that `sample` has
-    # Input and result, (n h w, G, 9, C). At the start it holds the gradients g of the columns. The
-    # kernel overwrites each gradient with the entry of the column, m s (see the docstring).
+    # Input and result, (n * h * w, G, 9, C). At the start it holds the gradients g of the columns.
+    # The kernel overwrites each gradient with the entry of the column, m * s (see the docstring).
     columns,
     grad_x,  # result: (n, G, h, w, C), float32. 0 at the start, because the kernel adds to it
     grad_offset, grad_mask,  # results, in the shapes of offset and mask
-    pixels,  # n h w
+    pixels,  # n * h * w
     H, W,  # h, w
     G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr,  # groups, channels of a group, C padded
     ROWS: tl.constexpr,  # output pixels of a program
 ):  # fmt: skip
     """Read the gradients of the columns, and write the columns themselves in their place.
 
-    An entry of a column is m s: the sample s times its mask m. With the gradient g of the entry,
+    An entry of a column is m * s: the sample s times its mask m. With the gradient g of the entry,
     the sums running over the channels of the group, the gradients are
 
-        of the mask        sum(g s)
-        of dy              m sum(g ds/dy)        ds/dy = lower - upper
-        of dx              m sum(g ds/dx)        ds/dx = (1 - fy) (v_01 - v_00) + fy (v_11 - v_10)
-        of a corner        m g times the weight of the corner, e.g. (1 - fy) (1 - fx) of v_00
+        of the mask    sum(g * s)
+        of dy          m * sum(g * ds/dy),  ds/dy = lower - upper
+        of dx          m * sum(g * ds/dx),  ds/dx = (1 - fy) * (v_01 - v_00) + fy * (v_11 - v_10)
+        of a corner    m * g * weight of the corner, e.g. (1 - fy) * (1 - fx) for v_00
 
     Each program writes its own entries of columns, grad_offset and grad_mask. Several programs add
     to the same entries of grad_x, so these additions are atomic. A wrong gradient of any of them
@@ -312,7 +312,7 @@ def sample_backward(
         v_00, v_01, v_10, v_11 = _corners(x, first_index, is_used, top, left, H, W, C)
         upper, lower, s = _interpolated(v_00, v_01, v_10, v_11, fy, fx)
 
-        # The derivatives of s, (ROWS, PAD). ds_dx is (1 - fy) (v_01 - v_00) + fy (v_11 - v_10),
+        # The derivatives of s, (ROWS, PAD). ds_dx is (1 - fy) * (v_01 - v_00) + fy * (v_11 - v_10),
         # written with one product less.
         ds_dy = lower - upper
         ds_dx = (v_01 - v_00) + fy[:, None] * ((v_11 - v_10) - (v_01 - v_00))

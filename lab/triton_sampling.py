@@ -81,13 +81,13 @@ class _DeformConv(torch.autograd.Function):
         n, _, h, w = x.shape
         groups = mask.shape[1] // TAPS
         grouped = _channels_innermost(x, groups)  # (n, G, h, w, C)
-        columns = _columns_like(grouped)  # (n h w, G, 9, C), still without values
+        columns = _columns_like(grouped)  # (n * h * w, G, 9, C), still without values
         _launch(sample, grouped, offset, mask, columns)  # fills `columns`
 
         weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
         k = len(weights)
         # One matrix product for each of the k groups of the weights: bmm. The G * 9 * C entries of
-        # a column are k parts of K entries, one part for each group. E.g. with pixels = n h w:
+        # a column are k parts of K entries, one part for each group. E.g. with pixels = n * h * w:
         #
         #     columns   (pixels, 8, 9, 8)                  4 groups for sampling, then 4 more
         #     by_pixel  (pixels, 2, 288)                   the same numbers in the same order
@@ -123,7 +123,7 @@ class _DeformConv(torch.autograd.Function):
         # holds the gradient of the columns until the kernel, and the columns after the kernel:
         # the kernel reads each gradient, and writes the column in its place. The kernel sees the
         # buffer as `columns`, and the matrix products see it as `by_pixel`.
-        columns = _columns_like(grouped)  # (n h w, G, 9, C)
+        columns = _columns_like(grouped)  # (n * h * w, G, 9, C)
         by_pixel = columns.view(n * h * w, k, -1)  # (pixels, k, K)
         grad_columns = torch.bmm(by_group, weights)  # (k, pixels, K)
         by_pixel.copy_(grad_columns.transpose(0, 1))  # the buffer now holds the gradient
@@ -185,7 +185,7 @@ def _channels_innermost(x: Tensor, groups: int) -> Tensor:
 
 
 def _columns_like(grouped: Tensor) -> Tensor:
-    """Return memory for the columns: (n h w, G, 9, C) in the dtype of the input."""
+    """Return memory for the columns: (n * h * w, G, 9, C) in the dtype of the input."""
     n, groups, h, w, channels = grouped.shape
     return grouped.new_empty(n * h * w, groups, TAPS, channels)
 

@@ -18,10 +18,10 @@ class Layer:
 
     A point p of the picture at the sharp instant has moved, at the time tau, to
 
-        p' = A(tau) (p - center) + center + trajectory(tau)
+        p' = A(tau) @ (p - center) + center + trajectory(tau)
 
-    A is the matrix of `linear`. n = SIDE + 2 MARGIN is the side of the picture of a layer, and N is
-    the number of INSTANTS. Both `picture_at` and `shifts` follow this equation: change them
+    A is the matrix of `linear`. n = SIDE + 2 * MARGIN is the side of the picture of a layer, and N
+    is the number of INSTANTS. Both `picture_at` and `shifts` follow this equation: change them
     together, because the network learns that the shifts explain the pictures. No test compares
     them. When only `shifts` had the wrong sign of y, a training found no motion.
     """
@@ -30,8 +30,8 @@ class Layer:
     cover: np.ndarray  # (n, n) 1 where it hides what is behind it, 0 where it does not
     center: np.ndarray  # (2,) x and y about which it turns, in pixels of the scene
     trajectory: np.ndarray  # (N, 2) x and y of its shift at INSTANTS, in pixels
-    turn: np.ndarray  # (2,) angle in radians: turn[0] tau + turn[1] tau^2
-    zoom: np.ndarray  # (2,) logarithm of its size: zoom[0] tau + zoom[1] tau^2
+    turn: np.ndarray  # (2,) angle in radians: turn[0] * tau + turn[1] * tau^2
+    zoom: np.ndarray  # (2,) logarithm of its size: zoom[0] * tau + zoom[1] * tau^2
     shear: np.ndarray  # (2,) shear of x by y, and of y by x, for each tau
 
     def linear(self, tau: float) -> np.ndarray:
@@ -51,7 +51,7 @@ class Layer:
         instant_index: index of the time in INSTANTS.
         """
         # OpenCV asks for each pixel p' where it was in the sharp instant. The equation of the class
-        # solved for p:  p = A^-1 p' + (center - A^-1 (center + trajectory))
+        # solved for p:  p = A^-1 @ p' + (center - A^-1 @ (center + trajectory))
         tau = INSTANTS[instant_index] / HALF
         A_inverse = np.linalg.inv(self.linear(tau))
         offset = self.center - A_inverse @ (self.center + self.trajectory[instant_index])
@@ -78,7 +78,7 @@ class Layer:
 
         time: planes after the sharp instant, e.g. the middle of a window.
         """
-        # The equation of the class, minus p:  p' - p = (A - 1) (p - center) + trajectory
+        # The equation of the class, minus p:  p' - p = (A - 1) @ (p - center) + trajectory
         tau = float(np.float32(time / HALF))  # `MotionNet.tau` has float32 as well
         change = self.linear(tau) - np.eye(2)
         trajectory_x = np.interp(time, INSTANTS, self.trajectory[:, 0])

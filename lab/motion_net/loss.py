@@ -29,7 +29,7 @@ def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tenso
     The loss of a pixel at one level has two terms. e is the error of its shifts, in the mean over
     the exposure, and s is the logarithm of the error that the network expects:
 
-        loss = 1/2 e / USUAL_ERROR + 1/2 (e exp(-s) + s)
+        loss = 1/2 * e / USUAL_ERROR + 1/2 * (e * exp(-s) + s)
 
     The second term is smallest if exp(s) = e. So the network learns how wrong its shifts are. The
     loss of a level is the mean over its pixels, times its number in LEVEL_WEIGHTS. The losses of

@@ -35,8 +35,8 @@ class CameraMotion:
     """
 
     trajectory: np.ndarray  # (N, 2) x and y of the shift at INSTANTS, in pixels
-    turn: np.ndarray  # (2,) angle in radians: turn[0] tau + turn[1] tau^2
-    zoom: np.ndarray  # (2,) logarithm of the size: zoom[0] tau + zoom[1] tau^2
+    turn: np.ndarray  # (2,) angle in radians: turn[0] * tau + turn[1] * tau^2
+    zoom: np.ndarray  # (2,) logarithm of the size: zoom[0] * tau + zoom[1] * tau^2
 
 
 def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Scene:
@@ -59,7 +59,7 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
     # A still camera sees at least one thing, because otherwise nothing would move.
     least_things = 1 if stands_still else 0
     number_of_things = int(rng.integers(least_things, 6))
-    # Parallax: by the camera, a thing at depth d moves 1 + parallax d times as far as the
+    # Parallax: by the camera, a thing at depth d moves 1 + parallax * d times as far as the
     # background. E.g. with 0.5, the thing in front of all, at depth 5, moves 3.5 times as far.
     parallax = rng.uniform(0, 0.5)
 
@@ -198,7 +198,7 @@ def log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
 def random_polygon(rng: np.random.Generator, center: np.ndarray) -> np.ndarray:
     """Draw a polygon of 4 to 8 random corners: (n, n), 1 within it and 0 elsewhere.
 
-    n = SIDE + 2 MARGIN. Seven in ten polygons are made convex.
+    n = SIDE + 2 * MARGIN. Seven in ten polygons are made convex.
 
     center: x and y of its middle, in pixels of the scene.
     """
@@ -220,7 +220,7 @@ def random_polygon(rng: np.random.Generator, center: np.ndarray) -> np.ndarray:
 def random_surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndarray:
     """Cut a piece out of a texture. Returns its linear light (n, n) in [0, 1].
 
-    n = SIDE + 2 MARGIN. Size, place, mirroring, contrast and sharpness are random.
+    n = SIDE + 2 * MARGIN. Size, place, mirroring, contrast and sharpness are random.
     """
     # A square of the texture, scaled to n x n. Its side is 0.5 to 1.6 n, so the texture is enlarged
     # or reduced.

@@ -38,7 +38,7 @@ def loss_of(
     squared errors of the first estimate z_0, and e_k the squared errors of the frame after learned
     step k,
 
-        loss = sum over k of STEP_WEIGHTS[k] (relative_k + worse_weight worse_k)
+        loss = sum over k of STEP_WEIGHTS[k] * (relative_k + worse_weight * worse_k)
         relative_k = log(mean(e_k) / mean(e_0))
         worse_k    = mean over squares of max(0, e_k - e_0) / mean(e_0)
 

@@ -15,7 +15,7 @@ from utils.contract import JointEquations
 class ClipEquations:
     """The equations of all frames of a clip, as if the clip were one tall frame.
 
-    The frames lie below one another: N frames of (3, H, W) are (3, N H, W). So
+    The frames lie below one another: N frames of (3, H, W) are (3, N * H, W). So
     `MotionSteps.all_steps` restores a clip as it restores a frame. No equation connects two frames.
 
     It has the members of `utils.contract.JointEquations`.
@@ -26,20 +26,20 @@ class ClipEquations:
         self.blurry = stack_frames([each.blurry for each in equations_of_frames])
 
     def proposal(self, z_0: Tensor) -> Tensor:
-        """Return the solutions of the equations of all frames, (3, N H, W)."""
+        """Return the solutions of the equations of all frames, (3, N * H, W)."""
         pairs = zip(
             self.equations_of_frames, split_frames(z_0, len(self.equations_of_frames)), strict=True
         )
         return stack_frames([equations.proposal(frame) for equations, frame in pairs])
 
     def evidence(self) -> Tensor:
-        """Return how far to trust the equations at each pixel of all frames, (6, N H, W)."""
+        """Return how far to trust the equations at each pixel of all frames, (6, N * H, W)."""
         return stack_frames([each.evidence() for each in self.equations_of_frames])
 
     def pulls(self, z: Tensor) -> Tensor:
         """Return how the equations would change all frames, and how far they are off.
 
-        The result is (7, N H, W), the channels of `data.motion.joint.equations.Equations.pulls`.
+        The result is (7, N * H, W), the channels of `data.motion.joint.equations.Equations.pulls`.
         """
         pairs = zip(
             self.equations_of_frames, split_frames(z, len(self.equations_of_frames)), strict=True
@@ -48,10 +48,10 @@ class ClipEquations:
 
 
 def stack_frames(frames: Sequence[Tensor] | Tensor) -> Tensor:
-    """Put frames (C, H, W) below one another: (C, N H, W)."""
+    """Put frames (C, H, W) below one another: (C, N * H, W)."""
     return torch.cat(list(frames), dim=-2)
 
 
 def split_frames(clip: Tensor, count: int) -> Tensor:
-    """Undo `stack_frames`: (C, N H, W) -> (N, C, H, W). count: number of frames, N."""
+    """Undo `stack_frames`: (C, N * H, W) -> (N, C, H, W). count: number of frames, N."""
     return torch.stack(clip.chunk(count, dim=-2))

@@ -124,7 +124,7 @@ class StepsWithPrior(MotionSteps):
         self.is_dim = False  # whether the steps for few spikes serve
 
     def net(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
-        """Return the change and the gates of all frames, (3 + GATES, N H, W).
+        """Return the change and the gates of all frames, (3 + GATES, N * H, W).
 
         `MotionSteps.net` sees one frame at a time, and the prior sees all frames.
         """

@@ -37,8 +37,8 @@ class Layer:
     The scene is the camera's view of a background layer and of objects in front of it.
     """
 
-    # (n, n, 4), with n = side + 2 MARGIN. Channels 0 to 2: linear colour times opacity. Channel 3:
-    # opacity.
+    # (n, n, 4), with n = side + 2 * MARGIN. Channels 0 to 2: linear colour times opacity.
+    # Channel 3: opacity.
     sheet: np.ndarray
     path: np.ndarray  # (planes, 3): shift x and shift y in pixels, angle in radians
     side: int = SIZE  # side of the frame, in pixels
