@@ -116,7 +116,7 @@ def _refuse_names(clips: Sequence[Any], split: str) -> None:
 
 
 def _refuse_repeated(names: Sequence[str], kind: str, where: str) -> None:
-    """Refuse names of which two are equal. kind: what is named, for the message."""
+    """Refuse names if two of them are equal. kind: what is named, for the message."""
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise DataError(

@@ -131,9 +131,9 @@ def frames_to_play(
     clip_length: number of frames of the clip. first: first frame. interval: distance between
     frames. count: number of frames of the sample. is_reversed: whether it is played backwards.
 
-    A clip that is too short is played back and forth, again and again. The frames
-    of this play are numbered: the number of a frame is its place. E.g. a clip of 3 frames has 4
-    places, and then the play repeats itself:
+    A clip that is too short is played back and forth, again and again. The frames that are played
+    are numbered one after the other: the number is called a place. E.g. a clip of 3 frames has 4
+    places, and then place 0 comes again:
 
         place      0   1   2   3          0 ...
         frame      0   1   2   1          0 ...

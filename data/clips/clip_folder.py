@@ -84,7 +84,7 @@ CLIP_FOLDERS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
 def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFolder | None:
     """List a folder that is a clip, or a folder of clips. Returns None if `clip` is no folder.
 
-    It is a folder of clips if nothing shows that it is a clip itself.
+    The folder counts as a folder of clips if nothing shows that it is a clip itself.
 
     clip: path of the folder, which may be a clip.
     folder: name of the folder within a clip, e.g. "blur".

@@ -157,7 +157,7 @@ def _as_path(path: str | Path | None) -> Path | None:
 def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, ClipPaths]:
     """Return {name of a clip: its paths}. spike, gt: paths that the user gave for all clips.
 
-    `root` may have four layouts. It is one of:
+    `root` may have four layouts:
 
         (1) <film>, or a folder of images          a single clip
         (2) <clip>, with <clip>/blur/<frame>       a single clip in the layout of GoPro

@@ -25,9 +25,8 @@ from data.clips.listed_files import LMDB_MARK, os_errors_as_data_errors, stamp
 LARGEST_WHOLE_FILE = 2**16  # largest file, in bytes, that is read as a whole
 BLOCK_BYTES = 2**12  # size of each block that is read of a larger file
 BLOCKS = 8  # number of blocks of a larger file, evenly spaced from its beginning to its end
-# Largest number of files of which the content is read, so that a set of 100,000 files does not
-# delay the start by minutes. It covers all frames, sharp frames and spikes of the GoPro test set
-# (3333).
+# Largest number of files whose content is read, so that a set of 100,000 files does not delay the
+# start by minutes. All 3333 files of the GoPro test set are read: frames, sharp frames and spikes.
 MOST_FILES = 4096
 
 
@@ -37,7 +36,7 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
     readers: the clips of a test set. A reader has a name, `stems` (the names of its frames) and
     `frame`, which reads a frame.
 
-    These are hashed for a clip of a data set:
+    What is hashed for a clip of a data set:
 
     * names of clip and frames, sizes, and how its spikes are read (`DatasetClip.described`),
     * name and size of each file,

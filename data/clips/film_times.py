@@ -164,7 +164,7 @@ def _missing_between_frames(
     If frames were decoded only at 2, 3, 4 and 5 s, the frames 0 and 1 are missing before the first
     decoded frame. Then next_number begins with 2.
     """
-    # Times of the packets of which no frame was decoded, in order.
+    # Times of the packets from which no frame was decoded, in order.
     lost = sorted(set(packets.times) - set(times))
     gaps = []
     # Number of the next frame in the whole film. Missing frames are counted.
@@ -194,7 +194,7 @@ def _number_of_missing(
     """Return how many frames are missing between two decoded frames.
 
     distance: from one frame to the other, in seconds. step: the usual distance.
-    lost_packets: number of packets between the frames of which no frame was decoded.
+    lost_packets: number of packets between the two frames from which no frame was decoded.
     has_pauses: whether a frame may last longer than other frames in this container.
 
     A frame is missing if two things are true:

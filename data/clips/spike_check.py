@@ -178,8 +178,8 @@ def _wrong_frames(clip: Clip) -> list[str]:
     """Return a warning if the frames are means of another kind of light than the spikes integrate.
 
     The channels are ratios: (light at the sharp instant) / (mean light of the exposure), from the
-    spikes. They help a network because the blurry frame times the ratio is the sharp frame. This
-    holds only if the blurry frame is the mean of the same kind of light.
+    spikes. The ratios help a network, because the blurry frame times the ratio is the sharp frame.
+    This holds only if the blurry frame is the mean of the same kind of light.
 
     With the other kind, the product may be worse or better. On moved photographs
     (lab/still_clips.py), `exposure_estimate` was 0.3 to 1.9 dB worse for spikes of display values,

@@ -109,9 +109,9 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
     return list((1 - weight_of_long) * short_rates + weight_of_long * long_rates)
 
 
-# Sigma in spike pixels of the Gaussian mean that says how much light is around a pixel. The same
-# number of planes for all pixels, in place of this mean, lost 0.05 dB on the photographs of
-# lab/joint_gain.py and 0.12 dB on its part "seven". No test notices.
+# Sigma in spike pixels of the Gaussian mean that says how much light is around a pixel. If all
+# pixels had the same number of planes instead, the photographs of lab/joint_gain.py would lose
+# 0.05 dB, and its part "seven" 0.12 dB. No test notices.
 LIGHT_SIGMA = 1.5
 
 

@@ -1,8 +1,8 @@
 """Show the equations to a network: what is known of each pixel, and how a frame should change.
 
 The fusion "motion" (models/fusion/fusion_motion.py) takes learned steps on the equations B x = b of
-the blurry frame and S l = y of the spikes (system.py). It sees them as channels, with a value for
-each RGB pixel:
+the blurry frame and S l = y of the spikes (system.py). Its conv net sees the equations as channels,
+with a value for each RGB pixel:
 
     evidence    six channels, known before any step: how far the equations can be trusted
     pulls       seven channels, for a frame z: how the equations would change z, and the residuals

@@ -58,16 +58,16 @@ class System:
         self.rgb = rgb
         self.spikes = spikes
         self.is_display = is_display
-        # The first frame whose residuals were computed, and its residuals. It is the first estimate
-        # z_0: the solution begins there, and then the steps of a network begin there again. None:
-        # not computed yet.
+        # The first frame whose residuals were computed, and these residuals. This frame is the
+        # first estimate z_0: the solution begins at z_0, and then the steps of a network begin at
+        # z_0 again. None: not computed yet.
         self._first_residuals: tuple[Tensor, Residuals] | None = None
 
     def residuals(self, z: Tensor) -> Residuals:
         """Return the residuals b - B x (3, H, W) and y - S l (M, h, w) of a frame z (3, H, W).
 
-        The residuals of the first frame are kept, because this frame comes again and the map of the
-        cameras takes long. It may come as another tensor, so the values are compared.
+        The residuals of the first frame are kept, because this frame comes again, and the map of
+        the cameras takes long. The frame may come as another tensor, so the values are compared.
         """
         if self._first_residuals is None:
             self._first_residuals = (z, self._compute_residuals(z))

@@ -10,7 +10,8 @@ So the planes before the exposure are left out if the evidence of a change (evid
     within the exposure         nothing moves: evidence of at most NO_EVIDENCE
     when the exposure begins    the picture changes: evidence above SURE_EVIDENCE
 
-The planes after the exposure are left out likewise, by the evidence at its end.
+The planes after the exposure are left out in the same way, by the evidence at the end of the
+exposure.
 
 If spikes were recorded only during the exposures, the picture of a moving scene jumps from each
 exposure to the next, too. All its planes stay, because it also changes within the exposure.
