@@ -1,7 +1,7 @@
 """Check on a few samples, before training, that spikes and frames show the same at the same place.
 
-The main programs call `warning_of`. It compares a few samples (data/alignment.py) and returns a
-warning if nearly all of them are wrong.
+main_train_vrt.py and data/own_clips.py (for a user's own clips) call `warning_of`. It compares a
+few samples (data/alignment.py) and returns a warning if nearly all of them are wrong.
 
 What must stay: a bad result only gives a warning and never stops a run, because a clip without
 texture gives a bad result, too. The numbers at the top may change.

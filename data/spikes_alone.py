@@ -1,7 +1,7 @@
 """Open a clip of spikes for which there are no frames: its blurry frames are made of the spikes.
 
-main_test_vrt.py calls `spike_clip` if a formula restores and --spike is given without --input. The
-formula then restores from the same spikes.
+data/own_clips.py calls `spike_clip` if main_test_vrt.py restores by a formula, and --spike is given
+without --input. The formula then restores from the same spikes.
 
 What must stay: the values of `LongExposures`, which reports show beside the restored frames.
 

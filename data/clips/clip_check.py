@@ -10,8 +10,9 @@
     the rest      do the sizes of blurry frame, sharp frame and spike plane fit?
 
 Everything that is wrong becomes a `Problem`, so that one run can show all of it. The check reads
-names, file sizes, and the header of the first image, but no whole file. Its callers are the checks
-of data sets (manifest.py, preflight.py, kept.py) and of a user's own clip (user_clip.py).
+names, file sizes, the size of the first image, and the headers of spike files. Its callers are the
+checks of data sets (manifest.py, root_check.py, unchanged_data.py) and of a user's own clip
+(user_clip.py).
 
 What must stay: if `problems` is empty, the clip is complete, so every tuple of the `Clip` has an
 entry for each frame. Callers rely on this. test_a_fault_of_the_data_is_named_before_training tries

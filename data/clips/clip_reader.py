@@ -1,6 +1,6 @@
 """Find and open the clips of a user: frames or a film, with their spikes and their sharp frames.
 
-`main_test_vrt.py --input` calls `user_clips`, which works in these steps:
+For `main_test_vrt.py --input`, data/own_clips.py calls `user_clips`, which works in these steps:
 
     _find_clips   finds the clips below a path
     user_clip     matches the files of frames, spikes and sharp frames of a clip, and checks them

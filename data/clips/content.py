@@ -93,8 +93,8 @@ def _blocks_of(path: str) -> Iterable[bytes]:
         if size <= LARGEST_WHOLE_FILE:
             yield file.read()
             return
-        # The first block begins at 0 and the last block at `last_begin`. All distances between
-        # neighbours are equal.
+        # The first block begins at 0 and the last block at `last_begin`, with equal distances
+        # between them. E.g. with last_begin 70,000 and 8 blocks: 0, 10,000, 20,000, ... 70,000.
         last_begin = size - BLOCK_BYTES
         for block in range(BLOCKS):
             file.seek(block * last_begin // (BLOCKS - 1))

@@ -114,7 +114,7 @@ class Folder(Mapping[str, FileEntry]):
         """Return the number of files. "0.jpg" and "0.jpeg" have one stem, but are two files.
 
         The check looks at every file, also at two of one stem, so it needs the length of `paths`
-        (data/clips/preflight.py). Counting the names takes less time than sorting out their stems.
+        (data/clips/root_check.py). Counting the names takes less time than making their stems.
         """
         return self.joined_names.count("/")
 

@@ -7,7 +7,7 @@ Two layouts are read:
 
 Each root may have either layout. "lq" are the blurry frames, "gt" the sharp frames.
 
-    scan             checks a data root only by names and sizes, with `ClipCheck` for each clip
+    scan             checks a data root without a look at all files, with `ClipCheck` for each clip
     raise_problems   makes one error of all problems, with a table
 
 The data check before a run (data/clips/root_check.py) calls the other functions, and also looks
@@ -62,7 +62,7 @@ SAME_CONTENT = "the sharp frames of all clips are copies of the blurry ones"
 def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
     """Return the clips without problems, and the problems of the other clips.
 
-    Reads names, sizes and the header of the first image of each clip.
+    Reads names, file sizes, and of each clip the size of the first image.
     Raises DataError if a whole root or the meta file is missing.
     """
     listings = list_source(source)

@@ -6,9 +6,10 @@
     _check_clips      do the names, sizes and numbers of files fit (ClipCheck)?
     _warn_of_content  what is lost in reading, do spikes and frames fit (spike_check)?
 
-Each file is opened once. The result is a `Look` (data/clips/look.py): size and time of change of
-the file, size of the picture, and what is wrong. All later steps read the looks and not the file.
-`_report` puts problems and warnings into one `Report`.
+A look at a file gives a `Look` (data/clips/look.py): size and time of change of the file, size of
+the picture, and what is wrong. Later steps read the looks and not the files. Only
+`_warn_of_content` opens a few files of each clip again. `_report` puts problems and warnings into
+one `Report`.
 
 What must stay: every rule, and the order of problems and warnings, because the order is part of the
 output (test_a_fault_of_the_data_is_named_before_training).

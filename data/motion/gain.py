@@ -12,7 +12,7 @@ So the threshold of the sensor and its fixed pattern need not be known. `Recorde
 With automatic exposure, the RGB camera shows the same light by other values in each frame. The
 level of a frame tells such a change:
 
-    level = (sum of the spikes per plane) / (sum of the light of the frame)      over all pixels
+    level = (sum of the spikes per plane) / (sum of the light of the frame)      over the pixels
 
 The gain of a clip is the gain at the median level of its frames. A frame of twice this level has
 twice the gain, because its light is shown half as bright.

@@ -106,13 +106,13 @@ class Cameras:
         # A column for each colour, and a fourth column of zeros: products with a sparse matrix are
         # faster for four columns than for three.
         columns = pictures.new_zeros(height, width, count, 4)
-        columns[..., :3] = pictures.permute(2, 3, 0, 1)
+        columns[..., :3] = pictures.permute(2, 3, 0, 1)  # (N, 3, H, W) -> (H, W, N, 3)
         columns = columns.view(height * width, count * 4)
-        x = torch.zeros_like(columns)
+        x = torch.zeros_like(columns)  # (H W, 4 N)
         for chunk in self._chunks:
             chunk.add_adjoint_of_B(x, columns)
         x = x.t().reshape(count, 4, height, width)
-        return x[:, :3]
+        return x[:, :3]  # without the column of zeros
 
     def adjoint_of_spikes(self, spikes: Tensor) -> Tensor:
         """Return S^T spikes (1, H, W). spikes: (M, h, w)."""

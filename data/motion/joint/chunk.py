@@ -138,6 +138,7 @@ def _adjoint_of_B(
     if shares is not None:
         # The share of each sample: the share of its group in the row of its pixel. First by n, then
         # in the order of the sorted samples.
-        shares_by_n = shares[:, :, None].expand(-1, height, width).flatten()
+        shares_of_pixels = shares[:, :, None].expand(-1, height, width)  # (groups, H, W)
+        shares_by_n = shares_of_pixels.flatten()
         factors = shares_by_n[n]
     return AdjointOfSums(samples, output_count=height * width, output_of=p, factors=factors)
