@@ -66,9 +66,10 @@ def remove_files(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def _is_plain(folder: Path, path: Path) -> bool:
-    """Return whether a file that is written to `path` lies below `folder`, and nowhere else.
+    """Return whether `path` can be a file that really lies below `folder`.
 
-    No folder between `folder` and `path` may be a link, and none may be a file.
+    A link could lead out of `folder`. So `path` must be no link, and each folder between `folder`
+    and `path` must be a folder and no link.
     """
     if folder not in path.parents:
         return False

@@ -158,8 +158,10 @@ class Watchdog(threading.Thread):
         self.join()  # so that it makes no request to a store that is going
         faulthandler.unregister(signal.SIGUSR2)  # its file is closed when this object is freed
         if self.guard is not None:
-            self.guard.kill()  # else it would end this process, which sends no heartbeat any more
-            self.guard.wait()  # else it would stay as a zombie as long as this process lives
+            # This process sends no heartbeat any more, so the guard would end it.
+            self.guard.kill()
+            # Without `wait`, the ended guard would stay as a zombie while this process lives.
+            self.guard.wait()
 
     def run(self) -> None:
         """Beat until the run ends. `threading.Thread` calls this in the thread."""
@@ -243,7 +245,8 @@ class Watchdog(threading.Thread):
         if self.is_reported or is_own or failure.code != STALL_CODE:
             return
         self.is_reported = True
-        # A rank that did not read the failure reports the loss of the store under the same name.
+        # A rank that has not read the failure may find that the store is lost, and report this. It
+        # claims the same name, so that a host makes only one of the two reports.
         if not first_to_claim(self._name_of_loss()):
             return
         state = self.beats.states.get(failure.rank)  # None if this rank has read no beat of it
@@ -293,7 +296,8 @@ class Watchdog(threading.Thread):
         torch's own time limit of a request does not work if the network drops all packets.
         """
         # The clock stands still while the process is suspended, because it counts at most `slice_s`
-        # between two calls of `now`. The loop calls `now` once in an interval, so two are enough.
+        # between two calls of `now`. The loop calls `now` once in an interval, so a slice of two
+        # intervals is long enough.
         clock = AwakeClock(slice_s=2 * self.interval_s)
         seen_passes = 0
         changed_at = 0.0  # when the number of passes of the watchdog thread last changed

@@ -97,7 +97,7 @@ def _describe_literal(values: Sequence[Any]) -> str:
 
 
 def _describe_list(item_type: Any, limits: Sequence[Any]) -> str:
-    """Return a list in words, e.g. "list of float", or "list of 2 float" with a largest length 2.
+    """Return a list in words: "list of float", or "list of 2 float" if its largest length is 2.
 
     The text leaves out a smallest length: nearly all lists of this project have one fixed length.
 

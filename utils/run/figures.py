@@ -294,9 +294,9 @@ def running_mean(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]
     """
     y = np.asarray(values, float)
     n = len(y)
-    # A twentieth of the entries, but at least 3 and at most 200: 1000 entries -> 50.
     wanted_window = int(np.clip(n // WINDOWS_IN_A_CURVE, LEAST_WINDOW, MOST_WINDOW))
-    # The window is centred, so it has an odd number of entries: 50 -> 25 + 1 + 25 = 51.
+    # The window is centred, so it has an odd number of entries. E.g. with 1000 entries, 50 are
+    # wanted, and the window has 25 + 1 + 25 = 51.
     half = wanted_window // 2  # entries on each side of the middle
     window = 2 * half + 1
 
