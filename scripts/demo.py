@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 from data.spike.pictures import to_linear
-from scripts.make_sample_data import RGB, SAMPLE, SPIKES, Size, make_sample
+from scripts.make_sample_data import RGB, SAMPLE, SPIKES, SetPlan, make_sample
 from scripts.parts.exit_codes import with_exit_code
 from scripts.parts.make_sample_data.sample_layers import make_layers, render
 from utils.files import write_whole
@@ -88,10 +88,10 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
     return partial(render, layers)
 
 
-# The data set of both clips. A `Size` of scripts/make_sample_data.py says which set to make: its
+# The data set of both clips. A `SetPlan` of scripts/make_sample_data.py says which set to make: its
 # name, the number and length of its clips, and their scenes. If the clips change, add 1 to
 # `version`: then `make_sample` makes them anew.
-DEMO = Size(
+DEMO = SetPlan(
     name="demo",
     clips={"test": 2},  # split -> number of clips
     frames=8,

@@ -60,10 +60,10 @@ from utils.random_streams import published_stream
 # figures use them (test_the_same_seed_gives_the_same_bytes_and_another_seed_others). So the order
 # in which numbers are drawn from a generator stays, and every constant of the scene. A set that
 # somebody has changed is never replaced (test_what_is_no_unchanged_set_is_refused).
-# Free to change: printed texts. If the files must change, add 1 to `Size.version`: then
+# Free to change: printed texts. If the files must change, add 1 to `SetPlan.version`: then
 # `make_sample` replaces the older sets.
 
-# ---- Sizes ------------------------------------------------------------------------------------
+# ---- Folders and sensor -----------------------------------------------------------------------
 
 GT_PLANE = PLANES // 2  # the plane of the sharp frame
 RGB = "GOPRO_Large"  # folder of the frames
@@ -89,13 +89,13 @@ Scene = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Size:
+class SetPlan:
     """Which data set is made: how many clips, how long, and of which scenes.
 
-    SAMPLE below is the sample set. scripts/demo.py has a `Size` of its own.
+    SAMPLE below is the sample set. scripts/demo.py has a `SetPlan` of its own.
     """
 
-    name: str  # name of the set, for its clips and its dataset.json
+    name: str  # name of the set; its clips have it, and "size" in its dataset.json
     clips: Mapping[str, int]  # split -> number of clips
     frames: int  # number of frames of a clip
     # (generator, number of planes, number of the clip in its split) -> scene
@@ -112,7 +112,7 @@ def _sample_scene(rng: np.random.Generator, planes: int, _index: int) -> Scene:
     return partial(render, make_layers(rng, planes))
 
 
-SAMPLE = Size(
+SAMPLE = SetPlan(
     name="sample",
     clips={"train": 8, "test": 2},
     frames=12,
@@ -121,7 +121,7 @@ SAMPLE = Size(
 )
 
 
-def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 0) -> bool:
+def make_sample(root: Path, plan: SetPlan = SAMPLE, seed: int = 0, instants: int = 0) -> bool:
     """Write the data set to `root`, complete or not at all.
 
     Returns False if the set is there already. An unchanged set of an older version is replaced.
@@ -131,7 +131,7 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
     """
     root = root.resolve()  # if root is a link to another disk, the link stays
     if root.is_file() or _has_content(root):
-        if check_made(root, size, seed, instants):
+        if check_made(root, plan, seed, instants):
             return False
         print(
             f"{root} was made by another version of this script, or without these instants: "
@@ -144,21 +144,21 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
         prefix=f".{root.name}.", dir=root.parent, ignore_cleanup_errors=True
     ) as temporary:
         new = Path(temporary, "new")
-        write_clips(new, size, seed, instants)
-        write_info(new, size, seed, instants)
+        write_clips(new, plan, seed, instants)
+        write_info(new, plan, seed, instants)
 
         if _has_content(root):
             # Check the older set once more, because somebody may have changed it meanwhile.
-            check_made(root, size, seed)
+            check_made(root, plan, seed)
             root.rename(Path(temporary, "old"))
         new.rename(root)
     return True
 
 
-def write_clips(root: Path, size: Size, seed: int, instants: int) -> None:
+def write_clips(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
     """Write all clips of the set, with a progress line."""
     clips = []  # (number of the split, name of the split, number of the clip in the split)
-    for split_number, (split, count) in enumerate(size.clips.items()):
+    for split_number, (split, count) in enumerate(plan.clips.items()):
         for index in range(count):
             clips.append((split_number, split, index))
 
@@ -167,7 +167,7 @@ def write_clips(root: Path, size: Size, seed: int, instants: int) -> None:
         # A generator for each clip, so that a clip does not depend on the other clips, nor on which
         # clip is made first. Another generator would change the files, and so their digest.
         rng = published_stream(seed, split_number, index)
-        write_clip(root, size, split=split, index=index, rng=rng, instants=instants)
+        write_clip(root, plan, split=split, index=index, rng=rng, instants=instants)
 
     # Each thread takes one clip at a time (at_once).
     made = map_in_threads(make, clips, at_once=1, threads=usable_cores())
@@ -181,7 +181,7 @@ def _has_content(folder: Path) -> bool:
 
 
 def write_clip(
-    root: Path, size: Size, split: str, index: int, rng: np.random.Generator, instants: int
+    root: Path, plan: SetPlan, split: str, index: int, rng: np.random.Generator, instants: int
 ) -> None:
     """Write the frames and the spikes of one clip.
 
@@ -191,18 +191,18 @@ def write_clip(
     index: number of the clip in its split.
     instants: number of sharp pictures of an exposure.
     """
-    clip = f"{split}/{size.name.upper()}{index:02d}_{split}"
+    clip = f"{split}/{plan.name.upper()}{index:02d}_{split}"
     spikes = root / SPIKES / clip / "spike"
     spikes.mkdir(parents=True)
     # scene(plane) -> linear light (side, side, 3). The scenes of scripts/demo.py depend on the
     # number of the clip.
-    number_of_planes = size.frames * PLANES
-    scene = size.scene(rng, number_of_planes, index)
+    number_of_planes = plan.frames * PLANES
+    scene = plan.scene(rng, number_of_planes, index)
     # The sensor sees the grey scene at half resolution. It keeps its charge from frame to frame.
-    half = size.side // 2
+    half = plan.side // 2
     sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
 
-    for frame in range(size.frames):
+    for frame in range(plan.frames):
         stem = f"{frame:06d}"
         first_plane = frame * PLANES
         planes = [scene(first_plane + plane) for plane in range(PLANES)]
@@ -237,13 +237,13 @@ def instant_planes(count: int) -> list[int]:
     return planes
 
 
-def write_info(root: Path, size: Size, seed: int, instants: int) -> None:
+def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
     """Write dataset.json: how to read the spikes, and how the set was made.
 
     The clips must be written before, because the file holds their digest. docs/data_reference.md
     describes the keys of the first half.
     """
-    half = size.side // 2
+    half = plan.side // 2
     about = {
         # How to read the spikes.
         "format": 1,
@@ -257,16 +257,16 @@ def write_info(root: Path, size: Size, seed: int, instants: int) -> None:
         "gamma": 2.2,  # of the pictures
         # How the set was made, for `check_made`.
         "seed": seed,
-        "version": size.version,
+        "version": plan.version,
         "files": digest_of(root),
         "made_by": ME,
     }
     if instants:
         about["instants"] = instant_planes(instants)
-    # Sets of the sample were made before there was a key "size". They still have none, so that
-    # their files stay as they are.
-    if size.name != "sample":
-        about["size"] = size.name
+    # The key "size" has the name of the plan. Sample sets were made before there was this key. They
+    # still do not have it, so that their files stay as they are.
+    if plan.name != "sample":
+        about["size"] = plan.name
     (root / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
@@ -288,8 +288,8 @@ def digest_of(root: Path) -> str:
     return hashlib.sha256(table.encode()).hexdigest()
 
 
-def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
-    """Return whether `root` is the data set of `seed` and `size`, with the instants.
+def check_made(root: Path, plan: SetPlan, seed: int, instants: int = 0) -> bool:
+    """Return whether `root` is the data set of `seed` and `plan`, with the instants.
 
     Returns False if an unchanged set may be replaced: another version made it, or it has other
     instants. Raises DataError if it must not be replaced: the folder holds other data, or a set of
@@ -312,11 +312,11 @@ def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
         raise _not_to_be_replaced(root, what, expected="the files that were made")
     made_seed = about["seed"]
     made_size = about.get("size", "sample")
-    if made_seed != seed or made_size != size.name:
+    if made_seed != seed or made_size != plan.name:
         what = f"the sample set was made with seed {made_seed} and size {made_size}"
-        raise _not_to_be_replaced(root, what, expected=f"seed {seed} and size {size.name}")
+        raise _not_to_be_replaced(root, what, expected=f"seed {seed} and size {plan.name}")
 
-    is_of_version = about["version"] == size.version
+    is_of_version = about["version"] == plan.version
     has_instants = not instants or about.get("instants") == instant_planes(instants)
     return is_of_version and has_instants
 

@@ -1,7 +1,7 @@
 """The guard of a rank: a small process beside the rank, which ends the rank if it hangs.
 
-If C code holds Python's lock (the GIL), no thread of the rank runs, and its own watchdog cannot end
-it. So the rank sends a heartbeat to another process, the guard, which ends the rank if the
+If C code holds Python's lock (the GIL), no thread of the rank runs, so its own watchdog cannot end
+the rank. So the rank sends a heartbeat to another process, the guard, which ends the rank if the
 heartbeat stays away. Other ranks that still run report the hang. If no other rank runs, e.g.
 because all ranks hang in the same C code, the guard reports it.
 

@@ -43,7 +43,7 @@ def refuse_static_graph(
 ) -> None:
     """Raise OptionError if use_static_graph is set with an option that DDP cannot combine with it.
 
-    DDP is torch's DistributedDataParallel. With a static graph it takes the first step as a model
+    DDP is torch's DistributedDataParallel. With a static graph, DDP takes the first step as a model
     for all later steps.
     """
     if not use_static_graph:

@@ -153,11 +153,11 @@ class Experiment:
         panels: clip -> title -> panel, a picture, e.g. the restored frame. The panels of a clip
             stand side by side in one file (a strip), images/<clip>/<step>.png.
         """
-        further_metrics = ""  # the user's own metrics, of the option metric.more
-        for name in history.further_metrics(scalars):
+        own_scores = ""  # of the metrics that the option metric.more names
+        for name in history.names_of_own_metrics(scalars):
             value = scalars[f"val/{name}"]
             value_of_input = scalars[f"val/{name}_input"]
-            further_metrics += f", {name}: {value:.4f} (input {value_of_input:.4f})"
+            own_scores += f", {name}: {value:.4f} (input {value_of_input:.4f})"
         restored = f"PSNR: {scalars['val/psnr']:.2f} dB, SSIM: {scalars['val/ssim']:.4f}"
         blurry = f"(input {scalars['val/psnr_input']:.2f}, {scalars['val/ssim_input']:.4f})"
         logger.info(
@@ -166,7 +166,7 @@ class Experiment:
             progress.step,
             restored,
             blurry,
-            further_metrics,
+            own_scores,
         )
         self.health.judge_validation(scalars["val/psnr"])
 
@@ -238,9 +238,9 @@ class Experiment:
         try:
             self.check_folder()
         except FolderMovedError as e:
-            if e.now is None:
+            if e.new_path is None:
                 raise
-            return e.now
+            return e.new_path
         return None
 
     def check_folder(self) -> None:

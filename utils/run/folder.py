@@ -45,23 +45,20 @@ WAIT_ON_ANOTHER_HOST_S = 180.0
 
 
 class FolderMovedError(OptionError):
-    """The folder of the run is no longer where the run found it.
+    """The folder of the run is no longer where the run found it."""
 
-    now: the new path of the folder, or None if the folder was removed.
-    """
-
-    def __init__(self, folder: Path, now: Path | None, saved: Path | None = None) -> None:
+    def __init__(self, folder: Path, new_path: Path | None, saved: Path | None = None) -> None:
         """folder: path at which the run found its folder.
-        now: new path of the folder, or None if the folder was removed.
+        new_path: path to which somebody has moved the folder, or None if the folder was removed.
         saved: the checkpoint that the run has written at the new path, or None.
         """
-        self.now = now
-        if now is None:
+        self.new_path = new_path
+        if new_path is None:
             what = "the folder of the run was removed, and made anew by somebody else"
             do = "set another task name"
         else:
-            what = f"the folder of the run was moved to {now} while the run was at work"
-            do = f"move {now} back, then start the same command again"
+            what = f"the folder of the run was moved to {new_path} while the run was at work"
+            do = f"move {new_path} back, then start the same command again"
         if saved is not None:
             do += f"; it resumes from {saved.name}"
         super().__init__(what, str(folder), "the folder stays in its place until the run ends", do)
@@ -104,10 +101,10 @@ class RunFolder:
             present_folder = present_path.parent
             is_there = _is_same(present_folder / LOCK_NAME, locked_file)
             if is_there and present_folder != self.path.resolve():
-                raise FolderMovedError(self.path, now=present_folder)
+                raise FolderMovedError(self.path, new_path=present_folder)
         # Case 2: somebody removed the folder, and another run made a new one with its own lock.
         if lock.exists():
-            raise FolderMovedError(self.path, now=None)
+            raise FolderMovedError(self.path, new_path=None)
         # Case 3: somebody removed the lock, or the whole folder. Make both again. Something of the
         # run may have made the folder again already, but without the mark.
         was_folder_removed = not (self.path / MARK).exists()

@@ -180,7 +180,7 @@ def run_names(runs: list[Path]) -> list[str]:
     return names
 
 
-def further_metrics(tags: Iterable[str]) -> list[str]:
+def names_of_own_metrics(tags: Iterable[str]) -> list[str]:
     """Return the names of the metrics of the option `metric.more`, e.g. ["lpips"].
 
     Each metric is measured on the restored frames and on the blurry input, so it has two tags, e.g.

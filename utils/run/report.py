@@ -19,7 +19,7 @@ from utils.errors import DataError
 from utils.image import ERROR, data_uri, imread_rgb, panels_of, render
 from utils.logger import WARNINGS_NAME
 from utils.name_order import natural_key
-from utils.run.history import History, further_metrics
+from utils.run.history import History, names_of_own_metrics
 
 ENVIRONMENT_NAME = "environment.json"
 # A file in images/. A strip is a row of pictures (panels), e.g. input, restored, sharp. The file
@@ -46,7 +46,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     history: the history of the run.
     curves: the figure of `draw_panels` as the bytes of a PNG.
     """
-    own_metrics = further_metrics(history)
+    own_metrics = names_of_own_metrics(history)
     psnr_at = _values_by_step(history, "val/psnr")
     steps = list(psnr_at)  # the steps with a validation
     finite_psnr_at = {}
@@ -74,7 +74,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         warnings=_warnings_once(folder / WARNINGS_NAME),
         shown_warnings=SHOWN_WARNINGS,
         validations=rows,
-        further_metrics=own_metrics,
+        own_metrics=own_metrics,
         best=best_step,
         left_out=len(steps) - len(rows),
         clips=_panels_of_step(folder / "images", steps[-1]) if steps else {},

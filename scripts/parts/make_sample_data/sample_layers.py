@@ -9,7 +9,8 @@ readout.
 
 What must stay: every constant, every range and the order of the random numbers, because they decide
 the files of the data set (test_the_same_seed_gives_the_same_bytes_and_another_seed_others). Whoever
-changes one raises `Size.version` in scripts/make_sample_data.py, so that old files are made anew.
+changes one raises `version` of the `SetPlan` in scripts/make_sample_data.py, so that old files are
+made anew.
 """
 
 from dataclasses import dataclass
