@@ -1,8 +1,9 @@
 """Samples of a training set, and clips of a test set: data/clip_dataset.py and data/loader.py.
 
-tests/helpers/clip_files.py writes the clips: frames, sharp frames and spikes show the same random
-levels, and green counts the frames. So a test can tell from a sample which frames it has, whether
-time runs backwards, and whether all three show the same place.
+tests/helpers/clip_files.py writes the clips. Blurry frames ("lq"), sharp frames ("gt") and spikes
+show the same random levels, and the green value of a frame is its number. So a test can tell from a
+sample which frames it has, whether time runs backwards, and whether lq, gt and spikes show the same
+place.
 """
 
 import pickle
@@ -40,6 +41,7 @@ from tests.helpers.clip_files import (
 from utils.errors import DataError, OptionError
 from utils.options.loader_options import DatasetsOptions, LoaderOptions
 
+# Every random change of a sample.
 ALL_TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 
 
@@ -47,7 +49,7 @@ ALL_TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse
 def clips(tmp_path_factory):
     """Give the root of two training clips (6 and 4 frames) and a test clip (5 frames).
 
-    Green of clip0 counts from 0, green of clip1 counts from 47.
+    The green values of the frames begin with 0 in clip0, and with 47 in clip1.
     """
     root = tmp_path_factory.mktemp("clips")
     write_clip(root, "clip0", frames=6, first=0, seed=0)
@@ -59,12 +61,12 @@ def clips(tmp_path_factory):
 
 def levels_in(item):
     """Return the levels (N, h, w) that lq, gt and spikes of an item show, at the size of lq."""
-    # Red is channel 0. In a sample it is the value of the file / 255.
+    # Red is channel 0. Its values in a sample are the values of the file divided by 255.
     lq = item["lq"][:, 0] * 255 / LQ_RED_OF_LEVEL
     scale = item["gt"].shape[-1] // item["lq"].shape[-1]
     gt = item["gt"][:, 0, ::scale, ::scale] * 255 / GT_RED_OF_LEVEL
-    # There are two channels, one for each half of the planes: spikes of a pixel / planes of the
-    # half. The level is the number of spikes in both halves.
+    # There is a channel for each half of the planes: the number of spikes of a pixel, divided by
+    # the number of planes in the half. The level is the number of spikes in both halves.
     planes_of_a_half = PLANES / 2
     spike = item["spike"].sum(1) * planes_of_a_half
     return lq, gt, spike
@@ -77,7 +79,8 @@ def greens_in(item):
 
 # ---- A sample ----
 #
-# A sample of training has the index (epoch, number of the sample), a test clip has a number alone.
+# The index of a training sample is (epoch, number of the sample). The index of a test clip is only
+# a number.
 
 
 def sample(root, epoch, index):
@@ -112,12 +115,12 @@ def test_a_sample_says_its_clip_with_its_frame(clips):
     assert sample(clips, epoch=0, index=0)["key"].startswith("clip0/00000")
 
 
-def test_a_data_set_travels_to_spawned_workers(clips):
+def test_a_data_set_can_be_sent_to_loader_processes(clips):
     dataset = build_clips(clips)
 
-    travelled = pickle.loads(pickle.dumps(dataset))
+    received = pickle.loads(pickle.dumps(dataset))
 
-    assert torch.equal(travelled[(0, 1)]["lq"], dataset[(0, 1)]["lq"])
+    assert torch.equal(received[(0, 1)]["lq"], dataset[(0, 1)]["lq"])
 
 
 @pytest.mark.parametrize("scale", [1, 2])
@@ -138,7 +141,7 @@ def test_crops_of_frames_sharp_frames_and_spikes_agree_to_the_pixel(tmp_path, sc
 def test_resizing_a_crop_of_spikes_equals_cropping_the_resized_spikes(clips):
     spike = {"type": "dat", "representation": {"type": "tfp", "half_window": 9}}
     whole = build_clips(clips, "test", spike=spike)[0]
-    # The same clip as a training set. A sample is a single frame in a crop.
+    # Use the same clip as a training set, in which a sample is a crop of a single frame.
     frames = str(clips / "GOPRO_Large/test")
     values = data_section(
         clips,
@@ -163,9 +166,9 @@ def test_resizing_a_crop_of_spikes_equals_cropping_the_resized_spikes(clips):
 
 
 def draws(count=200, size=(20, 30), **allowed):
-    """Return drawn crops of 8 x 8 at even places.
+    """Return drawn crops of 8 x 8 that begin at even rows and columns.
 
-    size: height and width of the frame. allowed: the flips hflip, rot or reverse.
+    size: height and width of the frame. allowed: which changes may be drawn, e.g. hflip=True.
     """
     rng = np.random.default_rng(0)
     whole_frame = Crop(0, 0, *size)
@@ -194,7 +197,7 @@ def test_a_crop_as_large_as_the_frame_has_one_place():
 def test_an_allowed_turn_comes_half_of_the_time(turn):
     turned = draws(hflip=True, rot=True, reverse=True)
 
-    # Of 200, about 100. Chance leaves 60 ... 140 with a probability below 1e-7.
+    # About 100 of 200. The probability of a number outside of 60 ... 140 is below 1e-7.
     assert 60 < sum(getattr(augment, turn) for augment in turned) < 140
 
 
@@ -243,8 +246,9 @@ def test_the_axes_are_swapped_after_the_flips(turns, expected):
     ids=lambda value: str(value) if isinstance(value, tuple) else "",
 )
 def test_a_seed_gives_the_draws_that_it_always_gave(clips, index, clip, frames, corner, turns):
-    # An earlier version printed these draws. A resumed run must see the samples that it would have
-    # seen. Samples 5, 8 and 9 would run past the end of their clips, so their first frame is drawn.
+    # An earlier version printed these draws. They must stay, because a resumed run must see the
+    # samples that it would have seen without the interruption. Samples 5, 8 and 9 would end after
+    # the end of their clips, so their first frame is drawn.
     draw = build_clips(clips, **ALL_TURNS, interval_list=[1, 2]).draw(index)
 
     assert (draw.clip.name, draw.frames) == (clip, frames)
@@ -255,7 +259,7 @@ def test_a_seed_gives_the_draws_that_it_always_gave(clips, index, clip, frames, 
 
 @pytest.fixture
 def sample_of_eight_epochs(clips):
-    """Give a sample of eight epochs, with time reversed in some of them."""
+    """Give sample 0 of eight epochs. In some epochs its time is reversed."""
     dataset = build_clips(clips, random_reverse=True)
     return [dataset[(epoch, 0)] for epoch in range(8)]
 
@@ -275,7 +279,7 @@ def test_time_runs_forward_in_some_epochs_but_backward_in_others(sample_of_eight
 
 def test_time_reversal_reverses_the_planes_within_the_frames(sample_of_eight_epochs):
     for item in sample_of_eight_epochs:
-        # As recorded, all spikes lie in the first half of a frame.
+        # In forward time, all spikes lie in the first half of the planes of a frame.
         is_backward = greens_in(item) == BACKWARD
         empty_half = 0 if is_backward else 1
         assert item["spike"][:, empty_half].max() == 0
@@ -284,7 +288,7 @@ def test_time_reversal_reverses_the_planes_within_the_frames(sample_of_eight_epo
 def test_a_sample_depends_on_seed_epoch_and_index_only(clips):
     first = build_clips(clips, **ALL_TURNS)
     second = build_clips(clips, **ALL_TURNS)
-    second[(7, 3)]  # a sample that was read before has no influence
+    second[(7, 3)]  # reading another sample before must have no influence
 
     for index in range(len(first)):
         assert equal_samples(first[(2, index)], second[(2, index)])
@@ -319,7 +323,7 @@ def test_an_interval_skips_frames(clips):
 
 
 def test_a_short_clip_is_played_back_from_its_end(clips):
-    # Sample 6 is the first one of clip1, which has 4 frames.
+    # Sample 6 is the first sample of clip1, which has the 4 frames 47 to 50.
     item = build_clips(clips, num_frame=6)[(0, 6)]
 
     assert greens_in(item) == [47, 48, 49, 50, 49, 48]
@@ -364,7 +368,7 @@ def test_a_test_item_can_be_read_in_parts(clips):
         assert torch.equal(part[key], dataset[0][key][1:3])
 
 
-def test_a_test_may_take_the_first_frames_alone(clips):
+def test_a_test_may_take_only_the_first_frames(clips):
     item = build_clips(clips, "test", num_frame=2)[0]
 
     assert item["lq"].shape[0] == 2
@@ -382,13 +386,14 @@ def test_a_test_may_have_no_sharp_frames(clips):
 def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(tmp_path):
     write_clips(tmp_path, "clip0", frames=6)
     plain = build_clips(tmp_path)
-    # A sample is named by (epoch, index).
+    # The samples of epoch 1.
     expected = [plain[(1, index)] for index in range(len(plain))]
     kept = build_clips(tmp_path, cache_data=True)
     options = LoaderOptions(dataloader_shuffle=False)
     loader = TrainLoader(kept, options, accumulation_steps=1, seed=0)
 
-    # Epoch 0 decodes the pictures, in processes that then end. Epoch 1 has no files.
+    # Epoch 0 decodes the pictures in loader processes, which then end. For epoch 1 the files are
+    # gone.
     batches_of_epoch_0 = list(loader.start(epoch=0, batch=0))
     for path in (tmp_path / "GOPRO_Large").rglob("*.png"):
         path.unlink()
@@ -399,7 +404,7 @@ def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(
     for (batch,), item in zip(batches_of_epoch_1, expected, strict=True):
         assert torch.equal(batch["lq"][0], item["lq"])
         assert torch.equal(batch["gt"][0], item["gt"])
-    # The parent process sees them, too.
+    # This process sees the pictures, too.
     assert torch.equal(kept[(1, 0)]["lq"], expected[0]["lq"])
 
 
@@ -440,8 +445,8 @@ def spikes_of_test(root, **spike):
 
 def test_the_centre_of_the_data_is_the_plane_of_the_sharp_frame(clips):
     # The window has 5 planes. A pixel of level 12, the largest level, fires in planes 0 ... 11. The
-    # window around plane 12 (gt_plane) has 2 of these planes, so a rate of 2 / 5 at most. The
-    # window around plane 5 has 5 of them. 0.45 lies between 0.4 and 1.
+    # window around plane 12 (gt_plane) is planes 10 ... 14, of which 2 have a spike: a rate of 0.4.
+    # The window around plane 5 is planes 3 ... 7, of which all have a spike: a rate of 1.
     at_12 = spikes_of_test(clips)
     at_5 = spikes_of_test(clips, center=5)
 
@@ -454,7 +459,7 @@ def test_the_centre_may_be_the_middle_of_the_file(clips):
 
 
 def test_the_rate_of_the_data_is_divided_out(clips, tmp_path):
-    # The test clip of `clips` once more, with the same spikes, but with a rate in dataset.json.
+    # Write the test clip of `clips` again, with the same spikes, but with a rate in dataset.json.
     write_clip(tmp_path, "clip9", split="test", frames=5, seed=9)
     write_info(tmp_path, rate=0.5)
 
@@ -502,33 +507,37 @@ def test_a_damaged_dataset_json_is_named(tmp_path, content):
 
 
 VOXEL_OF_1 = {"type": "dat", "representation": {"type": "voxel", "num_bins": 1}}
-# A grey picture of 4 x 4, and the light that it shows.
+# A grey picture of 4 x 4 pixels, its display value, and the light that it shows.
 GREY = np.full((4, 4, 3), 128, np.uint8)
 DISPLAY_VALUE = 128 / 255
 LIGHT = DISPLAY_VALUE**2.2
 
 
 GREY_PLANES = 1000
-RATE = 0.6
+RATE = 0.6  # spikes per plane of a pixel that integrates 1
 
 
-def grey_spikes(seen):
-    """Return planes (GREY_PLANES, 2, 2) of a camera of RATE. seen: what it integrates of the grey.
+def grey_spikes(integrated):
+    """Return planes (GREY_PLANES, 2, 2) of a spike camera that sees the grey picture.
 
-    The spikes are all at the begin, which does not matter to a mean over all planes.
+    integrated: the value that the camera integrates, LIGHT or DISPLAY_VALUE.
+
+    The first planes have all the spikes. This does not matter for a mean over all planes.
     """
     planes = np.zeros((GREY_PLANES, 2, 2), np.uint8)
-    planes[: round(GREY_PLANES * RATE * seen)] = 1
+    planes[: round(GREY_PLANES * RATE * integrated)] = 1
     return planes
 
 
+# light: the option, and the value that such a camera integrates.
 @pytest.mark.parametrize(
-    ("light", "seen"),
+    ("light", "integrated"),
     [
         pytest.param("linear", LIGHT, id="camera of light"),
         pytest.param("display", DISPLAY_VALUE, id="camera of display values"),
     ],
 )
+# gamma: the option, and the value that the channels then show.
 @pytest.mark.parametrize(
     ("gamma", "shown"),
     [
@@ -536,23 +545,22 @@ def grey_spikes(seen):
         pytest.param(2.2, DISPLAY_VALUE, id="display values asked for"),
     ],
 )
-def test_light_decides_what_match_or_gamma_do(tmp_path, light, seen, gamma, shown):
-    """light, seen: the option, and what such a camera integrates. gamma, shown: the option, and
-    what the channels then show."""
+def test_light_decides_what_match_or_gamma_do(tmp_path, light, integrated, gamma, shown):
     write_clip(tmp_path, "clip0", split="test", frames=1)
     write_info(tmp_path, rate=None, light=None)
     spike = {**VOXEL_OF_1, "rate": "match", "center": "file", "light": light}
     spikes = build_clips(tmp_path, "test", spike=spike).clips[0].spikes
-    # Which spike pixels belong to the whole picture: "match" compares it with the spikes.
+    # "match" compares the picture with the spikes. So it needs the spike pixels of the whole
+    # picture.
     grid = ScaledGrid(SpikeGeometry(2, 2), size=(4, 4), interpolation=cv2.INTER_NEAREST)
     whole_picture = grid.window(Augment.whole((4, 4)))
-    planes = grey_spikes(seen)
+    planes = grey_spikes(integrated)
     middle = (GREY_PLANES - 1) / 2  # so the voxel has all planes
 
     rate = rate_of(spikes, planes, GREY, whole_picture)
     channels = spikes.changed(gamma=gamma).represent(planes, center=middle, rate=rate)
 
-    # 1000 planes have whole numbers of spikes, so a rate is wrong by 0.001 at most.
+    # 1000 planes have a whole number of spikes, so the error of a rate is at most 0.001.
     assert rate == pytest.approx(RATE, abs=0.002)
     assert channels.mean() == pytest.approx(shown, abs=0.002)
 
@@ -566,7 +574,7 @@ def test_a_light_that_contradicts_the_data_is_refused(tmp_path):
 
 
 def log_of_check(folder, caplog, **info):
-    """Return what the check of the data says. info: keys of dataset.json.
+    """Check the data, and return the text of the log. info: keys of dataset.json.
 
     The spikes of the clip are proportional to the display values of its pictures.
     """
@@ -580,9 +588,10 @@ def log_of_check(folder, caplog, **info):
 def test_the_check_of_the_data_tells_light_with_rate_if_nobody_states_them(tmp_path, caplog):
     message = log_of_check(tmp_path, caplog, light=None, rate=None)
 
-    # `write_clip` gives a level 1 / PLANES spikes a plane, and a red of LQ_RED_OF_LEVEL. Red is
-    # 0.299 of grey. So a display value of 1 has (1 / 24) / (0.299 * 20 / 255) = 1.78 spikes a
-    # plane. The rounding of grey values makes 1.77 of it.
+    # For a pixel of level 1, `write_clip` writes 1 spike in 24 planes, and a red value of 20 of
+    # 255. The grey value is 0.299 of red, because only red has the level. So the display
+    # value 1 has (1 / 24) / (0.299 * 20 / 255) = 1.78 spikes per plane. With rounded grey values,
+    # this becomes 1.77.
     assert "look like display light of rate 1.77" in message
     assert "firing rate at full light" in message
 
@@ -613,13 +622,13 @@ def mean_spikes(item):
 
 # The key of a sample is (epoch, number). All samples below are of this epoch.
 EPOCH = 1
-# The mean spikes of these samples are 11 to 17 % more than expected. A pixel has 6.5 spikes in 24
-# planes on average, and the planes after its last spike count as light of almost one spike more. A
-# camera that ignores its threshold would differ by 100 %.
+# These samples have 11 to 17 % more spikes than expected. A pixel has 6.5 spikes in 24 planes on
+# average, and the planes after its last spike count as the light of almost one more spike. If a
+# camera ignored its threshold, the difference would be 100 %.
 TOLERANCE = 0.2
 
 
-def test_another_camera_leaves_frames_as_they_are(clips):
+def test_another_spike_camera_does_not_change_the_frames(clips):
     plain = build_clips(clips, **ALL_TURNS)
     other = build_clips(clips, camera=threshold_camera(2.0), **ALL_TURNS)
 
@@ -767,7 +776,7 @@ def test_a_known_rate_is_refused_if_no_rate_is_divided_out(clips, spike):
 
 
 def sampler(rank=0, world_size=1, batch_size=2, length=23, seed=0, epoch=0, **how):
-    """Return the sampler of a rank at the begin of an epoch. It gives pairs (epoch, index)."""
+    """Return the sampler of a rank at the start of an epoch. It gives pairs (epoch, index)."""
     made = ResumableDistributedSampler(
         length, world_size=world_size, rank=rank, samples_per_step=batch_size, seed=seed, **how
     )
@@ -784,7 +793,8 @@ def indices(some_sampler):
 def test_the_incomplete_last_batch_is_left_out_on_every_rank(rank):
     of_rank = sampler(rank, world_size=2, batch_size=3, length=23)
 
-    # 23 samples are 3 batches of 3 on each of 2 ranks, and 5 more.
+    # Three batches of 3 on each of 2 ranks are 18 samples. The other 5 samples fill no batch of
+    # both.
     assert len(list(of_rank)) == 9
     assert len(of_rank) == 9
     assert of_rank.batches_per_epoch == 3
@@ -812,7 +822,7 @@ def test_the_order_follows_from_seed_with_epoch():
     assert list(sampler(epoch=3)) == list(sampler(epoch=3))
 
 
-def test_the_epoch_travels_with_every_index():
+def test_each_index_comes_with_its_epoch():
     assert {epoch for epoch, _ in sampler(epoch=3)} == {3}
 
 
