@@ -1,12 +1,12 @@
-"""KAIR's nine option files for training VRT, each kind trained, resumed and tested.
+"""KAIR's nine option files for training VRT. Each kind of file is trained, resumed and tested.
 
-The option files are written from tests/data/kair_options.json, and small data sets in KAIR's
-layouts beside them (tests/helpers/kair_files.py). The second half of this page is about two kinds
-of data that only these files have: septuplets (clips of seven frames, Vimeo-90K) and clips to which
-noise is added.
+The option files are written from tests/data/kair_options.json. Small data sets in KAIR's layouts
+are written beside them (tests/helpers/kair_files.py). The second half of this page is about two
+kinds of data that only these files use: septuplets (clips of seven frames, from Vimeo-90K), and
+clips to which noise is added.
 
 What is tested: utils/options/ reads the files, data/dataset_video.py has KAIR's datasets,
-models/select_network.py refuses a network that does not fit them.
+models/select_network.py refuses a network that does not fit the datasets.
 """
 
 import json
@@ -44,7 +44,7 @@ from utils.options.kair_keys import KAIR_ONLY
 
 # Where messages send a user for published weights.
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
-# Weights of the optical flow that KAIR's files name. They are not in this project.
+# Path in KAIR's files: weights of the network of optical flow. This project does not have them.
 SPYNET = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 # Exit codes.
 WRONG_OPTIONS = 2
@@ -76,7 +76,7 @@ def test_the_files_of_kair_load_unchanged(tmp_path, name):
 
     found = read(write_file(tmp_path / f"{name}.json", options)).plain()
 
-    # val_partition is a name of KAIR that datasets of this project read as well.
+    # val_partition is in NO_EFFECT, but some datasets of this project read it.
     left_out = NO_EFFECT - {"datasets.train.val_partition"}
     for key, value in options.items():
         if key not in left_out:
@@ -86,8 +86,8 @@ def test_the_files_of_kair_load_unchanged(tmp_path, name):
 def prepare(folder: Path, number: str, **changes: Any) -> Path:
     """Write the option file with this number for a short run, and its data. Return its path.
 
-    The data and the network are small. The task, and so the folder of results, is "run". No weights
-    are loaded. changes: dotted keys of the options to replace.
+    The data and the network are small. The task is "run", and so is the folder of the results. No
+    weights are loaded. changes: dotted keys of the options -> their new values.
     """
     options = shrink_options(options_of(number))
     options["task"] = "run"
@@ -113,12 +113,12 @@ def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
 def train_resume_and_test(
     options: Path, frames: int, *overrides: str, ranks: int = 1
 ) -> RankResult:
-    """Train one step, resume for a second step, then test. Check what all three programs leave.
+    """Train one step, resume for a second step, then test. Check the results of all three programs.
 
-    options: an option file that `prepare` wrote. It says 2 steps, with a validation after each.
+    options: an option file that `prepare` wrote, for 2 steps with a validation after each step.
     frames: number of restored frames of the two test clips. overrides: options of the command line.
 
-    Returns the run of the first step.
+    Return the run of the first step.
     """
     first = train(options, "train.total_iter=1", *overrides, ranks=ranks)
     second = train(options, *overrides, ranks=ranks)
@@ -136,7 +136,8 @@ def train_resume_and_test(
 def assert_totals_of_kair_are_told(run: RankResult, ranks: int) -> None:
     """Check that a run on several ranks says once that KAIR's numbers of the loader are totals.
 
-    The warning begins with how the run knows a file of KAIR: by keys that only KAIR has.
+    The warning begins with the reason why the file counts as KAIR's: it has keys that only KAIR
+    has. A run on one rank gives no such warning.
     """
     times = 1 if ranks > 1 else 0
     warning = f"dataloader_batch_size 1 x {ranks} ranks = {ranks} in all, in KAIR 1"
@@ -170,7 +171,7 @@ def steps_of(curve: list[list[float]]) -> list[float]:
 def assert_stand_in_of_the_flow_is_told(options: Path, *runs: RankResult) -> None:
     """Check that each run says once that the flow network of this project replaces KAIR's.
 
-    A network without parallel warping (pa_frames 0) has no flow network, so nothing is said.
+    A network with pa_frames 0 (no parallel warping) has no flow network, so there is no warning.
     """
     times = 1 if read(options).netG.pa_frames else 0
     warning = (
@@ -187,9 +188,10 @@ def assert_stand_in_of_the_flow_is_told(options: Path, *runs: RankResult) -> Non
 @pytest.mark.parametrize(
     ("number", "frames"),
     [
-        # Of files that enlarge by 4, `make test` has the file 003: see "vimeo_x4" below.
+        # Slow, because `make test` has another file that enlarges by 4: file 003, in the test below
+        # whose name has "vimeo_x4".
         pytest.param("001", 6, id="REDS x4", marks=pytest.mark.slow),
-        # See the next test.
+        # Slow, because the next test is a shorter test of this file.
         pytest.param("008", 6, id="noise", marks=pytest.mark.slow),
         pytest.param("009", 2, id="interpolation"),
     ],
@@ -210,9 +212,9 @@ def test_a_file_with_noise_trains_and_validates(tmp_path):
 
 
 def list_of_clips(split: str) -> str:
-    """Return the option for a list of the clips of GoPro. The lists are not in this project.
+    """Return the option for a list of the clips of GoPro. This project does not have these lists.
 
-    split: "train" in the name of the list that KAIR has.
+    split: a part of the name of the list. KAIR has a list with "train".
     """
     return f"datasets.train.meta_info_file=data/meta_info/meta_info_GoPro_{split}_GT.txt"
 
@@ -235,7 +237,7 @@ def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair(tm
     assert_stand_in_of_the_flow_is_told(options, run)
 
 
-# Slow: `make test` has the same story of other files, on one rank.
+# Slow, because `make test` does the same with other files, on one rank.
 @pytest.mark.slow
 def test_deblurring_on_two_ranks_trains_validates_resumes_and_is_tested(tmp_path):
     options = prepare(tmp_path, "006")
@@ -283,13 +285,13 @@ def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path
 
     run = train_resume_and_test(options, frames=6)
 
-    # 14: the weight and the bias of the convolution that makes the offsets, in each of 7 stages.
+    # 14 = 2 x 7: the weight and the bias of the convolution that computes the offsets, in 7 stages.
     assert "mismatched (14): stage" in run.text
     assert "tensors matched" in run.text
 
 
 def test_frames_of_another_scale_than_the_network_are_named_before_the_first_step(tmp_path):
-    # The sharp frames as blurry frames: they are not a quarter as large.
+    # Give the sharp frames as blurry frames, which should be a quarter as large.
     gt = options_of("001")["datasets.train.dataroot_gt"]
 
     run = train(prepare(tmp_path, "001", **{"datasets.train.dataroot_lq": gt}))
@@ -322,7 +324,7 @@ class InterpolatedClip(NamedTuple):
     """A clip of seven frames, of which file 009 makes the fourth from frames 1, 3, 5 and 7."""
 
     frames: torch.Tensor  # the frames of the clip (7, 3, H, W), from 0 to 1
-    by_hand: torch.Tensor  # the fourth frame (3, H, W), computed by the network alone
+    by_hand: torch.Tensor  # the fourth frame (3, H, W), computed without the program
     out: Path  # folder of the frames that the program has written
     scores: dict[str, Any]  # the scores of the clip
 
@@ -334,7 +336,8 @@ def interpolated_clip(tmp_path_factory) -> InterpolatedClip:
     options = prepare(folder, "009")
     opt = read(options)
     net = define_G(opt).eval()
-    # The last layer begins with zeros. With noise in it, the output is no plain mean of the input.
+    # The last layer begins with zeros. Give it noise, so that the output is not simply a mean of
+    # the input.
     torch.nn.init.normal_(net.get_parameter("conv_last.weight"), 0, 0.02)
     weights = folder / "G.pth"
     torch.save({"params": net.state_dict()}, weights)
@@ -404,7 +407,7 @@ def test_pad_sequence_of_a_test_clip_restores_with_an_eighth_frame_and_scores_se
     assert padded != scores("c")
 
 
-# ---- What is said and refused ----
+# ---- Warnings and refusals ----
 
 BATCH = "datasets.train.dataloader_batch_size"
 WORKERS = "datasets.train.dataloader_num_workers"
@@ -412,7 +415,7 @@ WORKERS = "datasets.train.dataloader_num_workers"
 
 @pytest.fixture
 def totals(tmp_path):
-    """Give file 006 with a batch of 8 and 1 loader process, in KAIR totals of all GPUs."""
+    """Give file 006 with a batch of 8 and 1 loader process: in KAIR, totals of all GPUs."""
     return prepare(tmp_path, "006", **{BATCH: 8})
 
 
@@ -420,7 +423,7 @@ def test_totals_of_kair_are_named_with_the_numbers_for_each_rank(totals):
     assert f"{BATCH}=2 {WORKERS}=1" in read(totals).note_on_totals(ranks=4)
 
 
-def test_one_rank_needs_no_word_on_totals(totals):
+def test_one_rank_gets_no_note_on_totals(totals):
     assert read(totals).note_on_totals(ranks=1) == ""
 
 
@@ -437,7 +440,7 @@ def test_a_number_from_the_command_line_is_no_total(totals):
     assert read(totals, f"{WORKERS}=4", f"{BATCH}=2").note_on_totals(ranks=4) == ""
 
 
-def test_keys_that_older_versions_of_this_project_saved_are_no_sign_of_kair(tmp_path):
+def test_a_file_with_keys_of_older_versions_of_this_project_does_not_count_as_kairs(tmp_path):
     options = shrink_options(options_of("006"))
     without_keys_of_kair = {}
     for key, value in options.items():
@@ -475,7 +478,7 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
         "correct the dataroot in the options, or make or copy the data (docs/data_format.md); "
         "download: http://toflow.csail.mit.edu/"
     )
-    # The line of the message that says what to do.
+    # The advice is the line after "do".
     _, _, rest = run.text.partition("\n  do ")
     assert rest.splitlines()[0].strip() == expected
 
@@ -504,7 +507,7 @@ def test_a_network_and_datasets_for_different_tasks_are_refused(
 
 # ---- Septuplets ----
 
-# The septuplets that there are. The meta file lists the first and the last.
+# The three septuplets of the data. The meta file lists the first and the last one.
 FIRST = "00001/0001"
 NOT_LISTED = "00001/0002"
 LAST = "00096/0936"
@@ -512,7 +515,7 @@ STEMS = ["im1", "im2", "im3", "im4", "im5", "im6", "im7"]
 
 
 def grey(number: int, size: tuple[int, int]) -> bytes:
-    """Return the picture of a frame, whose grey level says its number: 30 for im1, 60 for im2."""
+    """Return the picture of a frame. Its grey level is 30 x its number: 30 for im1, 60 for im2."""
     picture = np.full((*size, 3), 30 * number, np.uint8)
     _, encoded = cv2.imencode(".png", picture)
     return encoded.tobytes()
@@ -529,9 +532,9 @@ def septuplets(size: tuple[int, int]) -> dict[str, bytes]:
 
 @pytest.fixture
 def root(tmp_path):
-    """Give a folder with sharp septuplets (gt) and a quarter as large ones (lq), and the meta file.
+    """Give a folder with sharp septuplets (gt), septuplets of a quarter the size (lq), and meta.txt.
 
-    Both are there as folders and as LMDBs: gt, gt.lmdb, lq, lq.lmdb.
+    Both kinds exist as folders and as LMDBs: gt, gt.lmdb, lq, lq.lmdb.
     """
     for kind, size in (("gt", (96, 128)), ("lq", (24, 32))):
         files = septuplets(size)
@@ -541,7 +544,7 @@ def root(tmp_path):
     return tmp_path
 
 
-# Classes of KAIR, by which its files name a dataset.
+# Names of datasets in KAIR's files, which are names of KAIR's classes.
 SUPER_RESOLUTION = "VideoRecurrentTrainVimeoDataset"
 INTERPOLATION = "VideoRecurrentTrainVimeoVFIDataset"
 TEST = "VideoTestVimeo90KDataset"
@@ -584,7 +587,7 @@ def numbers(frames: torch.Tensor) -> list[int]:
 
 @pytest.fixture(params=["", ".lmdb"], ids=["folders", "LMDB"])
 def end(request):
-    """Give the end of the names of the data: each test runs on folders and on LMDBs."""
+    """Give the ending of the names of the data. So each test runs on folders, then on LMDBs."""
     return request.param
 
 
@@ -602,14 +605,14 @@ def test_a_listed_septuplet_is_one_sample_and_is_padded_to_eight_frames(root, en
         assert numbers(sample["gt"]) == [1, 2, 3, 4, 5, 6, 7, 7]
 
 
-def test_fewer_frames_are_the_middle_ones_of_a_septuplet(root, end):
+def test_a_sample_of_fewer_frames_has_the_middle_frames_of_a_septuplet(root, end):
     sample = build(root, end=end, num_frame=5)[(0, 0)]
 
     assert numbers(sample["lq"]) == [2, 3, 4, 5, 6]
 
 
-# Epochs until a random choice between two orders of the frames has surely shown both: 12 equal
-# choices would happen once in 2000 seeds, and the seed is fixed.
+# In 12 epochs, a random choice between two orders of the frames shows both orders. 12 equal choices
+# would happen with one of 2000 seeds, but the seed is fixed.
 EPOCHS = range(12)
 
 
@@ -621,7 +624,7 @@ def test_in_reversed_time_the_frame_that_is_played_last_is_repeated(root, end):
     assert orders == {(1, 2, 3, 4, 5, 6, 7, 7), (7, 6, 5, 4, 3, 2, 1, 1)}
 
 
-def test_interpolation_gets_every_second_frame_and_the_one_in_the_middle(root, end):
+def test_interpolation_gets_every_second_frame_and_the_middle_frame_as_target(root, end):
     dataset = build(root, INTERPOLATION, end=end, lq="gt", temporal_scale=2, random_reverse=True)
 
     samples = [dataset[(epoch, 1)] for epoch in EPOCHS]
@@ -687,7 +690,7 @@ def test_a_listed_septuplet_without_data_is_named_with_its_frames_and_the_meta_l
     assert "im1 ... im7 of every listed clip, each with its lq and gt file" in text
     assert expected in text.partition("expected")[2]
     assert f"restore these files, or remove the clips from the meta list {root}/meta.txt" in text
-    # The words of other datasets do not occur.
+    # The message has no words that only fit other datasets.
     for word in ("blur", "sharp", "spike", "from the folders"):
         assert word not in text
 
@@ -699,8 +702,8 @@ def root_with_a_small_frame(root):
     return root
 
 
-# Opening a dataset reads the size of the first clip alone, because reading the headers of 64,612
-# septuplets would take minutes.
+# Opening a dataset reads only the size of the first clip. Reading the headers of the 64,612
+# septuplets of Vimeo-90K would take minutes.
 def test_a_frame_of_another_size_is_refused_when_it_is_read(root_with_a_small_frame):
     dataset = build(root_with_a_small_frame)
 
@@ -730,7 +733,7 @@ def with_other_colours(picture):
     return jitter_colors(picture.expand(3, -1, -1, -1), np.random.default_rng(1))
 
 
-def test_color_jitter_is_alike_in_all_frames(coloured_picture):
+def test_color_jitter_is_equal_in_all_frames(coloured_picture):
     first, second, third = with_other_colours(coloured_picture)
 
     assert torch.equal(first, second)
@@ -740,7 +743,7 @@ def test_color_jitter_is_alike_in_all_frames(coloured_picture):
 def test_color_jitter_is_small(coloured_picture):
     first, _, _ = with_other_colours(coloured_picture)
 
-    # Of values from 0 to 1. This draw changes them by 0.16 at most.
+    # The values are between 0 and 1. This draw changes them by at most 0.16.
     change = float((first - coloured_picture).abs().max())
     assert 0 < change < 0.3
 
@@ -786,7 +789,7 @@ def denoising(clean, **changes):
 
 
 # The input of a denoising sample, "lq", is (frames, 4, H, W): three channels of colours, and the
-# noise map, a channel that says the level of the noise.
+# noise map. Each value of the noise map is the level of the noise, divided by 255.
 
 
 def level_of(sample):
@@ -827,7 +830,7 @@ def test_the_noise_of_a_denoising_sample_has_the_level_of_the_noise_map(clean_cl
 
 
 @EACH_EPOCH
-def test_each_frame_of_a_denoising_sample_has_noise_of_its_own(clean_clips, epoch):
+def test_the_frames_of_a_denoising_sample_have_different_noise(clean_clips, epoch):
     noise = noise_of(denoising(clean_clips)[(epoch, 0)])
 
     assert not torch.equal(noise[0], noise[1])
@@ -854,7 +857,7 @@ def test_a_denoising_sample_is_a_function_of_epoch_and_index(clean_clips):
 def test_a_seed_gives_the_noise_that_it_always_gave(clean_clips):
     sample = denoising(clean_clips)[(2, 0)]
 
-    # Printed by the version that had this test first. A run that is resumed must see this sample.
+    # The first version with this test printed these numbers. A resumed run must see this sample.
     assert level_of(sample) == pytest.approx(38.4410, abs=1e-3)
     first_values = noise_of(sample)[0, 0, 0, :3].tolist()
     assert first_values == pytest.approx([35.7385, 17.1315, 107.1369], abs=1e-2)
@@ -866,7 +869,7 @@ def test_noise_does_not_change_the_crop(clean_clips):
     assert torch.equal(denoising(clean_clips)[(2, 0)]["gt"], without_noise[(2, 0)]["gt"])
 
 
-def test_noise_on_other_frames_than_the_sharp_ones_is_refused(clean_clips):
+def test_noise_on_other_frames_than_the_sharp_frames_is_refused(clean_clips):
     with pytest.raises(OptionError, match="the same as dataroot_gt"):
         denoising(clean_clips, dataroot_lq=f"{clean_clips}/a")
 
@@ -898,21 +901,21 @@ def test_test_noise_has_the_level_of_the_options(clean_clips):
     assert float((255 * (clip["lq"] - clip["gt"])).std()) == pytest.approx(30, rel=0.05)
 
 
-def test_test_noise_depends_on_the_names_of_clip_and_frame_alone(clean_clips):
+def test_test_noise_depends_only_on_the_names_of_clip_and_frame(clean_clips):
     whole = noisy_test_set(clean_clips, seed=0)[1]["lq"]  # clip b
-    # Now clip b is the first clip, and it is read in parts of two frames.
+    # Now clip b is the first clip, and only two of its frames are read.
     shutil.rmtree(f"{clean_clips}/a")
-    alone = noisy_test_set(clean_clips, seed=0, num_frame=2)
+    without_clip_a = noisy_test_set(clean_clips, seed=0, num_frame=2)
 
-    part = alone[0]["lq"]
-    [reader] = alone.readers()
+    part = without_clip_a[0]["lq"]
+    [reader] = without_clip_a.readers()
     of_reversed_time = reader.frame(1, reverse=True)["lq"]
 
     assert torch.equal(part, whole[:2])
     assert torch.equal(of_reversed_time, whole[1])
 
 
-def test_test_noise_of_another_seed_is_another(clean_clips):
+def test_another_seed_gives_another_test_noise(clean_clips):
     first = noisy_test_set(clean_clips, seed=0)[1]["lq"]
     second = noisy_test_set(clean_clips, seed=1)[1]["lq"]
 
