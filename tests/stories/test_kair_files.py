@@ -532,7 +532,7 @@ def septuplets(size: tuple[int, int]) -> dict[str, bytes]:
 
 @pytest.fixture
 def root(tmp_path):
-    """Give a folder with sharp septuplets (gt), septuplets of a quarter the size (lq), and meta.txt.
+    """Give a folder with sharp septuplets (gt), septuplets a quarter as large (lq), and meta.txt.
 
     Both kinds exist as folders and as LMDBs: gt, gt.lmdb, lq, lq.lmdb.
     """

@@ -1,12 +1,12 @@
 """scripts/prepare_gopro_spike.py: the clips it makes, its refusals, its processes, its restarts.
 
-The program makes training clips of sharp frames at a high rate. It averages some raw frames to a
-blurry frame, takes the middle one as the sharp frame, and simulates the spikes in between. With
-`--rig` it simulates two cameras instead, and any video or photograph will do.
+The program makes training clips from raw frames: sharp frames at a high rate. It averages a few raw
+frames to a blurry frame, takes the middle one of these as the sharp frame, and simulates the spikes
+of this time. With `--rig` it simulates two cameras instead, from any video or photograph.
 
 Most tests use three raw clips (`write_raw`), whose frames of 32 x 32 pixels show moving clouds:
 
-    train/GOPR0001_03_00   13 frames: 4 exposures of 3 frames, one frame is left over
+    train/GOPR0001_03_00   13 frames: 4 exposures of 3 frames, and one more frame
     train/GOPR0002_05_00   10 frames: 2 exposures of 5 frames
     test/GOPR0003_03_00     9 frames: 3 exposures of 3 frames
 
@@ -91,7 +91,7 @@ def prepared_root(raw_once, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def with_instants(raw_once, tmp_path_factory):
-    """Give clips of known brightness with three sharp instants a frame. No test changes them."""
+    """Give clips of known brightness with three sharp instants per frame. No test changes them."""
     out = tmp_path_factory.mktemp("with_instants") / "out"
     how = ("--rate", 0.9, "--instants", 3)
     assert prepare("--source", raw_once, "--out", out, *how) == 0
@@ -104,13 +104,16 @@ def information(out):
 
 
 def spike_files(out):
-    """Return the spike files that training reads, by path. made.json names the source: left out."""
+    """Return the files with spikes that training reads: path -> content.
+
+    made.json is left out, because it names the source, which may differ.
+    """
     content = read_files(out / "GOPRO_Large_spike_seq")
     return {name: value for name, value in content.items() if not name.endswith("made.json")}
 
 
 def whole_clips(out, split="train"):
-    """Return the options of a test set that takes prepared clips in full length and size."""
+    """Return the options of a test set that reads prepared clips in full length and size."""
     spike = {"type": "dat", "representation": {"type": "voxel", "num_bins": 4}}
     return data_section(
         out, split, dataset_type="TestDatasetRGBSpike", num_frame=None, gt_size=None, spike=spike
@@ -131,7 +134,7 @@ def correlation(a, b):
 # ---- Clips of raw frames ----
 
 
-def test_a_dry_run_says_what_would_be_made(raw_once, tmp_path, capsys):
+def test_a_dry_run_lists_the_clips_that_would_be_made(raw_once, tmp_path, capsys):
     assert prepare("--source", raw_once, "--out", tmp_path / "out", "--dry-run") == 0
 
     output = capsys.readouterr().out
@@ -163,9 +166,9 @@ def test_the_check_of_data_finds_no_fault_in_prepared_clips(prepared_root):
 def test_a_spike_file_has_8_planes_for_each_raw_frame(prepared_root):
     report = check_clips(whole_clips(prepared_root))
 
-    # There are 8 planes from one raw frame to the next. The first clip has one frame after its
-    # last exposure, so its last file is as long as the others. The second clip has none: its last
-    # file ends with the last raw frame, after 4 steps of 8 planes and one plane more.
+    # There are 8 planes from one raw frame to the next. The first clip has one raw frame after its
+    # last exposure, so its last file is as long as the others: 3 x 8 planes. The second clip has no
+    # such frame. So its last file ends with the last of 5 raw frames: 4 x 8 planes plus 1.
     planes = {clip.name: clip.planes for clip in report.clips}
     assert planes == {
         "GOPR0001_03_00": (24, 24, 24, 24),
@@ -210,7 +213,7 @@ def test_a_frame_of_blur_gamma_is_the_mean_of_the_light(with_instants):
 
     light = (frames[5:10] / 255) ** GAMMA
     shown = light.mean(0) ** (1 / GAMMA) * 255
-    # 0.01 more than rounding, because the program computes in single precision.
+    # 0.5 is the error of rounding. 0.01 is added, because the program computes in single precision.
     assert np.abs(blurry - shown).max() <= 0.51
 
 
@@ -230,7 +233,7 @@ def test_the_spikes_around_the_plane_of_the_sharp_frame_show_the_sharp_frame(wit
     seen = represent("tfp", spikes, center=16, half_window=12, rate=0.9)[0]
 
     light = light_of(sharp, side=16)
-    # A firing rate over 25 planes is coarse, so it resembles the light without being equal.
+    # A firing rate over 25 planes is coarse, so it is similar to the light, but not equal.
     assert correlation(seen, light) > 0.9
     assert abs(seen.mean() - light.mean()) < 0.03
 
@@ -268,7 +271,7 @@ def test_the_reference_options_read_the_documented_folders(raw_root, tmp_path, m
 
     assert prepare("--source", "GOPRO_Large_all", "--out", "trainsets") == 0
 
-    # The reference is for larger frames than these.
+    # The reference options are for larger frames than the frames of this test.
     changes = ["datasets.train.gt_size=16", "netG.img_size=[6,16,16]"]
     for split in ("train", "test"):
         changes += [f"datasets.{split}.spike.h=16", f"datasets.{split}.spike.w=16"]
@@ -296,7 +299,7 @@ def test_a_second_start_changes_no_file(raw_root, tmp_path):
 
 
 def leave_unfinished(out):
-    """Rename a clip as a killed run leaves it while it is being made. Returns the folder."""
+    """Rename the folder of a clip as if a run was killed while making it. Return the folder."""
     spikes = out / "GOPRO_Large_spike_seq/train"
     unfinished = spikes / ".GOPR0001_03_00.tmp"
     os.rename(spikes / "GOPR0001_03_00", unfinished)
@@ -307,7 +310,7 @@ def test_an_unfinished_clip_of_the_program_is_made_again(raw_root, tmp_path):
     prepare("--source", raw_root, "--out", tmp_path / "out")
     before = read_files(tmp_path / "out")
     unfinished = leave_unfinished(tmp_path / "out")
-    # The mark says that the program made the folder.
+    # The file MARK says that the program made the folder.
     (unfinished / MARK).touch()
 
     prepare("--source", raw_root, "--out", tmp_path / "out")
@@ -336,8 +339,8 @@ def test_raw_frames_are_taken_in_the_order_of_their_numbers(raw_root, prepared_r
     assert "dataset.json" in made
 
 
-# What may have happened to the first clip between two starts. raw: folder of its raw frames.
-# spikes: folder of its spikes, with made.json, which says from what the clip was made.
+# Each function below changes the first clip between two starts. raw: folder of its raw frames.
+# spikes: folder of its spikes and of made.json, which says from which files the clip was made.
 
 
 def rewrite_a_raw_frame(raw, spikes):
@@ -357,7 +360,10 @@ def change_version(raw, spikes):
 
 
 def lose_spikes_and_rewrite_a_raw_frame(raw, spikes):
-    """Remove the spikes. Made anew from the new raw frame, they would not fit the blurry frames."""
+    """Remove the spikes, and change a raw frame.
+
+    If the spikes were made again from this raw frame, they would not fit the old blurry frames.
+    """
     shutil.rmtree(spikes)
     rewrite_a_raw_frame(raw, spikes)
 
@@ -391,7 +397,7 @@ def write_wrong_clips(raw):
     other_height = np.zeros((6, 2 * SIZE, SIZE, 3), np.uint8)  # 64 x 32, the others are 32 x 32
     odd_height = np.zeros((6, SIZE + 1, SIZE, 3), np.uint8)  # 33 x 32
     write_folder(raw / "train/GOPR0004_03_00", other_height)
-    # The 11 in the name of the clip asks for 11 frames a blurry frame, and it has only 3 frames.
+    # The 11 in the name of the clip asks for 11 raw frames per blurry frame, but it has only 3.
     write_folder(raw / "train/GOPR0005_11_00", moving_frames(count=3))
     write_folder(raw / "train/GOPR0006_03_00", odd_height)
 
@@ -414,7 +420,7 @@ def test_the_flags_that_leave_the_wrong_clips_out_are_said(raw_root, tmp_path, c
     assert prepare("--source", raw_root, "--out", tmp_path / "out") == 3
 
     message = capsys.readouterr().err
-    # Clips of another size than the others come last, because they are compared at the end.
+    # GOPR0004_03_00 comes last, because sizes of clips are compared after all other checks.
     flags = "--leave-out GOPR0005_11_00 --leave-out GOPR0006_03_00 --leave-out GOPR0004_03_00"
     assert f"make only the others: {flags}" in message
 
@@ -427,7 +433,7 @@ def test_nothing_is_made_if_a_clip_is_wrong(raw_root, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_no_flag_is_said_if_all_clips_are_wrong(tmp_path, capsys):
+def test_the_error_gives_no_flag_if_all_clips_are_wrong(tmp_path, capsys):
     for number in (1, 2):
         write_folder(tmp_path / f"raw/train/GOPR000{number}_11_00", moving_frames(count=3))
 
@@ -532,7 +538,7 @@ def test_clips_that_are_made_keep_their_split_if_more_clips_come(tmp_path, count
         assert later[name] == split
 
 
-def test_an_interrupted_run_on_videos_goes_on_with_the_split_that_it_chose(tmp_path):
+def test_an_interrupted_run_on_videos_continues_with_the_split_that_it_chose(tmp_path):
     raw = tmp_path / "raw"
     out = tmp_path / "out"
     raw.mkdir()
@@ -561,7 +567,7 @@ def test_an_interrupted_run_on_videos_goes_on_with_the_split_that_it_chose(tmp_p
 
 @pytest.fixture(scope="module")
 def fine_frames():
-    """Give nine grey frames that move half a pixel each. The program sees each fourth."""
+    """Give nine grey frames that move by half a pixel each. The program sees frames 0, 4 and 8."""
     return moving_frames(count=9, step=0.5).astype(np.float32)[..., 0] / 255
 
 
@@ -570,8 +576,8 @@ def path_of_light(fine_frames, method):
     return LightPath(lambda number: fine_frames[4 * number], count=3, method=method)
 
 
-# The clouds move 2 pixels between two frames. Optical flow follows them; a linear change fades one
-# frame into the next, so its error is larger.
+# The clouds move by 2 pixels between two frames that the program sees. Optical flow follows the
+# clouds. A linear change fades one frame into the next frame, so its error is larger.
 @pytest.mark.parametrize(("method", "largest_error"), [("flow", 0.01), ("linear", 0.04)])
 def test_light_moves_from_one_frame_to_the_next(fine_frames, method, largest_error):
     path = path_of_light(fine_frames, method)
@@ -614,7 +620,7 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
     # TQDM_DISABLE would hide the progress that this test reads.
     environment = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}
 
-    # Kill the program as soon as it has finished a clip and is in the middle of another one.
+    # Kill the program as soon as it has finished a clip and is making another clip.
     run = subprocess.Popen(
         [*program, *arguments],
         cwd=ROOT,
@@ -643,9 +649,9 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
 
     # The progress counts the frames, and some clips are finished, but not all.
     progress = r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d:\d\d left"
-    done, of = map(int, find_match(progress, progress_line).groups())
-    assert of == total
-    assert 0 < done < of
+    done, to_do = map(int, find_match(progress, progress_line).groups())
+    assert to_do == total
+    assert 0 < done < to_do
     assert "made " not in rest
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*/*/*/made.json")}
     assert finished
@@ -655,8 +661,8 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
     assert prepare("--source", raw, "--out", out) == 0
     output = capsys.readouterr().out
     counted = {int(number) for number in re.findall(r"making: .* of (\d+) frames", output)}
-    # A spike file stands for an exposure of three raw frames. Each line of the progress gives the
-    # number of frames that were still to make.
+    # A spike file belongs to an exposure of three raw frames. Each line of the progress gives the
+    # number of frames that the second start must make.
     exposures = sum(len(list(path.parent.glob("spike/*"))) for path in finished)
     frames_to_make = total - 3 * exposures
     assert counted == {frames_to_make}
@@ -751,7 +757,7 @@ def test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in
     followed = cv2.remap(there, x + shifts[..., 0], y + shifts[..., 1], cv2.INTER_LINEAR)
     with_motion = np.abs(followed - here).mean(axis=-1)
     without = np.abs(there - here).mean(axis=-1)
-    # The median, because some pixels are covered or out of view in the other plane.
+    # Compare medians, because some pixels are covered or out of view in the other plane.
     assert np.median(with_motion) < 0.1 * np.median(without)
 
 
@@ -785,7 +791,7 @@ def test_a_photograph_that_becomes_a_clip_is_not_named_as_left_out(tmp_path, cap
     assert caplog.messages == [message]
 
 
-def test_each_clip_has_a_brightness_of_its_own(clips_of_rigs):
+def test_each_clip_has_another_brightness(clips_of_rigs):
     clips = information(clips_of_rigs)["clips"]
 
     rates = {clip["rate"] for clip in clips.values()}
@@ -840,7 +846,7 @@ def test_the_rig_in_dataset_json_has_the_calibration_beside_it(clips_of_rigs):
 def test_no_clip_goes_over_the_cut_of_a_video(clips_of_rigs, name):
     cut = information(clips_of_rigs)["clips"][name]["cut"]
 
-    # The clip takes 3 exposures of `average` frames, and 2 frames beside them.
+    # The clip takes 3 exposures of `average` frames, and 2 frames around them.
     end = cut["first"] + 3 * cut["average"] + 2
     is_before_the_cut = end <= CUT
     is_after_the_cut = cut["first"] >= CUT
@@ -864,9 +870,9 @@ FAULTLESS_RIG = (
 
 @pytest.fixture(scope="module")
 def faultless(tmp_path_factory):
-    """Give clips of that rig: 4 frames of 24 x 24 pixels with 96 planes each, of 2 raw frames.
+    """Give a clip of FAULTLESS_RIG: 4 frames of 24 x 24 pixels, each from 2 raw frames.
 
-    No test changes them.
+    Each frame has 96 planes. No test changes the clip.
     """
     root = tmp_path_factory.mktemp("faultless")
     write_folder(root / "videos/video", moving_frames(count=12, step=2.0))
@@ -905,7 +911,7 @@ def test_the_spikes_of_a_rig_show_the_sharp_frame_in_their_middle(faultless):
     (path,) = faultless.rglob("000002.dat")
     spikes = read_spikes(path, SpikeGeometry(height=12, width=12))
 
-    # 25 of 96 planes, around plane 48.
+    # Planes 36 to 60: 25 of 96 planes, around plane 48.
     seen = spikes[36:61].mean(0)
 
     assert correlation(seen, light_of(sharp, side=12)) > 0.9
