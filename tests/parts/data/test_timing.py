@@ -1,15 +1,15 @@
-"""data/cameras/timing.py: which planes of its spike file, and of the files beside it, a frame gets.
+"""data/cameras/timing.py: which planes a frame gets, of its own and of neighbouring spike files.
 
-The steps are in exposures.py, timing.py, sharp_plane.py and context_planes.py. The section `spike`
-has these options:
+The steps are in exposures.py, timing.py, sharp_plane.py and context_planes.py in data/cameras. The
+section `spike` has these options:
 
-    first, count         a window of each file
-    exposure             where the exposures of all frames lie in the one file of a clip
-    context              how many planes before and after an exposure are read, too
-    calibration          its time offset moves all of these
+    first, count         a window of each file: only these planes are used
+    exposure             if a clip has one file for all frames: where their exposures lie in the
+    file context              number of planes before and after an exposure that are read, too
+    calibration          has a time offset, which moves windows, exposures and contexts
 
-The clips have four frames with random spikes, 24 planes per frame. A test compares with files that
-hold just the planes that are expected.
+The clips have four frames with random spikes, 24 planes per frame. Most tests compare two data
+sets: one with such an option, and one whose files have exactly the expected planes.
 """
 
 import json
@@ -70,7 +70,7 @@ def spike_folder(root, clip):
 def write_noise(root, part=slice(None), **info):
     """Write two clips whose frame i has the planes `part` of noise_planes(i). Returns `root`.
 
-    info: keys of dataset.json.
+    part: a slice, e.g. slice(5, 20) for planes 5 to 19. info: keys of dataset.json.
     """
     for clip in CLIPS:
         write_clip(root, clip, split="test", frames=FRAMES)
@@ -94,12 +94,12 @@ def build_test_set(values):
 
 
 def channels(dataset, clip=0, reverse=False):
-    """Return the spike channels (FRAMES, C, H, W) of a clip. reverse: played backwards."""
+    """Return the spike channels (FRAMES, C, H, W) of a clip. reverse: in reversed time."""
     return dataset.read_frames(clip, first=0, count=FRAMES, reverse=reverse)["spike"]
 
 
 def one_per_spike_pixel(rgb_pixels):
-    """Return one value for each spike pixel. rgb_pixels: the values of 2 x 2 RGB pixels each."""
+    """Return one value for each spike pixel, which covers 2 x 2 RGB pixels of equal value."""
     return rgb_pixels[..., ::2, ::2]
 
 
@@ -127,7 +127,7 @@ def have_equal_channels(a, b, reverse=False):
         pytest.param(12, 7, id="number"),
     ],
 )
-def test_a_window_gives_what_files_of_these_planes_give(
+def test_a_window_gives_the_same_channels_as_files_of_these_planes(
     tmp_path, representation, center, center_in_cut, reverse
 ):
     whole = write_noise(tmp_path / "whole", gt_plane=12)
@@ -202,7 +202,7 @@ def test_a_sharp_frame_outside_of_the_window_is_refused(tmp_path):
 
 @pytest.fixture
 def shorter_last_file(tmp_path):
-    """Give clips of which the last file of a/1 has 20 planes."""
+    """Give clips in which only the last file, of clip a/1, has 20 planes instead of 24."""
     root = write_noise(tmp_path)
     last_file = spike_folder(root, "a/1") / f"{FRAMES - 1:06d}.dat"
     write_spikes(last_file, noise_planes(FRAMES - 1)[:20], PLANE)
@@ -218,25 +218,26 @@ def test_the_last_file_of_a_clip_must_have_the_window(shorter_last_file):
         build(shorter_last_file, first=3, count=18)
 
 
-# ---- One file a clip: exposure ----
+# ---- One file per clip: exposure ----
 
-# The exposures within a file: frame i begins at plane 7 + i 31.4, rounded. So the last exposure
+# The exposures within a file: frame i begins at plane 7 + 31.4 i, rounded. So the last exposure
 # has the planes 101 to 124, which are the last planes of the file.
 START = 7
 PERIOD = 31.4
 FIRSTS = [7, 38, 70, 101]
 EXPOSURE = {"start": START, "length": PLANES, "period": PERIOD}
-# Each exposure begins one plane later, at plane 8 + i 31.4. So the last one ends after the file.
+# Each exposure begins one plane later, at plane 8 + 31.4 i. So the last exposure would have planes
+# 102 to 125, but the file ends with plane 124.
 TOO_LATE = EXPOSURE | {"start": START + 1}
 # Exposures without a gap: frame i begins at plane 24 i.
 EVEN = {"start": 0, "length": PLANES, "period": PLANES}
 
 
 def join(root, place, firsts=FIRSTS, planes=None):
-    """Join the files of each clip to one file, with ones between the exposures.
+    """Join the files of each clip to one file. Between the exposures, all values are 1.
 
-    place: path of the file, e.g. "{clip}/spike/long.dat". firsts: where the exposures begin.
-    planes: of the file; by default it ends with the last exposure.
+    place: path of the file, e.g. "{clip}/spike/long.dat". firsts: first plane of each exposure.
+    planes: number of planes of the file. None: the file ends with the last exposure.
     """
     for clip in CLIPS:
         stream = np.ones((planes or firsts[-1] + PLANES, 8, 12), np.uint8)
@@ -255,7 +256,7 @@ PLACES = ["{clip}/spike/long.dat", "{clip}/capture.npz"]
 
 @pytest.fixture(params=PLACES, ids=["in the folder of spikes", "beside the frames"])
 def joined_files(request, tmp_path):
-    """Give clips with a file a frame, and the same clips with one file."""
+    """Give the roots of clips with one file per frame, and of the same clips with one file each."""
     parts = write_noise(tmp_path / "parts")
     joined = write_noise(tmp_path / "joined")
     join(joined, request.param)
@@ -264,7 +265,9 @@ def joined_files(request, tmp_path):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("center", ["gt", "file", 3])
-def test_one_file_of_a_clip_gives_what_a_file_per_frame_gives(joined_files, center, reverse):
+def test_one_file_per_clip_gives_the_same_channels_as_one_file_per_frame(
+    joined_files, center, reverse
+):
     parts, joined = joined_files
 
     found = build(joined, center=center, exposure=EXPOSURE)
@@ -290,7 +293,7 @@ def test_a_format_that_can_only_be_read_from_the_start_is_warned_of(tmp_path, pl
 
     report = check_clips(data_section(root, "test", spike={"type": "dat", "exposure": EXPOSURE}))
 
-    # A compressed .npz has no places at which reading could begin.
+    # The second place is a compressed .npz, which can only be read from its start.
     found = [warning for warning in report.warnings if "from the start" in warning.what]
     assert len(found) == warnings
 
@@ -322,7 +325,7 @@ def cached_files(tmp_path):
     return CachedFiles(tmp_path / "cached")
 
 
-def test_a_cache_of_one_file_per_clip_gives_the_same(cached_files, tmp_path):
+def test_a_cache_of_one_file_per_clip_gives_the_same_channels(cached_files, tmp_path):
     expected = build(write_noise(tmp_path / "parts"), center=3)
 
     assert have_equal_channels(cached_files.build(exposure=EXPOSURE), expected)
@@ -355,7 +358,7 @@ RELATIVE = {"type": "relative", "half_windows": [2], "num_bins": 3}
 def expected_with_context(frame, context, reverse):
     """Return the channels of a frame, with planes before and after its exposure.
 
-    context: number of planes on each side. The frame's centre is its plane 11.
+    context: number of planes on each side. The sharp frame is at plane 11 of the exposure.
     """
     stream = all_noise()
     first = frame * PLANES
@@ -381,7 +384,8 @@ def test_context_of_a_file_per_frame_is_in_the_files_beside(tmp_path, context, r
         build(root, center=11, representation=RELATIVE, context=context), reverse=reverse
     )
 
-    reach = min(context, PLANES)  # one file on each side is read
+    # Only one file on each side is read, so a context of 40 gives only 24 planes.
+    reach = min(context, PLANES)
     for frame in range(FRAMES):
         expected = expected_with_context(frame, reach, reverse)
         assert np.array_equal(one_per_spike_pixel(found[frame]), expected)
@@ -493,7 +497,7 @@ def test_a_clip_takes_the_spike_file_of_its_name(files_beside_folders):
         files_beside_folders, exposure=EVEN, representation={"type": "raw", "window": 1}
     )
 
-    # The second frame of clip "two", and the plane in the middle of its 24 planes.
+    # Look at the second frame of clip "two". Its channel is plane 12, the middle of its 24 planes.
     item = dataset.read_frames(index=1, first=1, count=1)
     found = one_per_spike_pixel(item["spike"][0, 0])
     assert np.array_equal(found, noise_planes(frame=1)[12])
@@ -517,7 +521,8 @@ def test_half_a_plane_is_rounded_up():
     # (start, length) of two frames.
     exposures = Exposures(rows=((0.5, 2.5), (1.5, 3.5)))
 
-    # round() of Python would give (0, 2) for the first frame: it takes the even number.
+    # Python's round() would give (0, 2) for the first frame, because it rounds halves to even
+    # numbers.
     assert exposures.planes_of(0) == (1, 3)
     assert exposures.planes_of(1) == (2, 4)
     assert exposures.planes_of(0, offset=-3) == (-2, 3)  # the start is -2.5
@@ -602,9 +607,10 @@ def test_an_exposure_needs_its_file():
 
 # ---- One file of a user ----
 
+# Options `spike` of a user, without the size of a plane, and with it.
 OF_USER = {"type": "dat", "center": "file", "rate": 1.0, "representation": "voxel"}
 WITH_SIZE = OF_USER | {"h": 8, "w": 12}
-# A window with the planes of all frames. Arrays say their size themselves.
+# A window with the planes of all frames. The size is not needed, because arrays have a shape.
 WINDOW = OF_USER | {"first": 5, "count": FRAMES * PLANES}
 
 
@@ -622,7 +628,7 @@ def channels_of_user(frames, spikes, options):
     ("place", "options"),
     [
         pytest.param("file", WITH_SIZE | {"exposure": EXPOSURE}, id="file with exposures"),
-        pytest.param("folder", WITH_SIZE | {"exposure": EXPOSURE}, id="its folder"),
+        pytest.param("folder", WITH_SIZE | {"exposure": EXPOSURE}, id="folder of this file"),
         pytest.param("even.npy", WINDOW, id="array, divided evenly"),
         pytest.param("even.npz", WINDOW, id="compressed array, divided evenly"),
     ],
@@ -690,7 +696,10 @@ def calibration(path, offset):
 
 
 def channels_with_offset(root, offset):
-    """Return the channels of clips whose exposures come later, and whose calibration says so."""
+    """Return the channels of clips whose exposures come `offset` planes later.
+
+    The calibration of the clips has this offset.
+    """
     write_noise(root)
     firsts = [first + round(offset) for first in FIRSTS]
     join(root, "{clip}/spike/long.dat", firsts, planes=160)
@@ -706,9 +715,9 @@ def test_the_time_offset_of_a_calibration_moves_the_planes(tmp_path, offset):
     assert torch.equal(channels_with_offset(tmp_path / "offset", offset), expected)
 
 
-# Planes 1 to 23, of which plane 12 is the middle. With an offset of 5 the middle is plane 17, and
-# the file lacks the planes after 23. With an offset of -5 the middle is plane 7, and the file lacks
-# the planes before 0.
+# With first=1, a file has the planes 1 to 23, and plane 12 is the middle. With an offset of 5 the
+# middle is plane 17, and planes after 23 are missing. With an offset of -5 the middle is plane 7,
+# and planes before 0 are missing.
 @pytest.mark.parametrize(("offset", "center"), [(0, 12), (5, 17), (-5, 7)])
 def test_the_time_offset_moves_the_middle_of_whole_files(tmp_path, offset, center):
     root = write_noise(tmp_path)
@@ -743,9 +752,10 @@ def test_the_time_offset_moves_the_middle_of_even_parts(tmp_path, offset):
     root = write_noise(tmp_path)
     write_spikes(tmp_path / "even.npy", all_noise(), PLANE)
     frames = root / "GOPRO_Large/test/a/0/blur"
-    known = {"type": "dat", "h": 8, "w": 12, "representation": RAW_OF_3}
-    moved = known | {"calibration": calibration(root / "moved.json", offset), "center": "file"}
-    numbered = known | {"calibration": calibration(root / "none.json", 0), "center": 12 + offset}
+    common = {"type": "dat", "h": 8, "w": 12, "representation": RAW_OF_3}
+    moved = common | {"calibration": calibration(root / "moved.json", offset), "center": "file"}
+    # The same without an offset, with the number of the plane.
+    numbered = common | {"calibration": calibration(root / "none.json", 0), "center": 12 + offset}
 
     (found,) = user_clips(frames, tmp_path / "even.npy", spike_options=moved)
 
@@ -756,8 +766,8 @@ def test_the_time_offset_moves_the_middle_of_even_parts(tmp_path, offset):
 
 # ---- Texts in the digests of runs ----
 #
-# A run resumes only if its data have the digest that its checkpoint holds. So these texts must stay
-# as they are. A new field must not be in them while it has its default.
+# A run resumes only if the digest of its data is the digest in its checkpoint. So these texts must
+# stay as they are. A new field must not be in a text as long as it has its default.
 
 
 def test_whole_files_add_nothing_to_a_digest():

@@ -37,7 +37,8 @@ PLANE = SpikeGeometry(height=250, width=400)
 SIZE = ("--size", 250, 400)
 # A byte holds the bits of 8 pixels.
 BYTES_OF_PLANE = 250 * 400 // 8
-# Its brightness, see tests/parts/data/test_published_streams.py.
+# The arguments for the size and the brightness of the published stream. The brightness is explained
+# in tests/parts/data/test_published_streams.py.
 CAMERA = (*SIZE, "--rate", 0.6, "--light", "display")
 # The exponent between the values of a picture and the light that it shows.
 GAMMA = 2.2
@@ -113,7 +114,7 @@ def frames_of(path):
 
 
 def expected_picture(path, method, plane, **options):
-    """Return the picture (250, 400) in 0..255 that a method makes of the published stream."""
+    """Return the picture (250, 400), 0 to 255, that a method computes from the published stream."""
     spikes = read_spikes(path, PLANE)
     light = represent(method, spikes, plane, rate=0.6, light="display", gamma=GAMMA, **options)[0]
     return 255 * np.clip(light, 0, 1)
@@ -123,16 +124,16 @@ def expected_picture(path, method, plane, **options):
 
 
 def info(capsys, *arguments):
-    """Return what `spike_tool.py info` prints."""
+    """Run `spike_tool.py info`, and return its output."""
     assert run_spike_tool("info", *arguments) == 0
     return capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
 def output_of_scene(tmp_path_factory):
-    """Give what `info` prints of 128 planes of 180 x 320. The size is not given."""
+    """Give the output of `info` for 128 planes of 180 x 320, without an argument for the size."""
     path = tmp_path_factory.mktemp("scene") / "a.dat"
-    # As many bytes as 32 planes of 360 x 640, which have four times as many pixels.
+    # 32 planes of 360 x 640 would have the same number of bytes.
     write_scene(path, h=180, w=320, planes=128)
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
@@ -165,13 +166,14 @@ def test_info_knows_the_format_of_a_camera_with_words_between_the_pixels(tmp_pat
     output = info(capsys, tmp_path / "a.dat")
 
     assert "1000 x 1000 (SPS100)       2" in output
-    # With its words a line has as many bits as 1024 pixels. This would be the wrong size.
+    # A line of this camera has 1000 pixels and two words of 12 bits, so 1024 bits. But 1000 x 1024
+    # is not the size of a plane.
     assert "1000 x 1024" not in output
 
 
 @pytest.fixture
 def output_of_unknown_camera(tmp_path, capsys):
-    """Give what info says of 56 planes of 125 x 200: the bytes of 14 planes of 250 x 400."""
+    """Give the output of `info` for 56 planes of 125 x 200: the bytes of 14 planes of 250 x 400."""
     write_scene(tmp_path / "a.dat", h=125, w=200, planes=56)
     return info(capsys, tmp_path / "a.dat")
 
@@ -205,7 +207,7 @@ def test_info_takes_the_shape_of_a_plane_from_the_picture(tmp_path, capsys):
 
     assert "most likely 120 x 200" in output
     assert "tried: the sizes of the shape of the picture, 240 x 400" in output
-    # This size fits the bytes, but its shape is another one.
+    # This size fits the bytes, but it has another shape than the picture.
     assert "200 x 288" not in output
 
 
@@ -241,7 +243,7 @@ def test_info_names_no_size_if_none_gives_a_picture(tmp_path, capsys):
     assert "bit order" not in output
 
 
-# Content of a file, additional arguments, and what the message says.
+# Content of a file, additional arguments, and a part of the error.
 NO_SPIKES = [
     pytest.param(b"12345", (), "no known geometry fits 5 bytes", id="few bytes"),
     pytest.param(b"", (), "the file is empty", id="empty"),
@@ -341,9 +343,9 @@ def test_an_array_with_its_planes_last_is_named(tmp_path, capsys, command):
 
 @pytest.mark.parametrize("light", ["linear", "display"])
 def test_info_tells_which_light_the_spikes_integrate(tmp_path, capsys, light):
-    # The spikes are the same for both lights: they integrate the values of `scene` at rate 0.5.
-    # Whether these values are light or display values, only a picture of the same scene can tell.
-    # So each of the two has its own picture.
+    # The spikes are the same in both cases: they integrate the values of `scene` at rate 0.5. Only
+    # a picture of the same scene can tell whether these values are light or display values. So the
+    # two cases have different pictures.
     write_scene(tmp_path / "a.dat", h=64, w=64, planes=100)
     integrated = scene(h=64, w=64)
     if light == "display":
@@ -352,7 +354,8 @@ def test_info_tells_which_light_the_spikes_integrate(tmp_path, capsys, light):
     else:
         # The values of `scene` are light. A picture shows light as light ** (1 / GAMMA).
         values = integrated ** (1 / GAMMA)
-    # A frame has more pixels than a plane, as with a real pair of cameras: twice as many each way.
+    # As with a real pair of cameras, a frame has more pixels than a plane: twice as many rows and
+    # columns.
     frame = values.repeat(2, axis=0).repeat(2, axis=1)
     write_grey(tmp_path / "a.png", frame)
 
@@ -381,7 +384,7 @@ def test_convert_says_what_it_read_and_wrote(tmp_path, capsys):
         == 0
     )
 
-    # Two lines, so there is no warning between them.
+    # The output has exactly two lines, so there is no warning.
     read, written = capsys.readouterr().out.splitlines()
     assert "10 planes of 64 x 64, bottom row first" in read
     assert "no --size" in read
@@ -433,7 +436,7 @@ def test_convert_takes_some_planes_of_a_file(tmp_path, published_stream, with_he
     assert np.array_equal(np.load(tmp_path / "b.npy"), read_spikes(published_stream, PLANE)[5:12])
 
 
-# Name of the output, additional arguments, the message, and the exit code.
+# Name of the output, additional arguments, a part of the error, and the exit code.
 WRONG_OUTPUTS = [
     ("there.npy", (), "exists already", 2),
     ("c.mat", (), ".dat, .bin, .npy, .npz", 2),
@@ -479,7 +482,8 @@ def test_simulated_spikes_give_the_picture_back(tmp_path):
 
     light = read_spikes(tmp_path / "a.dat", SpikeGeometry(height=16, width=24)).mean(axis=0) / 0.8
     light_of_picture = cv2.resize(scene(h=32, w=48), (24, 16), interpolation=cv2.INTER_AREA)
-    # 200 planes tell the rate to 1 / 200, divided by 0.8. The rest is rounding of the picture.
+    # With 200 planes, the error of the rate is at most 1 / 200, and of the light 1 / 200 / 0.8. The
+    # rest of the error is the rounding of the picture.
     assert np.abs(light - light_of_picture).max() < 0.02
 
 
@@ -502,7 +506,7 @@ def test_simulate_refuses_a_wrong_value(tmp_path, capsys, flag, value, code, wor
 
 
 def peak_memory(*arguments):
-    """Run the tool, and return the bytes that Python had allocated at most."""
+    """Run the tool, and return the largest number of bytes that Python had allocated."""
     tracemalloc.start()
     assert run_spike_tool(*arguments) == 0
     _, peak = tracemalloc.get_traced_memory()
@@ -514,7 +518,7 @@ def test_a_long_stream_is_never_whole_in_memory(tmp_path):
     write_grey(tmp_path / "a.png", np.full((256, 256), 0.35))
     stream = tmp_path / "a.dat"
     video = tmp_path / "a.mp4"
-    # A byte for each pixel of each plane.
+    # In memory, a pixel of a plane takes one byte.
     whole = 1000 * 256 * 256
 
     simulating = peak_memory("simulate", tmp_path / "a.png", stream, "--planes-per-frame", 1000)
@@ -522,7 +526,8 @@ def test_a_long_stream_is_never_whole_in_memory(tmp_path):
 
     assert simulating < whole / 2
     assert playing < whole / 2
-    # Nothing was left out: 8 pixels in a byte, and every 250th of the 1000 planes in the video.
+    # The outputs are complete. In the file, 8 pixels take one byte. The video shows every 250th of
+    # the 1000 planes.
     assert stream.stat().st_size == whole // 8
     assert len(frames_of(video)) == 4
 
@@ -578,18 +583,19 @@ def played_video(published_stream, tmp_path_factory):
 FRAMES = [(0, 2), (1, 5), (2, 8), (3, 11)]
 
 
-def test_play_says_what_it_plays(published_stream, tmp_path, capsys):
+def test_play_prints_the_planes_and_the_speed(published_stream, tmp_path, capsys):
     how = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
 
     assert run_spike_tool("play", published_stream, *CAMERA, *how, "--out", tmp_path / "a.mp4") == 0
 
     output = capsys.readouterr().out
     assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame" in output
-    # 20,000 planes per second, of which the video shows 3 x 25.
+    # The camera takes 20,000 planes per second. A second of the video covers 25 frames x 3 planes.
+    # So it is 20,000 / 75 = 266.7 times slower.
     assert "266.7 x slower" in output
 
 
-def test_play_makes_a_frame_of_each_third_plane(played_video):
+def test_play_makes_a_frame_of_every_third_plane(played_video):
     assert len(played_video) == 4
     assert played_video[0].shape == (LABEL + 250, 400 + GAP + 400)
 
@@ -602,8 +608,9 @@ def test_the_left_half_of_a_video_is_white_where_a_pixel_fired(
 
     dots = played_video[number][LABEL:, :400]
 
-    # The compressed video changes values a little, more at these sharp dots than at the smooth
-    # pictures below (3 and 2). Another plane would differ by far more.
+    # The compression of the video changes values slightly. These sharp dots change more than the
+    # smooth pictures in the tests below, so the limit is larger. Another plane would differ by far
+    # more.
     assert np.abs(dots - 255 * spikes).mean() < 6
 
 
@@ -614,19 +621,19 @@ def test_the_right_half_of_a_video_is_the_reconstruction(
     picture = played_video[number][LABEL:, 400 + GAP :]
 
     expected = expected_picture(published_stream, "tfi", plane, half_window=9)
-    # Compression changes smooth pictures by 1.4 to 1.6 grey levels in the mean.
+    # Compression changes smooth pictures by 1.4 to 1.6 grey levels on average.
     assert np.abs(picture - expected).mean() < 3
 
 
 def test_each_frame_of_a_video_has_the_number_of_its_plane(played_video):
     for frame in played_video:
-        # White digits.
+        # The number is written in white digits.
         assert frame[:LABEL].max() > 200
 
     assert not np.array_equal(played_video[0][:LABEL], played_video[1][:LABEL])
 
 
-# tfi needs a spike after the plane, and nothing fires after the last plane, 41.
+# tfi needs a spike after the plane that it shows. The last plane, 41, has no plane after it.
 @pytest.mark.parametrize(
     ("method", "count"),
     [
@@ -665,7 +672,7 @@ def test_recon_is_the_registered_representation(published_stream, tmp_path, meth
 
     picture = imread_rgb(out)
     assert picture.shape == (250, 400, 3)
-    # 0.5 is the error of rounding to whole values, and 0.01 of float32.
+    # 0.5 is the error of rounding to whole values, and 0.01 the error of float32.
     expected = expected_picture(published_stream, method, plane=21)
     assert np.abs(picture[..., 0] - expected).max() <= 0.51
 
@@ -696,7 +703,7 @@ def test_recon_writes_a_folder_with_a_picture_of_each_plane(published_stream, fo
     picture = imread_rgb(folder_of_pictures / "folder/000015.png")
 
     expected = expected_picture(published_stream, "tfp", plane=15)
-    # 0.5 is the error of rounding to whole values, and 0.01 of float32.
+    # 0.5 is the error of rounding to whole values, and 0.01 the error of float32.
     assert np.abs(picture[..., 0] - expected).max() <= 0.51
 
 
@@ -720,7 +727,7 @@ def test_recon_writes_a_video_of_the_planes(folder_of_pictures):
 
 # ---- Arguments and outputs of all commands ----
 
-# Command, arguments, name of the output, and the message.
+# Command, arguments, name of the output, and a part of the error.
 WRONG_ARGUMENTS = [
     ("recon", ("--planes", 50, 3, 42, -1), "a.png", "no tfp at plane -1, 42, 50"),
     ("recon", ("--method", "tfi", "--planes", 41), "a.png", "no tfi at plane 41"),
@@ -737,7 +744,7 @@ def test_wrong_arguments_are_named_before_anything_is_written(
 ):
     out = ("--out", tmp_path / output)
 
-    # --out stands before the others, because `method.half_windw=3` is no flag.
+    # --out comes before the other arguments, because `method.half_windw=3` must come last.
     assert run_spike_tool(command, published_stream, *CAMERA, *out, *arguments) == 2
 
     message = capsys.readouterr().err
@@ -755,7 +762,7 @@ def test_nothing_is_written_into_the_repository_by_default(published_stream, tmp
 
     for command, arguments in COMMANDS:
         call = ("scripts/spike_tool.py", command, published_stream, *CAMERA, *arguments)
-        # Started in the repository.
+        # The program runs in the repository.
         result = run_ranks(1, *map(str, call), env={"TMPDIR": str(folder)})
         assert result.exit_codes == [0], result.text
         (written,) = folder.glob(f"*/{published_stream.stem}_{command}.*")
