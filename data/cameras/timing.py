@@ -76,17 +76,17 @@ class _PlanesOfFrame(NamedTuple):
     number_of_start: int  # number of the plane `start`, as the options count
     length: int  # as in `Span`
 
-    def exposed(self, share: float) -> tuple[int, int]:
-        """Return (first plane, plane after the last) of a share of these planes, in their middle.
+    def middle_part(self, share: float) -> tuple[int, int]:
+        """Return (first plane, plane after the last) of the part of these planes that is read.
 
-        It is at least one plane, unless the frame has no plane. E.g. half of the planes 100 ... 155
-        is (114, 142).
+        share: the fraction of the planes that is read, in their middle. The part has at least one
+        plane, unless the frame has no plane. E.g. half of the planes 100 ... 155 is (114, 142).
         """
-        exposed = nearest_plane(self.count * share)
+        count = nearest_plane(self.count * share)
         if self.count > 0:
-            exposed = max(exposed, 1)
-        first = self.start + (self.count - exposed) // 2
-        return first, first + exposed
+            count = max(count, 1)
+        first = self.start + (self.count - count) // 2
+        return first, first + count
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Timing:
         """Whether the option `spike.exposure` says which planes of one file belong to a frame."""
         return self.exposures is not None
 
-    def table(self, clip: str) -> Exposures | None:
+    def listed_exposures(self, clip: str) -> Exposures | None:
         """Return the exposures of a clip, or None if `exposures` has no entry for the clip."""
         if self.exposures is None:
             return None
@@ -131,10 +131,10 @@ class Timing:
 
         planes: number of planes in the file.
         """
-        table = self.table(clip)
-        if table is None:
+        listed = self.listed_exposures(clip)
+        if listed is None:
             return 1
-        return table.frames_in(planes, self.offset)
+        return listed.frames_in(planes, self.offset)
 
     def window(self, planes: int) -> tuple[int, int]:
         """Return (first plane, number of planes) of the window of a file.
@@ -161,15 +161,15 @@ class Timing:
         tick_hz: planes per second, if known.
 
         Returns (first plane, plane after the last) for each frame: [(0, 40), (40, 80)] for two
-        frames of 40 planes. Returns None if `exposures` lists the planes; then it is only checked
-        that they are exposures of frames at these times.
+        frames of 40 planes. If `exposures` lists the planes, returns None, and only checks that the
+        exposures fit frames at these times.
         Raises UnknownPlanes, which proposes exposures, if the times do not tell the planes.
         """
         if self.exposures is not None:
-            table = self.table(clip)
-            # Without a table for the clip, `span` refuses it.
-            if table is not None:
-                refuse_exposures_of_other_frames(clip, table, times)
+            listed = self.listed_exposures(clip)
+            # If there are no exposures for the clip, `span` refuses the clip.
+            if listed is not None:
+                refuse_exposures_of_other_frames(clip, listed, times)
             return None
 
         first, count = self.window(planes)
@@ -205,7 +205,7 @@ class Timing:
         `spike.exposure` lacks.
         """
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)
-        first, end = of_frame.exposed(self.share)
+        first, end = of_frame.middle_part(self.share)
         # After a shift by the offset, planes may lie outside of the file. Leave them out. But if
         # the user gave plane numbers, refuse such planes, because the numbers may be wrong.
         has_numbers_of_user = self.exposures is not None or self.count is not None
@@ -247,12 +247,12 @@ class Timing:
 
     def _exposure(self, clip: str, frame: int) -> tuple[int, int]:
         """Return (first plane, number of planes) of a frame in `exposures`. Raises DataError."""
-        table = self.table(clip)
-        if table is None:
+        listed = self.listed_exposures(clip)
+        if listed is None:
             raise _unlisted_frame("does not list", clip, frame)
-        if table.rows and frame >= len(table.rows):
-            raise _unlisted_frame(f"lists {len(table.rows)} frames of", clip, frame)
-        return table.planes_of(frame, self.offset)
+        if listed.rows and frame >= len(listed.rows):
+            raise _unlisted_frame(f"lists {len(listed.rows)} frames of", clip, frame)
+        return listed.planes_of(frame, self.offset)
 
     def _outside(self, clip: str, frame: int, first: int, end: int, planes: int) -> DataError:
         """Return the refusal of a frame if its file lacks some of the planes first ... end - 1."""

@@ -136,37 +136,37 @@ def _rows_by_seconds(times: FrameTimes, first: int, tick_hz: float) -> list[list
 # ---- Exposures of other frames ------------------------------------------------------------------
 
 
-def refuse_exposures_of_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
+def refuse_exposures_of_other_frames(clip: str, listed: Exposures, times: FrameTimes) -> None:
     """Raise UnknownPlanes if exposures do not belong to the frames that exist.
 
-    table: the exposures of a clip as the user gives them.
+    listed: the exposures of a clip as the user gives them.
     times: the times of the existing frames. The error proposes the exposures of these frames.
     """
-    if table.rows:
-        _refuse_rows_of_missing_frames(clip, table, times)
+    if listed.rows:
+        _refuse_rows_of_missing_frames(clip, listed, times)
     else:
-        _refuse_period_of_uneven_frames(clip, table, times)
+        _refuse_period_of_uneven_frames(clip, listed, times)
 
 
-def _refuse_rows_of_missing_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
+def _refuse_rows_of_missing_frames(clip: str, listed: Exposures, times: FrameTimes) -> None:
     """Raise UnknownPlanes if frames are missing, and a list has not one row for each frame.
 
     The list probably has rows for the missing frames too. The error proposes the list without them.
     """
-    if not times.gaps or len(table.rows) == len(times):
+    if not times.gaps or len(listed.rows) == len(times):
         return
     rows = []
     # `places` are the numbers of the existing frames among all frames, 0, 1, 3 if frame 2 is
     # missing.
     for place in times.places():
-        if place < len(table.rows):
-            start, length = table.rows[place]
+        if place < len(listed.rows):
+            start, length = listed.rows[place]
             rows.append([start, length])
-    what = f"spike.exposure lists {len(table.rows)} frames of clip {clip}"
+    what = f"spike.exposure lists {len(listed.rows)} frames of clip {clip}"
     raise UnknownPlanes(f"{what}: {times.described()}", clip, rows)
 
 
-def _refuse_period_of_uneven_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
+def _refuse_period_of_uneven_frames(clip: str, listed: Exposures, times: FrameTimes) -> None:
     """Raise UnknownPlanes if the frames have several distances, but the exposures have one period.
 
     The error proposes a list with a row for each frame.
@@ -177,8 +177,8 @@ def _refuse_period_of_uneven_frames(clip: str, table: Exposures, times: FrameTim
     for start in times.starts:
         # Frames at the usual distance, `times.step`, are one period apart.
         periods = (start - times.begin) / times.step
-        begin = Fraction(table.start) + periods * Fraction(table.period)
-        rows.append([_with_three_digits(begin), table.length])
+        begin = Fraction(listed.start) + periods * Fraction(listed.period)
+        rows.append([_with_three_digits(begin), listed.length])
     cause = times.described() or "the frames follow one another at several distances"
     what = f"spike.exposure gives one period for the {len(times)} frames of clip {clip}"
     raise UnknownPlanes(f"{what}: {cause}", clip, rows)
