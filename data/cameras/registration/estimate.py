@@ -94,7 +94,7 @@ class Estimate:
         self.error_by_offset = 0.0  # error of the matrix because the offset has an error
         # Of the last round on parts of the plane (parts.py).
         self.matrix_error = np.inf  # standard error
-        self.residuals = np.empty(0)  # what remains of the shift of each part
+        self.remaining_shifts = np.empty(0)  # (t,), what remains of the shift of each part
 
     @property
     def is_matrix_fixed(self) -> bool:

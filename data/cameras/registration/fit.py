@@ -103,7 +103,7 @@ def fit(
         errors=(matrix_error * factor, offset_error, share_error),
         explained=estimate.explained,
         moved=mean_distance(start, matrix, width, height),
-        residuals=tuple((estimate.residuals * factor).tolist()),
+        residuals=tuple((estimate.remaining_shifts * factor).tolist()),
     )
 
 

@@ -83,7 +83,7 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     is_usable = usable_parts(H_of_all_views, equations.pixels)  # (PARTS^2,)
     if is_usable.sum() < len(estimate.changes):
         estimate.matrix_error = np.inf
-        estimate.residuals = np.empty(0)
+        estimate.remaining_shifts = np.empty(0)
         return np.zeros(len(estimate.changes))
 
     # The shift of each usable part, and its variance.
@@ -99,7 +99,7 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
 
 
 def _set_errors(estimate: Estimate, joint: JointChange) -> None:
-    """Set matrix_error and residuals, both in pixels of the binned frame.
+    """Set matrix_error and remaining_shifts, both in pixels of the binned frame.
 
         error^2 = variance of both shifts + mean(x^2 + y^2) * variance of the other changes
 
@@ -116,7 +116,7 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
     estimate.matrix_error = estimate.rgb_per_half_side * float(np.sqrt(variance))
     # What remains of the shift of each part, as a length.
     remaining_x, remaining_y = joint.remaining.T
-    estimate.residuals = estimate.rgb_per_half_side * np.hypot(remaining_x, remaining_y)
+    estimate.remaining_shifts = estimate.rgb_per_half_side * np.hypot(remaining_x, remaining_y)
 
 
 # ---- The equations of each part ----------------------------------------------------------------

@@ -64,7 +64,8 @@ class FitResult:
     # place by the starting matrix and its place by `matrix`, the mean over the plane.
     moved: float
     # For each part of the plane that was matched separately: the distance in RGB pixels between the
-    # place where the part fits best and the place where the matrix puts it.
+    # place where the part fits best and the place where the matrix puts it. These are not the
+    # residuals r of fit.py. The name must stay, because it is a key of kept results.
     residuals: tuple[float, ...] = ()
 
     @property
