@@ -42,7 +42,7 @@ def wrap_in_ddp(net: nn.Module, find_unused_parameters: bool, use_static_graph: 
     """
     if utils_dist.get_world_size() == 1:
         return net
-    # If the networks differ, DDP raises an error on one rank only, and the other ranks hang. So
+    # If the networks differ, DDP raises an error on only one rank, and the other ranks hang. So
     # compare the networks first.
     utils_dist.check_same_on_all_ranks("the networks", _outline_hash(net))
     with warnings.catch_warnings():

@@ -4,8 +4,8 @@ Source: Liang et al., arXiv 2201.12288. The code was written from a description 
 network's arithmetic. Released weights load by name. This file connects the parts:
 
     frames, spikes -> fusion.on_input -> align neighbours along the optical flow -> conv_first
-      -> stages 1 to 4 (each at half the resolution of the one before)
-      -> stages 5 to 7 (each at twice the resolution, with skip connections from stages 3 to 1)
+      -> stages 1 to 4 (at 1, 1/2, 1/4 and 1/8 of the resolution)
+      -> stages 5 to 7 (at 1/4, 1/2 and 1, with skip connections from stages 3 to 1)
       -> stage 8 (at full resolution) -> conv_last -> add the input frames
 
 The parts are in models/fusion/ (the spikes) and in models/vrt/:

@@ -5,7 +5,7 @@ In: the path of a weights file, and perhaps what an option file says of its netw
 
     ours        <step>_G.pth or <step>_E.pth, or a full checkpoint: the file describes its network
     published   one of the nine VRT files 001 to 009: its network is recognised by its tensors
-    another's   a state dict of any network: an option file must describe the network
+    foreign     a state dict of any network: an option file must describe the network
 
 A file of ours describes its network in a table with the keys of DESCRIPTION:
 

@@ -41,7 +41,7 @@ class SavedNetwork:
     scale: int
     # Number of spike channels per frame.
     spike_channels: int
-    # Options of the spike representation, or None for RGB only.
+    # Options of the spike representation, or None for a network without spikes.
     spike: dict[str, Any] | None
     # Where the options come from, in words. FROM_FILE means that they are not trusted.
     known_from: str

@@ -147,7 +147,7 @@ class _Pictures:
 
 
 def example_of(indices: Sequence[int]) -> int:
-    """Return the frame of a clip that the report shows: the middle one of the restored frames."""
+    """Return the index of the frame that the report shows: the middle of the restored frames."""
     return indices[len(indices) // 2]
 
 
@@ -159,6 +159,7 @@ def comparison_of(
     item: frame `index` of the clip, {kind: tensor}; "spike" and "gt" may be missing.
     The result is {title: (H, W, 3) uint8}, see `utils.image.comparison`.
     """
+    blurry = tensor_to_uint8(item["lq"][:3])  # without the noise map, if there is one
     spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
     sharp = tensor_to_uint8(item["gt"]) if "gt" in item else None
-    return comparison(tensor_to_uint8(item["lq"][:3]), spikes, restored, sharp)
+    return comparison(blurry, spikes, restored, sharp)

@@ -60,8 +60,9 @@ class NetworkMethod:
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
         # can_cut: whether several ranks may each restore a part of a clip. This saves no time if
-        # any part needs all tiles of the clip: if a tile is the whole clip, or with flip_seq, the
-        # mean with the time-reversed clip. With center_frame_only there is one frame.
+        # any part needs all tiles of the clip. It does if a tile is the whole clip, and with
+        # flip_seq, which averages with the time-reversed clip. With center_frame_only there is only
+        # one frame to restore.
         is_whole_clip = tiling.num_frame_testing == WHOLE
         needs_whole_clip = is_whole_clip or tiling.flip_seq
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only

@@ -86,7 +86,7 @@ def restore_clips(job: Job) -> None:
 
 
 def claim_folder_of(job: Job) -> None:
-    """Take the output folder for this test. Rank 0 only.
+    """Take the output folder for this test. Only rank 0 calls this.
 
     Raises OptionError or DataError if the folder holds other files or results.
     """

@@ -32,15 +32,15 @@ class Work:
     # Indices of the frames to restore. Empty if all frames are there, and only the scores of the
     # clip are missing.
     frames: range
-    # Whether these frames are all that is left of the clip. If not, other `Work` has the rest,
-    # which may belong to other ranks.
+    # Whether these frames are all that is left of the clip. If not, the other frames are in another
+    # `Work`, perhaps of another rank.
     is_whole: bool
 
 
 def shared_plan(job: Job) -> list[Work]:
     """Return the plan of rank 0 on every rank. Collective."""
     # Only rank 0 looks at the files, because another rank might see the folder in another state.
-    # `from_rank` sends plain values only, so the plan is sent as rows of numbers.
+    # `from_rank` sends only plain values, so the plan is sent as rows of numbers.
     rows = []
     if utils_dist.is_main_process():
         for work in plan_work(job):

@@ -48,11 +48,11 @@ class Chunk:
     """
 
     # The index of the token at each position, window after window, (positions,) int64. At padding
-    # it is 0. For a chunk of `GatedMlp` a slice. The type is Any, because each caller uses only
-    # tensors or only slices.
+    # it is 0. In a chunk of `GatedMlp` it is a slice. The type is Any, because each caller uses
+    # only tensors or only slices.
     rows: Any
-    # The indices of the tokens, without padding, in the order of `rows`, (tokens,) int64. For a
-    # chunk of `GatedMlp` the same slice.
+    # The indices of the tokens, without padding, in the order of `rows`, (tokens,) int64. In a
+    # chunk of `GatedMlp` it is the same slice.
     results: Any
     # True at padding, (positions, 1). None: no position is padding.
     padding: Tensor | None = None

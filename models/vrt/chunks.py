@@ -133,11 +133,10 @@ class InChunks(torch.autograd.Function):
         sums = _zeros_for_gradients(weights, needs_gradient)
 
         # The gradients of fc2 and its bias are computed in step 2 below, without a graph. All other
-        # gradients come from autograd. For this the other weights that need a gradient
-        # (`with_graph`) become leaves of the graph of each chunk, i.e. tensors whose gradients
-        # autograd can return.
-        with_graph = [name for name in sums if name not in ("fc2", "fc2_bias")]
-        w = _as_leaves(weights, with_graph, x.dtype)
+        # gradients come from autograd. So all other weights that need a gradient become leaves of
+        # the graph of each chunk, i.e. tensors whose gradients autograd can return.
+        names_with_graph = [name for name in sums if name not in ("fc2", "fc2_bias")]
+        w = _as_leaves(weights, names_with_graph, x.dtype)
 
         grad_x = torch.empty_like(x)
         for sample, chunk, factors in work.pieces(len(x)):
@@ -165,9 +164,9 @@ class InChunks(torch.autograd.Function):
             # This frees what the graph has saved, before the next chunk: do not retain the graph.
             # The names of this round (tokens, y, h, ...) keep their tensors until the next round
             # gives them new values, so the values of one more chunk are in memory.
-            inputs = [tokens] + [w[name] for name in with_graph]
+            inputs = [tokens] + [w[name] for name in names_with_graph]
             grad_tokens, *grads_of_weights = _through_graph(outputs, gradients, inputs)
-            for name, grad_weight in zip(with_graph, grads_of_weights, strict=True):
+            for name, grad_weight in zip(names_with_graph, grads_of_weights, strict=True):
                 # None: stochastic depth has dropped the branch of this weight.
                 if grad_weight is not None:
                     sums[name] += grad_weight
@@ -195,16 +194,16 @@ def _zeros_for_gradients(weights: Weights, needs_gradient: Sequence[bool]) -> di
     return sums
 
 
-def _as_leaves(weights: Weights, with_graph: Sequence[str], dtype: torch.dtype) -> Weights:
+def _as_leaves(weights: Weights, names_with_graph: Sequence[str], dtype: torch.dtype) -> Weights:
     """Return the weights in `dtype`, cut off from the graph of the network.
 
-    with_graph: names of the weights for which autograd can be asked for gradients. With the graph
+    names_with_graph: names of the weights for which autograd can be asked for gradients. With the graph
     of the network, the backward pass of a chunk would run on into the layers before the block.
     """
     leaves: Weights = {}
     for name, weight in cast(weights, dtype).items():
         leaves[name] = None if weight is None else weight.detach()
-    for name in with_graph:
+    for name in names_with_graph:
         leaves[name].requires_grad_()
     return leaves
 

@@ -79,8 +79,8 @@ MOST_FRAMES_OF_TORCHVISION = 32
 def _frames_at_once_in_torchvision(n: int) -> int:
     """Return how many of n frames torchvision's kernel for GPUs samples at a time.
 
-    It divides the frames into batches of equal size. So the size is the largest divisor of n up to
-    its limit, e.g. 20 of 40 frames.
+    The kernel divides the frames into batches of equal size. So the size is the largest divisor of
+    n up to its limit, e.g. 20 of 40 frames.
     """
     largest = 1
     for count in range(1, MOST_FRAMES_OF_TORCHVISION + 1):
