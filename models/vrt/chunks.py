@@ -197,8 +197,8 @@ def _zeros_for_gradients(weights: Weights, needs_gradient: Sequence[bool]) -> di
 def _as_leaves(weights: Weights, names_with_graph: Sequence[str], dtype: torch.dtype) -> Weights:
     """Return the weights in `dtype`, cut off from the graph of the network.
 
-    names_with_graph: names of the weights for which autograd can be asked for gradients. With the graph
-    of the network, the backward pass of a chunk would run on into the layers before the block.
+    With the graph of the network, the backward pass of a chunk would run on into the layers before
+    the block. names_with_graph: names of the weights that need gradients from autograd.
     """
     leaves: Weights = {}
     for name, weight in cast(weights, dtype).items():
