@@ -106,7 +106,7 @@ class DatasetInfo:
         return None
 
     def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
-        """Return the planes of a clip's files, and the least number of planes of its last file.
+        """Return the number of planes of a clip's files, and the least number in its last file.
 
         usual: the number of planes that most files have. It is used if dataset.json has no number.
 

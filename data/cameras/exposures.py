@@ -34,7 +34,8 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
 
     Either `rows` lists them, or they follow one another at a period:
 
-        first plane of frame i = start + i period, rounded        number of planes = length, rounded
+        first plane of frame i = start + i * period, rounded
+        number of planes = length, rounded
 
     E.g. with 24 frames per second and 20000 planes per second, the period is 833.33 planes, and the
     frames begin at the planes 0, 833, 1667, 2500, ... Each start is computed from the exact period

@@ -1,7 +1,8 @@
 """Register representations: functions that turn spike planes into channels of a network.
 
-`@representation("name", ...)` adds a function to REPRESENTATIONS. Its other arguments say what
-`represent` and the option files must know about the function (`Representation`).
+`@representation("name", ...)` adds a function to REPRESENTATIONS. The other arguments of this
+decorator are fields of `Representation`: what `represent` and the option files must know about the
+function.
 
 A plane is one read-out of the spike camera. The center is the plane of the sharp frame, and the
 exposure is the planes that were recorded while the blurry frame was exposed.

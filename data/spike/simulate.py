@@ -66,10 +66,10 @@ class IntegrateAndFire:
         if rate <= 0 or threshold <= 0:
             raise ValueError(f"rate is {rate}, threshold is {threshold}, expected numbers above 0")
         self.rng = rng
-        # Charges of one plane: of the noise, without light, and at full light.
-        self.shot_noise = shot_noise * threshold
-        self.dark = dark_rate * threshold
-        self.gain = rate * threshold
+        # Charges that a pixel collects in one plane.
+        self.shot_noise = shot_noise * threshold  # standard deviation at full light
+        self.dark = dark_rate * threshold  # without light
+        self.gain = rate * threshold  # at full light
         # The order of the two draws decides which spikes a seed gives: do not change it.
         spread = 1.0 + threshold_mismatch * rng.standard_normal((height, width))
         # A pixel with a threshold near 0 or below would fire in every plane, so a threshold is at
