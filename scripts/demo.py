@@ -90,7 +90,7 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
 
 # The data set of both clips. A `SetPlan` of scripts/make_sample_data.py says which set to make: its
 # name, the number and length of its clips, and their scenes. If the clips change, add 1 to
-# `version`: then `make_sample` makes them anew.
+# `version`: then `make_sample` makes them again.
 DEMO = SetPlan(
     name="demo",
     clips={"test": 2},  # split -> number of clips

@@ -1,7 +1,7 @@
 """Images: on disk, as panels side by side (a strip), and in HTML pages.
 
 Images are (H, W, 3) uint8 RGB everywhere in the project, unless a docstring says otherwise. OpenCV
-wants B, G, R, so the colours are exchanged next to each call of OpenCV.
+expects B, G, R, so the colours are exchanged next to each call of OpenCV.
 
 What must stay:
 

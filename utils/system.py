@@ -91,7 +91,7 @@ def keep_freed_memory() -> None:
     """Ask the system to leave freed memory to this process, which then uses it again.
 
     Otherwise glibc gives the memory of each large array back when the array is deleted. For the
-    next array, the system has to find and clear each page anew, which takes time.
+    next array, the system then has to find and clear each page again, which takes time.
 
     Only glibc has the two settings. Without glibc this function does nothing.
     """

@@ -104,7 +104,7 @@ def ranks(log: bool = True) -> Generator[None]:
 
     Collective. At the start the ranks meet. From then on, an error on one rank ends all ranks, with
     one message and one exit code. After an error the ranks end by os._exit, because destroying a
-    broken process group can block for ever.
+    broken process group can block forever.
 
     Callers rely on two facts: no rank is left over after the block, and RUN is empty again, so that
     a notebook may start the next run. The order of the lines in `_start`, `_end_without_error` and
@@ -189,7 +189,7 @@ def _end_after_error(error: BaseException) -> NoReturn:
     # The claim ends with its process, and then a later rank would report again. So wait here until
     # the other ranks have ended.
     outlast_siblings()
-    process.kill_trees()  # loader processes, for which Python's exit handlers could wait for ever
+    process.kill_trees()  # loader processes, for which Python's exit handlers could wait forever
     _forget_run()
     sys.exit(code)
 

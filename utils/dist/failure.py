@@ -1,8 +1,8 @@
 """Report the error that ends a run once, and find the exit code with which every rank ends.
 
-If one rank fails, the others soon fail as well, because the connections to it break. A user shall
-read the first error, and not one of each rank. So the ranks agree through the store who reports:
-the first rank that writes its failure there.
+If one rank fails, the others soon fail as well, because the connections to it break. A user should
+read the first error, and not one error of each rank. So the ranks agree through the store who
+reports: the first rank that writes its failure there.
 
     report_error          what happens to every error: who reports, and the exit code
     _ending_with_store    the agreement, as a table of four rows

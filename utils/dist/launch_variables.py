@@ -1,7 +1,7 @@
 """Read numbers, addresses and seconds from launch variables, and collect what is wrong in them.
 
 Most functions append a text to a list `faults` when a variable is wrong, and return a harmless
-value (mostly the least allowed number). They do not raise at once, because one error shall list all
+value (mostly the least allowed number). They do not raise at once, because one error must list all
 wrong variables. `refuse_faults` raises this error.
 
 Free to change: the texts of faults, together with tests/stories/test_launch.py.

@@ -86,8 +86,10 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
 def process_count(env: Env) -> int:
     """Return how many processes the launcher has started, or 1 if no variable tells the number.
 
-    It reads the environment as it is. utils/dist/failure.py calls it for an error that comes before
-    the ranks have met, because `with_standard_names` may be what has failed.
+    env: the environment of this process, without the names that `with_standard_names` adds.
+
+    utils/dist/failure.py calls this for an error that comes before the ranks have met. At this time
+    `with_standard_names` may have failed, so it cannot be used.
     """
     sizes = [env.get("WORLD_SIZE", "")]
     for row in PER_PROCESS:

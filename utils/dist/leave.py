@@ -1,6 +1,6 @@
 """End this process after a failure, and write its last words, without waiting for a terminal.
 
-`leave` ends a rank by os._exit. Python's own shutdown could wait for ever, e.g. for a process group
+`leave` ends a rank by os._exit. Python's own shutdown could wait forever, e.g. for a process group
 whose other ranks are gone. Who calls it, and what the caller has done before:
 
     _end_after_error in utils_dist.py    main thread: it has reported its error, or another rank has

@@ -3,7 +3,7 @@
 The store is a server within a process, mostly rank 0. All ranks connect to it, and exchange short
 texts under keys.
 
-torch itself waits for ever if another program listens on the port, and it says only "timed out" if
+torch itself waits forever if another program listens on the port, and it says only "timed out" if
 the name of a host has no address. So `open_store` checks each step, and says which step failed:
 
     MASTER_ADDR has an address    `_check_address_resolves`

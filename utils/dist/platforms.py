@@ -176,7 +176,7 @@ def _member_of_step(env: Env, task_count: int, faults: list[str]) -> Member:
     if env.get("MASTER_PORT"):
         port = number_in(env, "MASTER_PORT", faults, low=1, high=65535)
     else:
-        # Two jobs on one host have different numbers, so they seldom get the same port. E.g. job
+        # Two jobs on one host have different numbers, so they rarely get the same port. E.g. job
         # 4712345 gets port 15000 + 2345.
         job_number = number_in(env, "SLURM_JOB_ID", faults, low=0)
         port = FIRST_PORT + job_number % PORT_COUNT
@@ -236,7 +236,7 @@ def _is_batch_script(env: Env) -> bool:
 def _refuse_batch_script(env: Env, task_count: int, command: str) -> None:
     """Raise DistError if this is the batch script of a job of several tasks.
 
-    sbatch runs the script once, so this process would wait in vain for the other tasks.
+    sbatch runs the script once, so this process would wait for other tasks that never come.
     """
     if _is_batch_script(env):
         raise DistError(

@@ -69,8 +69,8 @@ STALL_CODE = StallError.exit_code  # exit code of a run that hangs
 TELL_AFTER_S = 10.0
 # Seconds that `_report` waits for the stacks of a stuck rank: the time of three beats.
 STUCK_ANSWERS_S = 1.5
-# Seconds that `_report` waits for the stacks of a silent rank. It will hardly answer, so this wait
-# is for a rank that is only slow.
+# Seconds that `_report` waits for the stacks of a silent rank. A silent rank rarely answers, so
+# this wait is for a rank that is only slow.
 SILENT_ANSWERS_S = 0.5
 # Seconds that `_report` waits until a stuck rank has ended itself: one beat.
 STUCK_ENDS_S = 0.5
@@ -179,8 +179,8 @@ class Watchdog(threading.Thread):
                 self._end_by_foreign_value(e)
             except RuntimeError:
                 # The store does not answer. At the normal end of a run, rank 0 ends with its store,
-                # and the main thread of this rank calls `stop` within a moment, for which 0.3 s are
-                # ample.
+                # and the main thread of this rank calls `stop` within a moment. 0.3 s are enough
+                # for this.
                 if self.is_ending or self.stopped.wait(0.3):
                     return
                 self._end_without_store()
@@ -445,7 +445,7 @@ class Watchdog(threading.Thread):
         launch = RUN.launch
         rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
 
-        # The ranks of a host notice the loss up to seconds apart, and only one rank shall report:
+        # The ranks of a host notice the loss up to seconds apart, and only one rank must report:
         # the first that claims this name.
         if not first_to_claim(self._name_of_loss()):
             # Another rank reports. Give it time, because torchrun ends all ranks as soon as one

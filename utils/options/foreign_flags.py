@@ -160,7 +160,7 @@ def refuse_kair_test_flags(argv: Sequence[str]) -> None:
         --tile_overlap 2 20 20      counts: 3 values, as in KAIR
         --tile_overlap 2            does not count; argparse then refuses the unknown flag
         --tile 40,128               does not count: it is our flag --tile, with one value
-        --save_result=yes           counts: KAIR's flag has no value, and one more is no harm
+        --save_result=yes           counts, although KAIR's flag has no value
     """
     kair_flags = {}  # the flags that count, with their values
     for flag, values in _values_of_flags(argv).items():

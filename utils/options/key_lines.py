@@ -123,8 +123,9 @@ def key_lines(text: str, where: str) -> list[tuple[str, int]]:
     return lines_of_keys
 
 
-# Number of brackets within one another. Files of this project need 6, so 64 are ample. json and
-# json5 call themselves for each bracket, and Python allows some 1000 calls within one another.
+# Number of brackets within one another. Files of this project need 6, so 64 are more than enough.
+# json and json5 call themselves for each bracket, and Python allows some 1000 calls within one
+# another.
 DEEPEST = 64
 
 

@@ -5,7 +5,7 @@ or of a part of the file, a value begins. A number of several bytes is big endia
 first) in a JPEG, and little endian (the lowest byte first) in a WebP and a BMP. In the code,
 `..._at` or `at` is the number of a byte of the file.
 
-What must stay: a reader bears any bytes. It returns None for a header that is cut short or
+What must stay: a reader accepts any bytes. It returns None for a header that is cut short or
 contradicts itself, trusts no number without a limit, and each turn of a loop moves on.
 
 Tests: tests/stories/test_foreign_files.py, tests/parts/data/test_any_bytes.py

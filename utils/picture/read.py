@@ -5,7 +5,7 @@
     header.is_too_large               # whether to refuse it before it is decoded
 
 The header is all that stands before the pixels. It is read before a decoder sees the file, because
-a file of a few bytes may state a picture that fills the memory. So every reader must bear any
+a file of a few bytes may state a picture that fills the memory. So every reader must accept any
 bytes: it returns None for a header that is cut short or contradicts itself, and never loops without
 an end (tests/stories/test_foreign_files.py and tests/parts/data/test_any_bytes.py read damaged
 files).

@@ -176,7 +176,7 @@ class Experiment:
                 imwrite_rgb(self.folder / "images" / clip / f"{progress.step}.png", strip)
                 # The titles of the panels, by which the report cuts a strip into its panels. All
                 # strips of a run have the same panels, so one file is enough. Each strip writes it
-                # anew, so that it is there if an earlier write has failed.
+                # again, so that it exists even if an earlier write has failed.
                 titles = json.dumps(list(panels_of_clip)).encode()
                 write_whole(self.folder / "images" / report.PANELS_NAME, titles)
             self.to_writers("image", f"val/{clip}", strip, progress.step)

@@ -65,7 +65,7 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
             style = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": GREY}
             axis.text(0.5, 0.5, f"no {tag} yet", **style)
 
-    # Put each legend at a place where such curves seldom are: a loss falls, so its upper right is
+    # Put each legend at a place where such curves rarely are: a loss falls, so its upper right is
     # empty. matplotlib could search for an empty place, but with many entries this takes long.
     _draw_legend(loss, "upper right", is_one_run)
     _draw_legend(psnr, "center right", is_one_run)
@@ -246,7 +246,7 @@ def _empty_figure(
     margins: MARGINS, or None to let matplotlib compute the margins, which takes longer.
     """
     # Import matplotlib here and not at the top of this file, because it takes long to load and most
-    # programs draw nothing. Use Figure and not pyplot, because pyplot wants a display.
+    # programs draw nothing. Use Figure and not pyplot, because pyplot needs a display.
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 

@@ -70,7 +70,7 @@ class Health:
 
     A new warning is a new `_check_...` method, which gives `_warn` a name that no other warning
     has. The method must contain no collective, because only rank 0 comes so far: the other ranks
-    leave `judge_log_line` and `judge_save` at once, and rank 0 would wait for them for ever.
+    leave `judge_log_line` and `judge_save` at once, and rank 0 would wait for them forever.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ The history is kept in two files. NaN and Inf are null in them, because JSON has
 * training_history.json has a curve for each scalar, as pairs of step and value:
   `{"train/loss": [[100, 0.0234], [200, 0.0229]], "train/lr": [...]}`
 
-The .jsonl is the source: the .json is written from it, and can be made anew at any time
+The .jsonl is the source: the .json is written from it, and can be made again at any time
 (utils/run/history_writer.py writes both).
 
 A tag is the name of a scalar, e.g. "train/loss". An entry has the scalars that were logged together

@@ -103,7 +103,7 @@ def left_to_do(
     # as validated, and a run does not begin with a validation.
     is_done = progress.validated == progress.step
     # Leave out a validation that a signal has stopped twice. A cluster may end each job before a
-    # long validation is done. Without this rule, the run would repeat the validation for ever.
+    # long validation is done. Without this rule, the run would repeat the validation forever.
     is_left_out = progress.validation_stops >= 2
     if is_due and not is_done and not is_left_out:
         return "validation"

@@ -25,7 +25,7 @@ BAR_FORMAT = (
 )
 
 # By default, tqdm has a thread, and a lock that all processes share. If a process were killed or
-# forked while the lock is held, all others would wait for ever. So tqdm gets no thread and a lock
+# forked while the lock is held, all others would wait forever. So tqdm gets no thread and a lock
 # for threads only, and each forked process gets a new lock, which nobody holds.
 tqdm.monitor_interval = 0
 tqdm.set_lock(threading.RLock())

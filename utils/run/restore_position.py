@@ -9,8 +9,9 @@ what still holds, and forgets or refuses the rest:
 
 In this module, `..._then` is a value of the checkpoint.
 
-What must stay: a run never continues on other samples in silence. tests/dist/test_changed_resume.py
-tries each change. Free to change: the texts of warnings that no test quotes.
+What must stay: a run never continues on other samples without a warning.
+tests/dist/test_changed_resume.py tries each change. Free to change: the texts of warnings that no
+test quotes.
 
 Tests: tests/dist/test_changed_resume.py, tests/stories/test_checkpoint.py.
 """

@@ -1,4 +1,4 @@
-"""Choose the checkpoint from which a run resumes, or find that it starts afresh.
+"""Choose the checkpoint from which a run resumes, or find that it starts from the beginning.
 
 `find_checkpoint` decides by the option path.resume and by the files that are there. `restoring`
 turns errors of a checkpoint that does not fit the network into an error that names the file.

@@ -4,8 +4,8 @@ In each step all ranks wait for the slowest rank, in the backward pass. So a ste
 on all ranks. To find the slow rank, two times are compared in which a rank waits for no other rank:
 its wait for data, and its forward pass. Both are in seconds per step.
 
-A single log line may look bad by chance, because another program may have run meanwhile. So log
-lines are put together to windows of at least WINDOW_STEPS steps, and a warning needs
+A single log line may look bad by chance, because another program may have run at the same time. So
+log lines are put together to windows of at least WINDOW_STEPS steps, and a warning needs
 BAD_WINDOWS_IN_A_ROW bad windows in a row.
 
 Free to change: each threshold, if it warns of healthy runs. tests/parts/utils/test_health.py then

@@ -5,9 +5,9 @@
     DeviceClock   time that the device spends on a block, e.g. on the forward passes
 
 What must stay: no function that runs in a step waits for the device, because the host prepares the
-next work meanwhile. Only `seconds_of` waits; programs that compare speeds call it. The kinds of
-work that callers give to `StepTimer.part` ("data", "compute", "epoch_start") are tags of a run's
-history with "_share" behind them.
+next work while the device computes. Only `seconds_of` waits; programs that compare speeds call it.
+The kinds of work that callers give to `StepTimer.part` ("data", "compute", "epoch_start") are tags
+of a run's history with "_share" behind them.
 
 Tests: tests/parts/utils/test_progress.py, and for the clock of the device
 tests/parts/utils/test_health.py (test_the_event_files_hold_the_times_of_each_rank).
