@@ -13,8 +13,9 @@ is the same for all parts and directions.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. E.g. np.einsum("tij,tj->ti", A, x) is the product A x of each part t. The letters here are
-t: part, i and j: directions (0 right, 1 down), a and b: changes of the matrix. An einsum must not
-become a product `@`, which may sum in another order and change the last bit of a result.
+t: part, i and j: directions (0 right, 1 down), a and b: changes of the matrix. In a shape, t is the
+number of parts. An einsum must not become a product `@`, which may sum in another order and change
+the last bit of a result.
 
 What must stay: the bits of the result (fit.py says why).
 test_the_joint_change_makes_the_shifts_of_the_parts notices a wrong change, and

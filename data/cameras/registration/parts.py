@@ -11,8 +11,9 @@ the shifts of all parts, because objects at other depths move differently (paral
 of the shifts gives the error of the matrix.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
-arrow. The letters are v: view, t: part, i and j: directions (0 right, 1 down). An einsum must not
-become a product `@`, which may sum in another order and change the last bit of a result.
+arrow. The letters are v: view, t: part, i and j: directions (0 right, 1 down). In a shape, v and t
+are the numbers of views and parts. An einsum must not become a product `@`, which may sum in
+another order and change the last bit of a result.
 
 What must stay: PARTS and the limits of a usable part, because other values give other results.
 test_parts_without_texture_in_two_directions_are_not_used tries the limits, and
@@ -25,11 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.cameras.registration.derivatives import (
-    compared_coordinates,
-    derivatives,
-    tiles,
-)
+from data.cameras.registration.derivatives import compared_coordinates, derivatives, tiles
 from data.cameras.registration.details import Details
 from data.cameras.registration.estimate import Estimate
 from data.cameras.registration.explanation import Explanation, explain, shared_noise
@@ -87,13 +84,13 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
         return np.zeros(len(estimate.changes))
 
     # The shift of each usable part, and its variance.
-    equations = equations.selected(is_usable)
+    usable = equations.selected(is_usable)
     noise = shared_noise(explanation, sigma, views[0].every)
-    shifts, variances = _shifts(equations.H, equations.g, noise)
+    shifts, variances = _shifts(usable.H, usable.g, noise)
 
     # Turn the shifts of the parts into one change of the matrix. Set the errors before the matrix
     # changes, because they are converted to RGB pixels with the scale of the present matrix.
-    joint = join_shifts(shifts, variances, equations.centers, estimate.changes)
+    joint = join_shifts(shifts, variances, usable.centers, estimate.changes)
     _set_errors(estimate, joint)
     return estimate.change_matrix(joint.amounts)
 
@@ -133,11 +130,11 @@ def _equations_of_parts(
     of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
     for v, (details, w, r) in enumerate(of_views):
         part_of_pixel = tiles(estimate.coordinates, details, PARTS)  # (n,)
-        # The first two derivatives of r are by the shifts right and down, (h, w) each.
         predicted = details.features @ a  # the details of the spikes as the frame predicts them
+        # The first two derivatives of r are by the shifts right and down, (h, w) each.
         by_right, by_down, *_ = derivatives(estimate, details, predicted)
-        r_0 = by_right[details.is_compared]  # (n,)
-        r_1 = by_down[details.is_compared]
+        r_0 = by_right[details.is_compared]  # r_i for i = 0, (n,)
+        r_1 = by_down[details.is_compared]  # r_i for i = 1, (n,)
         g[v, :, 0] = _sums_of_parts(part_of_pixel, w * r_0 * r)
         g[v, :, 1] = _sums_of_parts(part_of_pixel, w * r_1 * r)
         H[v, :, 0, 0] = _sums_of_parts(part_of_pixel, w * r_0 * r_0)
