@@ -1,7 +1,8 @@
-"""Warnings of what makes a run slow, or wastes it. Each comes once and says what to do.
+"""Warnings about causes that make a run slow or useless. Each warning comes once, with an advice.
 
-`Health` of utils/run/health.py judges what the ranks measured. Most tests give it measured values
-(`measures_of_rank`, a healthy rank with some values changed) and read the log. The others use
+`Health` of utils/run/health.py judges the values that the ranks measured. Most tests give it such
+values (`measures_of_rank`: a healthy rank with some values changed) and read the log. The other
+tests use
 
     real disks    one without room for the next saves
     real clips    spikes that do not show the same as the frames
@@ -40,7 +41,7 @@ from utils.run.speed import loader_advice
 
 
 def measures_of_rank(steps=10, data_s=0.1, forward_s=1.0, memory=None, cores=range(8), **values):
-    """Return what a healthy rank measures in ten steps of half a second, with some changes.
+    """Return the values of a healthy rank in ten steps of half a second, with some changes.
 
     data_s, forward_s: seconds of all steps together. memory: kind -> (used, total) in GB.
     values: numbers of the log line.
@@ -78,7 +79,7 @@ def warnings(caplog) -> list[str]:
 # ---- The gradient norm ----
 
 
-# Norms of 120 steps. One of six is an outlier.
+# Norms of 120 steps. One norm of six, 90, is an outlier.
 HEALTHY_NORMS = [1.0, 1.3, 0.8, 2.5, 90.0, 1.1] * 20
 LARGE_NORMS = [30.0, 40.0, 35.0] * 40
 
@@ -134,7 +135,7 @@ def test_psnr_that_falls_while_the_loss_rises_is_no_overfitting(health, caplog):
 
 
 def test_psnr_that_falls_while_the_loss_falls_is_named_once(health, caplog):
-    # At first the loss rises. From 30.3 dB on there are three falls with a loss that falls.
+    # At first the loss rises. From 30.3 dB on, PSNR falls three times while the loss falls.
     validate(health, [30.5, 30.4, 30.3, 30.2], [0.2, 0.3, 0.4, 0.5])
     validate(health, [30.1, 30.0, 29.9], [0.4, 0.3, 0.2])
 
@@ -160,23 +161,23 @@ def warnings_of_full_memory(health, caplog):
     full = measures_of_rank(memory={"GPU": (78.0, 80.0), "host": (15.9, 16.0)})
     health.judge_log_line([measures_of_rank(), full], [])
     health.judge_log_line([measures_of_rank(), full], [])
-    # One for the GPU and one for the host, once each.
+    # There are two warnings in all: one for the GPU and one for the host.
     gpu, host = warnings(caplog)
     return {"GPU": gpu, "host": host}
 
 
 def test_a_full_memory_of_a_gpu_is_named_with_its_rank(warnings_of_full_memory):
-    warnings = warnings_of_full_memory["GPU"]
+    message = warnings_of_full_memory["GPU"]
 
-    assert "the memory of the GPU is nearly full on rank 1, host node: 78.0 of 80.0 GB" in warnings
-    assert 'netG.checkpoint="auto" with netG.memory_budget_gb=68 or less' in warnings
+    assert "the memory of the GPU is nearly full on rank 1, host node: 78.0 of 80.0 GB" in message
+    assert 'netG.checkpoint="auto" with netG.memory_budget_gb=68 or less' in message
 
 
 def test_a_full_memory_of_a_host_is_named_with_its_rank(warnings_of_full_memory):
-    warnings = warnings_of_full_memory["host"]
+    message = warnings_of_full_memory["host"]
 
-    assert "the memory of the host is nearly full on rank 1" in warnings
-    assert "dataloader_num_workers (now 1)" in warnings
+    assert "the memory of the host is nearly full on rank 1" in message
+    assert "dataloader_num_workers (now 1)" in message
 
 
 # ---- The disk ----
@@ -184,11 +185,11 @@ def test_a_full_memory_of_a_host_is_named_with_its_rank(warnings_of_full_memory)
 
 @pytest.fixture
 def run_on_small_disk(tmp_path):
-    """Give the options of a run on a disk of 13 MB. It saves each 10 steps, and has saved once."""
+    """Give the options of a run on a disk of 13 MB. It saves every 10 steps, and has saved once."""
     with disk(tmp_path / "small", "13m") as small:
         path = write_options(tmp_path, path={"root": str(small)})
         opt = read_options(["--opt", str(path), "train.checkpoint_save=10"])
-        # 1 MB each. A new save replaces the checkpoint and adds two models, so it needs 2 MB.
+        # Each file has 1 MB. A new save replaces the checkpoint and adds two models: 2 MB more.
         for file in ("checkpoints/checkpoint_latest.pth", "models/30_G.pth", "models/30_E.pth"):
             (opt.folder / file).parent.mkdir(parents=True, exist_ok=True)
             (opt.folder / file).write_bytes(bytes(1_000_000))
@@ -217,7 +218,7 @@ def test_a_disk_without_room_for_the_next_saves_is_named_once(run_on_small_disk,
 
 
 def log_windows(health, count, *ranks):
-    """Log some windows of ten steps. ranks: what differs from a healthy rank, for each rank."""
+    """Log some windows of ten steps. ranks: for each rank, the values that are not healthy."""
     for _ in range(count):
         health.judge_log_line([measures_of_rank(**changes) for changes in ranks], [])
 
@@ -234,14 +235,16 @@ def test_the_first_window_of_a_process_is_not_judged(health, caplog):
 
 
 def test_small_differences_between_ranks_are_healthy(health, caplog):
-    # 1.3 s are not 1.2 times the 1.1 s of the other rank, and 0.4 s are not 10 % of 5 s.
+    # Rank 1 takes 0.9 + 0.4 = 1.3 s. The limit is 1.2 times the 1.1 s of rank 0, which is 1.32 s.
+    # And it waits for data for 0.4 s. The limit is 10 % of 5 s, which is 0.5 s.
     log_windows(health, 10, {}, {"forward_s": 0.9, "data_s": 0.4})
 
     assert warnings(caplog) == []
 
 
 def test_a_delay_of_less_than_a_twentieth_of_a_step_is_healthy(health, caplog):
-    # 1.33 s are more than 1.2 times the 1.1 s of the other rank, but 0.23 s are below 5 % of 5 s.
+    # Rank 1 takes 1.0 + 0.33 = 1.33 s. This is more than 1.2 times the 1.1 s of rank 0, but the
+    # delay, 0.23 s, is below 5 % of 5 s.
     log_windows(health, 10, {}, {"data_s": 0.33})
 
     assert warnings(caplog) == []
@@ -261,22 +264,22 @@ def warnings_of_slow_rank(health, caplog):
     """Give the warnings of five windows in which rank 2 waits for data and is slow."""
     log_windows(health, 1, {}, {}, {})
     log_windows(health, 4, {}, {}, SLOW_RANK)
-    # Each comes once, although the third and the fourth window have both.
+    # Each warning comes once, although the third and the fourth window have both causes.
     wait, slow = warnings(caplog)
     return {"wait": wait, "slow": slow}
 
 
 def test_a_wait_for_data_is_named_after_three_windows_in_a_row(warnings_of_slow_rank):
-    warnings = warnings_of_slow_rank["wait"]
+    message = warnings_of_slow_rank["wait"]
 
-    assert warnings.startswith("rank 2 on node waits for data 16 % of the time")
+    assert message.startswith("rank 2 on node waits for data 16 % of the time")
 
 
 def test_a_slow_rank_is_named_after_three_windows_in_a_row(warnings_of_slow_rank):
-    warnings = warnings_of_slow_rank["slow"]
+    message = warnings_of_slow_rank["slow"]
 
-    assert warnings.startswith("rank 2 on node is slower")
-    assert "data 0.080 s + forward 0.150 s a step, the others 0.110 s" in warnings
+    assert message.startswith("rank 2 on node is slower")
+    assert "data 0.080 s + forward 0.150 s a step, the others 0.110 s" in message
 
 
 def test_ranks_that_share_their_cores_are_counted_in_the_advice(health, caplog):
@@ -326,7 +329,8 @@ def test_the_advice_is_a_clip_cache_if_each_core_has_a_worker(loader_of_train):
 
 # ---- Spikes that do not show the same as the frames ----
 
-# Pixels that the scene moves during an exposure, and planes of an exposure.
+# By how many pixels the scene moves during an exposure, and also the number of planes of an
+# exposure.
 MOTION = 40
 # Height and width of a frame, and of a spike plane.
 FRAME_SIDE = 96
@@ -334,7 +338,7 @@ PLANE_SIDE = 48
 
 
 def write_fast_clip(root, clip, scene):
-    """Write 4 frames. Each is the mean of 40 views of the scene, which are a pixel apart."""
+    """Write 4 frames and their spikes. A frame is the mean of 40 views, each one pixel further."""
     for frame in range(4):
         views = []
         light = []
@@ -356,7 +360,7 @@ def write_fast_clip(root, clip, scene):
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory):
-    """Give two clips, a and b, without sharp frames, in which all moves by 40 pixels per frame."""
+    """Give two clips, a and b, without sharp frames, whose scene moves by 40 pixels per frame."""
     root = tmp_path_factory.mktemp("fast")
     rng = np.random.default_rng(0)
     for clip in ("a", "b"):
@@ -377,7 +381,7 @@ def folder_of_exchanged_spikes(fast, tmp_path_factory):
 
 
 def check_of_training(fast, spikes, **spike):
-    """Return what a start of the training says of the clips. spikes: the folder of the spikes."""
+    """Return the warning of a training about the clips, or None. spikes: folder of the spikes."""
     options = data_section(fast, num_frame=3, gt_size=48, spike=spike, dataroot_spike=str(spikes))
     # The clips have no sharp frames.
     del options["dataroot_gt"]
@@ -385,7 +389,7 @@ def check_of_training(fast, spikes, **spike):
 
 
 def check_of_own_clips(fast, spikes, **spike):
-    """Return what main_test_vrt.py says of a user's own clips. spikes: the folder of the spikes."""
+    """Return the warning of main_test_vrt.py about a user's own clips, or None."""
     return warning_of(user_clips(fast / "GOPRO_Large/train", spikes, spike_options=spike))
 
 
@@ -396,10 +400,10 @@ TFP = {"type": "tfp", "half_window": 3}
 @pytest.mark.parametrize("representation", [RELATIVE, TFP], ids=["relative", "tfp"])
 @pytest.mark.parametrize("check", [check_of_training, check_of_own_clips])
 class TestClipsWithStrongBlur:
-    """Blurry frames do not look like sharp spikes, but the check must not take this for a fault."""
+    """Blurry frames do not look like spikes, which are sharp. The check must accept this."""
 
     def spike(self, representation):
-        """Return the right options of the spikes."""
+        """Return the correct options of the spikes."""
         return {
             "type": "dat",
             "h": PLANE_SIDE,
@@ -460,15 +464,15 @@ def warnings_of_restoring(home, spikes, out, capfd, method, side):
     files = f"--input {frames} --spike {spikes} --output {out} --save frames"
     how = f"--method {method} --spike-size {side} {side} spike.rate=0.6"
     assert main_test_vrt.main(f"{files} {how}".split()) == 0
-    message = capfd.readouterr().out.splitlines()
-    return [line for line in message if "do not show the same" in line]
+    lines = capfd.readouterr().out.splitlines()
+    return [line for line in lines if "do not show the same" in line]
 
 
 @pytest.mark.parametrize("method", ["tfi", "exposure"])
 def test_the_right_size_of_a_plane_is_no_fault(home, own_spikes, tmp_path, capfd, method):
-    warnings = warnings_of_restoring(home, own_spikes, tmp_path / "out", capfd, method, side=48)
+    found = warnings_of_restoring(home, own_spikes, tmp_path / "out", capfd, method, side=48)
 
-    assert warnings == []
+    assert found == []
 
 
 def test_a_wrong_size_of_a_plane_is_named(home, own_spikes, tmp_path, capfd):
@@ -531,8 +535,8 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(
 
 # ---- Real runs ----
 
-# What no healthy run says. A slow rank and a wait for data are left out, because both are true on a
-# busy machine.
+# Words of the warnings that a healthy run must not give. The warnings of a slow rank and of a wait
+# for data are left out, because both may be true on a busy machine.
 WARNINGS = [
     "explodes",
     "nearly full",
@@ -541,19 +545,23 @@ WARNINGS = [
     "falls while",
     "do not show the same",
 ]
-# Steps after which each start of the run ends. After its first window, a start has four windows of
-# ten steps, of which three in a row must be bad for a warning.
+# Steps at which each start of the run ends. A window has ten steps. The first window of a start is
+# not judged. The second and the third start then have four windows, of which three in a row must be
+# bad for a warning.
 END_OF_HEALTHY = 25
 END_OF_SLOW_RANK = 75
 END_OF_SLOW_LOADER = 125
 # Delay of the slow rank in each step. The step of a healthy rank takes about 10 ms on an idle
-# machine. On a busy one, both ranks may wait for their data; the delay is much longer than this
-# wait too, so that rank 1 stays 1.2 times as slow as rank 0 (SLOW_FACTOR).
+# machine. On a busy machine, both ranks may wait for their data. The delay must be much longer than
+# this wait, too, so that rank 1 takes more than 1.2 times as long as rank 0 (SLOW_FACTOR).
 SLOW_RANK_MS = 200
 
 
 def write_options_of_run(home, folder):
-    """Write options.json for clips of `home`: a network of one convolution, a log each 5 steps."""
+    """Write options.json for clips of `home`, with a network of one convolution.
+
+    The run writes a log line every 5 steps.
+    """
     options = json.loads((home / "options.json").read_text())
     options["datasets"]["train"] |= {
         "dataloader_batch_size": 4,
@@ -576,7 +584,7 @@ def write_options_of_run(home, folder):
 
 
 def start(options, *overrides, delay_ms):
-    """Start the run on two ranks until it ends. Returns what it said.
+    """Start the run on two ranks, and wait until it ends. Return its output.
 
     delay_ms: milliseconds for which rank 1 sleeps in each forward pass.
     """
@@ -591,28 +599,28 @@ def options_of_runs(home, tmp_path_factory):
     return write_options_of_run(home, tmp_path_factory.mktemp("runs"))
 
 
-# Each start has one cause of slowness. In one start, a slow forward pass would hide the wait for
-# data in a long step, and a long wait would make the ranks alike: the measured values would then
-# lie near the limits (1.2 times the others, 10 % of the time), and other load would decide. Apart,
-# they are far from the limits.
+# Each start has only one cause of slowness. If one start had both, a slow forward pass would hide
+# the wait for data in a long step, and a long wait would make the ranks similar. The measured
+# values would be near the limits (1.2 times the others, 10 % of the time), and other load on the
+# machine would decide. In separate starts, the values are far from the limits.
 
 
 @pytest.fixture(scope="module")
 def healthy(options_of_runs):
-    """Give what the first start says: two loader processes a rank, equal ranks."""
+    """Give the output of the first start: equal ranks with two loader processes each."""
     return start(options_of_runs, delay_ms=0)
 
 
 @pytest.fixture(scope="module")
 def slow_rank(options_of_runs, healthy):
-    """Give what the second start says: rank 1 is slow, and the schedule ends at step 45."""
+    """Give the output of the second start: rank 1 is slow, and the schedule ends at step 45."""
     overrides = (f"train.total_iter={END_OF_SLOW_RANK}", "train.G_scheduler_periods=45")
     return start(options_of_runs, *overrides, delay_ms=SLOW_RANK_MS)
 
 
 @pytest.fixture(scope="module")
 def slow_loader(options_of_runs, slow_rank):
-    """Give what the third start says: no loader processes, so each step waits for its batch."""
+    """Give the output of the third start: no loader processes, so each step waits for its batch."""
     overrides = (
         f"train.total_iter={END_OF_SLOW_LOADER}",
         "datasets.train.dataloader_num_workers=0",
@@ -634,7 +642,7 @@ def test_a_slow_rank_of_a_run_is_named_once(slow_rank):
 
 
 def test_a_short_schedule_of_a_run_is_named_once(slow_rank):
-    # 30 of 75 steps are 40 %.
+    # From step 45 on, 30 of 75 steps are left: 40 %.
     pattern = (
         r"at its floor from iter 45 on, for 40 % of the run, .*: "
         r"stretch train\.G_scheduler_periods to the end"
@@ -651,7 +659,7 @@ def test_a_slow_loader_of_a_run_is_named_once(slow_loader):
 
 @pytest.fixture(scope="module")
 def events(options_of_runs, slow_loader):
-    """Give what the three starts wrote for TensorBoard."""
+    """Give the events that the three starts wrote for TensorBoard."""
     return events_of(options_of_runs)
 
 
@@ -680,9 +688,9 @@ def test_the_times_of_the_slow_rank_are_longer(events):
     seconds = [0.0, 0.0]
     for rank in (0, 1):
         for event in events.Scalars(f"ranks/forward_s/{rank}"):
-            # The second half of the second start.
+            # Look at the second half of the second start, in which rank 1 was slow.
             if 50 < event.step <= END_OF_SLOW_RANK:
                 seconds[rank] += event.value
 
-    # Rank 1 takes four times as long.
+    # Rank 1 sleeps for 200 ms in each forward pass, so its times are far longer.
     assert seconds[1] > 1.5 * seconds[0]

@@ -1,9 +1,9 @@
-"""The results of a test: their files, averages, table and page. Then its command line, and the page
-of a training run.
+"""The results of a test of clips: files, averages, table and page. Also: its command line, and the
+page of a training run.
 
-The scores are made up, and each picture has one grey level. So each expected number and each
-expected pixel can be worked out on this page. The pages are also opened in a real browser, which
-may load nothing from outside.
+The scores are made up, and each picture has one grey level. So every expected number and pixel
+follows from numbers in this file. The pages are also opened in a real browser, which must load
+nothing from outside.
 """
 
 import json
@@ -34,8 +34,8 @@ from utils.results import json_bytes
 from utils.run.history_writer import HistoryWriter
 from utils.video.writer import VideoWriter
 
-# Grey levels of the three pictures of a clip. They lie so far apart that a pixel on the screen of a
-# browser tells which picture is shown.
+# Grey levels of the three pictures of a clip. They differ so much that a pixel on the screen of a
+# browser shows which picture it is.
 BLURRY = 40
 RESTORED = 120
 SHARP = 220
@@ -44,7 +44,8 @@ SHARP = 220
 def entry(name, values, bonus=3.0):
     """Return the scores of a clip, as a test stores them.
 
-    values: PSNR of the input frames, one each. bonus: PSNR of restored minus input frames, in dB.
+    values: PSNR of each input frame. bonus: how much higher the PSNR of the restored frames is, in
+    dB.
     """
     given = {"psnr": values, "ssim": [0.5] * len(values)}
     restored = {"psnr": [value + bonus for value in values], "ssim": [0.75] * len(values)}
@@ -85,8 +86,8 @@ def test_a_damaged_file_of_scores_is_named(tmp_path):
 def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
     results = collect([entry("b", [20.0] * 6), entry("a", [30.0, 32.0])], expected=2)
 
-    # Restored frames have 3 dB more. So clip a has 33 and 35 dB, in the mean 34. Clip b has six
-    # frames of 23 dB.
+    # Restored frames have 3 dB more than input frames. So clip a has 33 and 35 dB, and their mean
+    # is 34. Clip b has six frames of 23 dB.
     total = results["averages"]["restored"]
     assert total["psnr"] == pytest.approx((34 + 23) / 2)
     assert total["psnr_frame_mean"] == pytest.approx((33 + 35 + 6 * 23) / 8)
@@ -107,7 +108,7 @@ def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
 
 
 def request_of(line):
-    """Return what a command line of main_test_vrt.py asks for. line: its arguments, one text."""
+    """Return the request of a command line of main_test_vrt.py. line: its arguments as one text."""
     return read_request(line.split(), "")
 
 
@@ -259,18 +260,18 @@ def test_infinite_psnr_is_cut_not_drawn_outside():
 # ---- The page of a test, in a browser ----
 
 
-def write_page(folder, **further):
-    """Write the page of a test. Return its address for a browser. further: see `build_report`."""
+def write_page(folder, **more):
+    """Write the page of a test, and return its address. more: more arguments of `build_report`."""
     path = folder / "report.html"
-    path.write_text(build_report("T", results(), pictures(), **further), encoding="utf-8")
+    path.write_text(build_report("T", results(), pictures(), **more), encoding="utf-8")
     return f"file://{path}"
 
 
 def shows(element, x, level):
     """Return whether the browser shows a grey level in the middle row of an element.
 
-    The pixel is taken from a screenshot, so it is what a person sees. x: the place of the pixel,
-    as a share of the width from the left.
+    The pixel is taken from a screenshot, so it is what a person sees. x: place of the pixel, from 0
+    (left border) to 1 (right border).
     """
     import cv2  # here, because only the tests with a browser need it
 
@@ -298,7 +299,7 @@ def test_the_slider_works_in_a_browser(browser, tmp_path):
     slider = browser.find_element("css selector", ".slider")
     handle = slider.find_element("tag name", "input")
 
-    # At first the bar is in the middle. Blurry is on its left, restored on its right.
+    # At first the bar is in the middle. The blurry frame is on its left, the restored on its right.
     assert shows(slider, x=0.25, level=BLURRY)
     assert shows(slider, x=0.75, level=RESTORED)
 
@@ -315,7 +316,7 @@ def test_the_slider_works_in_a_browser(browser, tmp_path):
     browser.find_element("css selector", "[data-show=sharp]").click()
     assert shows(slider, x=0.25, level=SHARP)
 
-    # None of this loaded anything from outside.
+    # The page has loaded nothing from outside.
     check_offline(browser)
 
 
