@@ -1,11 +1,12 @@
-"""Steps that stand still or are suspended: a stall is named once, and all ranks go.
+"""Steps that stand still or are suspended: a stall is named once, and all ranks end.
 
-The tests also read the status, in which a run tells of its ranks. They strike one rank of a real
-training: tests/faults/stall_worker.py is a short one, tests/dist/odd_worker.py runs
-main_train_vrt.py with a tiny network. The watchdog of the product then ends the run after `stall_s`
-seconds without progress.
+In these tests a fault happens to ("strikes") one rank of a real training.
+tests/faults/stall_worker.py is a short training. tests/dist/odd_worker.py runs main_train_vrt.py
+with a tiny network. The watchdog of the product then ends the run after `stall_s` seconds without
+progress. Some tests also read the status, a file in which a run describes its ranks.
 
-A new kind of stall is an entry of KINDS in tests/faults/stalls.py, and a row of the first test.
+To add a kind of stall, add an entry to KINDS in tests/faults/stalls.py, and a row to the first
+test.
 """
 
 import os
@@ -41,7 +42,7 @@ STALLED = 70
 
 
 # kind: what happens to the rank, a key of tests.faults.stalls.KINDS. rank: the rank that is struck.
-# most_s: how many seconds after STALL_S all processes must be gone.
+# most_s: all processes must be gone STALL_S + most_s seconds after the fault.
 @pytest.mark.parametrize(
     ("kind", "ranks", "rank", "most_s"),
     [
@@ -50,9 +51,9 @@ STALLED = 70
         ("stop", 2, 1, 6),
         ("kill", 3, 0, 6),
         ("forward", 1, 0, 6),
-        # C code never gives back Python's lock, and there is no other rank that could notice. So
-        # the guard of the rank ends it, a process that watches the rank from outside. This takes
-        # longer, and keeps a core busy until then.
+        # In the kind "gil", C code never releases Python's global lock. With one rank, no other
+        # rank can notice. So the guard of the rank, a process that watches the rank from outside,
+        # ends the rank. This takes longer, and keeps a core busy until then.
         pytest.param("gil", 1, 0, 9, marks=pytest.mark.slow),
     ],
 )
@@ -62,8 +63,8 @@ def test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end(kind, ranks, rank,
     assert trial.is_right, trial.text
     assert trial.gone_s < STALL_S + most_s
     if ranks == 1:
-        # The message is the product's own. The timer of Python's faulthandler would end the rank
-        # as well, but it would say only "Timeout (0:00:03)!".
+        # The message must come from the product. The timer of Python's faulthandler could also end
+        # the rank, but would only write "Timeout (0:00:03)!".
         assert "Timeout (" not in trial.text, trial.text
     if kind == "forward":
         assert trial.exit_codes == [STALLED]
@@ -72,7 +73,7 @@ def test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end(kind, ranks, rank,
 def test_ranks_that_all_hang_in_c_code_are_reported_once():
     trial = run_stall("gil on all ranks", ranks=2, rank=0, stall_s=STALL_S)
 
-    # No rank is left that could report. So the guard of one rank reports, which may be either rank.
+    # No rank can report. So the guard of rank 0 or of rank 1 reports.
     assert re.fullmatch(r"rank [01] is SILENT", "".join(trial.blamed)), trial.text
     assert trial.has_stack, trial.text
     assert 0 not in trial.exit_codes
@@ -119,10 +120,10 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
     assert "odd_worker.py" in result.text
 
 
-# Slow: the other run keeps a core busy.
+# Slow, because the other run keeps a core busy.
 @pytest.mark.slow
 def test_other_programs_of_the_same_parent_do_not_delay_the_end_of_a_run(tmp_path):
-    # E.g. a queue of jobs starts two runs. The first run ends, and the second goes on.
+    # E.g. a queue of jobs has started two runs. The first run ends, and the second run continues.
     command = odd_command(
         write_odd_options(tmp_path), "train.total_iter=100000", "datasets.test={}"
     )
@@ -144,9 +145,10 @@ PAUSE_S = STALL_S + 6
 
 
 class Pause(NamedTuple):
-    """How a run is suspended: one process sleeps `lead_s` seconds longer than the others.
+    """How a run is suspended: one process stops first and wakes last.
 
-    This process stops first and wakes last. The others then wait for it, while they are awake.
+    It stops `lead_s` seconds before the other processes. Before and after the pause, the others are
+    awake and wait for this process.
     """
 
     last: str  # the process that wakes last
@@ -176,7 +178,7 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
         pids = [process.pid for process in running.processes]
         for pause in pauses:
             suspend(in_order_of_waking(pids, pause.last), pids, pause.lead_s)
-        # The run must take twenty further steps.
+        # The run must take twenty more steps.
         steps_so_far = running.output(rank=0).count("Iter: ")
         running.wait_for(f"Iter: {steps_so_far + 20},", rank=0, limit_s=60)
         send(pids, signal.SIGTERM)
@@ -190,8 +192,9 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
 def in_order_of_waking(pids, last):
     """Return the groups of processes of a run, in the order in which they wake.
 
-    pids: the process of each rank. last: the group that wakes last, see `Pause`. A negative number
-    is a rank with all processes that it started, as for os.kill.
+    pids: the process of each rank. last: the group that wakes last, see `Pause`.
+    A group is a list of numbers for os.kill: a negative number is a rank with all processes that it
+    started.
     """
     if last == "loader process":
         return [pids, descendants_of(pids[0])]
@@ -202,10 +205,10 @@ def in_order_of_waking(pids, last):
 
 
 def suspend(groups, pids, lead_s):
-    """Stop all processes of a run for PAUSE_S seconds, then let them go on.
+    """Stop all processes of a run for PAUSE_S seconds, then let them continue.
 
     groups: the processes in the order in which they wake. The last group stops `lead_s` seconds
-    before the others. pids: the ranks, which must all be stopped then.
+    before the others. pids: the processes of the ranks. The test checks that all of them stop.
     """
     send(groups[-1], signal.SIGSTOP)
     time.sleep(lead_s)
@@ -226,7 +229,7 @@ def send(pids, number):
         os.kill(pid, number)
 
 
-# ---- What a run tells of its ranks ----
+# ---- The status: how a run describes its ranks ----
 
 # The line of a rank in the status, e.g. (in one line)
 # rank 1 of 2 on host, cpu, pid 71; step 3, 1.2 s in phase "forward"; loss finite;
@@ -255,16 +258,16 @@ class StalledRun(NamedTuple):
 
     folder: Path  # the folder of the files of the run, and more
     result: RankResult
-    pids: list[str]  # of rank 0 and of rank 1
+    pids: list[str]  # PIDs of rank 0 and of rank 1
     at_start: list[dict[str, str]]  # the lines of the status at the start, see LINE
-    asked_for: list[dict[str, str]]  # the lines of the status that was asked for after step 3
+    asked_for: list[dict[str, str]]  # the lines of the status that the test asked for after step 3
 
 
 @pytest.fixture(scope="module")
 def stalled_run(tmp_path_factory):
-    """Let a run stand still, ask for its status, and wait until the watchdog has ended it.
+    """Let a run stand still, ask for its status, and wait until the watchdog has ended the run.
 
-    Options and environment hold secret keys, because the run must write them nowhere.
+    Options and environment have secret keys, which the run must not write into any file.
     """
     folder = tmp_path_factory.mktemp("stalled")
     options = write_odd_options(folder)
@@ -308,7 +311,7 @@ def test_the_status_says_that_the_ranks_train_on_different_samples(stalled_run):
     assert samples_of_0.isdisjoint(samples_of_1)
 
 
-def test_the_status_of_a_run_that_stands_still_says_which_rank_waits_for_which(stalled_run):
+def test_the_status_of_a_run_that_stands_still_shows_which_rank_the_others_wait_for(stalled_run):
     rank_0, rank_1 = stalled_run.asked_for
 
     # Three steps are finished. Rank 1 stands still in its forward pass, and rank 0 waits in its
@@ -323,7 +326,7 @@ def test_the_status_has_the_weights_that_the_ranks_compared_last(stalled_run):
 
     assert rank_0["step_of_weights"] == rank_1["step_of_weights"] == "2"
     assert rank_0["weights"] == rank_1["weights"]
-    # They have changed since the start.
+    # The weights have changed since the start.
     assert rank_0["weights"] != stalled_run.at_start[0]["weights"]
 
 
@@ -360,7 +363,7 @@ def test_the_command_of_the_documents_shows_the_stacks_of_a_rank_that_stands_sti
     options = write_odd_options(tmp_path)
     status = folder_of_run(options) / "status"
     # Rank 1 stands still in its step 2, within the method `strike`. The watchdog would end the run
-    # after a minute, so it does not come before the command.
+    # only after a minute, so the command can be tried before.
     changes = ("datasets.test={}", "watchdog.stall_s=60")
     command = odd_command(options, *changes, case="stall", struck_rank=1, at_step=2)
 
@@ -380,8 +383,9 @@ def test_the_command_of_the_documents_shows_the_stacks_of_a_rank_that_stands_sti
 def stacks_of(pid, limit_s):
     """Run the command of the documents for a rank until its stack has `strike`. Returns the stacks.
 
-    The first run of the command may be too early for two reasons. The rank may not have reached its
-    step 2 yet. Or, on a busy machine, it writes its stacks only after the command has read them.
+    The command is repeated, because it may be too early for two reasons. The rank may not have
+    reached its step 2 yet. Or, on a busy machine, the rank writes its stacks after the command has
+    read them.
     """
     command = command_for_stacks().replace("PID", pid)
     deadline = time.monotonic() + limit_s

@@ -1,12 +1,12 @@
 """Launches in a bad environment, and files that are broken or break during training.
 
-Each fault is explained within seconds by one message, without a traceback of Python, and no rank is
-left waiting. The faults are real: foreign programs on a port, ranks with wrong variables, files cut
-short. Small trainings (tests/helpers/train_files.py) or the program `collectives` of
-tests/dist/helpers_worker.py meet them.
+Within seconds, one message must explain each fault, without a traceback of Python. No rank may be
+left waiting. The faults are real: foreign programs on a port, ranks with wrong variables, files
+that are cut short. They happen to small trainings (tests/helpers/train_files.py), or to the program
+`collectives` of tests/dist/helpers_worker.py.
 
-A further launch that cannot work is an entry of WORLDS. A further broken file is a line of
-`break_files` with the words of its message.
+To add a launch that cannot work, add an entry to WORLDS. To add a broken file, add a line to
+`break_files`, and the words of its message.
 """
 
 import os
@@ -38,11 +38,11 @@ from utils.options.watchdog_options import WatchdogOptions
 
 # A program in which the ranks meet and exchange tensors: the shortest run that needs all ranks.
 WORKER = ("tests/dist/helpers_worker.py", "collectives")
-# After how many seconds a rank stops waiting for the others. With the default, minutes, these tests
-# would be slow.
+# The time, in seconds, for which a rank waits for the other ranks. The default is minutes, which
+# would make these tests slow.
 SOON = {"SPIKEVRT_JOIN_TIMEOUT": "3"}
 
-# A port that Linux reserves for root, as all ports below 1024 by default.
+# By default, Linux reserves all ports below 1024 for root. This is one of them.
 RESERVED_PORT = 81
 
 # ---- Ranks that do not come together ----
@@ -66,8 +66,8 @@ def reserves_ports() -> bool:
 
 
 @pytest.mark.skipif(not reserves_ports(), reason="this machine reserves no port")
-def test_a_port_that_may_not_be_opened_is_not_said_to_be_in_use():
-    # root may open any port, so this worker first gives up the right.
+def test_a_port_that_may_not_be_opened_is_not_called_a_port_in_use():
+    # root may open any port, so this worker first gives up this right.
     confined = ("tests/dist/confined_worker.py", "no_reserved_ports", *WORKER)
 
     port = {"MASTER_PORT": str(RESERVED_PORT)}
@@ -87,7 +87,7 @@ class World:
     message: str
     # Number of processes that are started.
     ranks: int = 2
-    # Further environment variables of all processes.
+    # Additional environment variables of all processes.
     env: dict[str, str] = field(default_factory=dict)
     # Rank -> additional environment variables of this process.
     env_of: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -107,7 +107,7 @@ WORLDS = {
         "and another rank", env_of={1: {"WORLD_SIZE": "3"}}
     ),
     "two ranks 1": World("rank 1 arrived twice", ranks=3, env_of={2: {"RANK": "1"}}),
-    "rank 1 alone": World(
+    "rank 1 without rank 0": World(
         "nobody answers at 127.0.0.1",
         ranks=1,
         env={"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
@@ -122,7 +122,7 @@ def test_ranks_that_do_not_meet_end_with_one_message_that_says_why(world):
     result = run_ranks(world.ranks, *WORKER, env={**world.env, **SOON, **port}, env_of=world.env_of)
 
     # The rank that finds the reason ends with code 2. If the ranks have different variables, two
-    # ranks may have met before. Then one of the two loses the other, which is code 70.
+    # ranks may already have met. Then one of the two loses the other, and ends with code 70.
     allowed = {2, 70} if world.env_of else {2}
     assert 2 in result.exit_codes, result.text
     assert set(result.exit_codes) <= allowed, result.text
@@ -151,8 +151,8 @@ def test_a_second_run_at_the_same_port_leaves_the_first_run_alone(tmp_path):
     assert first_result.exit_codes == [75, 75], first_result.text
 
 
-# A training in which the system takes ten minutes to find the address of the host "slow.invalid".
-# Arguments: the repository, and the option file.
+# A program that trains. In it, the system takes ten minutes to find the address of "slow.invalid".
+# Arguments: the folder of the repository, and the option file.
 SLOW_NAME_SERVER = """
 import socket, sys, time
 
@@ -197,7 +197,7 @@ def test_options_that_differ_between_ranks_are_refused(tmp_path):
     assert result.text.count("the options differ between the ranks") == 1
 
 
-# A training by the code in a folder. Arguments: the folder, and the option file.
+# A program that trains with the code in a folder. Arguments: the folder, and the option file.
 TRAIN_BY_CODE_OF = """
 import sys
 
@@ -235,15 +235,16 @@ def test_source_files_that_differ_between_ranks_are_refused(tmp_path):
     assert "rank 0: " in result.text
 
 
-# The next two tests are about two clocks. The watchdog ends a run that hangs, and names the rank
-# and the phase. The process group of torch also has a time-out, NCCL_TIMEOUT seconds, but it cannot
-# name them. So each limit of the watchdog (one for each kind of phase) must be shorter.
+# The next two tests are about two time limits. The watchdog ends a run that hangs, and names the
+# rank and the phase. The process group of torch also has a time-out, NCCL_TIMEOUT seconds, but it
+# cannot name the rank and the phase. So each limit of the watchdog (there is one for each kind of
+# phase) must be shorter than this time-out.
 
 
 def test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused(tmp_path):
     result = train(write_options(tmp_path), ranks=2, env={"NCCL_TIMEOUT": "200"})
 
-    # The defaults. All of them are longer than 200 s.
+    # The default limits of the watchdog. All are longer than 200 s.
     limits = "stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s"
     assert result.exit_codes == [2, 2]
     assert result.text.count(limits) == 1
@@ -254,15 +255,16 @@ def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longe
 
     result = run_odd(write_odd_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
 
-    # The limits of slow phases become 90 % of the time-out: 0.9 x 7200 s = 6480 s. The other 10 %,
-    # 12 minutes, leave the watchdog time to end the run first. The limit of a step, stall_s, stays.
+    # The limits of slow phases become 90 % of the time-out: 0.9 x 7200 s = 6480 s. In the other 10
+    # %, 12 minutes, the watchdog can end the run first. The limit of a step, stall_s, does not
+    # change.
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
 
 
-# The rule: a user sets stall_s, the limit of a step. It is 300 s by default. The limits of slow
-# phases are multiples of stall_s, but of 300 s if stall_s is shorter. The time-out of the process
-# group is 1.2 x the longest limit, so that it comes after the watchdog, but at least 1800 s.
+# The rule: a user sets stall_s, the limit of a step, which is 300 s by default. The limits of slow
+# phases are multiples of stall_s, or of 300 s if stall_s is shorter. The time-out of the process
+# group is 1.2 x the longest limit, but at least 1800 s. So the watchdog acts before this time-out.
 #
 #     stall_s   300 (default)   1000
 #     start     3 x  300        3 x 1000
@@ -273,7 +275,7 @@ def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longe
 
 @dataclass(frozen=True)
 class Limits:
-    """What the watchdog makes of its options, in seconds."""
+    """The limits of time that follow from the options of the watchdog, in seconds."""
 
     options: dict[str, int]  # the options that are given; the others have their defaults
     step: int
@@ -316,14 +318,15 @@ def test_the_limits_of_time_follow_from_one_number(limits):
     assert budgets.timeout_s(LEAST_GROUP_S) == limits.group
 
 
-# The watchdog writes a phase as "[inner phase in ]phase[: clip]". The outer phase has the limit.
+# The watchdog writes a phase as "phase", "phase: clip" or "inner phase in phase: clip". The limit
+# is the limit of the outer phase.
 @pytest.mark.parametrize(
     ("written", "phase_with_the_limit"),
     [
         ("validate: a clip", "validate"),
-        # Ranks that wait at the turn of an epoch wait as long as in a step.
+        # A wait between two epochs has the limit of a step.
         ("barrier in epoch turn", "epoch turn"),
-        # A clip may have " in " in its name, and even the name of a phase. It does not count.
+        # The name of a clip does not count, even if it has " in " or the name of a phase in it.
         ("restore: cat in hat", "restore"),
         ("barrier in validate: clip in save", "validate"),
     ],
@@ -365,8 +368,8 @@ def test_the_outer_phase_decides_the_limit_whatever_the_name_of_the_clip_is(
 def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, message):
     env = {**launch, "TMPDIR": str(tmp_path)}
 
-    # The ranks of one launch report an error once. They have the same parent process. But two
-    # commands of a shell have the same parent too, the shell, and both must report. Here the fork
+    # The ranks of one launch have the same parent process, and report an error only once. Two
+    # commands of a shell also have the same parent, the shell, but both must report. Here the fork
     # server of the tests is the parent of both commands.
     for _ in range(2):
         result = run_ranks(1, MAIN, "--opt", "nothere.json", env=env)
@@ -374,11 +377,11 @@ def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, message
         assert result.exit_codes == [2], result.text
         assert result.text.count("Error: ") == 1, result.text
         assert message in result.text, result.text
-    # The file by which ranks of one launch agree who reports is gone.
+    # By this file, the ranks of one launch agree which rank reports. It has been removed.
     assert not list(tmp_path.glob("spikevrt-*"))
 
 
-# tests/dist/test_torchrun.py has the same claim for ranks that torchrun started.
+# tests/dist/test_torchrun.py tests the same for ranks that torchrun started.
 def test_ranks_of_one_launch_report_the_same_error_once(tmp_path):
     env = {"SPIKEVRT_JOIN_TIMEOUT": "abc", "TMPDIR": str(tmp_path)}
 
@@ -412,7 +415,8 @@ def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
     command = odd_command(
         write_odd_options(tmp_path), "datasets.test={}", "train.total_iter=100000"
     )
-    # Not a folder below tmp_path: the sockets of loader processes need a short path.
+    # This is not a folder below tmp_path, because the sockets of loader processes need a short
+    # path.
     with tempfile.TemporaryDirectory() as temporary:
         with Ranks(1, *command, env={"TMPDIR": temporary}) as running:
             running.wait_for("Iter: 1,", rank=0, limit_s=120)
@@ -441,13 +445,13 @@ def test_a_loader_process_that_stands_still_between_two_epochs_is_named_and_ends
         "datasets.train.dataloader_persistent_workers=true",
         # Seconds that the main process waits for a batch.
         "datasets.train.dataloader_timeout_s=3",
-        # Two batches of 4 samples are an epoch.
+        # An epoch has two batches of 4 samples.
         "datasets.train.dataloader_batch_size=4",
         "datasets.test={}",
         "train.total_iter=100000",
     )
-    # Step 2 is the last step of the first epoch. It waits until the loader process stands still, so
-    # that this is noticed between the epochs.
+    # Step 2 is the last step of the first epoch. It waits until the loader process stands still. So
+    # the run notices the loader process between the epochs.
     command = odd_command(
         write_odd_options(tmp_path), *changes, case="wait", struck_rank=0, at_step=2
     )
@@ -466,10 +470,9 @@ def test_a_loader_process_that_stands_still_between_two_epochs_is_named_and_ends
 
 
 def break_files(folder):
-    """Break files of the data of `write_options`, each in another way.
+    """Break files of the data of `write_options`. Return the words of the messages.
 
-    Return the words of the messages. Files of spikes have 24 planes of 16 x 16, one bit each, which
-    are 24 x 32 = 768 bytes.
+    A file of spikes has 24 planes of 16 x 16 bits, so 24 x 32 = 768 bytes.
     """
     train_spikes = folder / "GOPRO_Large_spike_seq/train/train0/spike"
     test_spikes = folder / "GOPRO_Large_spike_seq/test"
@@ -480,7 +483,7 @@ def break_files(folder):
     os.truncate(train_spikes / "000001.dat", 0)
     doubled.write_bytes(2 * doubled.read_bytes())
     (train_spikes / "000003.dat").unlink()
-    # Bytes of a text, as many as a file of spikes has.
+    # A text with as many bytes as a file of spikes.
     text.write_bytes((b"no spikes, but 768 bytes of text; " * 23)[:768])
     os.truncate(test_spikes / "test0/spike/000001.dat", 30)
     (folder / "GOPRO_Large/train/train1/blur/000000.png").write_bytes(b"<html>moved</html>")

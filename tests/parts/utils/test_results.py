@@ -328,10 +328,10 @@ def test_a_browser_draws_two_curves_for_each_clip(browser, tmp_path):
 
 
 # Width of the screen of a common telephone, in the pixels of a page. A wider page would have to be
-# pushed from side to side.
+# scrolled sideways.
 PHONE_WIDTH = 390
 PHONE = {"width": PHONE_WIDTH, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-# Returns the width that a page takes.
+# A script that returns the width that a page takes.
 PAGE_WIDTH = "return document.documentElement.scrollWidth"
 
 
@@ -343,9 +343,10 @@ def phone_browser(browser):
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-# Returns the rows of the table of scores. Each row is an object, e.g. {"PSNR dB": "31.00"}, of the
-# cells that lie fully on the screen. A row without cells is left out. On a narrow screen the table
-# has no head, so the style sheet puts the name, in quotes, before each cell ("::before").
+# A script that returns the rows of the table of scores. A row is an object with the cells that lie
+# fully on the screen, e.g. {"PSNR dB": "31.00"}. A row without such cells is left out. On a narrow
+# screen the table has no head, so the style sheet puts the name, in quotes, before each cell
+# ("::before").
 SHOWN_SCORES = """
     const rows = [];
     for (const row of document.querySelectorAll(".scores tr")) {
@@ -371,7 +372,7 @@ def width_of(page):
     return page.execute_script(PAGE_WIDTH)
 
 
-# Returns the height of the letters of the first curve, in the pixels of a page.
+# A script that returns the height of the letters of the first curve, in the pixels of a page.
 HEIGHT_OF_LETTERS = "return document.querySelector('svg text').getBoundingClientRect().height"
 
 
@@ -383,7 +384,7 @@ def test_a_telephone_shows_every_score_by_name(phone_browser, tmp_path):
     assert first["gain dB"] == "+5.00"
     assert first["PSNR dB"] == "31.00"
     assert first["PSNR dB of the input"] == "26.00"
-    # The number of frames, and ten scores.
+    # A row has the number of frames, and ten scores.
     assert len(first) == 11
     # The last row has the means over frames.
     assert rows[-1]["gain dB"] == "+5.00"
@@ -397,13 +398,13 @@ def test_a_telephone_shows_curves_that_can_be_read(phone_browser, tmp_path):
     assert phone_browser.execute_script(HEIGHT_OF_LETTERS) > 10
 
 
-# Calls `done` as soon as the browser knows the size of the pictures of a video.
+# A script that calls `done` as soon as the browser knows the size of the pictures of a video.
 WAIT_FOR_SIZE_OF_VIDEO = """
     const [video, done] = arguments;
     if (video.readyState > 0) done();
     else video.addEventListener('loadedmetadata', done);
 """
-# Returns how many pixels of the height of a video are free below its pictures.
+# A script that returns how many pixels of the height of a video are free below its pictures.
 HEIGHT_BELOW_PICTURES = """
     const video = arguments[0];
     const height_of_pictures = video.clientWidth * video.videoHeight / video.videoWidth;
@@ -430,11 +431,11 @@ def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone_bro
 
 # ---- The page of a training run ----
 
-# Clips of the validation. The page must escape the name of the first one. The second one is in a
+# Names of the clips of the validation. The page must escape the first name. The second clip is in a
 # subfolder.
 CLIPS = ("clip<0>", "group/clip1")
-# Titles of the pictures of a strip, from left to right. A run writes them into images/panels.json,
-# and the page cuts a strip into its pictures by them.
+# Titles of the pictures of a strip, from left to right. A run writes the titles into
+# images/panels.json. By their number, the page knows into how many pictures to cut a strip.
 PANELS = ["blurry", "spikes", "restored", "sharp", "error x5"]
 
 
@@ -474,14 +475,14 @@ def noise_strip():
     return strip(blurry, restored, sharp)
 
 
-# PSNR of the validations, by step: of restored frames, and of the input. The best is the first one.
+# Step -> PSNR of the restored frames in the validation after this step. The first one is the best.
 PSNR = {100: 30.0, 200: 29.0}
 PSNR_OF_INPUT = 25.0
 
 
 @contextmanager
 def logging_into(file):
-    """Write the log of a program to a file, and afterwards undo what `setup_logging` changed.
+    """Write the log to a file as a program does, then undo the changes of `setup_logging`.
 
     `setup_logging` is made for a whole program. It changes the handlers and the level of the root
     logger, and sends Python's warnings to the log. Other tests must not log into this file.
@@ -501,9 +502,9 @@ def logging_into(file):
 
 
 def write_description(folder):
-    """Write the files of a run that are there before its first step: options, environment, panels.
+    """Write the files that a run has before its first step: options, environment, panels.
 
-    The texts have signs that a page must escape.
+    The texts have characters that a page must escape.
     """
     (folder / "options").mkdir()
     (folder / "options" / "options.json").write_text(json.dumps({"task": "<first>"}))
@@ -610,10 +611,11 @@ def test_the_page_of_a_run_works_in_a_browser(browser, run):
     browser.get(address_of_page(run))
 
     curves = browser.find_element("css selector", "img.wide")
-    # The picture of the curves was loaded: it is 1200 pixels wide. If it were not, this would be 0.
+    # The width is 1200 pixels. If the picture of the curves was not loaded, the width would be 0.
     assert browser.execute_script("return arguments[0].naturalWidth", curves) == 1200
     slider = browser.find_element("css selector", ".slider")
-    # Blurry is on the left of the bar. On its right is the frame restored after 200 iterations.
+    # The blurry frame is left of the bar, and the frame restored after 200 iterations is right of
+    # it.
     assert shows(slider, x=0.25, level=BLURRY)
     assert shows(slider, x=0.75, level=RESTORED)
     # A button shows the sharp frame in place of the restored one.
@@ -623,7 +625,7 @@ def test_the_page_of_a_run_works_in_a_browser(browser, run):
     check_offline(browser)
 
 
-# Returns the width at which a picture is shown, as a share of its own width.
+# A script that returns the width at which a picture is shown, as a share of its own width.
 SHOWN_SHARE_OF_WIDTH = "return arguments[0].clientWidth / arguments[0].naturalWidth"
 
 
@@ -635,19 +637,19 @@ def test_a_telephone_shows_the_scores_and_curves_of_a_run(phone_browser, run):
     for row in rows:
         assert {"PSNR dB", "gain dB", "SSIM"} <= row.keys()
     curves = phone_browser.find_element("css selector", "img.wide")
-    # A telephone shows the curves at 0.6 of their size, and they can be scrolled. If they were made
-    # as narrow as the screen, their letters would be 4 pixels high.
+    # A telephone shows the curves at 0.6 of their size, and the user can scroll them. If they were
+    # as narrow as the screen, their letters would be only 4 pixels high.
     assert phone_browser.execute_script(SHOWN_SHARE_OF_WIDTH, curves) > 0.55
     assert width_of(phone_browser) == PHONE_WIDTH
 
 
 def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
-    # A folder as a run writes it: images/<clip>/<step>.png, and images/panels.json. Noise does not
-    # compress, so no other picture takes more bytes. Real pictures take a third.
+    # A run writes images/<clip>/<step>.png, and images/panels.json. Noise cannot be compressed, so
+    # no other picture takes more bytes. Real pictures take a third of these bytes.
     strip_file = tmp_path / "images" / "0" / "1.png"
     imwrite_rgb(strip_file, noise_strip())
     (tmp_path / "images" / "panels.json").write_text(json.dumps(PANELS))
-    # Eleven further clips have the same strip.
+    # Eleven more clips have the same strip.
     for clip in range(1, 12):
         (tmp_path / "images" / str(clip)).mkdir()
         os.link(strip_file, tmp_path / "images" / str(clip) / "1.png")
