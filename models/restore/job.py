@@ -28,11 +28,12 @@ class Job:
     #
     #     NetworkMethod    a network, in tiles (models/restore/network_method.py)
     #     Reconstruction   a formula of the spikes (data/reconstruct.py)
-    #     JointMethod      the joint solution, begun with one of the two above
+    #     JointMethod      the joint solution, which begins with the frames of one of the two above
     #                      (data/motion/joint_method.py)
-    #     LearnedMotion    learned steps, begun with a network (data/motion/learned_method.py)
+    #     LearnedMotion    learned steps, which begin with the frames of a network
+    #                      (data/motion/learned_method.py)
     #
-    # `method.restorer(device)` makes what yields the frames.
+    # `method.restorer(device)` returns the object that yields the frames.
     method: Method
     # The clips to restore, in the order of their names.
     clips: Sequence[ClipReader]
@@ -47,8 +48,7 @@ class Job:
     # Number of clips that there should be. Averages over fewer clips are marked.
     expected: int
     # The options that say what is read of the files and how, e.g. {"spike": {"rate": 0.4, ...}}.
-    # They are stored in run.json. If they differ in a later test, its results are not mixed with
-    # these.
+    # They are stored in run.json. A later test with other options does not continue this test.
     reading_options: dict[str, Any]
     # Which frames of a clip are restored, in words, for the protocol.
     frames_note: str

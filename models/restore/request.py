@@ -126,8 +126,8 @@ class TestRequest:
     #
     #     no --method               formula None, joint None: a network
     #     --method tfp              formula set, joint None: a formula of the spikes
-    #     --method joint            both set: the joint solution, begun with the formula `exposure`
-    #     ... with --weights FILE   formula None, joint set: the same, begun with a network
+    #     --method joint            both set: the joint solution begins with the formula `exposure`
+    #     ... with --weights FILE   formula None, joint set: it begins with a network
     #
     # Both are sections of options, e.g. {"type": "joint", "groups": 8}.
     formula: dict[str, Any] | None
@@ -164,9 +164,9 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     given_keys = {key for key, value in vars(args).items() if value != parser.get_default(key)}
 
     tiles = _tile_flags(args)
-    # A user's clip is restored with the shipped weights if no flag says what restores it. From here
-    # on, args.weights is what --weights would have said. This must come before
-    # `refuse_contradictions`, which refuses a user's clip without weights.
+    # If no flag says what restores a user's clip, take the shipped weights, as if --weights named
+    # them. This must come before `refuse_contradictions`, which refuses a user's clip without
+    # weights.
     says_what_restores = args.method or args.opt or args.weights
     if args.input and not says_what_restores:
         args.weights = str(SHIPPED_WEIGHTS)
@@ -179,8 +179,8 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
     refuse_contradictions(args, given_keys, is_of_own_clips)
 
-    # The arguments "method.key=value" are options of the method. The others change how the spikes
-    # of a user's clips are read, or they change the option file.
+    # The arguments "method.key=value" are options of the method. All other arguments change how the
+    # spikes of a user's clips are read or, without such clips, they change the option file.
     overrides_of_method, others = _split_overrides(args)
     formula, joint = _sections_of_method(args, overrides_of_method)
     if is_of_own_clips:

@@ -50,12 +50,12 @@ def most_windows(x: Tensor, window: tuple[int, int, int], heads: int) -> int:
         # A window that is larger than the clip is as large as the clip.
         tokens_of_window *= min(length, window_length)
 
-    count = most_tokens(x) // tokens_of_window
+    windows = most_tokens(x) // tokens_of_window
     if not in_cpu_form(x) and not has_kernel(x, tokens_of_window, heads):
         # torch's attention writes one bias gradient (heads, T, T) per window of T tokens.
         bias_bytes = heads * tokens_of_window**2 * x.element_size()
-        count = min(count, MOST_BYTES_OF_BIAS_GRADIENTS // bias_bytes)
-    return max(1, count)  # a chunk has a window, even if the window exceeds a limit
+        windows = min(windows, MOST_BYTES_OF_BIAS_GRADIENTS // bias_bytes)
+    return max(1, windows)  # a chunk has a window, even if the window exceeds a limit
 
 
 def has_kernel(x: Tensor, tokens: int, heads: int) -> bool:

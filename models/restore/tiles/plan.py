@@ -172,9 +172,10 @@ def smaller_tiling(tiling: Tiling, height: int, width: int) -> Tiling | None:
     """Return the next tiling to try after an out-of-memory error, or None after the smallest.
 
     The order: fewer tiles per pass, then half the side, then half the length. E.g. for a network
-    whose smallest side is 64: 12 frames x 256 px -> 12 x 128 -> 12 x 64 -> 6 x 64. The order may
-    change, but each result must be smaller than `tiling`, because `Restorer._restore_frames` tries
-    again until the clip fits or the result is None.
+    whose smallest side is 64, with an overlap of 2 frames: 12 frames x 256 px -> 12 x 128 ->
+    12 x 64 -> 6 x 64 -> 3 x 64 -> None. The order may change, but each result must be smaller than
+    `tiling`, because `Restorer._restore_frames` tries again until the clip fits or the result is
+    None.
 
     height, width: size of a frame of the input.
     """

@@ -129,8 +129,8 @@ def _offset_of_round(
 ) -> Tensor | None:
     """Return the sum of bias and mask, times log2(e), repeated for each window of a round.
 
-    The windows need a copy each, because `logits` adds them to the products of all windows in one
-    call (baddbmm).
+    Each window needs a copy of its own, because `logits` adds the copies to the products of all
+    windows in one call (baddbmm).
 
     q: (n, heads, T, hd). bias: (heads, T, T) or None. mask: (T, T) or None.
     Returns (windows * heads, T, T), or None if both are None. E.g. 128 tokens, 6 heads, float32: a
