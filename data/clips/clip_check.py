@@ -93,10 +93,11 @@ class ClipCheck:
 
         # The spike files and the planes of each frame (class SpikesOfFrames).
         spikes = SpikePlanes(problems, files).find(keys, stems)
-        # The sharp frames of each frame, if it has several (gt_instants). Then the sizes.
+        # The sharp frames of each frame, if it has several (gt_instants).
         instants: tuple[str, ...] = ()
         if "gt_instants" in files.by_kind:
             instants = _find_instants(problems, files, keys)
+        # The sizes of a blurry frame and of a sharp frame.
         if self.sizes:
             size, gt_size = self.sizes
         else:

@@ -98,10 +98,21 @@ def _warn_of_damaged(path: Path, times: Sequence[Fraction]) -> None:
 def _packets_of(
     path: Path, times: Sequence[Fraction], go_on: Callable[[], object]
 ) -> Packets | None:
-    """Read the packets of the stream to which the decoded frames belong.
+    """Return the packets of the stream to which the decoded frames belong.
 
     Returns None if no stream has packets at the times of all frames.
     """
+    # A film may have several video streams, e.g. a cover. The decoded frames belong to the stream
+    # that has a packet at the time of each frame.
+    for packets in _packets_of_streams(path, go_on):
+        if set(times) <= set(packets.times):
+            packets.times.sort()
+            return packets
+    return None
+
+
+def _packets_of_streams(path: Path, go_on: Callable[[], object]) -> list[Packets]:
+    """Read the packets of each video stream of a film, up to the point where it is damaged."""
     packets_of_stream: dict[int, Packets] = {}  # {index of the stream: its packets}
     try:
         with open_container(str(path)) as container:
@@ -126,13 +137,7 @@ def _packets_of(
         # The file is damaged at some point. The decoder ended there, too. So the packets that were
         # read so far are enough.
         logger.debug("%s: its packets cannot be read to the end: %s", path, e)
-    # A film may have several video streams, e.g. a cover. The decoded frames belong to the stream
-    # that has a packet at the time of each frame.
-    for packets in packets_of_stream.values():
-        if set(times) <= set(packets.times):
-            packets.times.sort()
-            return packets
-    return None
+    return list(packets_of_stream.values())
 
 
 def _add_packet(packet: Any, packets: Packets) -> None:

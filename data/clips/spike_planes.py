@@ -132,15 +132,15 @@ class SpikePlanes:
         files: the spike file of each frame. spikes: how these files are read.
         times: times of the frames, if one file holds the planes of all frames.
         """
-        planes = self._count_planes(files, spikes)
+        plane_counts = self._count_planes(files, spikes)  # {spike file: its number of planes}
         # One file has no other file to compare with. A user's files may have any lengths.
-        if planes and not self.source.has_one_spike_file and not self.source.is_user_clip:
-            self._report_other_lengths(planes, last=files[-1], spikes=spikes)
+        if plane_counts and not self.source.has_one_spike_file and not self.source.is_user_clip:
+            self._report_other_lengths(plane_counts, last=files[-1], spikes=spikes)
 
         exposures: Exposures = ()
         settings = spikes
         if not self.problems.found:
-            planes_of_paths = [(file.path, count) for file, count in planes.items()]
+            planes_of_paths = [(file.path, count) for file, count in plane_counts.items()]
             # An error is reported as a problem of the clip.
             try:
                 exposures, settings = self._exposures(planes_of_paths, len(files), spikes, times)
@@ -153,8 +153,8 @@ class SpikePlanes:
                 self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, do)
             except (DataError, OptionError) as e:
                 self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, e.do)
-        # A file of a wrong size has no entry in `planes`. It gets 0, and a problem was reported.
-        planes_of_frames = tuple(planes.get(file, 0) for file in files)
+        # A file of a wrong size was reported and has no entry in `plane_counts`. It gets 0.
+        planes_of_frames = tuple(plane_counts.get(file, 0) for file in files)
         return SpikesOfFrames(files, planes_of_frames, exposures, times, settings)
 
     def _count_planes(self, files: Sequence[FileEntry], spikes: DatSpikes) -> dict[FileEntry, int]:
@@ -162,34 +162,35 @@ class SpikePlanes:
 
         A file of a wrong size is reported and left out. files: the spike file of each frame.
         """
-        planes: dict[FileEntry, int] = {}
+        plane_counts: dict[FileEntry, int] = {}
         for file in dict.fromkeys(files):  # a file may hold several frames; count it once
             try:
                 count = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
-                planes[file] = count
+                plane_counts[file] = count
             except SpikeFileError as e:
                 # The problems of a data set are shown together in a table. A user's single clip
                 # needs no table, so its error is raised at once.
                 if self.source.is_user_clip:
                     raise
                 self.problems.report(f"{e.what}; {e.expected}", file.path, e.do)
-        return planes
+        return plane_counts
 
     def _report_other_lengths(
-        self, planes: Mapping[FileEntry, int], last: FileEntry, spikes: DatSpikes
+        self, plane_counts: Mapping[FileEntry, int], last: FileEntry, spikes: DatSpikes
     ) -> None:
         """Report files that do not have as many planes as the other files.
 
-        planes: {file: its number of planes}. spikes: how these files are read.
+        plane_counts: {file: its number of planes}. spikes: how these files are read.
         last: the file of the last frame. In a clip that was made from a video, this file may have
         fewer planes, because no planes can be interpolated after the last frame of the video.
         """
-        usual_count = most_frequent(planes.values())
-        # dataset.json may say how many planes a file has. Otherwise `usual_count` is expected. It
-        # also says how many planes were interpolated between two frames of the video. E.g. with a
-        # plane for each frame and 7 between them, the last file may have 49 planes instead of 56.
+        usual_count = most_frequent(plane_counts.values())
+        # dataset.json may say how many planes a file has. Otherwise `usual_count` is expected.
+        # dataset.json also says how many planes were interpolated between two frames of the video.
+        # E.g. with a plane for each frame and 7 between them, the last file may have 49 planes
+        # instead of 56.
         expected, fewest_in_last = spikes.info.planes_of(self.clip, usual_count)
-        for file, count in planes.items():
+        for file, count in plane_counts.items():
             is_accepted_last = file is last and fewest_in_last <= count <= expected
             if count != expected and not is_accepted_last:
                 need = expected * spikes.geometry.plane_bytes
@@ -210,8 +211,8 @@ class SpikePlanes:
         spikes: how these files are read.
         times: times of the frames, if one file holds the planes of all frames.
 
-        The center is the plane of the sharp frame. A user's spikes may come without it. Then a
-        center is assumed, and a warning says which. A center that the user gives is never replaced:
+        The center is the plane of the sharp frame. A user's spikes may come without a center. Then
+        a center is assumed, and a warning names it. A center that the user gives is never replaced:
         if it does not fit, the error says so. Raises OptionError, DataError.
         """
         _, planes_of_first_file = planes_of_paths[0]

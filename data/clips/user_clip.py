@@ -66,12 +66,7 @@ def user_clip(
     if gt is not None:
         opened["gt"] = FrameSource(Path(gt), go_on=watchdog.go_on)
         paths["gt"] = str(gt)
-    # {kind: {stem: file}}, the form that `ClipCheck` takes
-    listing: dict[str, dict[str, FileEntry]] = {}
-    for kind, images in opened.items():
-        in_order = frames.is_video or images.is_video
-        stems = _matched_stems(frames.stems, images.stems, in_order)
-        listing[kind] = _listing(name, stems, images.files, paths[kind])
+    listing = _listing_of_frames(name, opened, paths)  # {kind: {stem: file}}
     times = times_of(frames)
     _warn_of_doubtful_times(name, times, frames.is_video)
     if spikes and spike is not None:
@@ -156,6 +151,23 @@ def _warn_of_doubtful_times(clip: str, times: FrameTimes, is_film: bool) -> None
     elif times.doubt and not is_film:
         text = "frames of %s: taken in the order of their names: %s"
         logger.warning(text, clip, times.doubt)
+
+
+def _listing_of_frames(
+    name: str, opened: dict[str, UserFrames], paths: dict[str, str]
+) -> dict[str, dict[str, FileEntry]]:
+    """Return {kind: {stem: file}} of the blurry frames ("lq") and the sharp frames ("gt").
+
+    name: name of the clip. opened: {kind: its frames}. paths: {kind: folder or file}.
+    Raises DataError.
+    """
+    frames = opened["lq"]
+    listing = {}
+    for kind, images in opened.items():
+        in_order = frames.is_video or images.is_video
+        stems = _matched_stems(frames.stems, images.stems, in_order)
+        listing[kind] = _listing(name, stems, images.files, paths[kind])
+    return listing
 
 
 def _listing_of_spikes(
