@@ -12,8 +12,8 @@ P is the number of planes of the whole clip. A plane is one read-out of the spik
 interval is the time from one frame of the made clip to the next.
 
 What must stay: the order and the ranges of the draws, because they decide which scene a seed gives
-(test_a_seed_gives_its_scene). With wider ranges, the motion would be faster, and data sets would be
-others: then raise VERSION in data/making/recipe.py.
+(test_a_seed_gives_its_scene). E.g. with wider ranges the motion would be faster. If a scene must
+change, raise VERSION in data/making/recipe.py.
 
 Tests: tests/parts/data/test_seeds.py, tests/parts/scripts/test_prepare_gopro_spike.py
 """
@@ -116,8 +116,8 @@ def draw_piece(
     middle = rng.uniform(0.3, 0.7, 2) * size
     speed = view_side * rng.uniform(-0.05, 0.05, 2)  # pixels per frame interval
     center_at_time_0 = middle + view_side * rng.uniform(-0.3, 0.3, 2)
-    # Its shape is the convex hull of eight random points. The edge is blurred by 0.8 pixels, so
-    # that it has no steps of whole pixels.
+    # The shape of the piece is the convex hull of eight random points. Its edge is blurred by 0.8
+    # pixels, so that it has no steps of whole pixels.
     corners = middle + view_side * rng.uniform(-0.2, 0.2, (8, 2))  # (8, 2), x and y
     hull = cv2.convexHull(corners.astype(np.int32))
     transparent = np.zeros((height, width, 1), np.float32)
