@@ -90,7 +90,7 @@ def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
 def imread_rgb(path: str | Path) -> np.ndarray:
     """Return an image file as (H, W, 3) uint8. Raises DataError if it cannot be decoded."""
     image = None
-    # If OpenCV gets the name of a file, and the name is no UTF-8, it ends the process. So give it
+    # If OpenCV gets the name of a file, and the name is not UTF-8, it ends the process. So give it
     # the content of the file. For an empty content it raises an error of its own, so do not call it
     # then.
     if Path(path).is_file():

@@ -89,7 +89,7 @@ class _FileHandler(_ReportsOnceHandler, logging.FileHandler):
     """Appends lines to a file. It follows no link, because a link may lead to a file elsewhere."""
 
     def _open(self) -> Any:
-        """Open the file, which is no link. FileHandler calls this.
+        """Open the file, which is not a link. FileHandler calls this.
 
         `open_kept` opens a file that stays open during the run, and writes each line at once.
         """

@@ -51,7 +51,7 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
 def remove_files(folder: Path, paths: Iterable[Path]) -> None:
     """Remove files below `folder`, and the folders below it that are empty then.
 
-    Paths that are no plain files below `folder` are not touched.
+    Paths that are not plain files below `folder` are not touched.
     """
     folders = set()
     for path in paths:
@@ -68,8 +68,8 @@ def remove_files(folder: Path, paths: Iterable[Path]) -> None:
 def _is_plain(folder: Path, path: Path) -> bool:
     """Return whether `path` can be a file that really lies below `folder`.
 
-    A link could lead out of `folder`. So `path` must be no link, and each folder between `folder`
-    and `path` must be a folder and no link.
+    A link could lead out of `folder`. So `path` must not be a link, and each folder between
+    `folder` and `path` must be a folder and no link.
     """
     if folder not in path.parents:
         return False

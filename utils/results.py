@@ -17,8 +17,8 @@ from utils.errors import DataError
 # shorter name could no longer be told from other names.
 LEAST_WIDTH = 8
 
-# "inf" or "-inf" as a whole value that `json_bytes` wrote. It is no key (a colon would follow), and
-# no part of a longer text (a backslash would stand before the quote).
+# "inf" or "-inf" as a whole value that `json_bytes` wrote. It is not a key (a colon would follow),
+# and no part of a longer text (a backslash would stand before the quote).
 _INFINITE = re.compile(r'(?<!\\)"(-?)inf"(?!\s*:)')
 
 
@@ -30,7 +30,7 @@ def json_bytes(value: Any) -> bytes:
     texts back into numbers. This is the format of metrics.json, so it must stay.
     """
     # Write once as Python does. json.loads calls parse_constant for each of the three words that
-    # are no JSON, so it replaces them.
+    # are not JSON, so it replaces them.
     replacements = {"Infinity": "inf", "-Infinity": "-inf", "NaN": None}
     plain = json.loads(json.dumps(value), parse_constant=replacements.get)
     text = json.dumps(plain, indent=1, allow_nan=False)

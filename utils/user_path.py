@@ -22,10 +22,10 @@ def expand_path(path: str) -> str:
     A shell does this for a path on the command line, but not within an option file or behind KEY=.
     A variable that is not set stays in the path, and `advice_on` names it in the error.
 
-    Raises DataError for a name that is no UTF-8, because it cannot be written into records.
+    Raises DataError for a name that is not UTF-8, because it cannot be written into records.
     """
-    # Python keeps bytes that are no UTF-8 as special characters. "backslashreplace" writes them out
-    # as "\udce4", so a path with such bytes changes here.
+    # Python keeps bytes that are not UTF-8 as special characters. "backslashreplace" writes them
+    # out as "\udce4", so a path with such bytes changes here.
     escaped_path = path.encode("utf-8", "backslashreplace").decode()
     if not path.isascii() and escaped_path != path:
         raise DataError(

@@ -166,7 +166,7 @@ def _start(is_group_of_others: bool, log: bool) -> None:
 def _end_without_error(is_group_of_others: bool) -> None:
     """Leave the other ranks when all have finished. Collective. Empties RUN."""
     if RUN.watchdog is not None:
-        # From here on, a rank without a process is no failure for the watchdog.
+        # From here on, a rank without a process is not a failure for the watchdog.
         RUN.watchdog.is_ending = True
         barrier()  # after the barrier no rank needs another rank
         RUN.watchdog.stop()

@@ -33,7 +33,7 @@ Find a rank that hangs.
 
     watchdog.py          notes what this rank does
     watchdog_thread.py   beats, listens, ends the run
-    paused_terminal.py   finds a rank that waits for its terminal, which is no stall
+    paused_terminal.py   finds a rank that waits for its terminal, which is not a stall
     beats.py             what ranks write and read twice a second
     verdict.py           which rank is to blame
     awake_clock.py       counts seconds without suspension

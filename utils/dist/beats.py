@@ -219,7 +219,7 @@ def where(state: State) -> str:
 def _rank_in(key: str, value: bytes, world_size: int) -> int:
     """Return the rank that the store names under `key`.
 
-    Raises ForeignValueError if `value` is no rank of this run.
+    Raises ForeignValueError if `value` is not a rank of this run.
     """
     try:
         rank = int(value)

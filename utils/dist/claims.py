@@ -33,8 +33,8 @@ def first_to_claim(name: str) -> bool:
     The name is free again when the process ends. So the caller calls `outlast_siblings` before it
     ends.
 
-    A claim is a Unix socket with an abstract address, i.e. an address that is no file. So a claim
-    leaves nothing on the disk.
+    A claim is a Unix socket with an abstract address, i.e. an address that is not a file. So a
+    claim leaves nothing on the disk.
     """
     claim = socket.socket(socket.AF_UNIX)
     # `machine` goes into the name, because containers of one host may share their addresses.

@@ -154,7 +154,8 @@ def _ending_with_store(error: BaseException) -> _Ending:
 def _ending_after_foreign_value(error: BaseException, foreign: ForeignValueError) -> _Ending:
     """Return how this rank ends if the ranks cannot agree who reports.
 
-    A process that is no rank of this run has written into the store, at the place of the failure.
+    A process that is not a rank of this run has written into the store, at the place of the
+    failure.
 
     error: the error that was raised on this rank.
     foreign: the error of the value in the store.

@@ -1,7 +1,7 @@
 """Say which rank this process is, and which device it computes on.
 
-Each function reads RUN.launch, which `utils_dist.ranks` sets when the ranks start. Before, and in a
-process that is no run, the answers are as in a single process: rank 0 of 1.
+Each function reads RUN.launch, which `utils_dist.ranks` sets when the ranks start. Before the
+start, and in a program without ranks, the answers are as in a single process: rank 0 of 1.
 
 Test: test_collectives_give_the_same_on_every_rank (tests/dist/test_dist.py).
 """

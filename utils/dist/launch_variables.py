@@ -118,7 +118,7 @@ def number_in(
 
 
 def seconds_in(env: Env, name: str, default: float) -> float:
-    """Return a variable as seconds. Raises DistError if it is no number from 0 to a million.
+    """Return a variable as seconds. Raises DistError if it is not a number from 0 to a million.
 
     0 and a million are wrong too. A million seconds are 11 days, so a larger number is taken for a
     mistake, e.g. for milliseconds.

@@ -204,5 +204,5 @@ def _port_of_job(env: Env) -> str:
 
 
 def _number(text: str) -> int:
-    """Return the number in a text such as "8", or 0 if the text is no number."""
+    """Return the number in a text such as "8", or 0 if the text is not a number."""
     return int(text) if text.isdecimal() else 0

@@ -66,7 +66,7 @@ def write_to_log_and_stderr(text: str) -> None:
 
     The log file comes first, because a paused terminal takes no output.
     """
-    # An argument of the command line may have a byte that is no UTF-8. Python reads such a byte as
+    # An argument of the command line may have a byte that is not UTF-8. Python reads such a byte as
     # a character that cannot be written to a file. So write this character as its number, e.g. as
     # the six letters \udce4.
     text = text.encode(errors="backslashreplace").decode()

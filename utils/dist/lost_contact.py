@@ -48,7 +48,7 @@ def lost_contact_error(error: BaseException) -> StallError:
     Before naming a rank, this waits for the report of another rank, which may know the cause.
     """
     suspects = ""
-    # Reading the beats fails if the store is lost as well, or if a process that is no rank has
+    # Reading the beats fails if the store is lost as well, or if a process that is not a rank has
     # written into it. The watchdog reports both.
     with suppress(RuntimeError, ForeignValueError):
         suspects = _suspects()

@@ -40,7 +40,7 @@ LARGEST = 2**32
 
 # What `unpack` meets if `pack` has not made a message.
 ERRORS_OF_OTHER_MESSAGES = (
-    ValueError,  # the text is no JSON, or an array has more bytes than the message
+    ValueError,  # the text is not JSON, or an array has more bytes than the message
     TypeError,  # ["array", "no type", [2]]: NumPy knows no such type
     IndexError,  # ["path"]: the path is missing
     KeyError,  # no case is known; kept, because NumPy does not say which errors its types raise

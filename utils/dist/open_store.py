@@ -312,7 +312,7 @@ def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
             # be there yet.
             for number in list(unanswered):
                 if tcp_store.check([f"request/{number}"]):
-                    # "replace": a request that is no text, which a stranger wrote, must not end
+                    # "replace": a request that is not a text, which a stranger wrote, must not end
                     # this thread. Nobody reads the answer to it.
                     asker_id = tcp_store.get(f"request/{number}").decode(errors="replace")
                     tcp_store.set(f"answer/{asker_id}", name)

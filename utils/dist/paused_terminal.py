@@ -1,4 +1,4 @@
-"""Tell whether the main thread waits for a paused terminal, which is no fault of the run.
+"""Tell whether the main thread waits for a paused terminal, which is not a fault of the run.
 
 A paused terminal (Ctrl-S, a selection, `less`) takes no output, so a main thread that writes to it
 waits. The watchdog thread asks with each beat, and does not count this time as time in the phase.

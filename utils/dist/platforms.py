@@ -9,8 +9,8 @@ many platforms and users set too:
 `utils_dist.ranks` calls it. Before, utils/dist/launchers.py has added these names to an environment
 that has other names, and utils/dist/node_launch.py has looked whether this process is a whole node.
 
-A wrong variable is no error at once: it adds a text to the list `faults`, and one error lists all
-of them (utils/dist/launch_variables.py).
+A wrong variable is not an error at once: it adds a text to the list `faults`, and one error lists
+all of them (utils/dist/launch_variables.py).
 
 What must stay: which variables count, because users' job scripts rely on it. These tests notice a
 change:
@@ -225,7 +225,7 @@ def _refuse_idle_gpus(env: Env, task_count: int, gpu_count: int, command: str) -
 
 
 def _is_batch_script(env: Env) -> bool:
-    """Return whether this process belongs to the batch script of a job, and is no task of srun.
+    """Return whether this process belongs to the batch script of a job, and is not a task of srun.
 
     sbatch sets ENVIRONMENT=BATCH for its script. srun passes this variable on to its tasks, and
     adds SLURM_STEP_ID.

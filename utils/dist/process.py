@@ -137,7 +137,7 @@ def main_thread_writes() -> bool:
     descriptor = int(words[1], 16)  # the file that is written
     if descriptor not in (1, 2):  # stdout, stderr
         return False
-    # A terminal is a character device. A write to a file on a disk is no wait for a terminal.
+    # A terminal is a character device. A write to a file on a disk does not wait for a terminal.
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 

@@ -197,7 +197,7 @@ def foreign_value(key: str) -> ForeignValueError:
 
 
 def _table(key: str, value: str | bytes) -> dict[str, Any]:
-    """Return a value of the store as a table. Raises ForeignValueError if it is no table."""
+    """Return a value of the store as a table. Raises ForeignValueError if it is not a table."""
     try:
         table = json.loads(unseal(key, value))
     except (ValueError, RecursionError) as e:  # RecursionError: brackets are nested too deep

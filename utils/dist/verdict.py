@@ -113,7 +113,7 @@ class Judge:
         """
         if not self.is_looking:
             # compare_set writes if the key is empty, and returns what the key then holds. The bytes
-            # are compared, because a stranger may have written something that is no text.
+            # are compared, because a stranger may have written something that is not a text.
             own_number = str(self.beats.rank)
             looking_rank = store.compare_set(LOOKING, "", own_number)
             self.is_looking = looking_rank == own_number.encode()
@@ -183,7 +183,8 @@ class Judge:
         now = self.beats.clock.now()
         all_are_known = True  # whether every candidate is known to beat
         for other, state in self.beats.states.items():
-            # `rank` is no candidate for itself. This rank, which judges, runs, so it is not silent.
+            # `rank` is not a candidate for itself. This rank, which judges, runs, so it is not
+            # silent.
             if other in (rank, self.beats.rank):
                 continue
             is_candidate = state["syncs"] == self.beats.states[rank]["syncs"]

@@ -78,7 +78,7 @@ STUCK_ENDS_S = 0.5
 # hosts the store is gone. The store will never answer again, so a longer wait only delays the end.
 HOST_GONE_S = 1.5
 # torch's time limit of a request to the store: so long that it never comes. The host of the store
-# may be suspended for a while, which is no failure. `_watch_watchdog` has the real limit.
+# may be suspended for a while, which is not a failure. `_watch_watchdog` has the real limit.
 NEVER = timedelta(days=365)
 
 
@@ -394,7 +394,7 @@ class Watchdog(threading.Thread):
     def _end_by_foreign_value(self, error: ForeignValueError) -> NoReturn:
         """End the run because a stranger wrote into its store.
 
-        A stranger is a process that is no rank of this run. The first rank that sees the foreign
+        A stranger is a process that is not a rank of this run. The first rank that sees the foreign
         value claims a failure in the store, and reports. All other ranks follow it.
         """
         # No rank has failed, but a failure must name a rank. So this rank names itself.

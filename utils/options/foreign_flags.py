@@ -56,7 +56,7 @@ KAIR_TEST = {
 }
 # Flags of KAIR_TEST that our main_test_vrt.py has, too, with another form of the values: KAIR's
 # `--tile 40 128 128` is our `--tile 40,128`. The number of values tells which program is meant.
-# `--sigma` has the same form in both programs, so it is no flag of KAIR_TEST.
+# `--sigma` has the same form in both programs, so it is not a flag of KAIR_TEST.
 SHARED_NAMES = ("--tile",)
 
 # Flag of a training program (S-VRT, BasicSR) -> what a user types here instead.

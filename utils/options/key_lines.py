@@ -78,7 +78,7 @@ def key_lines(text: str, where: str) -> list[tuple[str, int]]:
         :           "logging.writers.0"          "logging.writers.0.type"
 
     A colon makes the last word a key, a comma begins the next item of a list, and brackets open
-    and close objects and lists. For a text that is no valid JSON the result is meaningless, but
+    and close objects and lists. For a text that is not valid JSON the result is meaningless, but
     option_file.py refuses this text afterwards.
 
     Raises OptionError if too many brackets are open at once, or if a key is too long.
@@ -117,7 +117,7 @@ def key_lines(text: str, where: str) -> list[tuple[str, int]]:
             _refuse_depth(len(open_brackets), line, where)
             open_brackets.append(_Bracket(bracket.name_of_value(), is_list=mark == "["))
         elif mark in ("}", "]"):
-            # A text that closes more brackets than it opens is no JSON: option_file.py refuses it.
+            # A text that closes more brackets than it opens is not JSON: option_file.py refuses it.
             if bracket is not whole_file:
                 open_brackets.pop()
     return lines_of_keys

@@ -68,7 +68,7 @@ class Options(Section):
 
     `netG`, `datasets.*` and `train` also hold the keys of the registered part that they name.
 
-    Two fields are no options. opt_path is the option file. kair_totals is empty unless the file
+    Two fields are not options. opt_path is the option file. kair_totals is empty unless the file
     comes from KAIR. Then it names the keys of datasets.train whose values are totals over all GPUs
     in KAIR, without the keys that the command line changes.
     """

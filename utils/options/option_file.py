@@ -113,7 +113,7 @@ def _merge(
     return merged
 
 
-# Keys of a file that are no options: the JSON Schema for editors, and the version of this project
+# Keys of a file that are not options: the JSON Schema for editors, and the version of this project
 # that wrote a record of options.
 NO_OPTIONS = ("$schema", "$version")
 

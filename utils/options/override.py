@@ -77,7 +77,7 @@ def _section_to_change(
 
     Changes `raw`. A section that is missing is added as {}. A section that the file gives only as
     the name of a part becomes a dict, e.g. "concat" -> {"type": "concat"}. Raises OptionError if a
-    name belongs to an option that is no section.
+    name belongs to an option that is not a section.
 
     clean_override: the override without secrets, for the error
     """
@@ -100,7 +100,7 @@ def _section_to_change(
 
 
 def _value_of(text: str) -> Any:
-    """Return the value of an override: its JSON, or the text itself if it is no JSON.
+    """Return the value of an override: its JSON, or the text itself if it is not JSON.
 
     E.g. "8" -> 8, "[1, 2]" -> [1, 2], "null" -> None, "vrt" -> "vrt".
     """

@@ -47,7 +47,7 @@ class Registered(NamedTuple):
     """What a registry knows of one part, from the arguments of `Registry.register`."""
 
     constructor: Callable[..., Any]  # the class or function
-    given: frozenset[str]  # parameters that the caller of `build` supplies; they are no option keys
+    given: frozenset[str]  # parameters that the caller of `build` supplies, no option keys
     annotations: dict[str, type[Section]]  # parameter -> type that replaces its annotation
 
 
@@ -91,7 +91,7 @@ class Registry:
     ) -> Callable[[Part], Part]:
         """Return a decorator that registers a class or function as `name`.
 
-        given: parameters that the caller of `build` supplies, e.g. "seed". They are no option keys
+        given: parameters that the caller of `build` supplies, e.g. "seed". They are not option keys
         annotations: more exact types for parameters. A class that inherits its constructor cannot
             annotate the parameters itself. E.g. section=OwnKeys, if the inherited constructor says
             section: Section
@@ -214,7 +214,7 @@ class Registry:
     def _values_of(self, section: Mapping[str, Any] | str, where: str) -> dict[str, Any]:
         """Return a section as a new dict key -> value.
 
-        E.g. "concat" -> {"type": "concat"}. Raises OptionError if the value is no section.
+        E.g. "concat" -> {"type": "concat"}. Raises OptionError if the value is not a section.
         """
         if isinstance(section, str):
             return {self.type_key: section}
@@ -264,8 +264,8 @@ class Registry:
             if key in type(options).model_fields:
                 arguments[key] = getattr(options, key)
             else:
-                # A parameter such as `window: WindowOptions` is no key itself. It gets all options,
-                # and the keys of WindowOptions are among them.
+                # A parameter such as `window: WindowOptions` is not a key itself. It gets all
+                # options, and the keys of WindowOptions are among them.
                 arguments[key] = options
         # The parameters whose values come from the program.
         for key, value in given.items():

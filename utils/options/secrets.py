@@ -159,7 +159,7 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
     if isinstance(value, (int, float)):
         is_hidden = is_secret and (is_message or _is_secret_number(value, key))
         return replacement if is_hidden else value
-    # Any other value that is no text, such as None, holds no secret.
+    # Any other value that is not a text, such as None, holds no secret.
     if not isinstance(value, str):
         return value
     # pydantic prints a SecretStr as ten stars.

@@ -8,8 +8,8 @@
 pydantic finds what is wrong. This page turns its errors into words for the user: the wrong key, the
 value, what was expected, and the nearest valid key.
 
-What must stay: no value is converted by a guess (the text "3" is no number), and no error shows a
-secret. Free to change: the words of errors, together with test_option.py.
+What must stay: no value is converted by a guess (the text "3" is not a number), and no error shows
+a secret. Free to change: the words of errors, together with test_option.py.
 
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py
 """
@@ -44,11 +44,11 @@ class Section(BaseModel):
 
     # The settings of pydantic:
     #
-    #     strict                     "3" is no int
+    #     strict                     "3" is not an int
     #     extra                      an unknown key is an error
     #     frozen                     no change after reading
     #     arbitrary_types_allowed    a field may hold any object, e.g. the section of a part
-    #     allow_inf_nan              a NaN or an infinite number is no option
+    #     allow_inf_nan              a NaN or an infinite number is not an option
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
@@ -230,13 +230,13 @@ def _failed_key(
     #
     #     names     "train", "G_optimizer_betas", "0"
     #     depth 0   "train" is a section: go on in it
-    #     depth 1   "G_optimizer_betas" is no section, so it is the key of the section "train"
+    #     depth 1   "G_optimizer_betas" is not a section, so it is the key of the section "train"
     names = [str(name) for name in loc]
     depth = 0  # number of sections on the path
     while depth < len(names) - 1:
         inner = _section_type(model, names[depth])
         if inner is None:
-            break  # names[depth] is no section, so it is the key
+            break  # names[depth] is not a section, so it is the key
         model = inner
         values = values[names[depth]]
         depth += 1
@@ -304,7 +304,7 @@ def _unknown_key(failed: _FailedKey, kind: str) -> OptionError:
 
     kind: what the section describes, e.g. 'network "vrt"', or ""
     """
-    # Fields with `exclude` are no options: the program itself sets them.
+    # Fields with `exclude` are not options: the program itself sets them.
     fields = failed.model.model_fields
     valid_keys = [name for name, field in fields.items() if not field.exclude]
     nearest_key = _nearest_name(failed.key, valid_keys)

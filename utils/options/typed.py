@@ -218,8 +218,8 @@ def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
 def _section_of(raw: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     """Return the section at a dotted key, e.g. "datasets.train", or the whole file for "".
 
-    Returns None if the key is missing, or if its value is no section. The result is part of `raw`,
-    so a change of the result changes `raw`.
+    Returns None if the key is missing, or if its value is not a section. The result is part of
+    `raw`, so a change of the result changes `raw`.
     """
     section: Any = raw
     names = where.split(".") if where else []

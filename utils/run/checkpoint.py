@@ -272,7 +272,7 @@ def _remove_temporary_files(path: Path) -> None:
 # ---- Reading a file --------------------------------------------------------------------------
 
 
-# The errors of torch.load for a damaged file, or a file that is no checkpoint. torch.load has no
+# The errors of torch.load for a damaged file, or a file that is not a checkpoint. torch.load has no
 # error class of its own for this, so such a file can raise any of these. `load` then reads a former
 # version. An error that is missing here would end the run, although a former version may be good.
 UNREADABLE = (

@@ -40,7 +40,7 @@ def read_history(run: Path) -> History:
 
     run: the folder of the run, or one of its two files. Old runs have only the .json.
 
-    Raises DataError if there is no such file, or if it is no history.
+    Raises DataError if there is no such file, or if it is not a history.
     """
     path = run
     if run.suffix not in (".json", ".jsonl"):
@@ -91,9 +91,9 @@ def training_scalars(folder: Path, step: int) -> dict[str, float]:
 def entries_of(path: Path) -> list[dict[str, Any] | None]:
     """Return the entries of a file of a history, in the order of their steps.
 
-    A line of a .jsonl that is no entry becomes None, so that the caller can count or number such
-    lines. A last line without an end of line is left out, because the run is still writing it, or
-    was killed while it wrote.
+    A line of a .jsonl that is not an entry becomes None, so that the caller can count or number
+    such lines. A last line without an end of line is left out, because the run is still writing it,
+    or was killed while it wrote.
     """
     if path.suffix == ".jsonl":
         # The last item of the split is the text behind the last end of line: no complete line.
@@ -111,7 +111,7 @@ def _entries_of_curves(path: Path) -> list[dict[str, Any] | None]:
     Raises DataError if the file has another form.
     """
     try:
-        # Older versions wrote NaN, which is no JSON. json calls parse_constant for NaN and Inf.
+        # Older versions wrote NaN, which is not JSON. json calls parse_constant for NaN and Inf.
         curves = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
         entry_at: dict[int, dict[str, Any]] = {}  # step -> entry
         for tag, curve in curves.items():
@@ -135,7 +135,7 @@ def _entry_of(line: bytes) -> dict[str, Any] | None:
 
 
 def _no_history(what: str, path: Path) -> DataError:
-    """Return the error of a file that is no history. what: what is wrong with it."""
+    """Return the error of a file that is not a history. what: what is wrong with it."""
     return DataError(
         what=what,
         where=str(path),

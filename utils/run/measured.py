@@ -67,7 +67,7 @@ def measurements(steps: int, model_log: dict[str, Any], timed: dict[str, float])
         that took no time may be missing. Without a step there is only "memory_gb".
     """
     values: dict[str, Any] = model_log | timed
-    # Take out the three values that are no numbers of the log line.
+    # Take out the three values that are not numbers of the log line.
     forward_s = values.pop("forward_s")
     grad_norms = values.pop("grad_norms")
     epoch_start_share = values.pop("epoch_start_share", 0.0)

@@ -49,7 +49,7 @@ def open_progress(
 ) -> Generator["Bar | Lines"]:
     """Show the progress of an action within the block. Yields an object with a method `update`.
 
-    kind: "bar", "line" or "none". A bar becomes lines if stderr is no terminal. The environment
+    kind: "bar", "line" or "none". A bar becomes lines if stderr is not a terminal. The environment
         variable TQDM_DISABLE=1 has the effect of "none".
     total: number of things to do, e.g. 500.
     name: what is done, e.g. "check".

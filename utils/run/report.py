@@ -167,7 +167,7 @@ def _warnings_once(recorded: Path) -> list[_Warning]:
     lines = recorded.read_text(encoding="utf-8").splitlines() if recorded.is_file() else []
     warnings: dict[str, _Warning] = {}  # text -> its warning
     for line in lines:
-        # A line is no JSON if the process was killed while it wrote the line.
+        # A line is not JSON if the process was killed while it wrote the line.
         with suppress(ValueError):
             record = json.loads(line)
             text = record["text"]

@@ -28,7 +28,7 @@ class RunProgress(ExitStack):
     """
 
     def __init__(self, kind: str, total_iter: int, timer: Any, every: dict[str, int]) -> None:
-        """kind: the option logging.progress. A "bar" shows nothing if stderr is no terminal,
+        """kind: the option logging.progress. A "bar" shows nothing if stderr is not a terminal,
             because the log lines of the run tell the same.
         total_iter: number of steps of the run.
         timer: the run's StepTimer (utils.run.timing), which knows the speed.

@@ -11,7 +11,7 @@ anything is computed from the checkpoint. `Experiment.save` (experiment.py) writ
     "optimizer", "nonfinite_in_a_row", "network"
 
 What must stay: a new field of `Progress` or `DataOrder` (utils.run.position) needs a line here,
-with a default, because checkpoints of earlier versions lack it. An unknown key is no error, and
+with a default, because checkpoints of earlier versions lack it. An unknown key is not an error, and
 nothing reads it (test_keys_that_a_newer_version_adds_are_left_alone).
 
 Tests: tests/parts/utils/test_saved_state.py.

@@ -126,7 +126,7 @@ def put_before_now(folder: Path) -> None:
     latest = int(time.time()) - 1
     for path in sorted(folder.glob("events.out.tfevents.*"), reverse=True):
         match = EVENTS_NAME.fullmatch(path.name)
-        if match is None or path.is_symlink():  # this is no file of TensorBoard
+        if match is None or path.is_symlink():  # this is not a file of TensorBoard
             continue
         second = int(match["second"])
         if second <= latest:

@@ -111,7 +111,7 @@ def _check_archive(path: Path) -> int | None:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             pickles = [member for member in members if member.filename.endswith("data.pkl")]
-            # An archive without data.pkl is no file of torch.save, so torch.load will refuse it.
+            # An archive without data.pkl is not a file of torch.save, so torch.load will refuse it.
             if pickles:
                 _refuse_compression(members, path.stat().st_size)
                 _refuse_flipped_bits(archive, members)
@@ -120,7 +120,7 @@ def _check_archive(path: Path) -> int | None:
                 operation_count += _check_pickle(archive.read(member))
             return operation_count
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, RuntimeError):
-        # BadZipFile: the file is no zip archive, e.g. an old file, or its directory is damaged.
+        # BadZipFile: the file is not a zip archive, e.g. an old file, or its directory is damaged.
         # ValueError, EOFError: the directory names bytes that are not in the file.
         # NotImplementedError: a compression or a version of zip that Python does not know.
         # RuntimeError: an encrypted member.
@@ -131,7 +131,7 @@ def _check_archive(path: Path) -> int | None:
 def _check_old_file(path: Path) -> int:
     """Return the number of operations of the five pickles of an old file, of torch before 1.6.
 
-    Any other file may be given: bytes that are no pickle count as 0 operations.
+    Any other file may be given: bytes that are not a pickle count as 0 operations.
     """
     # The pickles follow one another. `_check_pickle` leaves the file at the end of the pickle that
     # it has read, so the next call reads the next pickle.
@@ -204,7 +204,7 @@ def _check_pickle(pickle: Any) -> int:
     except GrowingFile:
         raise
     except Exception:
-        # pickletools raises errors of any kind for bytes that are no pickle. torch.load stops at
+        # pickletools raises errors of any kind for bytes that are not a pickle. torch.load stops at
         # the same byte, so only the operations before it count.
         return count
     return count

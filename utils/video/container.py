@@ -25,7 +25,7 @@ READABLE_SUFFIXES = (
     ".f4v", ".3gp", ".3g2", ".ogv", ".mxf", ".gif", ".apng", ".y4m",
 )  # fmt: skip
 # FFmpeg's names of the containers that are read. All other containers are refused: some of them
-# name other files, which FFmpeg would open as well, and some are no films.
+# name other files, which FFmpeg would open as well, and some are not films.
 CONTAINERS = (
     "mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "asf", "flv", "ogg", "mxf", "gif",
     "apng", "yuv4mpegpipe", "nut", "ivf", "obu", "h264", "hevc", "vvc", "m4v", "mjpeg", "dv",
@@ -35,7 +35,7 @@ CONTAINERS = (
 TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
 # What reading or writing a film raises: OSError of the operating system, and errors of FFmpeg.
 # utils/video also raises OSError(0, text) for a fault that it has found itself, e.g. a file without
-# a film. 0 is no error of the system. The user reads the text, which Python calls `strerror`.
+# a film. 0 is not an error of the system. The user reads the text, which Python calls `strerror`.
 FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
 
 
@@ -44,9 +44,9 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
 
     mode: "r" to read, "w" to write. options: additional arguments of `av.open`.
 
-    For reading, FFmpeg gets limits. A file that is no film, e.g. a list of other files (ffconcat)
-    or a text, is refused, whatever its name. No frame of more than MOST_PIXELS is decoded.
-    Raises OSError or av.error.FFmpegError.
+    For reading, FFmpeg gets limits. A file that is not a film, e.g. a list of other files
+    (ffconcat) or a text, is refused, whatever its name. No frame of more than MOST_PIXELS is
+    decoded. Raises OSError or av.error.FFmpegError.
     """
     # PyAV's own log callback can hang: a decoder thread that logs needs the GIL, while close()
     # holds the GIL and waits for this thread (PyAV #751). FFmpeg's own callback needs no GIL, so it

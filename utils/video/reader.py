@@ -221,7 +221,7 @@ LARGE_FRAME_PIXELS = 2**24
 
 
 def _film_in(container: Any) -> Any:
-    """Return the stream of PyAV that players show. A cover picture is no film.
+    """Return the stream of PyAV that players show. A cover picture is not a film.
 
     Raises OSError if there is no film, or if its frames are too large.
     """

@@ -73,7 +73,7 @@ class VideoWriter(AbstractContextManager):
         self.pixel_aspect = pixel_aspect
         # The float 29.97002997 stands for 30000 / 1001, which needs a denominator of 1001. With a
         # limit of 100,000 each rate with up to five decimals is exact. Without a limit the
-        # denominator would be a power of two, e.g. 2^48, which is no clock for a film.
+        # denominator would be a power of two, e.g. 2^48, which is not a clock for a film.
         self._fps = Fraction(fps).limit_denominator(100_000)
         self._times = times
         # A film has a clock, a number of ticks per second. Each time stamp is a whole number of
