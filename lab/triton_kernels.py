@@ -333,6 +333,6 @@ def sample_backward(
         tl.store(grad_offset + dy_plane * HW + pixel_of_image, grad_dy, mask=is_pixel)
         tl.store(grad_offset + dx_plane * HW + pixel_of_image, grad_dx, mask=is_pixel)
 
-        # The gradients of the corners. m g is the gradient of the sample.
-        g *= m[:, None]
-        _add_to_corners(grad_x, first_index, is_used, g, top, left, fy, fx, H, W, C)
+        # The gradients of the corners, from the gradient of the sample.
+        grad_s = g * m[:, None]
+        _add_to_corners(grad_x, first_index, is_used, grad_s, top, left, fy, fx, H, W, C)

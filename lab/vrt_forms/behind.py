@@ -39,7 +39,10 @@ BEHIND_LAYERS = 12
 
 
 class BehindForm(Form):
-    """A network that improves the frames of the operator. The operator is not trained."""
+    """A network that improves the frames of the operator. The operator is not trained.
+
+    The docstrings of `Form` (form.py) explain the methods.
+    """
 
     name = "behind"
     score = "gain over weights/operator.pth in dB"

@@ -42,7 +42,10 @@ MOTION_LEVELS = len(LEVELS) - 1
 
 
 class MotionForm(Form):
-    """The network that finds the motion, on scenes with exact motion."""
+    """The network that finds the motion, on scenes with exact motion.
+
+    The docstrings of `Form` (form.py) explain the methods.
+    """
 
     name = "motion"
     score = "end-point error in spike pixels, mean over the exposure"

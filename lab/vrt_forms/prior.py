@@ -37,7 +37,10 @@ TEST_SOLVER = Solver()
 
 
 class PriorForm(Form):
-    """A prior between the learned steps of weights/motion.pth, which are not trained."""
+    """A prior between the learned steps of weights/motion.pth. The steps are not trained.
+
+    The docstrings of `Form` (form.py) explain the methods.
+    """
 
     name = "prior"
     score = "gain over weights/operator.pth in dB"

@@ -126,7 +126,7 @@ class Training:
         unfinished.replace(self.file)
 
     def load(self) -> None:
-        """Go on from the file of an earlier call."""
+        """Resume from the file that an earlier call has written."""
         # weights_only=False, because the state of the generator has numbers of any size. The file
         # is our own.
         state = torch.load(self.file, weights_only=False)
