@@ -1,14 +1,15 @@
-"""A real SLURM on this machine alone, for tests/dist/test_slurm.py.
+"""A real SLURM with this machine as its only node, for tests/dist/test_slurm.py.
 
-SLURM is the scheduler of compute clusters. `Cluster` starts its daemons with ports, state and logs
-of their own, all below one folder, and uses nothing of a SLURM that the system may have:
+SLURM is a scheduler of compute clusters. `Cluster` starts these daemons of SLURM. Their ports,
+state and logs are separate from any SLURM that the system may have; all their files are below one
+folder:
 
     munged      signs the messages between the daemons
     slurmctld   decides which job runs
     slurmd      runs the jobs, on the one node of the cluster, which is this machine
 
-What must stay in `_conf`: the two partitions and their PreemptMode. By them the urgent job of
-tests/dist/test_slurm.py pushes another job aside, which is queued again.
+What must stay in `_conf`: the two partitions and their PreemptMode. They allow the urgent job of
+tests/dist/test_slurm.py to stop another job, which SLURM then puts into the queue again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 from tests.dist.launching import ROOT, clean_env, free_port
 
-# All programs that the tests need.
+# The programs of SLURM that the tests need.
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue")
 
 
@@ -40,8 +41,9 @@ def reason_to_skip() -> str:
 class Cluster:
     """A cluster of one node. Use it in a `with` statement, which ends all jobs and daemons.
 
-    The node has the cores of this machine, but at least 4, because two ranks must fit beside a job
-    of one. It has two partitions: "main", and "urgent", whose jobs push jobs of "main" aside.
+    The node has as many cores as this machine, but at least 4, so that a job of two ranks and a job
+    of one rank can run together. It has two partitions: "main", and "urgent", whose jobs may stop
+    jobs of "main".
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +62,7 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.run("scancel", "--user=root", check=False)
-        # Wait until no job is left. If the daemons ended first, processes of jobs would go on.
+        # Wait until no job is left. If the daemons ended first, processes of jobs would stay.
         deadline = time.monotonic() + 20
         while self.run("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -74,7 +76,7 @@ class Cluster:
                 process.wait()
 
     def _start(self) -> None:
-        """Start the daemons, each after the one that it needs."""
+        """Start the daemons, in the order in which they need one another."""
         # munged runs as its own user, and refuses a key that another user could read.
         munge = pwd.getpwnam("munge")
         for name in ("munge", "state", "spool"):
@@ -85,8 +87,8 @@ class Cluster:
         for path in (key, key.parent):
             os.chown(path, munge.pw_uid, munge.pw_gid)
         key.parent.chmod(0o755)
-        # The user munge must reach its folder, so all folders above it are opened, as far as they
-        # belong to the user of the tests.
+        # The user munge must be able to reach its folder. So allow everybody to enter all folders
+        # above it that belong to the user of the tests.
         own_name = pwd.getpwuid(os.geteuid()).pw_name
         for path in (self.folder, *self.folder.parents):
             if path.owner() == own_name and path != Path("/"):
@@ -148,9 +150,9 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
         self.processes.append(subprocess.Popen(command, start_new_session=True, **how))
 
     def wait(self, is_up, name: str, limit_s: float = 100) -> None:
-        """Wait until is_up() is true. name: what is waited for, for the message.
+        """Wait until is_up() is true. name: what the test waits for; the error names it.
 
-        Raises AssertionError with the ends of all logs at the limit.
+        At the limit, raises AssertionError with the last part of all logs.
         """
         deadline = time.monotonic() + limit_s
         while not is_up():
@@ -186,17 +188,19 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
     def wait_for_life(self, path: Path, life: int, text: str, limit_s: float) -> str:
         """Wait until a job of two ranks has written `text` in one of its lives.
 
-        A life is the time from a start of the job to its end. A job that is queued again has a
-        further life, which writes to the same log.
+        A life is the time from a start of the job to its end. A job that is queued again has
+        another life, which writes to the same log.
 
         path: the log of the job. life: number of the life, from 1.
 
-        Returns all that the job wrote in this life and later. Raises AssertionError at the limit.
+        Returns the output of the job in this life and in later lives. Raises AssertionError at the
+        limit.
         """
         deadline = time.monotonic() + limit_s
         while True:
-            # Split the log at what each of the two ranks says at its start. Piece 0 is what comes
-            # before life 1. Life 1 begins with piece 1, and life 2 with piece 3.
+            # Split the log at a text that each of the two ranks writes at its start. So each life
+            # has two pieces: life 1 begins with piece 1, and life 2 with piece 3. Piece 0 comes
+            # before life 1.
             whole = path.read_text(errors="replace")
             pieces = whole.split("Distributed Training Setup")
             content = "".join(pieces[2 * life - 1 :])

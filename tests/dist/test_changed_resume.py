@@ -1,14 +1,14 @@
 """A run resumes after its options or data were changed, or after it was stopped in a validation.
 
 Each test trains in real processes, on small clips in tmp_path and with the network "odd" of
-tests/dist/odd_worker.py. `run_odd` runs such a training until it ends. Its argument `case` says
-what goes wrong, `struck_rank` on which rank, and `at_step` at which step since the start.
+tests/dist/odd_worker.py. `run_odd` runs such a training until it ends. Its arguments are `case`,
+what goes wrong, `struck_rank`, on which rank, and `at_step`, at which step of this start.
 
 Exit codes: 0 finished, 2 wrong start or wrong options, 3 wrong files or data, 4 no finite loss, 75
 stopped by a signal and to be started again, -9 killed by SIGKILL.
 
-The starts of `story` follow one another in one run: each depends on the starts before it. So a
-further start goes to the end of `story`.
+The starts of `story` are starts of one run: each depends on the earlier starts. So add a new start
+at the end of `story`.
 """
 
 import fcntl
@@ -62,7 +62,7 @@ def exit_codes(*results: RankResult) -> list[list[int]]:
 
 
 def texts(*results: RankResult) -> str:
-    """Return what all runs wrote, for the message of an assertion."""
+    """Return the output of all runs, for the message of an assertion."""
     return "\n".join(result.text for result in results)
 
 
@@ -72,7 +72,7 @@ def texts(*results: RankResult) -> str:
 class Start(NamedTuple):
     """One start of the run of `story`."""
 
-    # Exit codes, and what the run wrote.
+    # Exit codes, and the output of the run.
     result: RankResult
     # The latest checkpoint after this start.
     state: dict[str, Any]
@@ -80,10 +80,10 @@ class Start(NamedTuple):
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory) -> dict[str, Start]:
-    """Start one run six times. Returns each start by its name.
+    """Start one run six times. Return {name of a start: Start}.
 
-    The data have 8 samples an epoch: 2 training clips of 4 frames. A step takes one sample. The
-    option file says total_iter 4.
+    An epoch has 8 samples: 2 training clips of 4 frames. A step takes one sample. The option file
+    has total_iter 4.
     """
     options = write_odd_options(tmp_path_factory.mktemp("story"))
     file = json.loads(options.read_text())
@@ -92,13 +92,14 @@ def story(tmp_path_factory) -> dict[str, Start]:
     checkpoint = folder_of_run(options) / "checkpoints/checkpoint_latest.pth"
     starts = {}
 
-    # One epoch of 8 steps, more than the 4 steps of the file. Each rank prints every fourth step.
+    # Start 1: one epoch of 8 steps, although the file says 4 steps. Each rank prints every fourth
+    # step.
     result = run_odd(options, "--epochs", "1", "debug.every=4")
     starts["epochs"] = Start(result, latest_checkpoint(options))
 
-    # Other learning rate, betas and parameter groups. 13 steps end the run before the second of two
-    # epochs, which would end at step 16. The case "states" prints in the first step of this start
-    # how many checkpoints are in memory.
+    # Start 2: another learning rate, other betas and parameter groups. The run ends at step 13,
+    # before the end of the second epoch at step 16. In the first step of this start, the case
+    # "states" prints how many checkpoints are in memory.
     result = run_odd(
         options,
         end_at_step(13),
@@ -112,26 +113,26 @@ def story(tmp_path_factory) -> dict[str, Start]:
     )
     starts["changed"] = Start(result, latest_checkpoint(options))
 
-    # While another process holds the lock of the folder.
+    # Start 3: another process holds the lock of the folder.
     with open(folder_of_run(options) / ".lock", "ab") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         result = run_odd(options, end_at_step(15))
     starts["locked"] = Start(result, latest_checkpoint(options))
 
-    # Weights in place of a checkpoint.
+    # Start 4: weights are given in place of a checkpoint.
     weights = folder_of_run(options) / "models/8_G.pth"
     result = run_odd(options, "task=other", "--resume", str(weights))
     starts["weights"] = Start(result, latest_checkpoint(options))
 
-    # One of two training clips is removed. An epoch now has 4 samples, but the run has taken 5
-    # samples of its second epoch (13 steps = 8 + 5). So this epoch would have no sample left.
+    # Start 5: one of the two training clips is removed. Now an epoch has only 4 samples, but the
+    # run has already taken 5 samples of its second epoch (13 steps = 8 + 5).
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(options.parent / root / "train/train1")
     result = run_odd(options, end_at_step(15), "train.epochs=2")
     starts["fewer clips"] = Start(result, latest_checkpoint(options))
 
-    # The same data, but the checkpoint is named. Each step prints its sample, so that the test sees
-    # from which clip it comes.
+    # Start 6: the same data, but the checkpoint is named. Each step prints its sample, so that a
+    # test can see from which clip the sample comes.
     result = run_odd(options, end_at_step(15), "--resume", str(checkpoint), "debug.every=1")
     starts["checkpoint named"] = Start(result, latest_checkpoint(options))
     return starts
@@ -141,7 +142,7 @@ def test_epochs_on_the_command_line_replace_the_steps_of_the_file(story):
     start = story["epochs"]
 
     assert start.result.exit_codes == [0], start.result.text
-    # 1 epoch of 8 samples.
+    # This is 1 epoch of 8 samples.
     assert start.state["step"] == 8
 
 
@@ -158,8 +159,8 @@ def test_a_start_says_that_the_steps_end_the_run_before_its_epochs(story):
 def test_the_first_batch_of_a_rank_is_described_once(story):
     output = story["epochs"].result.stdout[0]
 
-    # 1 clip of 2 frames, 3 colours, 32 x 32 pixels. Then comes the range of the values, from 0 or
-    # a little more, e.g. "0.012..0.98".
+    # The batch has 1 clip of 2 frames with 3 colours and 32 x 32 pixels. After the type comes the
+    # range of the values, e.g. "0.012..0.98".
     assert output.count("[Rank 0/1] First batch: lq (1, 2, 3, 32, 32) float32 0") == 1
     assert "gt (1, 2, 3, 32, 32) float32" in output
     assert "loss () float32" in output
@@ -217,10 +218,11 @@ def test_a_run_takes_other_training_clips_if_the_checkpoint_is_named(story):
     start = story["checkpoint named"]
 
     assert start.result.exit_codes == [0], start.result.text
-    # After 13 steps it begins the third epoch, and takes the 2 steps up to step 15 from it.
+    # After 13 steps the run begins the third epoch, and takes 2 steps of it, up to step 15.
     assert position(start.state) == Position(step=15, epoch=2, batch=2)
     assert start.result.text.count("epoch 3 begins with its first sample") == 1
-    # Before the start, a warning may name the removed clip. No step may take a sample of it.
+    # Before the first step, a warning may name the removed clip. But no step may take a sample of
+    # it.
     _, _, after_start = start.result.text.rpartition("starting at")
     assert "Samples: train0" in after_start
     assert "train1" not in after_start
@@ -271,7 +273,7 @@ def test_a_validation_that_was_stopped_twice_is_left_out(tmp_path):
 
 @pytest.fixture(scope="module")
 def best_psnr(tmp_path_factory) -> float:
-    """Return the best PSNR of a run of two steps that nobody stopped."""
+    """Give the best PSNR of a run of two steps that was not stopped."""
     options = write_odd_options(tmp_path_factory.mktemp("whole"))
     result = run_odd(options, end_at_step(2))
     assert result.exit_codes == [0], result.text
@@ -281,9 +283,8 @@ def best_psnr(tmp_path_factory) -> float:
 class Cut(NamedTuple):
     """How a run of two steps is stopped before its last validation is recorded."""
 
-    # What odd_worker.py does, and after how many steps.
-    case: str
-    step: int
+    case: str  # a case of odd_worker.py
+    step: int  # number of steps after which the case strikes
     writers: list[str]
     exit_code: int
 
@@ -322,12 +323,12 @@ def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path,
     has_weights = (folder_of_run(options) / "models/2_G.pth").exists()
     second = run_odd(options, *common)
     files = files_of_run(folder_of_run(options))
-    # Validates the finished run on other crops, whose best PSNR does not count.
+    # Validate the finished run on other crops. Their PSNR must not count as the best.
     third = run_odd(options, *common, "datasets.test.num_frame=1")
 
     assert exit_codes(first, second, third) == [[cut.exit_code], [0], [0]], texts(first, second)
     assert step_after_first == 2
-    # A kill leaves no time to save, so the weights were saved before the validation.
+    # A killed run cannot save any more. So the weights must have been saved before the validation.
     if cut.exit_code != 75:
         assert has_weights, first.text
     assert second.text.count("Iter: 2, validation") == 1
@@ -361,7 +362,7 @@ def steps_in_tensorboard(options: Path, curve: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def after_skipped_steps(tmp_path_factory) -> dict[str, Any]:
-    """A run whose output is NaN from step 3 on, so that it ends. Then the run is started again."""
+    """Let a run end, because its output is NaN from step 3 on. Then start the run again."""
     options = write_odd_options(tmp_path_factory.mktemp("skipped"))
     # Two skipped steps in a row end the run.
     changes = (end_at_step(4), NO_TEST, TENSORBOARD, "train.max_nonfinite_steps=2")

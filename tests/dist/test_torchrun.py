@@ -1,7 +1,7 @@
 """Ranks are started by torchrun or by a platform: restarts, signals, lost launchers, two nodes.
 
-Each test starts real launchers, which train on small clips in tmp_path. Their output goes to a
-file, the log, and `wait_for` waits until the log matches a pattern.
+Each test starts real launchers, which train on small clips in tmp_path. The output of a launcher
+goes to a file, the log. `wait_for` waits until the text of the log matches a pattern.
 
 Exit codes: 0 finished, 2 wrong options, 4 no finite loss, 75 stopped by a signal and to be started
 again.
@@ -38,13 +38,13 @@ from tests.helpers.train_files import (
 )
 from utils.dist.process import descendants_of, process_state
 
-# As `python -m torch.distributed.run`, but without a new import of torch.
+# Does the same as `python -m torch.distributed.run`, but without a new import of torch.
 TORCHRUN = (sys.executable, "tests/dist/run_module.py", "torch.distributed.run")
 LAUNCHER = ROOT / "launch_train.sh"
 NO_TEST = "datasets.test={}"
-# A number of steps that no test waits for: the run goes on until a test ends it.
+# More steps than any test waits for: the run trains until a test ends it.
 ENDLESS = "train.total_iter=1000"
-# A run that notices lost ranks soon, and loses no step by it.
+# Options of a run that soon notices lost ranks, and resumes after the last step.
 SAVING_AND_WATCHED = (
     NO_TEST,
     # A checkpoint after each step.
@@ -57,12 +57,12 @@ SAVING_AND_WATCHED = (
 
 @pytest.fixture
 def log(tmp_path) -> Path:
-    """The file with the output of the launcher."""
+    """Give the path of the file with the output of the launcher."""
     return tmp_path / "log"
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process runs. A zombie ("Z") has ended, but its parent has not noticed it."""
+    """Return whether a process runs. A zombie ("Z") has ended, but has not been noticed yet."""
     return process_state(pid) not in (None, "Z")
 
 
@@ -89,9 +89,9 @@ class RestartedRun(NamedTuple):
 
     # The output up to a step after the restart.
     text: str
-    # The processes that torchrun had started when it was killed.
+    # All processes that torchrun had started when it was killed.
     family: list[int]
-    # Those of them that were alive ten seconds after the end of torchrun.
+    # The processes of `family` that were still alive ten seconds after the end of torchrun.
     left: list[int]
 
 
@@ -113,7 +113,7 @@ def restarted_run(tmp_path_factory) -> RestartedRun:
 
         family = descendants_of(process.pid)
         process.kill()
-        # Each of them should notice the death of torchrun and end.
+        # Each process should notice the death of torchrun, and end.
         left = family
         deadline = time.monotonic() + 10
         while left and time.monotonic() < deadline:
@@ -136,13 +136,13 @@ def test_no_process_is_left_after_torchrun_was_killed(restarted_run):
 
 
 class Hopeless(NamedTuple):
-    """A run that a restart does not mend."""
+    """A run that would fail again after a restart."""
 
-    # What goes wrong on rank 0 in step 2, by its name in tests/dist/odd_worker.py.
+    # What goes wrong on rank 0 in step 2: a case of tests/dist/odd_worker.py.
     case: str
-    # Further options.
+    # Additional options.
     changes: tuple[str, ...]
-    # What the run must end with.
+    # The exit code with which the run must end.
     exit_code: int
     # How often the run starts to train.
     starts: int
@@ -150,7 +150,8 @@ class Hopeless(NamedTuple):
     errors: int
 
 
-# torchrun treats all exit codes alike. So `make test` has one case, and `make slow` has the others.
+# torchrun treats all exit codes in the same way. So `make test` has only one case, and `make slow`
+# has the others.
 @pytest.mark.parametrize(
     "run",
     [
@@ -191,13 +192,14 @@ def test_torchrun_restarts_no_run_that_a_restart_does_not_mend(tmp_path, run):
 def log_out(launcher: AnyProcess) -> None:
     """Send SIGHUP to the launcher and to all its processes, as on a logout.
 
-    It is sent twice: the shell sends one, and the system another as the shell ends.
+    SIGHUP is sent twice: the shell sends one, and the system sends another when the shell ends.
     """
-    # `start_command` makes the launcher the first of its process group. So both have one number.
+    # `start_command` makes the launcher the leader of its process group. So the number of the group
+    # is the PID of the launcher.
     group = launcher.pid
     for _ in range(2):
         os.killpg(group, signal.SIGHUP)
-        # Without a pause, the two could arrive as one.
+        # Without a pause, the two signals could arrive as one.
         time.sleep(0.05)
 
 
@@ -205,14 +207,14 @@ def assert_stopped_and_saved(options: Path, log: Path) -> None:
     """Check that a run was stopped by one signal, and that it has saved a checkpoint."""
     text = log.read_text()
     assert text.count("stopped by a signal at iter") == 1
-    # Unlike torchrun alone, the launcher passes SIGUSR1 on to its ranks. So no rank warns of it.
+    # Unlike torchrun, the launcher passes SIGUSR1 on to its ranks. So no rank warns of this signal.
     assert "SIGUSR1 would kill" not in text
     assert "Traceback" not in text
     assert latest_checkpoint(options)["step"] >= 1
 
 
-# Slow: a launcher is started twice. `make test` has signals to a run without a launcher, in
-# tests/faults/test_interruptions.py.
+# Slow, because a launcher is started twice. `make test` tests signals to a run without a launcher,
+# in tests/faults/test_interruptions.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefix", "name"),
@@ -238,17 +240,17 @@ def test_a_signal_to_the_launcher_saves_the_run_for_another_start(tmp_path, log,
     assert_stopped_and_saved(options, log)
 
 
-# Of a run that ignores SIGHUP, tests/faults/test_interruptions.py has a case for `make test`.
+# Slow, because tests/faults/test_interruptions.py has a case of a run that ignores SIGHUP.
 @pytest.mark.slow
-def test_a_run_under_nohup_trains_on_after_a_logout(tmp_path, log):
+def test_a_run_under_nohup_continues_after_a_logout(tmp_path, log):
     options = write_options(tmp_path)
     command = ("nohup", LAUNCHER, "2", options, ENDLESS, NO_TEST)
 
     with start_command(command, log) as process:
         text = wait_for(log, "Iter: 1,")
         log_out(process)
-        # One line of the log for each step. Some steps may have been running at the logout, but
-        # not four.
+        # The log has a line for each step. At the logout the run may already be some steps further
+        # than the log, but not four.
         steps = len(re.findall("Iter: ", text))
         wait_for(log, rf"Iter: {steps + 4},")
         process.send_signal(signal.SIGINT)
@@ -287,7 +289,7 @@ def nodes(
 ) -> Generator[list[Node]]:
     """Start a command on each of two nodes, with the variables of a platform.
 
-    Both nodes are on this machine. They end with the `with` block.
+    Both nodes are on this machine. Their processes end with the `with` block.
     """
     variables = platform | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     found = []
@@ -329,7 +331,7 @@ def test_two_nodes_of_a_platform_train_as_one_world_that_resumes(tmp_path):
     assert stopped >= 1
     assert identities(both[0].log, both[1].log) == WORLD_OF_FOUR
 
-    # The other platform goes on by one step.
+    # The other platform continues for one step.
     again = (*python, f"train.total_iter={stopped + 1}")
     with nodes(tmp_path, PAI_DLC, again, again) as both:
         assert exit_codes(both) == [0, 0], both[0].log.read_text()
@@ -348,8 +350,8 @@ def test_a_wrong_option_ends_each_node_of_a_platform_with_one_message(tmp_path):
         assert exit_codes(both) == [2, 2], both[1].log.read_text()
 
     texts = [node.log.read_text() for node in both]
-    # Usually one node reports the wrong option for both. Both do if neither hears of the other in
-    # time.
+    # Usually one node reports the wrong option for both nodes. If the nodes do not hear of each
+    # other in time, both report it.
     messages = sum(text.count("OptionError: unknown option x") for text in texts)
     assert messages in (1, 2), texts
     for text in texts:
@@ -373,7 +375,7 @@ def test_a_single_node_of_a_platform_tests_with_all_its_ranks_without_an_address
 
 
 def is_rank(pid: int) -> bool:
-    """Tell whether a process is a living rank, and not the agent of torchrun that started it."""
+    """Return whether a process is a living rank, and not the agent of torchrun that started it."""
     command = command_of(pid)
     return is_alive(pid) and MAIN in command and "distributed.run" not in command
 

@@ -57,19 +57,19 @@ def run(tmp_path):
 
 
 def store_of(ranks: Ranks) -> PrefixStore:
-    """Connect to the store of a run, as a stranger on this host could do."""
+    """Connect to the store of a run, as any other process on this host could do."""
     return PrefixStore("spikevrt/", TCPStore("127.0.0.1", ranks.port, is_master=False))
 
 
 def pid_of(ranks: Ranks, rank: int) -> int:
-    """Return the process id that a rank says in its beat."""
+    """Return the process id in the beat of a rank."""
     return json.loads(store_of(ranks).get(f"beat/{rank}"))["pid"]
 
 
 def write_until_the_end(ranks: Ranks, store: PrefixStore, key: str, value: str) -> None:
-    """Write a value again and again until rank 0 ends, for 30 s at most.
+    """Write a value again and again until rank 0 ends, for at most 30 s.
 
-    A single write would not do, because the rank itself soon writes its next beat.
+    A single write would not be enough, because the rank soon writes its next true beat.
     """
     deadline = time.monotonic() + 30
     while ranks.processes[0].poll() is None and time.monotonic() < deadline:
@@ -109,8 +109,8 @@ def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path, bys
     }
 
     store.set("beat/1", json.dumps(forged))
-    # In this worker rank 0 waits 4 s for a silent rank. Then it reads the forged beat. When it has
-    # reported the beat, let rank 1 go on, because rank 0 waits for the end of rank 1.
+    # In this worker, rank 0 waits 4 s for a silent rank, and then reads the forged beat. After the
+    # report of rank 0, let rank 1 continue, because rank 0 waits for the end of rank 1.
     run.wait_for(REPORT, rank=0, limit_s=60)
     os.kill(beat["pid"], signal.SIGCONT)
     result = run.wait(limit_s=30)
@@ -183,8 +183,8 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
                 address, _, _port = listening[inode].partition(":")
                 addresses.add(address)
 
-    # 127.0.0.1, an address that only this host can reach. The file has the four bytes 7F 00 00 01
-    # in reverse order.
+    # This is 127.0.0.1, an address that only this host can reach: the four bytes 7F 00 00 01 in
+    # reverse order.
     assert addresses == {"0100007F"}
 
 
@@ -200,8 +200,8 @@ def test_a_run_with_a_job_key_ends_as_a_run_without_one(tmp_path):
         result = ranks.wait(limit_s=30)
 
     assert result.exit_codes == [0, 0], result.text
-    # The output of the ranks does not tell the key. The file that holds it is gone, because a
-    # process takes its files in /proc with it.
+    # The key is not in the output of the ranks. Its file is gone, because the files of a process in
+    # /proc end with the process.
     assert KEY not in result.text
     assert not environment.exists()
 
@@ -226,7 +226,7 @@ def test_a_beat_with_the_proof_of_another_beat_ends_the_run(tmp_path):
     with begin_work(tmp_path, env={"SPIKEVRT_JOB_KEY": KEY}) as ranks:
         ranks.wait_for("at work", rank=0, limit_s=60)
         store = store_of(ranks)
-        # A value is "<proof> <beat>". Take the proof of a true beat for another beat.
+        # A value is "<proof> <beat>". Put the proof of a true beat in front of another beat.
         proof, _, text = store.get("beat/1").decode().partition(" ")
         forged = json.dumps(json.loads(text) | {"beat": 10**6, "phase": "as usual"})
         write_until_the_end(ranks, store, "beat/1", f"{proof} {forged}")
@@ -275,8 +275,8 @@ time.sleep(10)
 """
 
 
-# A beat as rank 1 would write it before the first step, on another host. The keys are explained in
-# utils/dist/beats.py.
+# A beat that rank 1 would write on another host before the first step. utils/dist/beats.py explains
+# the keys.
 BEAT = {
     "beat": 1,
     "machine": "elsewhere",
@@ -293,7 +293,7 @@ BEAT = {
 
 def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
     # With these arguments rank 1 makes the file `absent`, and ends before it meets rank 0
-    # (helpers_worker.py, `main`). So its place is free.
+    # (`end_first_life` in helpers_worker.py). So the place of rank 1 is free.
     absent = ["second_life", str(tmp_path / "absent")]
     program = tmp_path / "stranger.py"
     program.write_text(STRANGER)
@@ -312,7 +312,7 @@ def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
 def test_seconds_that_no_float_holds_are_refused():
     assert read_state(rank=1, value=json.dumps(BEAT)) == BEAT
 
-    forged = BEAT | {"age": 10**400}  # a whole number, for which JSON has no limit
+    forged = BEAT | {"age": 10**400}  # JSON has no limit for whole numbers, but floats have one
     with pytest.raises(ForeignValueError, match="key 'beat/1'"):
         read_state(rank=1, value=json.dumps(forged))
 
@@ -328,11 +328,11 @@ def test_a_failure_that_is_no_text_is_refused():
 
 # ---- Which process of a host reports an error ---------------------------------------------------
 
-# Several processes of a host may find the same error. The first of them reports it, and the others
-# stay silent. The first process claims the error: it binds a Unix socket. The name of the socket is
-# a hash of user, machine and error.
+# Several processes of a host may find the same error. Only the first process reports it. It claims
+# the error: it binds a Unix socket, whose name is a hash of user, machine and error. A process that
+# cannot bind this socket stays silent.
 
-# A program of another user that binds the socket first, so that our process might stay silent. Its
+# A program of another user. It binds the socket first, so that our process would stay silent. Its
 # argument is the text to hash.
 SQUATTER = r"""
 import hashlib, socket, sys, time
@@ -349,8 +349,8 @@ time.sleep(60)
 def own_claims():
     """Release the claims of this process after the test.
 
-    A process that has claimed an error waits 10 s before it ends with a refusal, so that ranks
-    beside it can end first (`claims.outlast_siblings`). Later tests in this process would wait.
+    Before a process that has claimed an error ends with a refusal, it waits for 10 s, so that other
+    ranks can end first (`claims.outlast_siblings`). Without this fixture, later tests would wait.
     """
     yield
     for claim in claims.CLAIMS:
@@ -362,7 +362,7 @@ def own_claims():
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a second user: run as root")
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a python for all users")
 def test_a_socket_that_another_user_has_bound_silences_no_report():
-    name = "an error that must be said"
+    name = "an error that must be reported"
     # The text that `claims.first_to_claim` hashes.
     text = f"{os.getuid()} {process.machine()} {name}"
     squatter: Any = subprocess.Popen(
@@ -381,7 +381,7 @@ def test_a_socket_that_another_user_has_bound_silences_no_report():
 
 @pytest.mark.usefixtures("own_claims")
 def test_a_second_process_of_our_own_user_does_not_report_an_error_again():
-    name = f"said once {os.getpid()}"
+    name = f"reported once {os.getpid()}"
     program = f"from utils.dist import claims; print(claims.first_to_claim({name!r}))"
 
     is_first = claims.first_to_claim(name)
