@@ -44,7 +44,7 @@ job=$SLURM_JOB_ID
 if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
 
 # SLURM runs a copy of this script from its spool folder, so ask SLURM for the path that was given
-# to sbatch. The answer has the arguments behind the path, e.g. "/home/me/SpikeVRT/submit_job.sh
+# to sbatch. The answer has the arguments after the path, e.g. "/home/me/SpikeVRT/submit_job.sh
 # FILE". A path may have blanks, too. So take words off the end until a file is left.
 command=$(
     scontrol --oneliner show job "$job" | sed -n 's/.* Command=\(.*\) WorkDir=.*/\1/p' || true

@@ -67,7 +67,7 @@ def _written_out(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
 
 
-# `SpikeVRTError.__str__` prints the advice behind the 12 characters "  do        ". So whoever
+# `SpikeVRTError.__str__` prints the advice after the 12 characters "  do        ". So whoever
 # writes an advice of several lines begins its second line, and each later one, with 12 blanks.
 INDENT_OF_DO = " " * 12
 

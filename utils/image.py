@@ -201,7 +201,7 @@ def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
     names: names of the panels, from left to right.
     """
     # n panels have n - 1 gaps between them. With one gap more, each panel takes the same width:
-    # the panel and the gap behind it. E.g. 3 panels of 100 pixels are 304 pixels wide, and each
+    # the panel and the gap after it. E.g. 3 panels of 100 pixels are 304 pixels wide, and each
     # takes (304 + 2) // 3 = 102.
     strip_width = strip.shape[1]
     width_with_gap = (strip_width + GAP) // len(names)

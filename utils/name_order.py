@@ -51,7 +51,7 @@ class _Value(NamedTuple):
 _VALUE = re.compile(
     r"([+-]?)"  # sign
     r"(\d{1,100})"  # digits before the point
-    r"(?:\.(\d{0,200}))?"  # the point, and digits behind it
+    r"(?:\.(\d{0,200}))?"  # the point, and the digits after it
     r"([eE][+-]\d{1,3})?",  # exponent; it must have a sign, because "2e5" may also be a checksum
     re.ASCII,
 )
@@ -68,7 +68,7 @@ def are_values(names: Collection[str]) -> bool:
 
     False otherwise, e.g.
 
-        1.9, 1.10, 1.11       a counter behind a point
+        1.9, 1.10, 1.11       a counter after a point
         -1, -2, -3            a "-" before each name, which may be a hyphen
     """
     values = []
@@ -90,14 +90,14 @@ def are_values(names: Collection[str]) -> bool:
 
 
 def _is_counter(values: list[_Value]) -> bool:
-    """Return whether numbers count up behind the point without a gap, such as 1.9, 1.10, 1.11."""
+    """Return whether numbers count up after the point without a gap, such as 1.9, 1.10, 1.11."""
     wholes = {value.whole for value in values}
     if len(wholes) > 1:
         return False
     counts = []
     for value in values:
         count = int(value.fraction or "0")
-        # A counter has a number behind the point, without leading zeros. So "1." and "1.01" end it.
+        # A counter has a number after the point, without leading zeros. So "1." and "1.01" end it.
         if value.fraction != str(count):
             return False
         counts.append(count)

@@ -23,7 +23,7 @@ _INFINITE = re.compile(r'(?<!\\)"(-?)inf"(?!\s*:)')
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return a value as valid JSON, with a line end behind it.
+    """Return a value as valid JSON, with a line end after it.
 
     JSON has no infinite numbers, and Python would write `Infinity`, which other programs refuse. So
     an infinite number becomes the text "inf" or "-inf", and NaN becomes null. `read_json` turns the
@@ -95,7 +95,7 @@ def _cut(cell: str, width: int) -> str:
     """Return a cell with at most `width` characters, e.g. "experiments", 8 -> "exp..nts"."""
     if len(cell) <= width:
         return cell
-    # Two dots stand in the middle. E.g. width 8: 3 characters before them, 3 behind them.
+    # Two dots stand in the middle. E.g. width 8: 3 characters before them, 3 after them.
     letters = width - 2
     tail = letters // 2
     head = letters - tail

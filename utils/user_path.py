@@ -19,8 +19,8 @@ _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 def expand_path(path: str) -> str:
     """Return the path with ~ and $NAME replaced. A path that exists as it is stays.
 
-    A shell does this for a path on the command line, but not within an option file or behind KEY=.
-    A variable that is not set stays in the path, and `advice_on` names it in the error.
+    A shell does this for a path on the command line, but not within an option file, and not after
+    KEY=. A variable that is not set stays in the path, and `advice_on` names it in the error.
 
     Raises DataError for a name that is not UTF-8, because it cannot be written into records.
     """

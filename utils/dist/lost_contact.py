@@ -63,7 +63,7 @@ def lost_contact_error(error: BaseException) -> StallError:
 
 # Seconds that a rank with a broken connection waits for the report of the rank that failed first. A
 # longer wait delays the end of the run. A shorter wait could name this rank's lost connection, and
-# not the error behind it.
+# not the error that caused it.
 WAIT_FOR_REPORT_S = 3.0
 
 

@@ -11,7 +11,7 @@ this module is a text in JSON and the bytes of arrays, so reading a message runs
 
 This text is called the outline of the value. A list in it begins with a word that says what the
 list stands for. Only the pairs of a dict, [key, value], have no such word. Arrays have their bytes
-behind the text, in the order of the outline.
+after the text, in the order of the outline.
 
 `utils_dist.gather_objects` and `utils_dist.from_rank` send messages.
 
@@ -119,8 +119,8 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
 def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
     """Return the value that an outline describes, and the position at which its bytes end.
 
-    The bytes of all arrays lie one behind the other. So the position at which the bytes of one
-    value end is the `begin` of the next value. E.g. a list of two arrays of 6 bytes each, behind a
+    The bytes of all arrays follow one another. So the position at which the bytes of one
+    value end is the `begin` of the next value. E.g. a list of two arrays of 6 bytes each, after a
     text that ends at 71: the first array has the bytes 71 to 76, and returns 77, which is `begin`
     of the second array.
 
@@ -171,7 +171,7 @@ def _torch_type(name: str) -> torch.dtype:
 
 
 def _tensor(dtype: torch.dtype, shape: list[int], message: bytes, begin: int) -> tuple[Tensor, int]:
-    """Return the tensor whose bytes begin at position `begin`, and the position behind them."""
+    """Return the tensor whose bytes begin at position `begin`, and the position after them."""
     # Read the bytes as a flat array of uint8, and then take them as numbers of the tensor's type,
     # which may be one that NumPy does not know, such as bfloat16.
     byte_count = _bytes_of(dtype, shape)
@@ -183,7 +183,7 @@ def _tensor(dtype: torch.dtype, shape: list[int], message: bytes, begin: int) ->
 def _array(
     dtype: np.dtype, shape: list[int], message: bytes, begin: int, byte_count: int | None = None
 ) -> tuple[np.ndarray, int]:
-    """Return the array at the position `begin` of `message`, and the position behind its bytes.
+    """Return the array at the position `begin` of `message`, and the position after its bytes.
 
     dtype: type of the numbers. Object arrays and texts are refused, because they are not bytes of
         numbers.

@@ -39,7 +39,7 @@ QUIET_S = 3.0
 class Verdict(NamedTuple):
     """Why the run has to stop, e.g. (3, "SILENT", "no beat for 9.1 s")."""
 
-    rank: int  # the rank because of which the run stops
+    rank: int  # the rank that is the reason
     kind: str  # "STUCK" (too long in a phase), "SILENT" (no beat) or "DEAD" (no process)
     what: str  # what was seen, for the report
 

@@ -41,7 +41,7 @@ TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 class KairFlag(NamedTuple):
     """One flag of KAIR's main_test_vrt.py."""
 
-    value_count: int  # number of values behind the flag, e.g. 3 in `--tile 40 128 128`
+    value_count: int  # number of values after the flag, e.g. 3 in `--tile 40 128 128`
     ours: str  # our flags for the same purpose, as the error shows them
 
 
@@ -225,7 +225,7 @@ def _values_of_flags(argv: Sequence[str]) -> dict[str, list[str]]:
         flag, equals, text = argument.partition("=")
         if flag not in KAIR_TEST:
             continue
-        # The values: the text behind "=", and then the following arguments up to the next flag.
+        # The values: the text after "=", and then the following arguments up to the next flag.
         value_count = KAIR_TEST[flag].value_count
         values = [text] if equals else []  # `equals` is "=", or "" if the argument has none
         for value in argv[position + 1 :]:

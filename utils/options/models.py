@@ -165,7 +165,7 @@ class Options(Section):
         The file is <folder>/<name of the option file>_<time>.json, e.g. 000_251106_100000.json.
         """
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
-        # A run that was started twice within one second gets "_2" behind the time.
+        # A run that was started twice within one second gets "_2" after the time.
         earlier_files = [path for path in folder.glob("*.json") if path.name.startswith(name)]
         if earlier_files:
             name += f"_{len(earlier_files) + 1}"

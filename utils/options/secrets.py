@@ -70,7 +70,7 @@ LEAST_SECRET_NUMBER = 100_000
 # "https://user:PASSWORD@host"
 _URL_PASSWORD = re.compile(
     r"(\b[\w+.-]{2,20}://[^\s:/@]{0,200}:)"  # group 1: "https://user:"
-    r"[^\s/@]{1,500}(?=@)"  # the password, behind which an "@" stands
+    r"[^\s/@]{1,500}(?=@)"  # the password, which an "@" follows
 )
 # "https://host/file?token=VALUE", "https://host/file?a=1&X-Amz-Signature=VALUE"
 _URL_PARAMETER = re.compile(
@@ -104,12 +104,12 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:--
 #     cannot read "wandb: {api_key: VALUE}"
 #     unknown flag --wandb-api-key VALUE
 #
-# What stands before the value is a name with ":" or "=" behind it, e.g. 'password = ' or '"pwd": ',
+# What stands before the value is a name with ":" or "=" after it, e.g. 'password = ' or '"pwd": ',
 _NAME_IN_TEXT = rf"""{_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}"""
-# or a flag with "=" or a blank behind it, e.g. "--wandb-api-key=" or "--hfToken ".
+# or a flag with "=" or a blank after it, e.g. "--wandb-api-key=" or "--hfToken ".
 _FLAG = rf"--(?:[\w-]{{0,40}}(?:[_-]|[a-z](?=[A-Z])))?{_NAME}[ =]"
 # The value is a text in quotes, whose end may be cut off, or a word. These repetitions have no
-# bound, because the search goes on behind what they match, and so reads nothing twice.
+# bound, because the search goes on after the text that they match, so no text is read twice.
 _VALUE_IN_TEXT = "|".join(
     (
         r'"(?:\\.|[^"\\])*"?',  # in double quotes, perhaps with escapes: "a\"b"

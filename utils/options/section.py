@@ -1,6 +1,6 @@
 """Groups of options: `Section`, a frozen pydantic model with the keys of one section of a file.
 
-    Section         the class of which utils/options/models.py and the parts derive their options
+    Section         the base class of all sections, in utils/options/models.py and of parts
     Count, Positive types of keys: numbers from 0, numbers from 1
     read_section    values of a file -> a Section with all defaults, or an OptionError
     join_errors     several errors -> one, so that a user can correct all keys at once

@@ -71,7 +71,7 @@ class WatchdogOptions(Section):
             e.g. "load in validate: clip_01". The outermost phase decides, here "validate".
         """
         # In the example, first leave out the clip: "load in validate". The outermost phase is then
-        # the text behind the last " in ", "validate", or the whole text if there is no " in ".
+        # the text after the last " in ", "validate", or the whole text if there is no " in ".
         phases = name.partition(":")[0]
         outermost = phases.rpartition(" in ")[2]
         if outermost not in LIMIT_OF_PHASE:

@@ -1,7 +1,7 @@
 """Turn a stored picture upright: exchange rows and columns, then reverse them.
 
-A camera stores a picture as its sensor saw it, and notes beside it how the picture is to be turned.
-Pictures (utils/picture) and films (utils/video) both use `Orientation` for this.
+A camera stores a picture as its sensor saw it, and notes in the file how the picture must be
+turned. Pictures (utils/picture) and films (utils/video) both use `Orientation` for this.
 
 Tests: test_a_picture_is_turned_as_its_orientation_says (tests/parts/data/test_pictures.py),
 test_a_turned_or_mirrored_film_is_read_as_players_show_it (tests/parts/utils/test_video.py)

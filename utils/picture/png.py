@@ -22,7 +22,7 @@ from utils.picture.tiff import exif_orientation
 
 # The chunks of a PNG begin after 8 bytes that every PNG has.
 PNG_FIRST_CHUNK = 8
-# Bytes of a chunk beside its data: length, kind and checksum, 4 bytes each.
+# Bytes of a chunk without its data: length, kind and checksum, 4 bytes each.
 PNG_CHUNK_OVERHEAD = 12
 # Colour types of a PNG that are grey: without and with opacity.
 PNG_GREY = (0, 4)

@@ -94,7 +94,7 @@ class TiffForm(NamedTuple):
 
 TIFF = TiffForm(offset_bytes=4, directory_offset_at=4, entry_count_bytes=2, entry_bytes=12)
 BIG_TIFF = TiffForm(offset_bytes=8, directory_offset_at=8, entry_count_bytes=8, entry_bytes=20)
-# The number behind the letters of the byte order that marks a BigTIFF. A TIFF has 42.
+# The number after the two letters of the byte order: 43 for a BigTIFF, 42 for a TIFF.
 MARK_OF_BIG_TIFF = 43
 
 

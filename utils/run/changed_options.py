@@ -74,7 +74,7 @@ PSNR_OPTIONS = ("datasets.test.", "val.", "metric.")
 EXCEPT_PSNR_OPTIONS = (
     "val.save_img",
     "val.batch_tiles",
-    "metric.more",  # metrics of the user's own, which are computed beside the PSNR
+    "metric.more",  # metrics of the user's own, which do not change the PSNR
     "datasets.test.dataloader_",
     "datasets.test.cache_data",
 )

@@ -241,7 +241,7 @@ def _empty_figure(
     If there are several runs, their names stand above the panels.
 
     titles: titles of the panels.
-    columns: number of panels beside each other.
+    columns: number of panels side by side.
     size: width and height of a panel in inches.
     margins: MARGINS, or None to let matplotlib compute the margins, which takes longer.
     """

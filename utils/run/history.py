@@ -96,7 +96,7 @@ def entries_of(path: Path) -> list[dict[str, Any] | None]:
     or was killed while it wrote.
     """
     if path.suffix == ".jsonl":
-        # The last item of the split is the text behind the last end of line: no complete line.
+        # The last item of the split is the text after the last end of line: no complete line.
         lines = path.read_bytes().split(b"\n")[:-1]
         return [_entry_of(line) for line in lines]
     return _entries_of_curves(path)

@@ -65,7 +65,7 @@ class Order(Saved):
 
 
 class Position(Saved):
-    """The types of `position.Progress`, and of three keys beside it: the position of a run.
+    """The types of `position.Progress`, and of three other keys: the position of a run.
 
     A checkpoint has these keys side by side with other keys, e.g. "version" and "optimizer".
     Fields with a default are missing in checkpoints of earlier versions.
@@ -83,7 +83,7 @@ class Position(Saved):
     # checkpoint of step 0.)
     saved: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] = -1
     wandb_id: str | None = None  # id of the run at W&B
-    # The keys beside `Progress`:
+    # The three other keys:
     world_size: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] = 1  # number of ranks
     nonfinite_in_a_row: Count = 0  # number of skipped steps in a row
     order: Order | None = None  # the order of the data

@@ -23,7 +23,8 @@ from utils.files import OTHER_ROOT, writing
 from utils.logger import best_effort
 from utils.options.section import flatten_options
 
-# The option sections that TensorBoard shows as hyperparameters, and the tags beside them.
+# The option sections that TensorBoard shows as hyperparameters, and the tags that it shows next to
+# them.
 HYPERPARAMETER_SECTIONS = ("datasets", "netG", "train")
 TAGS_BESIDE_HYPERPARAMETERS = ("val/psnr", "val/ssim", "train/loss")
 
@@ -47,7 +48,7 @@ class TensorBoardWriter:
         folder: where TensorBoard's files are, e.g. <run>/tb_logger.
         step: number of steps done when this start begins.
         options: all options, without secrets. They are shown as text, and some sections also as
-            hyperparameters beside the newest scores.
+            hyperparameters next to the newest scores.
         repeated_scalars: scalars of `step` itself, or None. With scalars, the entries of `step` are
             hidden too, and these scalars are written in their place. With None, the entries of
             `step` stay.

@@ -6,8 +6,8 @@
 
 What must stay: no function that runs in a step waits for the device, because the host prepares the
 next work while the device computes. Only `seconds_of` waits; programs that compare speeds call it.
-The kinds of work that callers give to `StepTimer.part` ("data", "compute", "epoch_start") are tags
-of a run's history with "_share" behind them.
+The kinds of work that callers give to `StepTimer.part` are tags of a run's history, with "_share"
+at their end, e.g. "data_share" and "compute_share".
 
 Tests: tests/parts/utils/test_progress.py, and for the clock of the device
 tests/parts/utils/test_health.py (test_the_event_files_hold_the_times_of_each_rank).

@@ -190,7 +190,7 @@ def _check_pickle(pickle: Any) -> int:
     A pickle is a little program: its operations make values, and put them together.
 
     pickle: the bytes of a pickle, or an open file. If it is a file, one pickle is read, and the
-        position of the file is behind this pickle afterwards.
+        position of the file is after this pickle then.
 
     Raises GrowingFile if the pickle names something that `_refuse_name` refuses.
     """

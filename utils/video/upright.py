@@ -1,7 +1,7 @@
 """Show a frame as players do: turned, mirrored, with the colours and the pixel shape of the film.
 
 "A frame of PyAV" is an `av.VideoFrame`. A file stores frames as a camera wrote them, e.g. lying on
-their side, and says beside them how a player must turn them.
+their side, and says how a player must turn them.
 
 Tests (tests/parts/utils/test_video.py): test_a_turned_or_mirrored_film_is_read_as_players_show_it
 (`orientation`), test_a_film_that_does_not_describe_its_colours_gets_them_by_its_size (`pixels`).
