@@ -4,8 +4,8 @@ In: the files of the frames, which run_job.py has written, and the clip, with it
 frames are read back, because several ranks may have restored them. `Outputs` (outputs.py) says
 where the files are. Out: strips, videos, and clips/<name>.json with the scores, for report.py.
 
-What must stay: the keys of this JSON, and that it is written after all other files of the clip,
-because it is the sign for a continued test that the clip is finished. The scores must stay
+What must stay: the keys of this JSON. It must be written after all other files of the clip, because
+it tells a continued test that the clip is finished. The scores must stay
 (test_the_numbers_equal_the_numbers_of_a_restoration_by_hand). Free to change: how strips look.
 
 Tests: tests/parts/utils/test_results.py, test_output_folder.py, tests/stories/test_main_test.py

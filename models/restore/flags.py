@@ -207,7 +207,7 @@ FLAGS_WITH_LISTS = ("--save", "--lpips")
 def options_before_lists(argv: Sequence[str]) -> list[str]:
     """Return `argv` with each key=value in the list of a flag moved to the front.
 
-    Otherwise argparse would take key=value as an entry of the list. E.g.
+    Without this, argparse would take key=value as an entry of the list. E.g.
     --save video val.blend=kair -> val.blend=kair --save video.
     """
     options = []

@@ -38,8 +38,9 @@ def spikes_for_network(
 
     saved: the network with its weights. files: the user's files. network: the flags of the network.
 
-    Raises OptionError if an input that the network needs is missing, if an input is given that the
-    network does not take, and if the channels are of another kind than in the training.
+    Raises OptionError if an input is missing that the network needs, or is given although the
+    network does not take it. Raises OptionError if the channels are of another kind than in the
+    training.
     """
     _refuse_wrong_inputs(saved, files, network)
     if not files.spike:
@@ -50,8 +51,8 @@ def spikes_for_network(
     # A section may be only its type, e.g. "dat".
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
     # Forget rate and light of the training, because they may differ in a user's spikes. Keep them
-    # in two cases: if the rate is "match", which is measured anew in each clip, or if the weights
-    # file is old and lacks `spike_data`, because then only the section knows rate and light.
+    # in two cases. The rate "match" is measured in each clip, so it fits all spikes. An old weights
+    # file lacks `spike_data`, so nothing else says what rate and light are.
     if saved.spike_data is not None and spike.get("rate") != "match":
         spike |= {"rate": None, "light": None}  # None: not known
     # Drop the keys that describe the files of the training. A user's files have their own.

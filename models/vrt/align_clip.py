@@ -1,7 +1,7 @@
 """Align the neighbours of each frame of a clip to this frame, on both sides.
 
-`align_clip` finds for each frame the later neighbours and the earlier neighbours, with their flows,
-and gives them to a `DeformAlign` (deform_align.py), which aligns some frames at a time.
+`align_clip` finds the later and the earlier neighbours of each frame, and their flows. A
+`DeformAlign` (deform_align.py) gets them, for some frames at a time, and aligns the neighbours.
 
 Letters: B clips, N frames, C channels, H x W pixels.
 

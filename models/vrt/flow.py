@@ -34,7 +34,7 @@ from models.vrt.spynet import SpyNet
 class FlowsOfLevel(NamedTuple):
     """The flows of a clip at one resolution, h x w pixels.
 
-    Both are lists over the distance between two frames. Entry d is for frames that are d + 1 apart,
+    Both fields are lists over the distance between two frames. Entry d is for frames that are d + 1 apart,
     (B, N - 1 - d, 2, h, w).
     """
 

@@ -49,8 +49,8 @@ KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 # Compute capability of the oldest GPU on which our kernels run: 8.0, which is Ampere.
 OLDEST_CAPABILITY = (8, 0)
 # torch's fused attention on a GPU takes heads whose size in bytes is a multiple of this number. For
-# other heads, such as 20 channels in bfloat16 (40 bytes), torch takes a slow form, which writes the
-# T x T matrix of each window of T tokens in float32.
+# other heads torch uses a slow form, e.g. for 20 channels in bfloat16, which are 40 bytes. The slow
+# form writes the T x T matrix of each window of T tokens in float32.
 HEAD_BYTES = {"cuda": 16}
 # Kinds of torch's attention that may run on a GPU. cuDNN's kind is left out, because its gradients
 # are reported to be NaN for windows of 64 tokens with a mask.

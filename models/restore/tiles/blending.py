@@ -28,7 +28,7 @@ def blend_weights(
 ) -> Tensor:
     """Return the weights (size,) of one tile along one axis, in time or in space.
 
-    They are 1, except where the tile overlaps a neighbour.
+    The weights are 1, except where the tile overlaps a neighbour.
 
     starts: starts of all tiles along the axis.
     tile_index: which of these tiles, from 0.
@@ -50,8 +50,8 @@ def blend_weights(
 def _smooth_ramps(overlap: int) -> tuple[Tensor, Tensor]:
     """Return the weights at the start and at the end of a tile, (overlap,) each.
 
-    They are half a period of a cosine, from nearly 0 to nearly 1 and back. No weight is 0, because
-    the sum of the weights is a divisor.
+    The weights are half a period of a cosine, from nearly 0 to nearly 1 and back. No weight is 0,
+    because the sum of the weights is a divisor.
     """
     # The middles of `overlap` equal steps from 0 to pi. E.g. overlap 2: pi / 4, 3 pi / 4.
     divisor = max(overlap, 1)  # for overlap 0 there are no steps, and no division by 0
@@ -63,8 +63,9 @@ def _smooth_ramps(overlap: int) -> tuple[Tensor, Tensor]:
 def _kair_ramps(overlap: int) -> tuple[Tensor, Tensor]:
     """Return the weights at the start and at the end of a tile: 0 over half of the overlap.
 
-    Half of an odd overlap is rounded down at the start and up at the end, so that at each pixel one
-    of two neighbours has the weight 1, and the other has 0. E.g. two tiles that share 5 pixels:
+    At each pixel that two neighbours share, one of them has the weight 1, and the other has 0. So
+    half of an odd overlap is rounded down at the start of a tile, and up at its end. E.g. two tiles
+    that share 5 pixels:
 
                                  | 5 shared |
         end of one tile      ... 1 1 1 0 0 0

@@ -35,7 +35,7 @@ class CpuAttention(torch.autograd.Function):
         playback   in the second pass, the recorded results, read in the same order
         offsets    sums of bias and mask, for later calls with the same mask
 
-    So the second calls must come in the order of the first calls.
+    The results have no names. So the second calls must come in the order of the first calls.
     """
 
     @staticmethod

@@ -81,8 +81,8 @@ def suggest_changes(
 def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> str:
     """Return the options of a smaller batch and more micro-batches, or "" for one clip.
 
-    Their product stays, so they give the same step. E.g. a batch of 9 clips becomes 3 clips and
-    three times as many micro-batches.
+    The product of both numbers stays, so the step stays the same. E.g. a batch of 9 clips becomes 3
+    clips, with three times the number of micro-batches.
     """
     batch = 1 if data is None else data.dataloader_batch_size
     if batch <= 1:

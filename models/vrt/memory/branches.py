@@ -34,7 +34,7 @@ class Branch(NamedTuple):
 def owners_of_branches(net: nn.Module) -> list[Any]:
     """Return the modules with branches that backward may recompute.
 
-    They are all blocks, then the MLP at the end of each stage that aligns frames. Each module has
+    The modules are all blocks, then the MLP at the end of each stage that aligns frames. Each has
     the attribute FLAGS: the names of its checkpoint flags.
     """
     owners: list[Any] = []

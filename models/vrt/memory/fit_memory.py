@@ -2,9 +2,9 @@
 
 Autograd keeps tensors for backward. A block can instead compute a branch (attention or MLP) again
 in backward. This is called checkpointing: it saves memory and costs time. `fit_memory` chooses
-which branches are computed again. It begins with all of them, counts what a step then needs
-(count.py), and stops recomputing the branches with the most work per byte, as long as the estimate
-of the peak stays within the budget.
+which branches are computed again. At first these are all branches, and it counts what a step then
+needs (count.py). Then it stops recomputing branches, those with the most work per byte first, as
+long as the estimate of the peak stays within the budget.
 
 What must stay: the choice does not depend on the rank or on chance, because all ranks must
 recompute the same branches. Free to change: which branches are chosen. Recomputing changes no
