@@ -150,7 +150,7 @@ def _download(address: str, part: Path, most_bytes: int) -> None:
 
 @contextmanager
 def _one_at_a_time(file: Path) -> Generator[None]:
-    """Let only one process of this machine run the context at a time. The others wait for it.
+    """Let only one process of this machine run the context at a time. The other processes wait.
 
     The lock is a file beside the wanted file. The system frees the lock when the process that holds
     it ends, also if the process is killed.

@@ -28,9 +28,9 @@ from models.restore.flags import JOINT
 from utils.errors import OptionError
 from utils.output_folder import refuse_overlap
 
-# Flags of a network and its tiles, without dashes. A formula (--method) has no network, so they are
-# refused there. `sigma`, the noise level that a denoiser is told, is in both lists: only a network
-# takes it, and for datasets.test it comes from the option file.
+# Flags of a network and its tiles, without dashes. A formula (--method) has no network, so these
+# flags are refused with a formula. `sigma`, the noise level that a denoiser is told, is also in
+# FLAGS_OF_CLIPS, because for datasets.test it comes from the option file.
 FLAGS_OF_NETWORK = (
     "weights",
     "sigma",

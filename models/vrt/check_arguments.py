@@ -103,7 +103,7 @@ def _check_widths(design: Design) -> None:
 
 def _check_alignment(design: Design, image_channels: int) -> None:
     """Check the options of a network that aligns neighbours."""
-    # Each frame is aligned with as many frames before it as behind it.
+    # Half of the neighbours that are aligned to a frame lie before it, and half behind it.
     on_either_side = design.aligned_neighbours
     groups = design.deformable_groups
     _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")

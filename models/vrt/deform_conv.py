@@ -1,7 +1,7 @@
 """Deformable convolution: a 3x3 convolution that samples its input at shifted positions.
 
-On a GPU torchvision computes it. Elsewhere `_deform_conv_by_sampling` does, by one grid_sample and
-one matrix product.
+On a GPU torchvision computes it. Elsewhere `_deform_conv_by_sampling` computes it by one
+grid_sample and one matrix product.
 
 Letters:
 

@@ -16,7 +16,8 @@ import torch
 
 from models.vrt.forms import Kernels
 
-# How stages 1 to 7 change the resolution at their entry: not, to half of it, or to twice of it.
+# How stages 1 to 7 change the resolution at their entry: "none" keeps it, "down" halves it, "up"
+# doubles it.
 KINDS = ("none", "down", "down", "down", "up", "up", "up")
 # Size of the input / size in stages 1 to 7.
 STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)

@@ -34,8 +34,8 @@ from models.vrt.spynet import SpyNet
 class FlowsOfLevel(NamedTuple):
     """The flows of a clip at one resolution, h x w pixels.
 
-    Both fields are lists over the distance between two frames. Entry d is for frames that are d + 1 apart,
-    (B, N - 1 - d, 2, h, w).
+    Both fields are lists over the distance between two frames. Entry d is for frames that are d + 1
+    apart, (B, N - 1 - d, 2, h, w).
     """
 
     backward: list[Tensor]  # backward[d][:, i] warps frame i + d + 1 to frame i

@@ -1,9 +1,9 @@
 """The gated MLP: fc2(gelu(fc11(x)) * fc12(x)) over the last axis.
 
-The MLP is the GEGLU of Shazeer (2020). The GELU is the exact one with erf, not the approximation with
-tanh. A block computes `geglu` within its own chunks. The last layer of a stage, which joins the
-aligned neighbours, is a `GatedMlp`. It has chunks of its own (chunks.InChunks), or is computed as a
-whole under autograd.
+The MLP is the GEGLU of Shazeer (2020). The GELU is the exact function with erf, not the
+approximation with tanh. A block computes `geglu` within its own chunks. The last layer of a stage,
+which joins the aligned neighbours, is a `GatedMlp`. It has chunks of its own (chunks.InChunks), or
+is computed as a whole under autograd.
 
 What must stay, and which test notices (in tests/parts/models):
 

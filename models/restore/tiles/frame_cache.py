@@ -17,7 +17,7 @@ from typing import Any
 from utils.contract import FrameReader
 
 # Frames that a cache holds beyond the frames that are needed at once: a reserve, not measured. With
-# 0, one frame too many would push out a frame that is still needed, and it would be read twice.
+# 0, an additional frame would push out a frame that is still needed, which would be read twice.
 SPARE_FRAMES = 2
 
 

@@ -124,9 +124,9 @@ def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tenso
     return torch.baddbmm(added, q, k.transpose(1, 2), beta=beta, alpha=scale, out=out)
 
 
-# Most bytes of the T x T matrices that are computed at once, 3 MB. They should fit the cache of a
-# CPU core. With a larger number they would leave the cache, with a smaller number there would be
-# more calls.
+# Most bytes of the T x T matrices that are computed at once, 3 MB. The matrices should fit the
+# cache of a CPU core. With a larger number they would leave the cache. With a smaller number there
+# would be more calls.
 CORE_BYTES = 3_000_000
 
 

@@ -28,7 +28,7 @@ def out_of_memory_error(
     netG: Section,
     spec: InputSpec,
 ) -> SpikeVRTError:
-    """Make the error for a training step that ran out of memory. It says how to make it smaller.
+    """Make the error for a training step that ran out of memory, with options for a smaller step.
 
     where: the step, for the error. device: the rank's GPU. train: the section `train` of the
         options. data: datasets.train, or None in a notebook without datasets. netG: the options of
