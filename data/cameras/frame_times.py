@@ -212,9 +212,10 @@ def times_of_film(
     # When the missing frames begin and end.
     gap_starts = []
     gap_ends = []
+    doubt_by_gaps = ""
     for gap in gaps:
         if gap.seconds is None:
-            doubt = "the times of the missing frames are not known"
+            doubt_by_gaps = "the times of the missing frames are not known"
         else:
             gap_starts.append(gap.seconds)
             gap_ends.append(gap.seconds + gap.count * step)
@@ -229,7 +230,7 @@ def times_of_film(
         step=step,
         is_film=True,
         gaps=tuple(gaps),
-        doubt=doubt,
+        doubt=doubt_by_gaps,
     )
 
 

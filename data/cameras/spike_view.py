@@ -33,9 +33,9 @@ Size = tuple[int, int]  # height, width
 def places_of_points(
     matrix: np.ndarray, spike_size: Size, n: int, parallax: float, seed: int
 ) -> np.ndarray:
-    """Return where in the frame points of the spike pixels lie: x and y, (2, h n, w n) float32.
+    """Return the places x and y in the frame of n x n points in each spike pixel.
 
-    Each spike pixel has n x n points, spread evenly over its area.
+    The points are spread evenly over the area of the spike pixel. Returns (2, h n, w n) float32.
 
     matrix: (3, 3), from a spike pixel (x, y, 1) to an RGB pixel.
     spike_size: (h, w), the size of the sensor.
@@ -43,8 +43,8 @@ def places_of_points(
     seed: of the layers and of the direction of the parallax.
     """
     height, width = spike_size
-    # The points in spike pixels. The centre of a pixel is a whole number, so for n = 2, pixel 0 has
-    # the points -0.25 and 0.25, pixel 1 has 0.75 and 1.25.
+    # The points in spike pixels. The centre of a pixel is a whole number. So for n = 2, pixel 0 has
+    # the points -0.25 and 0.25, and pixel 1 has the points 0.75 and 1.25.
     y = (np.arange(height * n) + 0.5) / n - 0.5
     x = (np.arange(width * n) + 0.5) / n - 0.5
     # The points (x, y, 1), (3, h n, w n): x is repeated over the rows, y over the columns.
@@ -68,8 +68,8 @@ def _shifts_by_parallax(size: Size, n: int, parallax: float, seed: int) -> np.nd
     height, width = size
     # A smooth random image: 4 x 5 random values, enlarged.
     clouds = cv2.resize(rng.random((4, 5)), (width, height), interpolation=cv2.INTER_CUBIC)
-    # The quartiles of the image divide it into the layers 0 ... 3, a quarter of the area each. The
-    # depths of the layers are 0, 1/3, 2/3 and 1.
+    # The quartiles of the image divide its pixels into the layers 0 ... 3. Each layer has a quarter
+    # of the area. The depths of the layers are 0, 1/3, 2/3 and 1.
     quartiles = np.quantile(clouds, (0.25, 0.5, 0.75))
     layer = np.searchsorted(quartiles, clouds)
     depth = np.linspace(0, 1, 4)[layer]  # (h n, w n)
@@ -100,9 +100,9 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     """Delay views: result p shows what was seen at the time p - offset, in views.
 
     E.g. with offset 2, result 10 is view 8. If the offset is no whole number, the result is a
-    weighted mean of two neighbours: with offset 1.25, result 10 is 0.75 * view 9 + 0.25 * view 8. A
-    negative offset shows later views. There are as many results as views. Times before the first
-    view show the first view, times after the last view show the last view.
+    weighted mean of two neighbours: with offset 1.25, result 10 is 0.75 * view 9 + 0.25 * view 8.
+    With a negative offset, the results show later views. There are as many results as views. A time
+    before the first view shows the first view, and a time after the last view shows the last view.
     """
     # Result p is a mean of two views:
     #     later view     p - whole,      with the weight 1 - share

@@ -128,12 +128,12 @@ class Pair:
         times: one for each row, (h,), in planes from the nominal start of the exposure. A time of
         2.25 gives three quarters of sums[2] and one quarter of sums[3], if before is 0.
         """
-        # Count from plane 0 of the stream, and no longer from the start of the exposure.
         last = len(self.sums) - 1
-        times = np.clip(times + self.before, 0, last)
+        # The same times, in planes from the start of the stream.
+        stream_times = np.clip(times + self.before, 0, last)
         # The whole part of each time, (h,). At most last - 1, because plane + 1 must exist.
-        plane = np.minimum(times.astype(int), last - 1)
-        fraction = (times - plane).astype(np.float32)  # (h,)
+        plane = np.minimum(stream_times.astype(int), last - 1)
+        fraction = (stream_times - plane).astype(np.float32)  # (h,)
 
         # Row y of the result comes from row y of sums[plane[y]].
         rows = np.arange(self.sums.shape[1])
