@@ -110,9 +110,9 @@ def write_result(out: Path, data: Data, name: str, result: dict[str, Any]) -> No
 
 
 def finished_result(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any] | None:
-    """Return the result of a run, if it was tested under all conditions. Else return None.
+    """Return the result of a run. Returns None if it was not tested under all conditions.
 
-    A result of this machine comes before one in COMMITTED.
+    A result in <out>/results counts before a result in COMMITTED.
     """
     name = f"{method.run_name(seed)}_{data.part}.json"
     for folder in (out / "results", COMMITTED):

@@ -152,13 +152,15 @@ def network_options(config: str) -> dict[str, Any]:
 def networks(
     options: dict[str, Any], device: str, *, is_checkpointed: bool, with_naive: bool
 ) -> dict[str, nn.Module]:
-    """Return our network as "ours" and, if asked, the naive one as "naive", with the same weights.
+    """Return our network as "ours". With `with_naive`, also return the naive network as "naive".
+
+    Both have the same weights.
 
     options: arguments of VRT.
     device: where the networks are, e.g. "cpu".
     is_checkpointed: whether our network computes the activations of each block again in the
         backward pass, so that they need not be kept in memory (activation checkpointing).
-    with_naive: whether the naive network is made, too.
+    with_naive: whether the naive network (tests/helpers/naive_vrt.py) is made, too.
     """
     torch.manual_seed(0)
     # In training, stochastic depth drops branches at random. On a CPU a dropped branch is not

@@ -40,9 +40,9 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
     The ways are PNG files without and with spike files, and the clip cache without and with
     spikes. The time to decode the PNGs of a sample is measured too, because it is most of the work.
 
-    args: the command line of lab/benchmark.py, of which four are used here: `clips` is the number
-    of clips, `frames` and `crop` are the size of a sample, and `repeats` is the number of measured
-    calls of each way.
+    args: the command line of lab/benchmark.py. Four of its values are used here: `clips` is the
+        number of clips, `frames` and `crop` are the size of a sample, and `repeats` is the number
+        of measured calls of each way.
 
     Returns {"samples": way -> milliseconds of a sample}.
     """

@@ -16,8 +16,8 @@ from models.fusion.motion_net import LEVELS, SCENE_CHANNELS, MotionNet, conv_net
 from models.fusion.motion_windows import PICTURE_CHANNELS, WINDOWS
 from models.vrt.stages import BlockGroup
 
-# The levels with attention: the side of their pixels in spike pixels. They are the coarsest levels.
-# There dim light is averaged most, and attention takes least time.
+# The levels with attention: the side of their pixels in spike pixels. At these coarsest levels dim
+# light is averaged most, and attention takes the least time.
 ATTENTION_LEVELS = (8, 4)
 # With more channels or heads, a step of the attention takes longer, so it makes fewer steps in the
 # same time. No measurement of other values is recorded.
@@ -40,7 +40,8 @@ class AttentionMotionNet(MotionNet):
         self.attention = nn.ModuleDict({str(size): PictureAttention() for size in ATTENTION_LEVELS})
         for index, level in enumerate(LEVELS):
             if level.size in ATTENTION_LEVELS:
-                # Replace the conv net of the level by a net with more inputs, and narrower.
+                # Replace the conv net of the level by a narrower net with more inputs. The first
+                # and the last conv of the old net say how many inputs and outputs it has.
                 convs = [each for each in self.nets[index].modules() if isinstance(each, nn.Conv2d)]
                 first_conv = convs[0]
                 last_conv = convs[-1]

@@ -105,7 +105,7 @@ class PriorForm(Form):
 
 def steps_of_clip(net: StepsWithPrior, clip: Clip, solver: Solver) -> list[Tensor]:
     """Return all frames of a clip after each step, (3, N * H, W) each."""
-    net.frames = len(clip)
+    net.frame_count = len(clip)
     # Light changes little within a clip, so its first frame decides.
     net.is_dim = median_spikes(clip[0].recording) < FEW_SPIKES
     z_0 = stack_frames([sample.z_0 for sample in clip])

@@ -105,7 +105,7 @@ class StepsWithPrior(MotionSteps):
     """The shipped learned steps for a clip, with a prior between them.
 
     `MotionSteps.all_steps` calls `net` with two tensors, which do not say how many frames the clip
-    has. So set `frames` and `is_dim` before each call of `all_steps`, as `steps_of_clip` does.
+    has. So set `frame_count` and `is_dim` before each call of `all_steps`, as `steps_of_clip` does.
     """
 
     def __init__(self, prior: Prior) -> None:
@@ -120,16 +120,16 @@ class StepsWithPrior(MotionSteps):
         # in the written file counts what is trained.
         self.requires_grad_(False)
         self.prior = prior
-        self.frames = 1  # number of frames of the clip
-        self.is_dim = False  # whether the steps for few spikes serve
+        self.frame_count = 1  # number of frames of the clip
+        self.is_dim = False  # whether the steps for few spikes restore the clip
 
     def net(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
         """Return the change and the gates of all frames, (3 + GATES, N * H, W).
 
         `MotionSteps.net` sees one frame at a time, and the prior sees all frames.
         """
-        full = split_frames(at_full_size, self.frames)  # (N, CHANNELS_AT_FULL_SIZE, H, W)
-        half = split_frames(at_half_size, self.frames)  # (N, CHANNELS_AT_HALF_SIZE, H, W)
+        full = split_frames(at_full_size, self.frame_count)  # (N, CHANNELS_AT_FULL_SIZE, H, W)
+        half = split_frames(at_half_size, self.frame_count)  # (N, CHANNELS_AT_HALF_SIZE, H, W)
         outputs = []
         for full_of_frame, half_of_frame in zip(full, half, strict=True):
             if self.is_dim:

@@ -2,7 +2,8 @@
 
 app.py calls `start_work` and then asks the `Work` for frames and messages. The restoration is a
 process of main_test_vrt.py, so that it can be ended and has its own memory. The page may be open to
-strangers, so this module limits what they can ask for: sizes, and options that name no file.
+strangers, so this module limits the sizes of their files, and refuses options that could name a
+file.
 
 The folder of a restoration:
 
@@ -41,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "main_test_vrt.py"
 NETWORK = "network"  # the method on the page for which main_test_vrt.py gets no --method
 # Name on the page -> value of --weights: the files in weights/, and the released networks that
-# deblur and need nothing but frames.
+# deblur and need only frames.
 WEIGHTS = {
     path.stem: f"weights/{path.name}" for path in sorted(SHIPPED_WEIGHTS.parent.glob("*.pth"))
 }

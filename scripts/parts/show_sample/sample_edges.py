@@ -12,17 +12,17 @@ from scripts.parts.show_sample.sample_page import enlarged
 GREEN = (0, 255, 60)
 
 
-def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
+def edges_over(image: np.ndarray, spikes: np.ndarray, rgb_per_spike_pixel: int) -> np.ndarray:
     """Return an image with the strongest edges of the spikes painted in green.
 
     image: (sH, sW, 3) uint8, s times as large as `spikes` along an axis.
     spikes: grey image (H, W), made from the spikes and brought to the size of the frames.
-    pixel: pixels of `spikes` for one pixel of the spike camera, along an axis.
+    rgb_per_spike_pixel: number of pixels of `spikes` along a side of a pixel of the spike camera.
 
     E.g. a spike camera of 180 x 320 pixels, blurry frames of 360 x 640, and sharp frames of four
     times this size, s = 4:
 
-        planes of the spike camera    180 x 320      pixel = 2
+        planes of the spike camera    180 x 320      rgb_per_spike_pixel = 2
         spikes                        360 x 640      H x W
         image                         1440 x 2560    s H x s W
     """
@@ -32,7 +32,8 @@ def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
     # the noise of single spikes would have the strongest edges.
     large = cv2.resize(spikes.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
     enlargement = width / spikes.shape[1]  # pixels of `large` for one pixel of `spikes`
-    sigma = max(1.0, pixel * enlargement)  # one pixel of the spike camera, in pixels of `large`
+    # One pixel of the spike camera, in pixels of `large`.
+    sigma = max(1.0, rgb_per_spike_pixel * enlargement)
     smooth = cv2.GaussianBlur(large, (0, 0), sigma)
     # The gradient in x and in y, (height, width) each.
     gradient_x = cv2.Sobel(smooth, cv2.CV_32F, dx=1, dy=0)

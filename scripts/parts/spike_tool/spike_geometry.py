@@ -2,7 +2,7 @@
 
 A spike file is a sequence of planes. A plane has one bit per pixel: 1 if the pixel fired. A packed
 file (.dat, .bin) holds the bits without a header. So its geometry comes from the command line, from
-dataset.json, or from the length of the file. Who is asked, in this order:
+dataset.json, or from the length of the file. These are asked in this order:
 
     given_geometry      --size, else the shape of an array, else the layout "sps100", else
                         dataset.json, else None

@@ -7,7 +7,7 @@
         print_intervals    planes between two spikes of a pixel
         print_fit          with a picture: order of the rows, kind of light, and rate
 
-spike_ranking.py decides which size is most likely. Here it is only said.
+spike_ranking.py decides which size is most likely. This module only prints the decision.
 
 What must stay: what needs the right geometry is printed only if the geometry is clear
 (test_info_names_no_size_if_none_gives_a_picture).
