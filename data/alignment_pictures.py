@@ -50,14 +50,12 @@ def pairs_of_sample(
     frame_count = len(draw.frames)
     middle_position = frame_count // 2
     positions = {middle_position, *evenly_spaced(frame_count, wanted=count)}
-    pairs = []
-    for position in sorted(positions):
-        image, pair = _read_pair(dataset, draw, position, kind)
-        pairs.append(pair)
-        if position == middle_position:
-            stem = draw.clip.stems[draw.frames[position]]
-            middle = MiddleFrame(f"{kind} {stem}", tensor_to_uint8(image), pair.spikes)
-    return pairs, middle
+    # {position: (frame, pair of pictures)}
+    read = {position: _read_pair(dataset, draw, position, kind) for position in sorted(positions)}
+    middle_image, middle_pair = read[middle_position]
+    stem = draw.clip.stems[draw.frames[middle_position]]
+    middle = MiddleFrame(f"{kind} {stem}", tensor_to_uint8(middle_image), middle_pair.spikes)
+    return [pair for _, pair in read.values()], middle
 
 
 def evenly_spaced(count: int, wanted: int) -> list[int]:

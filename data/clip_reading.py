@@ -210,10 +210,10 @@ class ClipDataset(ClipSources, Dataset):
         count = draw.clip.instants  # K
         numbers: list[int] = []
         for frame, is_backwards in zip(draw.frames, draw.backwards, strict=True):
-            of_frame = list(range(frame * count, (frame + 1) * count))
+            instants_of_frame = list(range(frame * count, (frame + 1) * count))
             if is_backwards:
-                of_frame.reverse()
-            numbers.extend(of_frame)
+                instants_of_frame.reverse()
+            numbers.extend(instants_of_frame)
         return numbers
 
     def _to_tensor(self, pixels: np.ndarray, aug: Augment) -> torch.Tensor:

@@ -162,11 +162,12 @@ class ClipSources:
         return common_properties(properties_of_roots)
 
     @classmethod
-    def check(cls, section: Any, split: str, **how: Any) -> list[root_check.Report]:
+    def check(cls, section: Any, split: str, **check_arguments: Any) -> list[root_check.Report]:
         """Check the data, and return one report for each root.
 
-        split: "train" or "test". how: arguments of data.clips.preflight.check_source, e.g. `scale`,
-        the scale of the network.
+        split: "train" or "test".
+        check_arguments: arguments of data.clips.preflight.check_source, e.g. `scale`, the scale of
+        the network.
         """
         reports = []
         for source in cls.sources_of(section):
@@ -175,11 +176,11 @@ class ClipSources:
             root_number = source.name_prefix.removesuffix("/")  # "" for a single root
             name = f"{split} {root_number}" if root_number else split
             if section.io_backend.type == "cache":
-                scale = how.get("scale", 1)
+                scale = check_arguments.get("scale", 1)
                 report = cls._report_of_cache(section, source, name, scale)
             else:
-                how["share"] = section.checked_share
-                report = preflight.check_source(source, name, **how)
+                check_arguments["share"] = section.checked_share
+                report = preflight.check_source(source, name, **check_arguments)
             if is_rate_assumed(source):
                 what = (
                     "neither dataset.json nor spike.rate gives the firing rate at full light; "

@@ -60,11 +60,11 @@ def measure(pairs: Sequence[Pair], pixel_side: int) -> Measures:
     pairs: the pictures of each measured frame.
     pixel_side: number of RGB pixels along a spike pixel.
     """
-    of_frames = [_measure_frame(pair, pixel_side) for pair in pairs]
-    fits = np.array([(each.correlation, each.response) for each in of_frames])  # (frames, 2)
-    correlation, response = np.mean(fits, axis=0).tolist()
-    # A median for the shift, because one frame may give a wrong peak far away.
-    shifts = np.array([each.shift for each in of_frames])  # (frames, 2)
+    measures_of_frames = [_measure_frame(pair, pixel_side) for pair in pairs]
+    fits = [(each.correlation, each.response) for each in measures_of_frames]
+    correlation, response = np.mean(fits, axis=0).tolist()  # over the frames
+    # The median of the shifts is taken, because one frame may give a wrong peak far away.
+    shifts = [each.shift for each in measures_of_frames]  # (right, down) of each frame
     right, down = np.median(shifts, axis=0).tolist()
     return Measures(correlation, (right, down), response)
 

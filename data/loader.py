@@ -42,7 +42,8 @@ from utils.run.position import DataOrder
 
 logger = logging.getLogger(__name__)
 
-# Texts of torch's errors if /dev/shm has no room for a micro-batch.
+# Texts of torch's errors if /dev/shm has no room for a micro-batch. The first one is the name of a
+# file in /dev/shm, e.g. "</torch_4711_815>".
 OUT_OF_SHM = re.compile(r"</torch_\w+>|shared memory|[Bb]us error")
 # Advice in the errors of this module.
 USE_LESS_MEMORY = "lower dataloader_num_workers or dataloader_prefetch_factor"

@@ -98,6 +98,6 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
             # P[b G : (b + 1) G]
             start = batch * self.global_batch
             global_batch = order[start : start + self.global_batch]
-            of_this_rank = global_batch[self.rank :: self.world_size]
-            for index in of_this_rank:
+            samples_of_rank = global_batch[self.rank :: self.world_size]
+            for index in samples_of_rank:
                 yield self.epoch, int(index)

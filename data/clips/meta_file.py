@@ -64,15 +64,15 @@ def read_meta_file(path: str, needs_list: bool) -> dict[str, list[Any]]:
     for number, line in enumerate(_lines_of(path, needs_list), 1):
         if not line.strip():
             continue
-        of_clip = _values_of_line(line, path, number)
-        if of_clip.clip in clips:
+        values = _values_of_line(line, path, number)
+        if values.clip in clips:
             raise DataError(
-                what=f"line {number} lists clip {of_clip.clip} again",
+                what=f"line {number} lists clip {values.clip} again",
                 where=path,
                 expected="one line per clip",
                 do="join the lines",
             )
-        clips[of_clip.clip] = [of_clip.frames, of_clip.first]
+        clips[values.clip] = [values.frames, values.first]
     if not clips:
         raise DataError(
             what="the meta file lists no clip",

@@ -57,9 +57,9 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
         # stills, by the PSNR of the solution of the equations (joint/).
         if median_spikes(recording) >= DIM_SPIKES:
             return motion_by_dis(recording, view, gain)
-        of_network = by_network(recording, view, gain)
-        of_dis = motion_by_dis(recording, view, gain, start_motion=of_network)
-        return mean_motion(of_network, of_dis)
+        motion_of_network = by_network(recording, view, gain)
+        motion_of_dis = motion_by_dis(recording, view, gain, start_motion=motion_of_network)
+        return mean_motion(motion_of_network, motion_of_dis)
 
     return by_network if name == "network" else by_both
 

@@ -150,14 +150,14 @@ def _second_search(
         differences[index] = mean_difference(shifts_there, shifts_back)
 
     errors = np.zeros_like(differences)
-    for index, of_time in enumerate(shifts):
+    for index, shifts_of_time in enumerate(shifts):
         if index == sharp:
             continue
         if _is_between(index, sharp):
             # Take the mean of the two neighbours. One of them may be the sharp instant, where the
             # difference is 0.
             differences[index] = (differences[index - 1] + differences[index + 1]) / 2
-        errors[index] = expected_error(of_time, differences[index])
+        errors[index] = expected_error(shifts_of_time, differences[index])
     return shifts, errors
 
 

@@ -115,12 +115,12 @@ def _coefficients_at(coefficients: np.ndarray, on_plane: np.ndarray) -> list[np.
 
     coefficients: (6, h, w), as in `_on_frame`. on_plane: (H, W, 2), places of the RGB pixels.
     """
-    of_pixels = []
+    coefficients_at_pixels = []
     for x_index in range(0, len(coefficients), 2):  # 0, 2 and 4; y follows x
         c_x = _interpolated(coefficients[x_index], on_plane)
         c_y = _interpolated(coefficients[x_index + 1], on_plane)
-        of_pixels.append(np.stack((c_x, c_y), axis=-1))
-    return of_pixels
+        coefficients_at_pixels.append(np.stack((c_x, c_y), axis=-1))
+    return coefficients_at_pixels
 
 
 def _interpolated(values: np.ndarray, places: np.ndarray) -> np.ndarray:

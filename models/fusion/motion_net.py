@@ -261,8 +261,8 @@ def add_shared_motion(changes: Tensor) -> Tensor:
     if changes.shape[1] == CHANGES:
         return changes
     channels = (COEFFICIENTS, 1, COEFFICIENTS, 1)
-    of_pixel, log_error, estimates, log_weight = changes.split(channels, dim=1)
+    motion_of_pixel, log_error, estimates, log_weight = changes.split(channels, dim=1)
     # Weights that add up to 1 over all pixels, (B, 1, h, w).
     weight = torch.softmax(log_weight.flatten(1), dim=1).view_as(log_weight)
     shared_motion = (weight * estimates).sum((2, 3), keepdim=True)  # (B, 6, 1, 1)
-    return torch.cat((of_pixel + shared_motion, log_error), dim=1)
+    return torch.cat((motion_of_pixel + shared_motion, log_error), dim=1)

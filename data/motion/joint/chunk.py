@@ -118,7 +118,9 @@ def _positions_of_spike_pixels(pixels: SpikePixels, shifts: Tensor) -> Tensor:
     """
     plane = pixels.view.plane
     # One group after the other, because the columns of all groups would have to be copied.
-    mean_shifts = [pixels.means(of_group.flatten(0, 1)) for of_group in shifts]  # (h w, 2) each
+    mean_shifts = []  # (h w, 2) of each group
+    for shifts_of_group in shifts:
+        mean_shifts.append(pixels.means(shifts_of_group.flatten(0, 1)))
     return pixels.area_means.middles + torch.stack(mean_shifts).unflatten(1, plane)
 
 

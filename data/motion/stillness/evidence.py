@@ -65,15 +65,15 @@ def most_evidence(
     pieces = _pieces(stream, is_good)  # (PIECES, h, w), spikes per plane
     light = pieces.mean(axis=0)  # (h, w)
     by_light = order_by_light(frame_light, light)
-    of_frame = -np.inf
-    around = np.full(frame_light.shape, -np.inf, np.float32)
+    evidence_in_frame = -np.inf
+    evidence_around = np.full(frame_light.shape, -np.inf, np.float32)
     for pattern in PATTERNS:
         # E.g. 3 p_0 + p_1 - p_2 - 3 p_3, with the pieces p.
         change = np.tensordot(np.array(pattern, np.float32), pieces, 1)  # (h, w)
-        of_frame_by_pattern, around_by_pattern = evidence(change, light, by_light)
-        of_frame = max(of_frame, of_frame_by_pattern)
-        around = np.maximum(around, around_by_pattern)
-    return of_frame, around
+        in_frame, around = evidence(change, light, by_light)  # by this pattern
+        evidence_in_frame = max(evidence_in_frame, in_frame)
+        evidence_around = np.maximum(evidence_around, around)
+    return evidence_in_frame, evidence_around
 
 
 def _pieces(stream: np.ndarray, is_good: np.ndarray) -> np.ndarray:
@@ -113,7 +113,7 @@ def evidence(
     product = products_with_neighbours(change, light, light_around)  # p_i
     square = product**2
     deviation = max(float(np.sqrt(2 * square.sum())), SMALLEST)
-    of_frame = float(product.sum()) / deviation
+    evidence_in_frame = float(product.sum()) / deviation
 
     # Around a pixel, the same sums are taken with Gaussian weights g, which sum up to 1. At the
     # distance d, with s = EVIDENCE_SIGMA:
@@ -126,5 +126,5 @@ def evidence(
     factor = 1 / (4 * np.pi * EVIDENCE_SIGMA**2)
     sum_around = blurred(product, EVIDENCE_SIGMA)
     squares_around = factor * blurred(square, EVIDENCE_SIGMA / np.sqrt(2))
-    around = sum_around / np.maximum(np.sqrt(2 * squares_around), SMALLEST)
-    return of_frame, around
+    evidence_around = sum_around / np.maximum(np.sqrt(2 * squares_around), SMALLEST)
+    return evidence_in_frame, evidence_around

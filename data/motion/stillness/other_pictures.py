@@ -78,5 +78,5 @@ def _changes_at(
     before = stream[time - half : time].mean(axis=0, dtype=np.float32) * is_good
     after = stream[time : time + half].mean(axis=0, dtype=np.float32) * is_good
     light = (before + after) / 2
-    of_frame, _ = evidence(after - before, light, order_by_light(frame_light, light))
-    return of_frame > SURE_EVIDENCE
+    evidence_in_frame, _ = evidence(after - before, light, order_by_light(frame_light, light))
+    return evidence_in_frame > SURE_EVIDENCE

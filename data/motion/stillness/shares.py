@@ -122,11 +122,11 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
     if len(recording.stream) < PIECES:
         return np.ones(view.size, np.float32)  # too short to tell, so the motion decides
     frame_light = view.means(integrated(recording.blurry, view.is_display))
-    of_frame, around = most_evidence(recording.stream, frame_light, is_good)
+    evidence_in_frame, evidence_around = most_evidence(recording.stream, frame_light, is_good)
     # A pixel counts as moving only if its surroundings and the whole frame say so. The evidence of
     # the whole frame has less noise, so it decides for a still scene.
-    share_around = _smooth_step(around, NO_EVIDENCE, SURE_EVIDENCE)  # (h, w)
-    share = share_around * _smooth_step(of_frame, NO_EVIDENCE, SURE_EVIDENCE)
+    share_around = _smooth_step(evidence_around, NO_EVIDENCE, SURE_EVIDENCE)  # (h, w)
+    share = share_around * _smooth_step(evidence_in_frame, NO_EVIDENCE, SURE_EVIDENCE)
     share *= _trust_around(is_good)
     # Interpolate the share of spike pixels to RGB pixels.
     places = view.pixels_on_plane()
