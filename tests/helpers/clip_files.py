@@ -3,15 +3,16 @@
 Each spike pixel of a frame has a random level from 1 to 12 (`levels`). All files of a frame show
 the same levels:
 
-    blurry frame (lq)   red is 20 x level on 2 x 2 pixels, green counts the frames
+    blurry frame (lq)   red is 20 x level on 2 x 2 pixels, green is the number of the frame
     sharp frame (gt)    red is 10 x level on 2 x 2 pixels (4 x 4 if it is twice as large)
-    spikes              a pixel fires in the first `level` of 24 planes, so reversed time shows
+    spikes              a pixel fires in the first `level` of 24 planes, so in reversed time it
+                        fires in the last planes
 
-So a test can ask whether a crop shows the same place in all three. The clips lie in two folders, as
-the GoPro set does: GOPRO_Large and GOPRO_Large_spike_seq.
+So a test can check whether a crop shows the same place in all three. As in the GoPro data set, the
+clips are in two folders: GOPRO_Large and GOPRO_Large_spike_seq.
 
-What must stay: what the files show, because many tests compute it from the levels. Free to add: an
-argument whose default changes no file.
+What must stay: the values in the files, because many tests compute them from the levels. Free to
+add: an argument whose default changes no file.
 """
 
 import json
@@ -37,13 +38,14 @@ from scripts import doctor
 from utils.options.loader_options import LoaderOptions
 from utils.video.writer import VideoWriter
 
-# Spike planes of a frame.
+# Number of spike planes of a frame.
 PLANES = 24
 # Red value of a blurry frame and of a sharp frame, for each step of the level. Levels go up to 12,
 # so red goes up to 240 and 120.
 LQ_RED_OF_LEVEL = 20
 GT_RED_OF_LEVEL = 10
-# Of a training set by `data_section`: frames of a sample, and the side of its crop in pixels of gt.
+# Options of a training set of `data_section`: number of frames of a sample, and the side of its
+# crop in pixels of the sharp frame.
 SAMPLE_FRAMES = 3
 CROP = 8
 # A representation with the two halves of the planes. All spikes lie in the first half.
@@ -86,7 +88,8 @@ def write_dat(path: Path, spikes: np.ndarray) -> None:
 @contextmanager
 def small_files(limit: int) -> Generator[None]:
     """Let no file of this process grow beyond `limit` bytes, as on a full disk."""
-    # A larger file would send SIGXFSZ, which ends the process. Ignored, the write fails instead.
+    # If a file grows larger, Linux sends SIGXFSZ, which would end the process. If the signal is
+    # ignored, the write fails instead.
     former_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     former_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     _, hard_limit = former_limits
@@ -126,9 +129,9 @@ def write_clip(
     h, w: size of the spike planes; frames are twice as large.
     scale: sharp frames are this many times larger than blurry frames.
     first: number of the first frame, in names of files and in green values.
-    regrouped: whether blurry and sharp frames have folders of their own, as in a set that was
+    regrouped: whether blurry and sharp frames are in separate folders, as in a data set that was
     regrouped for training.
-    instants: number of sharp instants of each frame; green counts them from 1.
+    instants: number of sharp instants of each frame. Their green values are 1, 2, 3, ...
     """
     rgb = root / "GOPRO_Large"
     if regrouped:
@@ -176,7 +179,7 @@ def write_info(root: Path, **values: Any) -> None:
 def write_clips(root: Path, *names: str, **changes: Any) -> Path:
     """Write clips that differ, with their dataset.json. Returns `root`.
 
-    changes: arguments of `write_clip`. A `seed` among them makes all clips alike.
+    changes: arguments of `write_clip`. If a `seed` is given, all clips are equal.
     """
     for seed, name in enumerate(names):
         arguments: dict[str, Any] = {"seed": seed}
@@ -214,9 +217,9 @@ def data_section(
 
 
 def resolve_section(values: dict[str, Any]) -> Any:
-    """Return a section with all its defaults, checked.
+    """Check a section, and return it with all its defaults.
 
-    Messages call it datasets.train, also if it is a section of a test.
+    Errors call the section datasets.train, even if it is a section of a test.
     """
     return DATASETS.resolve(values, "datasets.train")
 
@@ -253,14 +256,14 @@ def source_of(values: dict[str, Any]) -> Source:
 
 
 def add_cache(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the section with its clips read from a cache, which is made at `path`."""
+    """Make a cache of the clips of a section at `path`. Return a section that reads the cache."""
     for source in sources_of(values):
         build_cache(source, str(path / source.name_prefix))
     return values | {"io_backend": {"type": "cache", "path": str(path)}}
 
 
 def equal_samples(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Return whether two samples are equal in each bit."""
+    """Return whether two samples are bitwise equal."""
     if a.keys() != b.keys():
         return False
     for key, value in a.items():

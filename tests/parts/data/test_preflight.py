@@ -1,8 +1,8 @@
-"""The check of the data before a run: what it finds, what it says, and what it does not read again.
+"""The check of the data before a run: what it finds, its messages, and what it does not read again.
 
-Two training clips and a test clip of six frames are written, in the layout of GoPro, and one thing
-is wrong with them. `preflight` is the check of a training. `check_clips`
-(tests/helpers/clip_files.py) is the same check of one section of the options, and returns its
+Most tests write two training clips and a test clip of six frames each, in the layout of the GoPro
+data set, with one fault. `preflight` is the check of a training. `check_clips`
+(tests/helpers/clip_files.py) does the same check for one section of the options, and returns its
 report.
 """
 
@@ -59,7 +59,7 @@ def run_check(root, **changes):
 
 
 def complaint(root, **changes):
-    """Run the check of a training, which must refuse the data. Return its message."""
+    """Run the check of a training, which must refuse the data. Return the text of the error."""
     with pytest.raises(DataError) as error:
         run_check(root, **changes)
     return str(error.value)
@@ -67,7 +67,7 @@ def complaint(root, **changes):
 
 @pytest.fixture
 def log_of_check(root, caplog):
-    """Give a function that runs the check of a training, and returns what it logs."""
+    """Give a function that runs the check of a training, and returns the log."""
     caplog.set_level("INFO")
 
     def run(**changes):
@@ -84,7 +84,7 @@ def frame(root, name="blur/000003.png", clip="clip0"):
 
 
 def cut_short(path):
-    """Take the last bytes from a picture, as an interrupted copy does."""
+    """Remove the last bytes of a picture, as after an interrupted copy."""
     path.write_bytes(path.read_bytes()[:-20])
 
 
@@ -98,7 +98,7 @@ def test_sound_data_are_not_read_again(log_of_check):
     assert (
         "data train: 2 clips, 12 frames of 16 x 24, spike files of 24 planes, checked in" in first
     )
-    # Training and test clips.
+    # One for the training clips and one for the test clips.
     assert second.count("as checked before") == 2
 
 
@@ -111,7 +111,7 @@ def test_data_are_read_again_if_options_change(root, log_of_check):
 def test_data_are_read_again_if_the_stored_result_is_damaged(root, log_of_check):
     log_of_check()
     for stored in (root / "experiments/.preflight").iterdir():
-        stored.write_text("{")  # as a full disk leaves it
+        stored.write_text("{")  # e.g. the disk was full
 
     assert log_of_check().count("checked in") == 2
 
@@ -120,12 +120,13 @@ def test_data_with_problems_are_read_again(root, log_of_check):
     log_of_check()
     cut_short(frame(root))
 
-    # The first check finds the changed file. Its result is not stored, so neither is it taken over.
+    # The first check finds the changed file. A result with problems is not stored, so the second
+    # check reads the files again.
     for _ in range(2):
         assert "is cut short" in complaint(root)
 
 
-def test_a_cache_is_checked_for_its_freshness(root, log_of_check):
+def test_a_cache_of_files_that_have_changed_since_is_refused(root, log_of_check):
     backend = add_cache(data_section(root), root / "cache")["io_backend"]
 
     assert "data train: 2 cached clips" in log_of_check(io_backend=backend)
@@ -139,7 +140,7 @@ def test_the_progress_of_the_check_counts_every_file(root):
 
     @contextmanager
     def show(total, name, unit):
-        """Note the arguments of the bar, then 1 for each file."""
+        """Note the arguments of the progress bar, then 1 for each file."""
         calls.append((total, name, unit))
         yield SimpleNamespace(update=lambda: calls.append(1))
 
@@ -160,7 +161,7 @@ def test_a_missing_root_hides_no_problem_of_the_other_split(root, capsys):
     code = doctor_of_data(root, train=data_section(root, **wrong), test=data_section(root, "test"))
 
     assert code == 3
-    # The doctor and the check of a training name both.
+    # The doctor and the check of a training both name both problems.
     for message in (capsys.readouterr().err, complaint(root, **wrong)):
         assert str(root / "nowhere") in message
         assert "clip9 | lq lacks 1 of 6 frames" in message
@@ -168,7 +169,7 @@ def test_a_missing_root_hides_no_problem_of_the_other_split(root, capsys):
 
 def enlarge_in_header(content):
     """Write the size 2^31 - 1 x 2^31 - 1 into the header of a PNG picture, with its checksum."""
-    # Bytes 12 to 28 are the header: 4 of its name, width, height, and 5 of the format.
+    # Bytes 12 to 28 are the header: 4 bytes each for name, width and height, and 5 for the format.
     content[16:24] = b"\x7f\xff\xff\xff" * 2
     content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
 
@@ -232,11 +233,11 @@ def test_each_check_warns_once_of_held_out_clips_and_of_pictures_that_lose_bits(
         "spike": None,
     }
 
-    # The second check takes over the stored result, and says the same.
+    # The second check takes over the stored result, and gives the same warnings.
     for _ in range(2):
         caplog.clear()
-        # REDS4 are four clips of the data set REDS, which papers keep for tests: 000, 011, 015 and
-        # 020. Two of them are here.
+        # REDS4 are four clips of the data set REDS that papers use for tests: 000, 011, 015 and
+        # 020. This root has 011 and 020.
         run_check(root, **without_spikes, val_partition="REDS4")
 
         warnings = [
@@ -263,7 +264,8 @@ def test_spikes_that_do_not_look_upside_down_are_no_warning(root, caplog):
 
 
 def test_spikes_that_look_upside_down_are_a_warning(root, log_of_check):
-    # The files are upside down. dataset.json does not say so, and the options say the contrary.
+    # The rows of the files are stored bottom up. dataset.json does not say so, and the options say
+    # that they are stored top down. So the spikes look upside down.
     write_info(root, flip=None)
     spike = {"type": "dat", "flip": False}
 
@@ -271,7 +273,7 @@ def test_spikes_that_look_upside_down_are_a_warning(root, log_of_check):
     first = log_of_check(spike=spike)
     second = log_of_check(spike=spike)
 
-    # One for each clip, also if the stored result is taken over.
+    # There is one warning for each clip, even if the stored result is taken over.
     assert len(warnings) == 2
     assert "look upside down" in str(warnings[0])
     assert first.count("look upside down") == 2
@@ -315,11 +317,12 @@ def test_ratios_are_no_warning_if_nothing_says_how_the_frames_were_averaged(root
 def test_ratios_to_frames_that_are_means_of_display_values_are_a_warning(root):
     copy_blur_as_blur_gamma(root)
 
-    said = warnings_on(root, spike=relative(2, 6))
+    text = warnings_on(root, spike=relative(2, 6))
 
-    assert MEAN_OF_DISPLAY_VALUES in said
-    # No number of dB: the pictures decide it, even its sign.
-    assert "frame x ratio is not the sharp frame: set lq_folder to blur_gamma" in said
+    assert MEAN_OF_DISPLAY_VALUES in text
+    # The warning gives no number of dB, because the loss, and even its sign, depend on the
+    # pictures.
+    assert "frame x ratio is not the sharp frame: set lq_folder to blur_gamma" in text
 
 
 def test_ratios_to_frames_that_are_means_of_linear_values_are_no_warning(root):
@@ -337,7 +340,7 @@ def test_ratios_are_no_warning_if_the_spikes_integrate_display_values(root):
 
 @pytest.fixture
 def root_with_few_spikes(root):
-    """Give `root` with two spikes in 24 planes in half of the rows: 0.042 spikes per plane."""
+    """Give `root` with few spikes: 2 spikes in 24 planes in half of the rows, 0.042 per plane."""
     for path in (root / TRAIN_SPIKES).glob("*/spike/*.dat"):
         stream = np.zeros((24, 8, 12), np.uint8)
         stream[6, ::2] = 1
@@ -364,14 +367,17 @@ def test_windows_that_are_wide_enough_for_the_spikes_are_no_warning(root_with_fe
         ([2, 6], 4, False),
         ([0.1, 0.5], 1, True),
         ([0.1, 0.5], 4, False),
-        # One window alone is not compared with another one.
+        # A single window cannot be compared with another one.
         ([6], 1, False),
     ],
     ids=str,
 )
-def test_windows_between_two_spikes_are_said(tmp_path, half_windows, spikes, is_narrow):
+def test_windows_that_fit_between_two_spikes_are_warned_of(
+    tmp_path, half_windows, spikes, is_narrow
+):
     write_clips(tmp_path, "c", frames=1)
-    # `spikes` spikes in 24 planes in half of the pixels: 1 makes 1/48 = 0.021 per plane.
+    # Half of the pixels have this number of spikes in 24 planes. E.g. 1 spike is 1 / 48 = 0.021
+    # spikes per plane.
     stream = np.zeros((24, 8, 12), np.uint8)
     stream[:spikes, :, :6] = 1
     path = tmp_path / TRAIN_SPIKES / "c/spike/000000.dat"
@@ -440,11 +446,12 @@ def test_the_same_files_are_found_for_a_network_that_does_not_enlarge(root, tmp_
         values = add_cache(values, tmp_path / "cache")
 
     assert len(check_clips(values).problems) == 2
-    # For a network that enlarges, blurry and sharp frames cannot be the same: not compared here.
+    # For a network that enlarges, blurry and sharp frames cannot be equal. So the check does not
+    # compare them.
     assert not check_clips(values, scale=2).problems
 
 
-def test_a_denoising_test_may_have_one_folder_for_both(root):
+def test_a_denoising_test_may_have_one_folder_for_input_and_sharp_frames(root):
     clean = str(root / TRAIN)
     values = {
         "dataset_type": "VideoRecurrentTestDataset",
@@ -461,7 +468,7 @@ def test_a_denoising_test_may_have_one_folder_for_both(root):
     assert len(check_clips(values).problems) == 2
 
 
-def test_copies_of_the_blurry_frames_as_sharp_ones_are_said(root, log_of_check):
+def test_copies_of_the_blurry_frames_as_sharp_frames_are_warned_of(root, log_of_check):
     for clip in ("clip0", "clip1"):
         folder = root / TRAIN / clip
         shutil.rmtree(folder / "sharp")
@@ -471,7 +478,7 @@ def test_copies_of_the_blurry_frames_as_sharp_ones_are_said(root, log_of_check):
 
 
 def test_copies_of_some_frames_are_no_warning(root, log_of_check):
-    # In each clip one sharp frame is left: the first, and the last.
+    # In each clip one true sharp frame is left: the first frame of clip0, the last frame of clip1.
     for clip, kept in (("clip0", "000000.png"), ("clip1", "000005.png")):
         folder = root / TRAIN / clip
         for path in (folder / "blur").iterdir():
@@ -531,7 +538,7 @@ def test_a_root_that_is_not_the_folder_of_the_clips_is_named_with_the_one_meant(
 
 def test_spikes_that_count_from_another_number_are_one_problem(root):
     folder = root / TRAIN_SPIKES / "clip0/spike"
-    # From the last file on, so that no file takes the name of another one.
+    # Begin with the last file, so that no file gets the name of an existing file.
     for number in reversed(range(6)):
         (folder / f"{number:06d}.dat").rename(folder / f"{number + 1:06d}.dat")
 
@@ -605,7 +612,7 @@ def test_a_variable_without_a_value_is_named(root, path, message):
     assert message in complaint(root, dataroot_lq=path)
 
 
-def test_a_clip_beyond_the_last_one_is_none(root):
+def test_an_index_beyond_the_last_clip_is_refused(root):
     clips = set_for_testing(data_section(root, "test"))
 
     assert len(clips) == 1
