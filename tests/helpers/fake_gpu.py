@@ -11,11 +11,11 @@ the autocast rules of CUDA.
 The program prints one JSON object, e.g. {"plain, bfloat16": {"kept_gb": 38.5, ...}}. Its keys are
 the cases. These are the figures of a case (1 GB = 10^9 bytes):
 
-    kept_gb           what autograd keeps for the backward pass, without the weights
-    held_gb           all that is alive after the forward pass
-    peak_gb           the most that is alive at once in the backward pass, with the gradients of the
-                      weights
-    moved_gb          what kernels read and write, forward and backward; each tensor of each
+    kept_gb           tensors that autograd keeps for the backward pass, without the weights
+    held_gb           all tensors that are alive after the forward pass
+    peak_gb           the largest size of all tensors alive at one time in the backward pass, with
+                      the gradients of the weights
+    moved_gb          bytes that kernels read and write, forward and backward; each tensor of each
                       operation counts once
     kernels           number of kernels, one for each operation that is not a view
     copies_from_host  number of operations on tensors of both the CPU and the GPU; a GPU waits for
@@ -28,7 +28,7 @@ How the stand-in for a GPU works:
     Counter              counts bytes and kernels of all operations (operation_counter.py)
     backend              chooses the kernel of attention (gpu_attention.py)
     network, count       build the network with fake tensors, and run a step of it
-    alignment            runs the deformable alignment alone
+    alignment            runs only the deformable alignment
     hidden_device        lets autograd run without a GPU
     stand_in             replaces functions of torch and of our own that need numbers or a GPU
 
@@ -79,7 +79,7 @@ NETWORK: dict[str, Any] = {
 SHALLOW_DEPTHS = [2] * 7 + [1] * 4
 # Frames, channels, height and width of a clip of the recipe.
 CLIP = (6, 3, 192, 192)
-# Arguments of the network in each case, besides NETWORK.
+# Case -> arguments of the network in addition to NETWORK.
 CASES: dict[str, dict[str, Any]] = {
     "auto, bfloat16": {},
     "auto, bfloat16, checkpointed": {"use_checkpoint_attn": True, "use_checkpoint_ffn": True},
@@ -269,22 +269,22 @@ def figures_of_step(net: nn.Module, clip: Tensor) -> dict[str, Any]:
     }
 
 
-# ---- The deformable alignment alone -------------------------------------------------------------
+# ---- Only the deformable alignment --------------------------------------------------------------
 
 # Shapes for --align: (frames, channels, height and width, deformable groups, aligned neighbours).
 ALIGNED = (
-    (5, 96, 192, 16, 1),  # of network 006
-    (40, 96, 96, 16, 1),  # of a batch
-    (5, 120, 96, 12, 2),  # of two neighbours
+    (5, 96, 192, 16, 1),  # as in network 006
+    (40, 96, 96, 16, 1),  # a batch
+    (5, 120, 96, 12, 2),  # two neighbours
 )
 
 
 def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
-    """Return what the backward pass of the alignment needs besides the tensors saved in forward.
+    """Return the bytes that the backward pass of the alignment needs, counted and estimated.
+
+    Tensors that the forward pass saves do not count. `alignment_transient` estimates them.
 
     shape: an element of ALIGNED. amp: whether the network computes in bfloat16.
-
-    Returns the counted bytes, and the bytes that `DeformAlign.transient` estimates.
     """
     frames, channels, side, groups, neighbour_count = shape
     image_dtype = torch.bfloat16 if amp else torch.float32
@@ -327,12 +327,12 @@ def hidden_device() -> Generator[None]:
     """Let autograd run a backward pass of fake tensors without a GPU, within a `with` block.
 
     Autograd asks each tensor for its device, and the device for its streams. A GPU that does not
-    exist has no streams, so torch would end with an error. So autograd gets another answer than an
-    operation. "meta" is a device of torch without streams:
+    exist has no streams, so torch would raise an error. So autograd must get another answer than an
+    operation: "meta", a device of torch without streams.
 
-        who asks       operations that are running    answer
-        autograd       none                           "meta"
-        an operation   itself, and those around it    "cuda"
+        who asks       operations that are running then        answer
+        autograd       none                                    "meta"
+        an operation   this operation, and perhaps its caller  "cuda"
 
     The question for the device is the operation DEVICE. Like each operation on a fake tensor, it
     passes through two methods of torch: first `FakeTensor.__torch_dispatch__`, then
@@ -351,9 +351,9 @@ def hidden_device() -> Generator[None]:
     ) -> Any:
         if func is DEVICE and depth == 0:
             return META
-        # The class may be a subclass of FakeTensor, which torch's method must get. But
-        # `tensor_dispatch` already has its first argument: FakeTensor, because it was taken from
-        # there. `__func__` is the same method without a first argument.
+        # `cls` may be a subclass of FakeTensor, and torch's method must get this subclass. But
+        # `tensor_dispatch` is bound: its first argument is FakeTensor already. `__func__` is the
+        # same method, not bound.
         dispatch_of_any_class = tensor_dispatch.__func__
         return dispatch_of_any_class(cls, func, types, args, kwargs or {})
 
@@ -364,8 +364,8 @@ def hidden_device() -> Generator[None]:
         if func is DEVICE and depth == 0:
             return META
         kwargs = dict(kwargs or {})
-        # Autograd makes new tensors, e.g. gradients of zeros, on the device that it was told. They
-        # must be on the GPU, too.
+        # Autograd makes new tensors, e.g. gradients of zeros, on the device that it got as answer:
+        # "meta". They must be on the GPU, too.
         if kwargs.get("device") == META:
             kwargs["device"] = torch.device("cuda", 0)
         depth += 1
@@ -394,12 +394,12 @@ def stand_in() -> None:
 
     # No operation may choose cuDNN, because there is no GPU to run it.
     torch.backends.cudnn.enabled = False
-    # torch would say that there is no GPU.
+    # Without this, torch would say that there is no GPU.
     mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", no).start()
     mock.patch.object(torch.cuda, "is_bf16_supported", yes).start()
-    # torch would choose the kernel of a CPU.
+    # Without this, torch would choose the kernel of a CPU.
     mock.patch.object(F, "scaled_dot_product_attention", attention_of_a_gpu).start()
-    # Needs numbers, which fake tensors do not have.
+    # This function needs numbers, which fake tensors do not have.
     mock.patch.object(block, "window_chunks", fake_chunks).start()
 
 

@@ -1,10 +1,10 @@
-"""What the documents name must be there, and both languages must say the same.
+"""Files that the documents name must exist, and both languages must state the same facts.
 
 The tests read README.md and all pages below docs/, in English and in Chinese (docs/zh). They follow
-links, run the code and the commands of a few pages, read their options, and compute their tables
-again.
+links, run the code and the commands of a few pages, read the options of these pages, and compute
+their tables again.
 
-If a test fails after you have changed a page, the message names the page and what is wrong in it.
+If a test fails after you have changed a page, its error names the page and the fault.
 """
 
 import copy
@@ -55,11 +55,11 @@ def read_page(name: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the names by which links lead to the headings of a page, as GitHub makes them.
+    """Return the names that links use for the headings of a page.
 
-    E.g. the heading "## Time limits" -> "time-limits".
+    GitHub makes them from the titles, e.g. "## Time limits" -> "time-limits".
     """
-    # A line of code may begin with "#", too.
+    # Leave out blocks of code, because a line of code may begin with "#", too.
     text = FENCED.sub("", page.read_text(encoding="utf-8"))
     names = set()
     for title in re.findall(r"(?m)^#+ (.*)$", text):
@@ -73,7 +73,7 @@ def test_links_to_headings_lead_to_headings(page):
     text = page.read_text(encoding="utf-8")
 
     for file, anchor in LINK_TO_HEADING.findall(text):
-        # A link without a file leads to a heading of its own page.
+        # A link without a file leads to a heading of the same page.
         target = page.parent / file if file else page
         assert anchor in anchors(target), f"{file}#{anchor}"
 
@@ -81,7 +81,7 @@ def test_links_to_headings_lead_to_headings(page):
 @each_page
 def test_links_to_files_lead_to_files(page):
     links = LINK.findall(page.read_text(encoding="utf-8"))
-    # The others are addresses on the web, e.g. "https://...".
+    # The other links are addresses on the web, e.g. "https://...".
     links_to_files = [link for link in links if ":" not in link]
 
     missing = [link for link in links_to_files if not (page.parent / link).exists()]
@@ -89,7 +89,7 @@ def test_links_to_files_lead_to_files(page):
 
 
 def files_that_the_reader_writes(text: str) -> set[str]:
-    """Return the files of a page that its reader writes, e.g. by "Save this file as `a.py`".
+    """Return the files that a page asks its reader to write, e.g. "Save this file as `a.py`".
 
     A block of code whose first line is "# a.py" is such a file, too.
     """
@@ -128,7 +128,7 @@ def heads_that_list_modules() -> list[Path]:
 )
 def test_the_head_of_a_folder_names_each_of_its_modules(head):
     """A new module needs a line in the __init__.py of its folder."""
-    # A name without a folder before it, e.g. "clip.py" but not "utils/image.py".
+    # A name of a module without a folder: "clip.py", but not "utils/image.py".
     named = set(re.findall(r"(?<![\w/])\w+\.py\b", head.read_text(encoding="utf-8")))
     modules = {path.name for path in head.parent.glob("*.py")} - {head.name}
     programs = {path.name for path in ROOT.glob("*.py")}
@@ -147,9 +147,10 @@ PLACES = (
     "Spike-Zoo", "SpikeCV", "VRT", "SpyNet", "SpkDeblurNet", "SCFlow", "TFSTP", "LPIPS", "SSIM",
     "KAIR", "S-VRT", "BasicSR", "coffee", "park",
 )  # fmt: skip
-# An address, with the bracket before it if it has one.
+# An address, e.g. "https://a.b/c". If the page has a bracket "<" in front of it, this is matched,
+# too.
 ADDRESS = re.compile(r"<?\bhttps?://[^\s<>()\]`\"']+")
-# An address that is whole: a host with a point, and a path that does not end with a point.
+# A complete address: the host has a point, and the path does not end with a point.
 WHOLE_ADDRESS = re.compile(r"<?https?://[\w.-]+\.\w+(?:/[\w./%~+-]*)?[\w/]")
 
 
@@ -197,9 +198,9 @@ def cells_of_notebook() -> list[str]:
 def run_in(monkeypatch):
     """Give a function that runs parts of code one after another in a folder.
 
-    The code may change the folder of the process and `sys.path`. Both are as before afterwards.
+    The code may change the folder of the process and `sys.path`. The fixture restores both.
     """
-    # Without it matplotlib would open windows.
+    # With another backend, matplotlib would open windows.
     matplotlib.use("Agg")
     monkeypatch.setattr(sys, "path", [*sys.path])
 
@@ -212,31 +213,31 @@ def run_in(monkeypatch):
 
 def test_the_code_of_the_page_on_python_runs(run_in, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", read_page("docs/python.md"), re.DOTALL)
-    assert len(blocks) > 5  # else the pattern no longer finds them
+    assert len(blocks) > 5  # with fewer blocks, the pattern would not fit the page any more
 
     run_in(blocks, tmp_path)
 
 
 def test_the_code_of_the_notebook_runs(run_in):
     cells = cells_of_notebook()
-    assert len(cells) > 5  # else they are no longer found
+    assert len(cells) > 5  # with fewer cells, `cells_of_notebook` would not find them any more
 
     run_in(cells, ROOT / "notebooks")
 
 
-# Slow: it clones the whole project.
+# Slow, because this test clones the whole project.
 @pytest.mark.slow
 def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
     if not (ROOT / ".git").exists():
         pytest.skip("no repository to clone from")
     # The first two cells fetch the project and make it importable.
     fetching = "\n".join(cells_of_notebook()[:2])
-    # The program must find the project in the clone alone.
+    # The program must find the project only in the clone.
     forget = f"import sys\nsys.path[:] = [path for path in sys.path if path != {str(ROOT)!r}]"
     code = f"{forget}\n{fetching}\nfrom models import portable\nprint(portable.__file__)"
     program = tmp_path / "program.py"
     program.write_text(code)
-    # These variables are a line of git's configuration: git takes this repository in place of the
+    # These variables are one setting of git. With it, git clones this repository in place of the
     # address on GitHub.
     git_settings = {
         "GIT_CONFIG_COUNT": "1",
@@ -264,8 +265,8 @@ def test_the_quick_start_gives_three_commands_that_make_data():
 def test_a_command_that_makes_data_runs_as_the_quick_start_gives_it(
     tmp_path, monkeypatch, arguments
 ):
-    # The folders that the commands read. GoPro's frames have 32 x 32 pixels here. Two simulated
-    # cameras need larger frames, so the user's videos have frames of 192 x 192 pixels.
+    # Write the folders that the commands read. GoPro's frames have 32 x 32 pixels here. Two
+    # simulated cameras need larger frames, so the user's videos have frames of 192 x 192 pixels.
     write_folder(tmp_path / "GOPRO_Large_all/train/GOPR0001_03_00", moving_frames(7))
     large_frames = moving_frames(10).repeat(6, axis=1).repeat(6, axis=2)
     write_folder(tmp_path / "my_videos/train/GOPR0001_03_00", large_frames)
@@ -287,8 +288,8 @@ def test_every_test_of_make_quick_exists():
     # A file, e.g. "tests/dist/test_dist.py", or a test of it, e.g.
     # "tests/dist/test_dist.py::test_x".
     named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", printed)
-    # `make quick` names about 15 files and 8 single tests. A pattern that finds 20 of them or fewer
-    # no longer fits the output of make.
+    # `make quick` names about 15 files and 8 single tests. If the pattern finds 20 names or fewer,
+    # it does not fit the output of make any more.
     assert len(named) > 20
     for file, test in named:
         assert (ROOT / file).is_file(), file
@@ -327,7 +328,7 @@ def test_each_option_file_of_the_quick_start_is_valid(option_file, index):
 
     opt = main_train_vrt.read_options(["--opt", str(option_file)])
 
-    # The section has the keys of its dataset; the type checker learns it from `options_of_part`.
+    # `options_of_part` tells the type checker that the section has the keys of its dataset.
     assert options_of_part(opt.datasets.test).dataroot_gt.startswith("trainsets/mine/")
 
 
@@ -338,9 +339,9 @@ def keys_of(block: str) -> dict[str, Any]:
 
 @dataclass
 class OptionBlocks:
-    """The blocks of options in the pages on data, in their order."""
+    """The blocks of options in the pages on data, in the order of the pages."""
 
-    files: list[dict[str, Any]]  # a whole option file for each of three layouts of files
+    files: list[dict[str, Any]]  # a complete option file for each of three layouts of files
     exposures: list[str]  # three forms of the key `exposure`
     section: str  # a section `train` with most of its keys
     roots: str  # keys that name several folders
@@ -360,8 +361,8 @@ def option_blocks() -> OptionBlocks:
     reference = read_page("docs/data_reference.md")
     blocks = re.findall(r"```jsonc\n(.*?)```", reference, re.DOTALL)
     forms, section, roots, camera = blocks
-    # One block has all forms of `exposure`. Each form begins with the key at the begin of a line.
-    # The split has an empty text before the first form.
+    # One block has all forms of `exposure`. Each form begins with the key at the start of a line.
+    # The split gives an empty text before the first form.
     _, *exposures = re.split(r'^(?="exposure")', forms, flags=re.MULTILINE)
     files = read_option_files("docs/data_format.md")
     return OptionBlocks(files, exposures, section, roots, camera)
@@ -384,7 +385,7 @@ def test_the_options_for_each_layout_are_valid(option_file, option_blocks, index
     for split, section in (("train", opt.datasets.train), ("test", opt.datasets.test)):
         read = options_of_part(section)  # the keys of the dataset
         assert read.dataroot_spike == f"trainsets/mine/spikes/{split}"
-        # Without this key the check of the data refuses clips that have no dataset.json.
+        # Without this key, the check of the data would refuse clips without a dataset.json.
         assert read.spike.center == "file"
 
 
@@ -398,12 +399,12 @@ def large_file() -> dict[str, Any]:
     return large
 
 
-# The lines `spike` in the table of docs/large.md. Each is for another kind of data.
+# The values of the key `spike` in the table of docs/large.md. Each row is for another kind of data.
 SPIKE_LINES = re.findall(r'(?m)^\|[^|]*\| `"spike": ([^`]*)`', read_page("docs/large.md"))
 
 
 def test_the_file_for_a_gpu_has_the_data_of_the_first_layout(large_file, option_blocks):
-    # A copy, because other tests read the file, too.
+    # Change a copy, because other tests read the same file.
     large = copy.deepcopy(large_file["datasets"])
 
     # The large network has larger crops.
@@ -414,11 +415,12 @@ def test_the_file_for_a_gpu_has_the_data_of_the_first_layout(large_file, option_
 def test_the_table_of_the_large_network_has_the_section_of_each_layout(option_blocks):
     in_table = [json5.loads(line) for line in SPIKE_LINES]
 
-    # A dataset.json, and the two commands of the quick start, have lines, too.
+    # Three rows are for the three layouts. The other three are for a dataset.json, and for the two
+    # commands of the quick start.
     assert len(in_table) == 6
     for file, spike in zip(option_blocks.files, in_table[:3], strict=True):
         for section in file["datasets"].values():
-            # "null" takes away the size of GoPro's planes.
+            # The value null removes the size of GoPro's planes, which the base file gives.
             without_null = {key: value for key, value in spike.items() if value is not None}
             assert section["spike"] == without_null
 
@@ -436,19 +438,20 @@ def test_the_file_for_a_gpu_trains_the_large_network_on_each_kind_of_data(
 
     assert opt.task == "large"
     assert opt.train.amp.enable
-    # The published number of clips of a step. The base has one clip per GPU.
+    # A step must have 8 clips, as published. The base file has one clip per GPU.
     clips_of_gpu = options_of_part(opt.datasets.train).dataloader_batch_size
     assert clips_of_gpu * opt.train.accumulation_steps == 8
     for section in (opt.datasets.train, opt.datasets.test):
         read = options_of_part(section)
-        # The planes of GoPro, 360 x 640, are gone.
+        # The height of GoPro's planes, 360, must be replaced.
         assert read.spike.h in (250, None)
         assert read.spike.context == 88
 
 
 @pytest.mark.parametrize("page", ["docs/large.md", "docs/zh/large.md"])
 def test_the_clips_of_a_step_on_any_gpus_are_as_published(page):
-    # A row: GPUs, memory, clips at once, passes, e.g. "| 4 | 24 GB or more | 2 | 1 |".
+    # A row has the number of GPUs, their memory, the clips at once and the passes of a step, e.g.
+    # "| 4 | 24 GB or more | 2 | 1 |": 4 x 2 x 1 = 8 clips.
     rows = re.findall(r"(?m)^\| (\d) \|[^|\n]*\| (\d)[^|\n]*\| (\d)[^|\n]*\|$", read_page(page))
 
     assert len(rows) == 8
@@ -470,7 +473,7 @@ def test_each_form_of_exposure_is_valid_together_with_the_other_options(
 
     read = read_section(option_file, section)
 
-    # Each block has arrived.
+    # The result has a value from each block.
     assert list(read.spike.representation.half_windows) == [2, 6, 12]
     assert read.camera.drop_max == 0.1
     assert len(read.dataroot_lq) == len(read.dataroot_share)
@@ -480,8 +483,8 @@ def test_each_form_of_exposure_is_valid_together_with_the_other_options(
 # ---- The table of memory per rank in docs/memory.md ----
 
 
-# A parameter has 16 bytes: the weight has 4, its gradient has 4, its two moments have 8. A method
-# divides some of the four among the ranks, and each rank holds the others for all parameters.
+# A parameter needs 16 bytes: 4 for the weight, 4 for its gradient, 8 for its two moments. A method
+# divides some of these among the ranks. Each rank holds the rest for all parameters.
 
 
 @dataclass
@@ -499,13 +502,13 @@ METHODS = [
     Method("ZeRO-2", divided=4 + 8, exchanges=2),
     Method("FSDP", divided=4 + 4 + 8, exchanges=3),
 ]
-# A column may be off by half a unit of its last digit, 0.0005 GB. The rest allows for the rounding
-# of A in the page.
+# Allowed error of a number in the table: half a unit of its last digit, 0.0005 GB, and a little
+# more because A is rounded in the page.
 ROUNDED_GB = 6e-4
 
 
 class MemoryRow(NamedTuple):
-    """A row of the table, as it is written in the page. All but `formula` are numbers of GB."""
+    """The texts of a row of the table. All fields but `formula` are numbers of GB."""
 
     weights: str  # e.g. "0.140"
     gradients: str
@@ -513,8 +516,8 @@ class MemoryRow(NamedTuple):
     activations: str
     formula: str  # bytes per rank, e.g. "`8 P + 8 P / N + A`"
     total: str
-    saved: str  # less than DDP needs
-    sent: str  # in a step
+    saved: str  # how much less than DDP the method needs
+    sent: str  # how much a rank sends in a step
 
 
 @dataclass
@@ -525,7 +528,7 @@ class MemoryTable:
     ranks: int  # N in the page
     activations: float  # A in the page, bytes
     rows: dict[str, MemoryRow]  # name of the method -> its row
-    share_of_fsdp: float  # what FSDP saves, in percent of the bytes of DDP
+    share_of_fsdp: float  # how much FSDP saves, in percent of the bytes of DDP
 
 
 @pytest.fixture(scope="module")
@@ -577,11 +580,12 @@ def test_the_numbers_of_a_row_follow_from_the_bytes_of_a_parameter(memory, metho
     expected_of_ddp = bytes_per_rank(memory, ddp) / 1e9
 
     assert float(row.activations) == memory.activations / 1e9
-    # Four rounded numbers are added. Each may be off by 0.0005, so the sum by 0.002.
+    # The sum has four rounded numbers. Each error is at most 0.0005, so the error of the sum is at
+    # most 0.002.
     assert float(row.total) == pytest.approx(sum(map(float, parts)), abs=2e-3)
     assert float(row.total) == pytest.approx(expected, abs=ROUNDED_GB)
     assert float(row.saved) == pytest.approx(expected_of_ddp - expected, abs=ROUNDED_GB)
-    # In an exchange a rank sends the 4 bytes of each parameter, but not its own share of them.
+    # In an exchange, a rank sends 4 bytes for each parameter, except for its own 1 / N of them.
     bytes_of_exchange = 4 * memory.parameters * (memory.ranks - 1) / memory.ranks
     expected_sent = method.exchanges * bytes_of_exchange / 1e9
     assert float(row.sent) == pytest.approx(expected_sent, abs=ROUNDED_GB)
@@ -617,19 +621,19 @@ def files_linked_by(page: Path, text: str) -> set[Path]:
 
 
 def sections_of(page: Path) -> list[str]:
-    """Return the text of each section of a page: a heading, and what follows until the next one.
+    """Return the text of each section of a page, from its heading to the next heading.
 
-    The first text is what stands before the first heading.
+    The first text is the text before the first heading.
     """
     text = page.read_text(encoding="utf-8")
-    # A comment in a block of code begins with "#" as a heading does. Mark it, so that the text is
-    # not cut there.
+    # In a block of code, a comment begins with "#" like a heading. Put a backslash before it, so
+    # that the text is not cut there.
     without_comments = FENCED.sub(lambda block: block[0].replace("\n#", "\n\\#"), text)
     return re.split(r"(?m)^(?=#+ )", without_comments)
 
 
 def facts_of_section(page: Path, section: str) -> dict[str, object]:
-    """Return what a section must have in both languages: all but its words."""
+    """Return what must be equal in both languages of a section: everything but its words."""
     blocks = FENCED.findall(section)
     if page.parent == ROOT:
         # The READMEs translate the comments in their code.
