@@ -1,8 +1,8 @@
-"""JSON files of data: whatever such a file holds, it is read or refused in words.
+"""JSON files of data: a file of any content is read, or is refused with a message.
 
 Three kinds of files are read: dataset.json (sizes and timing of spikes), a table of exposures, and
-a calibration (which spike pixel shows the same as a pixel of a frame). Each test writes a right
-file, INFO, EXPOSURE or CALIBRATION, with some keys changed, or a file of other bytes.
+a calibration (which spike pixel shows the same as a pixel of a frame). The tests write a correct
+file (INFO, EXPOSURE or CALIBRATION), a correct file with some keys changed, or any other bytes.
 """
 
 import json
@@ -22,9 +22,9 @@ from tests.helpers.checked import not_none
 from tests.helpers.damage import CHARACTERS, examples
 from utils.errors import DataError, OptionError
 
-# ---- Right files ----
+# ---- Correct files ----
 
-# In planes: the first exposure begins at plane 0, lasts 24 planes, and the next begins at plane 32.
+# The first exposure begins at plane 0 and has 24 planes. The next exposure begins at plane 32.
 EXPOSURE = {"start": 0.0, "length": 24.0, "period": 32.0}
 CALIBRATION = {
     "format": 1,
@@ -36,7 +36,7 @@ INFO = {"format": 1, "h": 8, "w": 12}
 
 
 def read_info(path):
-    """Read dataset.json of a folder. path: of the file."""
+    """Read the dataset.json at `path`."""
     return load_info(str(path.parent))
 
 
@@ -45,7 +45,7 @@ def read_table(path):
     return read_exposures(str(path))
 
 
-# Name of a file -> the function that reads it, and the content of a right file.
+# Name of a file -> the function that reads it, and the content of a correct file.
 READERS = {
     "dataset.json": (read_info, INFO),
     "exposures.json": (read_table, EXPOSURE),
@@ -57,7 +57,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_byte_order_mark_is_read_over(tmp_path, name):
+def test_a_byte_order_mark_is_ignored(tmp_path, name):
     reader, table = READERS[name]
     path = tmp_path / name
 
@@ -92,7 +92,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("data", HOSTILE)
 @pytest.mark.parametrize("name", READERS)
-def test_a_file_of_no_use_is_an_error_in_words(tmp_path, name, data):
+def test_a_useless_file_is_refused_with_a_message(tmp_path, name, data):
     reader, _ = READERS[name]
     (tmp_path / name).write_bytes(data)
 
@@ -101,7 +101,7 @@ def test_a_file_of_no_use_is_an_error_in_words(tmp_path, name, data):
         reader(tmp_path / name)
     seconds = time.monotonic() - begin
 
-    # The message names the file and does not quote all of it.
+    # The message names the file, but does not quote all of its content.
     message = str(error.value)
     assert name in message
     assert len(message) < 1500
@@ -109,7 +109,7 @@ def test_a_file_of_no_use_is_an_error_in_words(tmp_path, name, data):
 
 
 def test_a_folder_whose_name_is_no_utf_8_is_read(tmp_path):
-    # The byte 0xE9 is an é in Latin-1, and nothing in UTF-8.
+    # The byte 0xE9 is an é in Latin-1. In UTF-8 this byte alone is an error.
     folder = os.path.join(os.fsencode(tmp_path), b"d\xe9fi")
     os.mkdir(folder)
     path = Path(os.fsdecode(folder), "dataset.json")
@@ -118,14 +118,15 @@ def test_a_folder_whose_name_is_no_utf_8_is_read(tmp_path):
     assert load_info(os.fsdecode(folder)) == DatasetInfo(path=str(path), h=8, w=12)
 
 
-def test_a_device_without_end_is_not_read_to_its_end():
+def test_an_endless_device_is_not_read_forever():
     with pytest.raises(DataError, match="more than 67108864 bytes"):
         read_exposures("/dev/zero")
 
 
 def test_brackets_in_texts_are_not_counted(tmp_path):
-    # Brackets outside of texts are counted, because too many nested ones would crash the reader.
-    # This text has many, and quotation marks and backslashes that do not end it.
+    # The code counts the brackets outside of texts, because too many nested brackets would crash
+    # Python's reader. Brackets within a text do not count. This text has many brackets, and
+    # quotation marks and backslashes that do not end the text.
     text = '"[[\\\\' + "[{" * 40 + '\\"' + "[" * 40 + '"'
     (tmp_path / "dataset.json").write_text(f'{{"format": 1, "h": 8, "w": 12, "note": {text}}}')
 
@@ -154,7 +155,7 @@ def test_a_value_of_a_wrong_type_or_range_is_refused(tmp_path, change):
         load_info(str(tmp_path))
 
 
-# Wrong keys and values of one clip, which dataset.json may have under "clips".
+# Wrong keys and values of a single clip. In dataset.json they are below "clips".
 OF_CLIP = [
     {"planes": -1}, {"planes": "24"}, {"gt_plane": "z"}, {"gt_plane": 2**70}, {"gt_plane": -1},
     {"offset": 1.5}, {"offset": 2**70}, {"rate": "20000"}, {"rate": 0}, {"rate": True},
@@ -173,11 +174,12 @@ def test_a_wrong_key_or_value_of_a_clip_is_refused_with_its_name(tmp_path, own):
 
 
 def test_records_and_nulls_of_a_clip_are_accepted(tmp_path):
-    # These keys are not read, or are null as if they were missing.
+    # The keys "split", "source" and "rig" have no effect. A value of null means a missing key.
     own = {"split": "train", "source": "x.mp4", "planes": None, "offset": None, "rig": {"any": 1}}
     (tmp_path / "dataset.json").write_text(json.dumps(INFO | {"clips": {"a": own}, "planes": 56}))
 
-    # 56 planes a file, and at least 49 in the last one, whose last 7 planes may be missing.
+    # A file has 56 planes. The last file of a clip may lack its last 7 planes, so it has at least
+    # 49.
     assert load_info(str(tmp_path)).planes_of("a", 7) == (56, 49)
 
 
@@ -219,7 +221,7 @@ def test_a_file_holds_as_many_exposures_as_end_in_it(period, start, length, offs
 
 # ---- Any values ----
 
-# Any value that JSON can hold, nested a little.
+# Any value that JSON can hold, with a few levels of nesting.
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(CHARACTERS, max_size=4),
     lambda inner: (
@@ -228,7 +230,7 @@ values = st.recursive(
     ),
     max_leaves=6,
 )
-# The keys that the three kinds of files know.
+# The keys of the three kinds of files.
 keys = st.sampled_from([
     *DatasetInfo.__dataclass_fields__, "format", "recipe", "offset", "length", "start", "period",
     "matrix", "spike_size", "rgb_size", "region", "tick_hz",

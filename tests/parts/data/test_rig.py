@@ -2,11 +2,11 @@
 
 rgb_camera.py, spike_view.py and rig_values.py have the parts of a rig.
 
-A `Rig` says how the two cameras are mounted and which flaws they have. The scene is one random
-picture, rendered at 64 x 80 for the RGB camera; the spike camera has 32 x 40 pixels.
+A `Rig` describes how the two cameras are mounted, and their flaws. The scene is one random picture.
+The RGB camera has 64 x 80 pixels, and the spike camera has 32 x 40 pixels.
 
-`Rig.of_flag` makes the rig that the flag --rig asks for, e.g. by a name of NAMED: "ideal" has two
-cameras in one place and little noise, "rig" has the flaws of a common pair of cameras, "dim" has
+`Rig.of_flag` makes the rig of the flag --rig, e.g. of a name of NAMED. The rig "ideal" has two
+cameras in one place and little noise. "rig" has the flaws of a common pair of cameras. "dim" has
 these flaws in less light.
 """
 
@@ -35,7 +35,7 @@ RGB = (64, 80)
 SPIKE = (32, 40)
 # Spike planes of a frame.
 PLANES = 16
-# Spikes per plane at full light, if a rig does not say another number.
+# Spikes per plane at full light, unless a rig has another value.
 RATE = 0.9
 
 
@@ -43,10 +43,10 @@ def scene(planes=3 * PLANES, step=0.0, seed=0):
     """Return light (planes, H, W, 3) that moves by `step` pixels per plane to the left."""
     height, width = RGB
     rng = np.random.default_rng(seed)
-    # The shapes of a texture have a radius of 4 pixels to a twelfth of its height. In a texture of
-    # 4 x 64 rows this is up to 21 pixels, which a spike camera of half the pixels shows as well.
-    # Only a part is used: the height of the frame, and 60 more columns than the frame has, because
-    # the scene moves.
+    # The shapes of a texture have radii from 4 pixels to a twelfth of its height. A texture of 4 x
+    # 64 rows has radii up to 21 pixels, so a spike camera with half the resolution shows the
+    # shapes, too. Only a part of the texture is used: as many rows as the frame has, and 60 more
+    # columns, because the scene moves.
     large = texture(rng, (4 * height, 4 * width))
     picture = large[:height, : width + 60]
     light = to_linear(picture)
@@ -55,15 +55,15 @@ def scene(planes=3 * PLANES, step=0.0, seed=0):
     for plane in range(planes):
         left = round(step * plane)
         views.append(light[:, left : left + width])
-    # Another weight for each colour, so that mixed-up colours show.
+    # Each colour has another weight, so that exchanged colours are noticed.
     colour = np.array([0.9, 1.0, 0.8], np.float32)
     return np.stack(views)[..., None] * colour
 
 
 def record(rig, lights, planes=PLANES):
-    """Return what a rig records of the lights (T, H, W, 3).
+    """Record the lights (T, H, W, 3) with a rig.
 
-    Returns the blurry frames (n, H, W, 3) uint8, and the spikes (n * planes, h, w) uint8.
+    Return the blurry frames (n, H, W, 3) uint8, and the spikes (n * planes, h, w) uint8.
     """
     frames = []
     streams = []
@@ -87,8 +87,7 @@ def test_a_perfect_spike_camera_integrates_the_light_of_each_pixel():
 
     _, spikes = record(Rig(), lights)
 
-    # The sensor of the rig once more: with the random numbers of seed 0, with which the sensor
-    # begins, and with as many spikes per plane at full light.
+    # Simulate the sensor of the rig again, with the same seed, 0, and the same rate.
     rng = random_stream("sensor of a rig", 0)
     sensor = simulate.IntegrateAndFire(*SPIKE, rate=RATE, rng=rng)
     expected = sensor.run(bin_pixels(to_grey(light), 2) for light in lights)
@@ -103,14 +102,14 @@ def test_the_rgb_camera_of_a_perfect_pair_records_the_mean_light():
     mean_of_second = lights[PLANES : 2 * PLANES].mean(axis=0)
     expected = to_uint8(to_display(mean_of_second))
     assert blurry.shape == (3, *RGB, 3)
-    # Both round to whole values, but in another order: so they may differ by 1.
+    # Both round to whole values, but add in another order. So they may differ by 1.
     assert np.abs(blurry[1].astype(int) - expected).max() <= 1
 
 
 # ---- Where the spike camera looks ----
 
 
-def test_the_true_calibration_puts_the_spikes_where_they_belong():
+def test_with_the_true_calibration_spikes_and_frame_show_the_same_place():
     mix = (0.3, 0.5, 0.2)  # how strongly the spike camera sees red, green and blue
     rig = Rig(shift_x=3.0, shift_y=-2.0, rotation_deg=1.5, scale=0.97, mix=mix)
     lights = scene(30 * PLANES)
@@ -132,13 +131,14 @@ def test_the_true_calibration_puts_the_spikes_where_they_belong():
     assert mean_error(calibrated) < 0.5 * mean_error(uncalibrated)
 
 
-def test_the_calibration_says_the_rig_that_it_was_made_for():
+def test_the_calibration_records_its_rig():
     calibration = Rig(shift_x=3.0).calibration(SPIKE, RGB)
 
     assert calibration.made["rig"]["shift_x"] == 3.0
 
 
-# A camera of NAMED that is not ideal is exposed for 0.8 of the time between two frames.
+# The RGB camera of a rig is exposed for 0.8 of the time between two frames, unless the rig is
+# ideal.
 @pytest.mark.parametrize(("name", "share"), [("ideal", 1.0), ("rig", 0.8), ("dim", 0.8)])
 def test_the_calibration_says_how_long_a_frame_is_exposed(name, share):
     rig = Rig.of_flag(name, np.random.default_rng(0))
@@ -178,7 +178,7 @@ def test_parallax_changes_what_the_spike_camera_sees():
 
     change = firing_rates(Rig(parallax=6.0), lights) - firing_rates(Rig(), lights)
 
-    # In spikes per plane. The mean change is 0.013.
+    # The mean change is 0.013 spikes per plane.
     assert np.abs(change).mean() > 0.01
 
 
@@ -200,9 +200,9 @@ def test_a_light_is_in_the_planes_that_the_time_offset_says(offset, rate_in_firs
     exposures = Exposures(length=PLANES, period=PLANES)
     # floor: with the offset 0.5 the light begins at 16.5, so plane 16 is the first lit plane.
     timing = Timing(exposures={"": exposures}, offset=np.floor(offset))
-    # With the offset 5 the second exposure ends at plane 37, beyond the 32 planes of this stream.
-    # `span` refuses planes beyond the end, and here only the first plane counts. So the stream is
-    # said to be longer.
+    # With the offset 5 the second exposure ends at plane 37, but this stream has 32 planes. `span`
+    # refuses planes beyond the end. The test only needs the first plane of the exposure, so it
+    # gives `span` a larger number of planes.
     second_exposure = timing.span("clip", frame=1, planes=3 * PLANES)
 
     _, spikes = record(Rig(time_offset=offset, rate=1.0), lights)
@@ -224,7 +224,7 @@ def test_the_calibration_says_the_time_offset(offset):
 def test_the_exposure_rolls_down_the_rows():
     lights = np.zeros((PLANES, *RGB, 3), np.float32)
     lights[PLANES // 2 :] = 0.5  # the light goes on in the middle of the frame
-    # The time offset moves the spikes alone: the blurry frame must not change with it.
+    # The time offset moves only the spikes. It must not change the blurry frame.
     rig = Rig(exposure=0.5, rolling=0.5, time_offset=2.0)
 
     blurry, _ = record(rig, lights)
@@ -305,7 +305,7 @@ def mean_of_half_lit_frame(sum_gamma):
     return float(blurry.mean()) / 255
 
 
-# ---- Rigs by name, by chance, and from a record ----
+# ---- Rigs by name, random rigs, and rigs from a record ----
 
 
 @pytest.mark.parametrize("name", [*NAMED, "rig,parallax=0,jpeg=90"])
@@ -344,5 +344,5 @@ def test_a_named_rig_records_a_frame_with_spikes(name):
     blurry, spikes = record(rig, scene(PLANES))
 
     assert blurry.shape == (1, *RGB, 3)
-    # Not every pixel fires in every plane: the named rigs have 0.02 to 0.3 spikes a plane here.
+    # Here the named rigs have 0.02 to 0.3 spikes per plane and pixel.
     assert 0 < spikes.mean() < 0.9

@@ -1,9 +1,11 @@
 """data/cameras/spike_grid.py: where a pixel of the spike camera lies in the RGB frame.
 
-The modules are calibration.py, scaled_grid.py, calibrated_grid.py and calibrated_window.py.
+The modules calibration.py, scaled_grid.py, calibrated_grid.py and calibrated_window.py beside it
+are tested here, too.
 
-A calibration has the matrix from spike pixels to RGB pixels. `CalibratedGrid` brings the channels
-of a spike plane (24 x 32 random values here) onto the frame (36 x 60), or onto a crop of it.
+A calibration has the matrix from spike pixels to RGB pixels. `CalibratedGrid` interpolates the
+channels of a spike plane (here 24 x 32 random values) at the pixels of the frame (36 x 60), or of a
+crop of the frame.
 """
 
 import json
@@ -46,15 +48,15 @@ def random_channels(plane=PLANE, count=2):
     return np.random.default_rng(0).random((count, *plane), np.float32)
 
 
-# A crop of the frame: Augment(top, left, height, width), in RGB pixels. An Augment can also flip a
-# crop; here it does not.
+# A crop of the frame is Augment(top, left, height, width), in RGB pixels. An Augment can also flip
+# a crop, but does not do so here.
 WHOLE = Augment.whole(FRAME)
 
 
 def on_frame(some_grid, values, crop_of_frame=WHOLE):
     """Return channels (C, h, w) on a crop of the frame.
 
-    Only those spike pixels are used that the grid asks for.
+    Only the spike pixels that the grid asks for are used.
     """
     window = some_grid.window(crop_of_frame)
     crop = window.crop
@@ -100,8 +102,9 @@ def test_a_crop_reads_only_what_it_needs(matrix, nearest):
 
     crop = some_grid.window(Augment(20, 36, 8, 8)).crop
 
-    # RGB pixels per spike pixel. 4 more pixels are read for the turn and the interpolation.
-    scale = np.sqrt(np.linalg.det(matrix[:2, :2]))
+    # A crop of 8 x 8 RGB pixels needs about 8 / scale spike pixels per side. One more RGB pixel and
+    # 4 more spike pixels are allowed for the turn and the interpolation.
+    scale = np.sqrt(np.linalg.det(matrix[:2, :2]))  # RGB pixels per spike pixel
     needed = 9 / scale + 4
     assert max(crop.height, crop.width) <= needed
     assert needed < max(PLANE)
@@ -120,7 +123,7 @@ def test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives():
     found = on_frame(calibrated, random_channels(), crop)
 
     expected = on_frame(scaled, random_channels(), crop)
-    # The rounding of float32 is about 1e-7 of values up to 1.
+    # For values up to 1, the rounding error of float32 is about 1e-7.
     assert np.abs(found - expected).max() < 1e-6
 
 
@@ -156,8 +159,8 @@ def test_spikes_finer_than_the_frame_are_averaged_over_its_pixels():
 
 @pytest.mark.parametrize("mirror", ["none", "columns", "rows", "both"])
 def test_each_rgb_pixel_takes_the_light_at_its_own_place(mirror):
-    # The values are the coordinates of the spike pixels. A ramp is interpolated without error, so
-    # the value on the frame tells the place that it was taken from.
+    # The value of a spike pixel is its own coordinate. Coordinates are interpolated without error.
+    # So a value on the frame is the place on the plane from which it was taken.
     y, x = np.mgrid[: PLANE[0], : PLANE[1]].astype(np.float32)
     some_grid = grid(PERSPECTIVE, mirror=mirror)
 
@@ -185,17 +188,17 @@ def test_crops_are_drawn_where_the_spike_camera_sees():
     region = some_grid.region
 
     assert some_grid.window(region).covered.all()
-    # The region is the largest upright rectangle that was found in the view. The view is turned by
-    # 3 degrees, so the rectangle leaves out its edges, here 7 % of the view. The limit is 25 %:
-    # edges are left out at any angle, but a region that leaves out more than this is too small.
+    # The region is the largest upright rectangle in the view of the spike camera. The view is
+    # turned by 3 degrees, so the rectangle leaves out some edges, here 7 % of the view. A region
+    # that leaves out more than 25 % would be too small.
     area_in_view = some_grid.coverage * FRAME[0] * FRAME[1]
     assert region.height * region.width > 0.75 * area_in_view
 
 
 def test_the_coverage_is_the_share_of_the_frame_in_view():
-    # The view has 24 x 32 spike pixels, each 1.37 x 1.37 RGB pixels: 33 x 44 = 1441 of the 36 x 60
-    # = 2160 RGB pixels. Its middle is 2.6 RGB pixels above the middle of the frame, so a strip of
-    # about 33 / 2 + 2.6 - 36 / 2 = 1 row lies above the frame.
+    # The view has 24 x 32 spike pixels of 1.37 x 1.37 RGB pixels. So it covers about 33 x 44 = 1441
+    # RGB pixels. The frame has 36 x 60 = 2160. The middle of the view is 2.6 RGB pixels above the
+    # middle of the frame. So about 33 / 2 + 2.6 - 36 / 2 = 1 row of the view lies above the frame.
     view = 1441 - 1 * 44
     assert grid().coverage == pytest.approx(view / 2160, abs=0.01)
 
@@ -286,8 +289,9 @@ def test_another_mirror_changes_the_digest():
     assert changed.digest() != saved.digest()
 
 
-# A calibration without a share has the share 1. The digest holds the share of the planes that are
-# read, at most 1, which is 1.12 times the exposure share. So 0.95 must count in another way.
+# The digest contains the share of the planes that are read: 1.12 times the exposure share, but at
+# most 1. For the exposure share 0.95 this share is 1, as for a calibration without a share. So the
+# digest must contain the exposure share 0.95 in another way.
 @pytest.mark.parametrize("share", [0.8, 0.95])
 def test_another_exposure_share_changes_the_digest(share):
     saved = saved_calibration()
@@ -298,7 +302,7 @@ def test_another_exposure_share_changes_the_digest(share):
 
 
 def test_a_run_of_an_older_version_finds_the_digest_of_its_calibration():
-    # Version 0.9.0 wrote the share that it read, 0.896, and got this digest.
+    # Version 0.9.0 stored the share of the planes that it read, 0.896, and computed this digest.
     share_of_exposure = 0.8
 
     found = Calibration(**GOOD, exposure_share=share_of_exposure)
@@ -308,7 +312,7 @@ def test_a_run_of_an_older_version_finds_the_digest_of_its_calibration():
 
 
 def test_the_matrix_of_a_mirrored_calibration_begins_at_the_other_side():
-    # Column 0 of the upright picture is column 11 of the mirrored one.
+    # Column 0 of the upright picture is column 11 of the mirrored picture, which has 12 columns.
     place = saved_calibration().to_rgb() @ [0, 0, 1]
 
     assert place.tolist() == [1.5 * 11 + 3, -2, 1]
@@ -358,6 +362,6 @@ def test_a_calibration_file_that_is_no_json_is_refused(tmp_path):
         load_calibration(path)
 
 
-def test_a_calibration_file_that_is_not_there_is_refused(tmp_path):
+def test_a_calibration_file_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(DataError, match="cannot read the calibration"):
         load_calibration(tmp_path / "none.json")

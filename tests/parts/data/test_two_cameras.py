@@ -1,8 +1,9 @@
-"""A data set whose spikes a second camera recorded, beside the RGB camera.
+"""A data set with two cameras side by side: an RGB camera and a spike camera, the "second" camera.
 
-The second camera has planes of 30 x 40 pixels and is turned a little. The frames of the RGB camera
+The second camera has planes of 30 x 40 pixels and is slightly turned. The frames of the RGB camera
 have 45 x 80 pixels. A calibration file says where a spike pixel lies in a frame. The tests compare
-with a camera "same", which looks through the lens of the RGB camera and needs no calibration.
+the second camera with a spike camera "same", which looks through the lens of the RGB camera and so
+needs no calibration.
 
 A plane is what a spike camera records at one instant: one bit for each pixel. A channel, the input
 of the network, is a mean of planes. A matrix maps a spike pixel (x, y, 1) to a pixel of a frame.
@@ -40,8 +41,8 @@ from utils.options.loader_options import DatasetsOptions
 
 FRAME = (45, 80)  # height and width of the frames
 PLANE = (30, 40)  # height and width of the spike planes
-PLANES = 48  # planes of a frame
-# Spikes per plane in full light, as `record` makes them.
+PLANES = 48  # number of planes of a frame
+# Spikes per plane in full light, in the spikes of `record`.
 RATE = 0.6
 
 
@@ -53,24 +54,23 @@ TRUE_SHIFT = (2.4, -1.3)  # along x and along y, in pixels of a frame
 def place(
     turn: float = TRUE_TURN, scale: float = 1.37, shift: tuple[float, float] = TRUE_SHIFT
 ) -> np.ndarray:
-    """Return a place of the second camera: the matrix (3, 3) from spike pixels to pixels of a
-    frame.
+    """Return a place of the second camera, as the matrix (3, 3) from spike pixels to frame pixels.
 
-    scale: pixels of a frame for a spike pixel. Without arguments this is the true place.
+    scale: frame pixels per spike pixel. Without arguments this is the true place.
     """
     return similarity(turn, scale, PLANE, FRAME, shift)
 
 
 def shifted_along_x(pixels: float) -> np.ndarray:
-    """Return the true place, shifted further."""
+    """Return the true place, shifted along x by this number of frame pixels."""
     x, y = TRUE_SHIFT
     return place(shift=(x + pixels, y))
 
 
 TRUTH = place()
-# Keys of the section `spike` that say the size of the planes of the second camera.
+# Keys of the section `spike` with the size of the planes of the second camera.
 SECOND = {"h": 30, "w": 40}
-# Keys of the section `spike` that make channels of means of planes.
+# Keys of the section `spike` for channels that are means of planes.
 MEAN = {
     "representation": {"type": "voxel", "num_bins": 2},
     "center": "file",
@@ -89,7 +89,8 @@ def write_frames(
     without_change = np.eye(3)
     for number in range(frames):
         for kind, matrix, size in (("second", second, PLANE), ("same", without_change, FRAME)):
-            # The scene is drawn first, so both cameras see the same scene.
+            # `record` draws the scene with the first random numbers, so both cameras see the same
+            # scene.
             rng = np.random.default_rng([seed, number])
             frame, spikes = record(rng, matrix, FRAME, size, planes=PLANES, rate=RATE)
             write_dat(root / kind / split / clip / "spike" / f"{number:06d}.dat", spikes)
@@ -177,7 +178,7 @@ def error_with(home) -> Callable[[str], float]:
 
 
 def test_the_channels_equal_the_channels_of_a_camera_behind_the_same_lens(home, error_with):
-    # One spike in 48 planes is 0.02. So the error is less than half a spike for each pixel.
+    # One spike in 48 planes is 0.02. So the mean error must be less than half a spike per pixel.
     assert error_with(str(home / "true.json")) < 0.01
 
 
@@ -189,11 +190,11 @@ def test_the_channels_equal_the_channels_of_a_camera_behind_the_same_lens(home, 
         pytest.param(shifted_along_x(5), {}, id="shifted by 5 pixels more"),
     ],
 )
-def test_with_a_wrong_calibration_the_channels_are_others(tmp_path, error_with, matrix, keys):
+def test_with_a_wrong_calibration_the_channels_differ(tmp_path, error_with, matrix, keys):
     wrong = save(tmp_path / "wrong.json", matrix, **keys)
 
     # The errors are 0.071 (mirrored), 0.020 (turned) and 0.031 (shifted). With the true calibration
-    # the error is 0.008. The limit is twice as much.
+    # the error is 0.008, and the limit is twice this error.
     assert error_with(wrong) > 0.016
 
 
@@ -217,8 +218,8 @@ def test_samples_lie_where_both_cameras_look(home):
     for number in range(len(dataset)):
         sample = dataset[(epoch, number)]
         assert sample["spike"].shape == (2, 2, 24, 24)  # (frames, channels, H, W)
-        # Spikes and frames of a crop show the same light. With spikes of another place they would
-        # not be correlated. Display values to the power of 2.2 are light.
+        # Spikes and frames of a crop must show the same light. Spikes of another place would not be
+        # correlated with the frames. Display values to the power of 2.2 are light.
         rates = sample["spike"].mean(dim=1).ravel()
         light = sample["gt"].mean(dim=1).ravel() ** 2.2
         assert np.corrcoef(rates, light)[0, 1] > 0.8
@@ -243,7 +244,7 @@ def test_crops_that_are_larger_than_what_both_cameras_see_are_refused(home):
 
 
 def test_a_changed_note_in_a_calibration_does_not_change_the_names_of_the_samples(home, tmp_path):
-    # A run that resumes compares the names. `made` is a note, which has no effect on a sample.
+    # A resumed run compares the names. `made` is a note, which has no effect on a sample.
     file = tmp_path / "calibration.json"
     save(file, TRUTH, made={"by": "hand"})
     names = build(home, "train", calibration=str(file)).sample_names()
@@ -254,12 +255,12 @@ def test_a_changed_note_in_a_calibration_does_not_change_the_names_of_the_sample
 
 
 def test_another_calibration_under_the_same_name_changes_the_names_of_the_samples(home, tmp_path):
-    # Another calibration gives other crops. A run that resumes must notice it.
+    # Another calibration gives other crops. A resumed run must notice this.
     file = tmp_path / "calibration.json"
     save(file, TRUTH)
     names = build(home, "train", calibration=str(file)).sample_names()
 
-    # A scale that is larger by a thousandth along x.
+    # The scale along x becomes larger by a thousandth.
     save(file, TRUTH @ np.diag([1.001, 1, 1]))
 
     assert build(home, "train", calibration=str(file)).sample_names() != names
@@ -267,8 +268,8 @@ def test_another_calibration_under_the_same_name_changes_the_names_of_the_sample
 
 # ---- The check of the data ----
 #
-# `home` has the test clip c, whose spikes were recorded from the true place (`TRUTH`). A
-# calibration says where the spike pixels are taken to be: `save` writes one for any `place`.
+# `home` has the test clip c, whose spikes were recorded from the true place, TRUTH. A calibration
+# says where the program assumes the spike pixels. `save` writes a calibration for any `place`.
 
 
 @pytest.fixture
@@ -295,20 +296,20 @@ def test_the_check_finds_no_fault_with_the_true_calibration(check):
 
 
 def test_the_check_sees_spikes_of_another_place(check, tmp_path):
-    # Turned by 180 degrees more than the second camera.
+    # The calibration says that the second camera is turned by 180 degrees more than it is.
     turned = save(tmp_path / "turned.json", place(turn=TRUE_TURN + 180))
 
     assert "do not resemble the frame" in check(calibration=turned)
 
 
 def test_the_check_sees_spikes_that_are_upside_down(check):
-    # The files have the last row first, so flip=True, the default, is right for them.
+    # The files have the last row first, so flip=True, the default, would be correct.
     assert "upside down" in check(flip=False)
 
 
 def test_the_check_finds_no_fault_with_planes_that_are_larger_than_the_frame(check, tmp_path):
-    # A spike pixel is 2.4 pixels wide. So the planes of 30 x 40 spike pixels cover 30 * 2.4 = 72
-    # rows and 40 * 2.4 = 96 columns, and a frame has 45 rows and 80 columns.
+    # A spike pixel is 2.4 frame pixels wide. So a plane of 30 x 40 spike pixels covers 30 * 2.4 =
+    # 72 rows and 40 * 2.4 = 96 columns. A frame has only 45 rows and 80 columns.
     near = place(scale=2.4)
     write_frames(tmp_path / "near", "test", "c", frames=1, seed=7, second=near)
 
@@ -332,7 +333,7 @@ def test_the_check_refuses_a_calibration_for_frames_of_another_size(check, tmp_p
 # `section` gives the options of a data set, `build` makes the data set from them, and
 # `build_dataset` makes it from options that a test has changed.
 
-# Keys of the section `spike` that say nothing of the size of a plane.
+# Keys of the section `spike` without the size of a plane.
 NO_SIZE: dict[str, Any] = {"h": None, "w": None}
 
 

@@ -1,8 +1,13 @@
 """data/motion/joint/cameras.py and area_means.py: what both cameras see, and the adjoint.
 
-A frame has H x W RGB pixels, a plane (one binary picture of the spike camera) h x w spike pixels.
-The planes of an exposure are divided into G groups, and a spike pixel has M intervals between
-spikes. x is the light of the sharp frame, and l is what the spike camera integrates of it.
+Letters of this page:
+
+    H, W    height and width of a frame, in RGB pixels
+    h, w    height and width of a plane (a binary picture of the spike camera), in spike pixels
+    G       number of groups into which the planes of an exposure are divided
+    M       number of intervals between spikes of a spike pixel
+    x       light of the sharp frame, (3, H, W)
+    l       the part of this light that the spike camera integrates, (1, H, W)
 """
 
 from typing import NamedTuple
@@ -22,7 +27,7 @@ from tests.helpers.made_exposures import ALIGNED, PLANES, dark_exposure
 
 
 class MadeCameras(NamedTuple):
-    """The cameras of a random case, and all that they are made of."""
+    """The cameras of a random case, and the values from which they are made."""
 
     cameras: Cameras
     view: View
@@ -31,7 +36,7 @@ class MadeCameras(NamedTuple):
     coverage: torch.Tensor  # c, (M, G, h, w): share of each group in each interval
 
 
-# M: number of intervals of each spike pixel in the cameras that are made here.
+# M, the number of intervals of each spike pixel, in the cameras that are made here.
 INTERVALS = 2
 # The spike camera is turned and shifted, and a spike pixel covers 3 x 2 RGB pixels (down x across).
 TURNED = np.array([[2.1, -0.1, 0.8], [0.05, 2.9, 1.4], [0, 0, 1.0]])
@@ -49,7 +54,7 @@ class Rig(NamedTuple):
     longest: float = 5.0  # longest shift in x and y, in pixels
 
 
-# Each rig has one property that `Rig()` has not.
+# Each rig but the first has one property that `Rig()` does not have.
 RIGS = {
     "aligned": Rig(),
     "odd size, turned": Rig(size=(33, 47), plane=(11, 22), to_rgb=TURNED),
@@ -64,7 +69,7 @@ RIGS = {
 
 @pytest.fixture(params=list(RIGS))
 def shifted_cameras(request) -> MadeCameras:
-    """Give cameras along a random motion. Each pixel of each group has a shift of its own."""
+    """Give cameras along a random motion. Each pixel of each group has another shift."""
     rig = RIGS[request.param]
     height, width = rig.size
     torch.manual_seed(0)
@@ -92,13 +97,12 @@ def plainly_seen(
     x: torch.Tensor,
     l: torch.Tensor,  # noqa: E741
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return B x (3, H, W) and S l (M, h, w), written down as the equations say.
+    """Return B x (3, H, W) and S l (M, h, w), computed literally by the equations:
 
-        B x = sum over groups g of s_g x(p + u_g(p))
-        S l = sum over groups g of c_g m(v + u_g(v))        m: the means of l
+        B x = sum over groups g of s_g x(p + u_g(p))        p: an RGB pixel
+        S l = sum over groups g of c_g m(v + u_g(v))        v: a spike pixel, m: the means of l
 
-    It is slow and simple, and autograd can go through it.
-    x: (3, H, W), light. l: (1, H, W), what the spike camera integrates.
+    This is slow and simple, and autograd can compute its gradient. x: (3, H, W). l: (1, H, W).
     """
     p = pixels_of(made.view.size)
     blurry = torch.zeros_like(x)
@@ -120,9 +124,9 @@ def pixels_of(size: tuple[int, int]) -> torch.Tensor:
 def seen_of_moved_means(grey: torch.Tensor, shifts: torch.Tensor, view: View) -> torch.Tensor:
     """Return m(v + u(v)) for the middle v of each spike pixel, (1, h, w).
 
-    m is the picture of the means over the area of a spike pixel. It is known at a grid of places,
-    which lie like the middle of the middle spike pixel between RGB pixels. u(v) is the mean of the
-    shifts over the spike pixel.
+    m is the picture of the means over the area of a spike pixel. m is known on a grid of places
+    with a distance of one RGB pixel, and the middle of the middle spike pixel is one of them. u(v)
+    is the mean of the shifts over the spike pixel v.
 
     grey: (1, H, W). shifts: (H, W, 2).
     """
@@ -136,7 +140,8 @@ def seen_of_moved_means(grey: torch.Tensor, shifts: torch.Tensor, view: View) ->
     column = plane_width // 2
     beside_pixel = middles[row, column] % 1
 
-    # m at the places, from one row and column above and to the left of the frame.
+    # Compute m at the places of the grid. It begins one row above the frame and one column left of
+    # it.
     places = pixels_of((view.size[0] + 1, view.size[1] + 1)) - 1 + beside_pixel
     blurred = blurred_by_lens(grey, view)
     at_points = []
@@ -151,9 +156,9 @@ def seen_of_moved_means(grey: torch.Tensor, shifts: torch.Tensor, view: View) ->
 
 
 def seen_by_spike_pixels(pictures: torch.Tensor, view: View, has_lens: bool = True) -> torch.Tensor:
-    """Return D L of pictures (N, H, W): blur them by the lens, and take means. Returns (N, h, w).
+    """Return D L of pictures (N, H, W): blur by the lens, then means over spike pixels, (N, h, w).
 
-    has_lens: whether the lens blurs.
+    has_lens: whether the lens blurs the pictures.
     """
     if has_lens:
         pictures = blurred_by_lens(pictures, view)
@@ -172,8 +177,8 @@ def blurred_by_lens(pictures: torch.Tensor, view: View) -> torch.Tensor:
 def sample_picture(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return a picture (C, H, W) at positions (h, w, 2), x and y in pixels."""
     height, width = picture.shape[1:]
-    # grid_sample counts from -1 (first pixel) to 1 (last pixel). At least 1: a picture of one row
-    # would divide by 0.
+    # grid_sample counts from -1 (first pixel) to 1 (last pixel). For a picture of one row or
+    # column, the last pixel is 0. Use 1 then, because the next line divides by this number.
     last_pixel = torch.tensor([max(width - 1, 1), max(height - 1, 1)])
     grid = 2 * positions / last_pixel - 1
     [samples] = torch.nn.functional.grid_sample(
@@ -189,7 +194,8 @@ def test_the_cameras_see_what_their_equations_say(shifted_cameras):
     blurry, spikes = shifted_cameras.cameras(x, grey)
 
     plain_blurry, plain_spikes = plainly_seen(shifted_cameras, x, grey)
-    # Only the rounding of float32 differs, in sums of up to a hundred values of at most 1.
+    # The results may differ only by the rounding of float32, in sums of up to a hundred values <=
+    # 1.
     assert torch.allclose(blurry, plain_blurry, atol=2e-5)
     assert torch.allclose(spikes, plain_spikes, atol=2e-5)
 
@@ -198,7 +204,7 @@ def test_the_cameras_see_what_their_equations_say(shifted_cameras):
 def test_if_all_pixels_move_alike_the_spike_camera_sees_the_moved_picture(to_rgb):
     view = View((48, 60), (16, 20), to_rgb, is_display=False, lens_blur=0.3)
     shifts = torch.tensor([2.3, -1.6]).expand(1, *view.size, 2)
-    # A smooth picture, because the places of `TURNED` do not fit all spike pixels.
+    # Use a smooth picture, because with TURNED the grid of places does not fit all spike pixels.
     rows = torch.linspace(0, 3, 48)[:, None]
     columns = torch.linspace(0, 4, 60)
     grey = (torch.sin(rows) * torch.cos(columns))[None]
@@ -211,7 +217,8 @@ def test_if_all_pixels_move_alike_the_spike_camera_sees_the_moved_picture(to_rgb
     in_truth = seen_by_spike_pixels(moved, view)
     inside = (..., slice(4, -4), slice(4, -4))  # the edges move out of the frame
     assert torch.allclose(seen[inside], in_truth[inside], atol=2e-3)
-    # The picture has values from -1 to 1, and it has moved by far more than the limit.
+    # The motion changes the seen picture, with values from -1 to 1, by far more than the limit
+    # above.
     unmoved = seen_by_spike_pixels(grey, view)
     assert (unmoved - in_truth)[inside].abs().max() > 0.05
 
@@ -262,8 +269,9 @@ def test_the_adjoint_of_the_cameras_is_exact(moving_clip):
 
     by_x, by_grey = case.equations.system.cameras.adjoint(of_blurry, of_spikes)
 
-    # A' is the adjoint of A if (A x) . y = x . (A' y) for all x and y. Here x is (x, grey), and y
-    # is (of_blurry, of_spikes). The sums are taken in float64, so that they do not add errors.
+    # A' is the adjoint of A if (A a) . b = a . (A' b) for all a and b. Here a is (x, grey), and b
+    # is (of_blurry, of_spikes). The sums are computed in float64, so that they add no rounding
+    # errors.
     forward = (blurry * of_blurry).double().sum() + (spikes * of_spikes).double().sum()
     backward = (x * by_x).double().sum() + (grey * by_grey).double().sum()
     assert float(forward) == pytest.approx(float(backward), rel=1e-5)
