@@ -130,8 +130,13 @@ def main(argv: list[str]) -> int:
     `all_ranks_or_none`, all ranks end, with one message. So every rank must enter these blocks, and
     a new refusal belongs inside a block, before the first frame is restored.
 
-    Returns the exit code: 0 done, 2 options or launch, 3 data or weights, 70 stall, 1 anything
-    else.
+    Returns the exit code:
+
+        0     done
+        1     any other error
+        2     wrong options or launch
+        3     bad data or weights
+        70    a rank got stuck
 
     argv: the arguments without the name of the program.
     """

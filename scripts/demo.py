@@ -108,7 +108,7 @@ DEMO = SetPlan(
 def main(arguments: list[str] | None = None) -> int:
     """Restore, then train. Returns 0, or the exit code of the first part that fails.
 
-    arguments: the command line without the name of the program. None: the arguments of the process.
+    arguments: the command line without the name of the program, or None for sys.argv.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

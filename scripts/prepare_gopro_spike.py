@@ -302,7 +302,8 @@ def refuse_numbers(command: argparse.Namespace) -> None:
     if not command.recipe.has_rig:
         has_even_average = bool(command.average) and command.average % 2 == 0
         refuse_if(has_even_average, "--average", command.average, "an odd number")
-    # The middle instant is the sharp frame, so the number of instants is odd. 0: no instants.
+    # The middle instant is the sharp frame, so the number of instants is odd. With 0, no instants
+    # are made.
     has_even_instants = bool(command.instants) and command.instants % 2 == 0
     refuse_if(has_even_instants, "--instants", command.instants, "0, or an odd number")
     # A crop is cut from the scaled source, whose shorter side is --side.

@@ -168,7 +168,7 @@ def comparison_strip(
     label and gap must keep their sizes.
 
     size: (height, width) of each panel in the strip. A smaller panel is enlarged to this size by
-        repeating its pixels. None: the size of the panel "restored".
+        repeating its pixels. With None, it is the size of the panel "restored".
     """
     if size is None:
         size = panels["restored"].shape[:2]

@@ -149,7 +149,7 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     ranks write warnings to stderr, as ``[rank 2] text``. Warnings that Python modules such as torch
     give by `warnings.warn` go the same way.
 
-    log_file: lines are appended to it. None: no file.
+    log_file: the file to which lines are appended, or None for no file.
     """
     logging.captureWarnings(True)
     # At INFO, matplotlib tells of its font cache.

@@ -207,7 +207,8 @@ def is_gone(state: State) -> bool:
     state: the last beat of the rank.
     """
     is_here = state["machine"] == process.machine()
-    # None: there is no such process. Z, X: the process has ended, and its parent has not noticed.
+    # The state is None if there is no such process. In the states Z and X the process has ended,
+    # and its parent has not asked for its exit code yet.
     return is_here and process.process_state(state["pid"]) in (None, "Z", "X")
 
 

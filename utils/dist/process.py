@@ -223,7 +223,7 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 
 # Longest wait for exit handlers of libraries, in seconds. A library may still send its last data
-# over a slow network; a shorter wait would lose them, a longer one only delays the end.
+# over a slow network. A shorter wait could lose these data, and a longer one only delays the end.
 HANDLERS_S = 60.0
 
 

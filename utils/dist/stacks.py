@@ -150,7 +150,8 @@ def _wait_for_growth(file: Any, size_before: int) -> None:
         if size != size_before:
             break
         time.sleep(0.02)
-    # The first line is there. Leave time for the other lines; a shorter time could cut the stacks.
+    # The process has written its first line. Leave time for the other lines: with a shorter time,
+    # the end of the stacks could be missing.
     time.sleep(0.05)
 
 

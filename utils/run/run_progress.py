@@ -33,7 +33,7 @@ class RunProgress(ExitStack):
         total_iter: number of steps of the run.
         timer: the run's StepTimer (utils.run.timing), which knows the speed.
         every: "validation" and "save" -> number of steps between two validations, or two saves,
-            e.g. 1000. 0: no validation, or no save. One more of each follows the last step.
+            e.g. 1000. With 0 there are none. One more of each follows the last step.
         """
         super().__init__()
         self.kind = kind_to_show(kind)

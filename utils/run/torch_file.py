@@ -171,8 +171,8 @@ def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo
     has damaged the file. Test: test_weights_with_a_flipped_bit_are_refused.
     """
     for member in members:
-        # 0: the writer has called torch.serialization.set_crc32_options(False), so that torch.save
-        # computed no checksum (test_weights_without_checksums_are_read).
+        # The checksum is 0 if the writer has called torch.serialization.set_crc32_options(False),
+        # so that torch.save computed none (test_weights_without_checksums_are_read).
         if member.CRC == 0:
             continue
         try:

@@ -70,7 +70,7 @@ class VideoReader:
         self.times = _usable_times(path, facts.stamps, facts.fps)
         self.pixel_aspect = facts.pixel_aspect
 
-        # The decoded frames from number `_next_index` on. None: the film was not opened yet.
+        # The decoded frames from number `_next_index` on, or None before the first `read`.
         self._frames: Iterator[np.ndarray] | None = None
         self._next_index = 0
         # Decoded frames by number. As long as the caller reads forwards, only the frame that was
