@@ -10,7 +10,7 @@
 # in the second example. If the cluster has no GPUs of the name "gpu", change the line
 # --gpus-per-node, or put --gres=... in its place.
 # At its time limit, or if SLURM preempts it, the job saves, is queued again and resumes. After
-# scancel it is not queued again.
+# scancel the job is not queued again.
 #SBATCH --job-name=spikevrt
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
@@ -24,7 +24,7 @@
 set -euo pipefail
 
 # What must stay: the exit codes by which a job is queued again, and that scancel ends it. No file
-# of another user is run. Tests: tests/dist/test_slurm.py, with a SLURM of its own on one machine.
+# of another user is run. Tests: tests/dist/test_slurm.py, which starts a SLURM on one machine.
 
 # --help prints the comment above, without "# ": the lines from line 2 to the first #SBATCH.
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
@@ -120,7 +120,8 @@ on_time_up() {
     fi
 }
 
-# SLURM sends TERM to the ranks itself. Here TERM means scancel, or that the time limit has come.
+# SLURM sends TERM to the ranks and to this shell, at the time limit and after scancel. If the limit
+# has not come yet, it was scancel.
 on_term() {
     if [[ -z $is_time_up ]] || ((EPOCHSECONDS < limit)); then
         is_cancelled=1

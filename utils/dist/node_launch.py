@@ -49,7 +49,7 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
 
     gpu_count: number of GPUs that this process sees, for NPROC_PER_NODE "auto" and "gpu".
 
-    Raises one DistError that lists every variable that is missing, no number or out of range.
+    Raises one DistError that lists every variable that is missing, not a number, or out of range.
     """
     # Take torchrun's own variable if it is set, else the platform's: NODE_NAMES is the table of the
     # two names, e.g. "PET_NNODES": "WORLD_SIZE".

@@ -54,7 +54,7 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
         LOCAL_RANK may be any number.
     command: what started this process, for the advice of an error.
 
-    Raises one DistError that lists every variable that is missing, no number or out of range.
+    Raises one DistError that lists every variable that is missing, not a number, or out of range.
     """
     faults: list[str] = []
     task_count = _task_count(env, faults)

@@ -200,7 +200,7 @@ def _rename_versions(path: Path, keep: int) -> None:
     it, so that there is a file `X.pth` at any time.
 
     keep: number of former versions that stay. E.g. 2: X_previous -> X_previous2, and then X ->
-        X_previous. The X_previous2 from before is lost.
+        X_previous. The old X_previous2 is lost.
     """
     # Rename the oldest version first, so that no version is overwritten before it has a new name:
     # the number is e.g. 2 first (X_previous -> X_previous2), and then 1 (X -> X_previous). Test:

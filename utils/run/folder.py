@@ -222,21 +222,19 @@ def _take_lock(path: Path) -> BinaryIO:
     has_warned = False
     while True:
         try:
-            if _try_lock(file):
-                break
+            is_locked = _try_lock(file)
         except OSError as e:  # the file system has no locks
             logger.warning(
                 "%s cannot be locked (%s): start no second run in this folder", path, e.strerror
             )
             return file
+        if is_locked:
+            break
 
         # Another process has the lock. Wait longer for a process of another host, because the file
-        # server releases the lock of a crashed host late. Without a text in the file, the host of
-        # the process is not known, and counts as this one.
+        # server releases the lock of a crashed host late.
         holder = _holder_of(file)  # e.g. "process 4711 on host7, since ...", or "" without a text
-        is_on_this_host = f" on {socket.gethostname()}," in holder
-        names_process = holder.startswith(HOLDER.decode())
-        is_elsewhere = names_process and not is_on_this_host
+        is_elsewhere = _is_of_another_host(holder)
         if is_elsewhere and not has_warned:
             has_warned = True
             logger.warning(
@@ -276,6 +274,16 @@ def _holder_of(file: BinaryIO) -> str:
     # 1000 bytes are enough for the text. A file that no run wrote may be of any size.
     file.seek(0)
     return file.read(1000).decode(errors="replace").strip()
+
+
+def _is_of_another_host(holder: str) -> bool:
+    """Return whether the text of a lock names a process of another host.
+
+    If the text names no process, its host is not known. Then it counts as this host.
+    """
+    names_process = holder.startswith(HOLDER.decode())
+    is_on_this_host = f" on {socket.gethostname()}," in holder
+    return names_process and not is_on_this_host
 
 
 def _write_holder(file: BinaryIO, path: Path) -> None:
