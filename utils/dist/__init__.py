@@ -6,7 +6,7 @@ Find out which rank this is.
 
     identity.py          number of this rank, and its device
     state.py             `RUN`, what this process knows
-    platforms.py         the launch, as the environment describes it
+    platforms.py         reads how this process was launched
     launchers.py         MPI and cloud platforms, by launcher_table.py and launcher_cells.py
     node_launch.py       one process for a whole node
     launch_variables.py  reads launch variables; host_list.py reads node lists

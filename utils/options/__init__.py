@@ -1,6 +1,6 @@
 """Option files and the command line, from text to typed options.
 
-load.py            the way: file, base, command line, typed options
+load.py            reads the options of a run, with the modules below
 option_file.py     reads a file and its base; key_lines.py finds the line of a key
 command_line.py    flags of a training; foreign_flags.py knows flags of other programs
 override.py        section.key=value

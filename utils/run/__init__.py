@@ -3,7 +3,7 @@
 What a run does.
 
     run.py                 what is due after a step
-    trained_model.py       what it needs of a model
+    trained_model.py       what a run needs of its model
     position.py            where the run stands
     steps.py               results of the steps
     folder.py              the folder of the run, with its lock
@@ -23,7 +23,7 @@ Log and warn.
     measured.py            numbers of each rank, for the log
     timing.py              measures time; speed.py judges it
     health.py              warns of slow or useless runs
-    start_lines.py         the first lines of the log; overview.py has its head
+    start_lines.py         the first lines of the log; overview.py makes the table at its head
     progress.py            how far an action is: a bar (progress_bar.py), or lines
     run_progress.py        how far the run is, and how long it will take
     debug_lines.py         tensors of a step, to find faults
