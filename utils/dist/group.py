@@ -132,5 +132,5 @@ def launch_of_group(launch: LaunchInfo) -> LaunchInfo:
         world_size=world_size,
         master_addr=launch.master_addr or os.environ.get("MASTER_ADDR", "127.0.0.1"),
         master_port=int(port),
-        by_agent=False,  # rank 0 opens the store
+        is_store_of_agent=False,  # rank 0 opens the store
     )

@@ -188,7 +188,7 @@ def _sign_off(store: Store) -> None:
     store.set(f"left/{RUN.launch.rank}", "1")
     signed_off = store.add("left", 1)  # number of ranks that have signed off
     deadline = time.monotonic() + SIGN_OFF_WAIT_S
-    may_end_store = RUN.launch.rank == 0 or RUN.launch.by_agent
+    may_end_store = RUN.launch.rank == 0 or RUN.launch.is_store_of_agent
     if not may_end_store:
         return
     # Read the last beat of each rank, which has its process id. Before the ranks have met, some

@@ -56,10 +56,10 @@ def open_store(launch: LaunchInfo) -> Store:
     _check_address_resolves(launch)
     # torchrun's agent (the parent process of the ranks) may have opened a store already. Then rank
     # 0 only connects to this store, as the other ranks do.
-    is_host = launch.rank == 0 and not launch.by_agent
+    is_host = launch.rank == 0 and not launch.is_store_of_agent
     tcp_store = _open_on_rank_0(launch) if is_host else _connect(launch)
     # An agent keeps its store if it restarts the ranks, so the keys of each start need a name.
-    start = name_of_start(tcp_store, launch) if launch.by_agent else ""
+    start = name_of_start(tcp_store, launch) if launch.is_store_of_agent else ""
     store = PrefixStore(f"spikevrt/{start}", tcp_store)
     if not is_host:
         _refuse_run_under_way(store, launch)
@@ -170,7 +170,7 @@ def _listener(name: str, port: int) -> socket.socket | None:
 
 
 def is_loopback_name(name: str) -> bool:
-    """Whether a name means "this host itself" on every host, e.g. "localhost" or "127.0.0.1"."""
+    """Return whether a name means "this host itself" on every host: "localhost", "127.0.0.1"."""
     if name.lower() in ("localhost", "ip6-localhost", "localhost.localdomain"):
         return True
     try:

@@ -78,7 +78,7 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
         member = _member_of_step(env, task_count, faults)
     else:
         refuse_faults(faults, env)
-        return LaunchInfo(mode="single", by_agent=_is_store_of_agent(env))
+        return LaunchInfo(mode="single", is_store_of_agent=_is_store_of_agent(env))
 
     # Seconds that the ranks wait for each other at the start.
     join_s = seconds_in(env, "SPIKEVRT_JOIN_TIMEOUT", default=JOIN_S)
@@ -98,7 +98,7 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
         world_size=world_size,
         master_addr=member.addr,
         master_port=member.port,
-        by_agent=_is_store_of_agent(env),
+        is_store_of_agent=_is_store_of_agent(env),
         join_s=join_s,
         timeout_s=timeout_s,
     )
@@ -138,7 +138,7 @@ def _local_rank(env: Env, gpu_count: int, faults: list[str]) -> int:
 
 
 def _is_store_of_agent(env: Env) -> bool:
-    """Whether torchrun's agent, the parent process of the ranks, has opened the key-value store.
+    """Return whether torchrun's agent, the parent of the ranks, has opened the key-value store.
 
     Otherwise rank 0 opens the store at MASTER_PORT.
     """

@@ -38,7 +38,7 @@ class LaunchInfo:
     # Whether torchrun's agent opens the store. Otherwise rank 0 opens the store. An agent is the
     # parent process of the ranks of a node: it ends after these ranks, but may end before the ranks
     # of other nodes.
-    by_agent: bool = False
+    is_store_of_agent: bool = False
     join_s: float = JOIN_S  # seconds that the ranks wait for one another at the start
     timeout_s: float = 0  # NCCL_TIMEOUT: time-out of a collective in seconds; 0 if it is not set
 

@@ -107,7 +107,7 @@ class Judge:
         return silent
 
     def _may_look(self, store: Store) -> bool:
-        """Whether this rank looks for the cause. The first rank that asks gets True, others False.
+        """Return whether this rank may look for the cause: True for the first rank that asks.
 
         The rank looks until it calls `stop_looking`.
         """

@@ -333,7 +333,8 @@ class Watchdog(threading.Thread):
         if self.failure is not None:
             return EXIT_S
         rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
-        is_rank_0_host = not RUN.launch.by_agent  # otherwise an agent of torchrun hosts the store
+        # Either rank 0 hosts the store, or an agent of torchrun.
+        is_rank_0_host = not RUN.launch.is_store_of_agent
         if is_rank_0_host and rank_0 is not None and is_gone(rank_0):
             return min(HOST_GONE_S, stall_s)
         return stall_s
@@ -451,7 +452,7 @@ class Watchdog(threading.Thread):
             # Another rank reports. Give it time, because torchrun ends all ranks as soon as one
             # rank has ended.
             time.sleep(2.0)
-        elif rank_0 is None or launch.by_agent:
+        elif rank_0 is None or launch.is_store_of_agent:
             address = f"{launch.master_addr}:{launch.master_port}"
             error = StallError(
                 what=f"rank {self.rank} has lost the store of the run",

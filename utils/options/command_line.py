@@ -89,7 +89,7 @@ def _override_of_key(key: str) -> Callable[[str], str]:
 
 
 def _asks_for_epochs_only(overrides: Sequence[str]) -> bool:
-    """Whether the overrides give `train.epochs` a number, and do not mention `train.total_iter`."""
+    """Return whether the overrides give `train.epochs` a number, but do not mention total_iter."""
     values = {}
     for override in overrides:
         key, _, value = override.partition("=")

@@ -22,8 +22,9 @@ from utils.options.section import Positive, Section
 
 
 class AmpOptions(Section):
-    # Mixed precision: 16-bit numbers where they are exact enough. The small range of float16 would
-    # turn small gradients into 0, so the loss is multiplied by a factor (gradient scaling).
+    # With mixed precision, computations for which 16 bits are exact enough use 16-bit numbers. The
+    # small range of float16 would turn small gradients into 0, so the loss is multiplied by a
+    # factor (gradient scaling).
     enable: bool = Field(False, description="Mixed precision.")
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
         "auto",

@@ -36,7 +36,7 @@ class Header:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether it would take too much memory to decode it."""
+        """Whether decoding the picture would take too much memory."""
         return max(self.height * self.width, self.block_pixels) > MOST_PIXELS
 
 

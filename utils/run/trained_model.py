@@ -21,8 +21,8 @@ class TrainedModel(Protocol):
     """
 
     device: torch.device
-    # For the head of the log: computations that this device does in another form than usual,
-    # because it lacks the usual one. Each in a few words.
+    # The computations that run in another form on this device, because it lacks the usual form.
+    # Each in a few words, for the head of the log.
     stand_ins: list[str]
     # The clock that measures the forward passes.
     forward_clock: DeviceClock

@@ -195,8 +195,8 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
 def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
     """Yield all frames of a film in order. Frames before number `first_kept` are empty arrays.
 
-    The caller needs none of these frames, so they are not converted to RGB. They are yielded all
-    the same, because the caller counts frames by its calls of `next`.
+    The caller needs none of these frames, so they are not converted to RGB. An empty array stands
+    in place of each, because the caller counts frames by its calls of `next`.
 
     This is a function and not a method of the reader, because a method could hang a loader process:
 
