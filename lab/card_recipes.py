@@ -31,8 +31,8 @@ BATCH = 8  # clips of a step on all GPUs, as published
 CLIPS_AT_ONCE = (1, 2, 4, 8)  # the divisors of BATCH
 GPUS = (8, 4, 1)
 CARDS = (24, 40, 80, 141)  # memory of a card in GB
-USABLE_SHARE = 0.9  # of a card's memory; CUDA itself needs the rest
-STEP_SHARE = 0.5  # of the usable memory, which a step takes at most
+USABLE_SHARE = 0.9  # share of a card's memory that a step can use; CUDA itself needs the rest
+STEP_SHARE = 0.5  # share of the usable memory that a step takes at most
 PARAMETERS = 20e6  # network 006 with its fusion has 18.3 million; a little more, to be safe
 CROP = 192  # pixels along a side of a training clip; docs/memory.md says the memory of this size
 
@@ -62,7 +62,7 @@ def clips_at_once(gpus: int, card: int) -> int:
 
     gpus: number of GPUs. card: memory of a GPU in GB.
     """
-    clips_of_gpu = BATCH // gpus  # in a step
+    clips_of_gpu = BATCH // gpus  # clips of a GPU in a step
     limit_gb = STEP_SHARE * USABLE_SHARE * card
     most = 1
     for clips in CLIPS_AT_ONCE:
@@ -72,7 +72,7 @@ def clips_at_once(gpus: int, card: int) -> int:
 
 
 def file_for(gpus: int, card: int) -> Path:
-    """Return the option file for GPUs of a size. Cards that take as many clips share a file.
+    """Return the option file for GPUs of a size. Cards that take equally many clips share a file.
 
     The name says the smallest of these cards, e.g. options/gpu/006_rgbspike_bf16_1x24gb.json is for
     24 and for 40 GB.

@@ -132,7 +132,7 @@ def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
     # Up to 4 pixels in each direction. A group and tap has two offsets, in y and in x.
     offset = 8 * (random(pairs, 2 * TAPS * GROUPS, side, side) - 0.5)
     mask = random(pairs, TAPS * GROUPS, side, side)
-    # -1/16 to 1/16: an output is a sum of 96 x 9 products, and is about as large as x then.
+    # From -1/16 to 1/16: then an output, which is a sum of 96 x 9 products, is about as large as x.
     weight = (random(CHANNELS, CHANNELS, 3, 3) - 0.5) / 8
     bias = random(CHANNELS)
 
@@ -144,7 +144,9 @@ def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
 def _forward_and_backward(form: Callable[..., Tensor], inputs: list[Tensor]) -> dict[str, Tensor]:
     """Run a form and its backward pass. Returns the output, and the gradient of each input.
 
-    The gradients are of the sum of squares of the output. inputs: the result of `_sampling_inputs`.
+    The loss of the gradients is the sum of squares of the output.
+
+    inputs: the result of `_sampling_inputs`.
     """
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     out = form(*leaves)

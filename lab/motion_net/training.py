@@ -37,7 +37,7 @@ LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
 # Share of the old weights in the moving average of the weights. 0.995 averages over about the last
 # 200 steps.
 MOST_OLD = 0.995
-PRINT_EVERY = 30  # seconds; the weights are written as often
+PRINT_EVERY = 30  # seconds from one printed line to the next; then the weights are written, too
 
 
 class Pool:

@@ -51,6 +51,7 @@ def notes_on_keys(text: str, model: type[Section]) -> dict[str, str]:
     # A note ends where the next list of keys begins. The last note ends with the text.
     ends_of_notes = [key_list.start() for key_list in key_lists[1:]] + [len(text)]
     notes: dict[str, str] = {}
+    # strict=False: in a text without keys, the only end is not used.
     for key_list, end in zip(key_lists, ends_of_notes, strict=False):
         note = text[key_list.end() : end].strip(" ;")
         for key in key_list["words"].split(", "):

@@ -3,7 +3,7 @@
 app.py calls `start_work` and then asks the `Work` for frames and messages. The restoration is a
 process of main_test_vrt.py, so that it can be ended and has its own memory. The page may be open to
 strangers, so this module limits the sizes of their files, and refuses options that could name a
-file.
+file outside of this project.
 
 The folder of a restoration:
 

@@ -49,8 +49,8 @@ def best_start(
 ) -> tuple[Mirror, Start]:
     """Return how the spike image is mirrored, e.g. "columns", and its rough position.
 
-    mirror: "auto": the image is tried as it is and mirrored. The way in which more features agree
-        is returned.
+    mirror: how the spike image is mirrored. "auto" tries the image as it is, and mirrored. The way
+        in which more features agree is returned.
     light: what the spike camera integrates, "linear" light or "display" values.
     """
     if mirror != "auto":
@@ -78,8 +78,8 @@ def _from_features(views: Sequence[View], light: str) -> Start:
     tolerance = FEATURE_TOLERANCE * max(views[0].frame.shape[:2])  # in pixels
     # RANSAC draws at random. With this seed the same pairs give the same matrix.
     cv2.setRNGSeed(0)
-    # affine is (2, 3). is_inlier is (matches, 1), 0 or 1. RANSAC stops earlier if it is sure by the
-    # confidence. With many wrong matches it needs many of its rounds (maxIters).
+    # affine is (2, 3). is_inlier is (matches, 1), 0 or 1. RANSAC stops as soon as its confidence is
+    # reached. With many wrong matches this takes many of its rounds, at most maxIters.
     affine, is_inlier = cv2.estimateAffine2D(
         in_spikes,
         in_frame,
@@ -110,14 +110,14 @@ class Match(NamedTuple):
 def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     """Return the features that are in both images.
 
-    Two features match if each is the nearest of the other, and clearly nearer than the second
-    nearest (CLEAR_MATCH). "Near" compares their descriptors, which say what a feature looks like.
+    "Near" is meant of descriptors, which say what a feature looks like. Two features match if each
+    is nearest to the other, and clearly nearer than the second nearest feature (CLEAR_MATCH).
     """
     # A wide frame is reduced by a whole factor, because the spike image has few pixels. A narrow
     # frame stays as it is: factor 1.
     factor = max(1, round(frame.shape[1] / FEATURE_WIDTH))
     small = cv2.resize(frame, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
-    smooth = cv2.GaussianBlur(spikes, (0, 0), 0.8)  # less of the noise of single spikes
+    smooth = cv2.GaussianBlur(spikes, (0, 0), 0.8)  # reduces the noise of single spikes
     # At most 5000 features of each image. OpenCV's default for the least contrast is 0.04. The
     # lower value finds features of low contrast as well.
     sift = cv2.SIFT.create(nfeatures=5000, contrastThreshold=0.02)

@@ -52,7 +52,7 @@ class Position(NamedTuple):
     """How the spike image lies in the frame."""
 
     matrix: np.ndarray  # (3, 3), from a place of the mirrored spike image to a place of the frame
-    mirror: Mirror  # how the spike image is mirrored before
+    mirror: Mirror  # how the spike image is mirrored before the matrix maps it
     start: Start  # the rough position
     quality: Quality
 
@@ -86,23 +86,25 @@ def find_position(
 ) -> Position:
     """Return the one position that fits all views.
 
-    Raises DataError if the images do not show the same, or give too little to judge by.
+    Raises DataError if the images do not show the same scene, or show too little to judge by.
 
     light: what the spike camera integrates.
     model: which matrices are allowed, e.g. "homography".
-    mirror: how the spike image is mirrored; "auto": this is found, too.
+    mirror: how the spike image is mirrored. "auto" finds it.
     where: the files, for errors.
     """
     # 1. A rough position, from features.
-    mirror, start = best_start(views, mirror, light)
+    found_mirror, start = best_start(views, mirror, light)
     if start.inliers < LEAST_INLIERS:
         raise cannot_calibrate(
             f"only {start.inliers} of {start.matches} features match in one position", where
         )
     # 2. The exact position. most_offset 0: the time is known.
-    found = fit(mirrored(views, mirror), start.matrix, light, model, most_offset=0.0)
+    mirrored_views = mirrored(views, found_mirror)
+    found = fit(mirrored_views, start.matrix, light, model, most_offset=0.0)
     # 3. Is it good enough?
-    return Position(found.matrix, mirror, start, _quality_of(found, model, where))
+    quality = _quality_of(found, model, where)
+    return Position(found.matrix, found_mirror, start, quality)
 
 
 def _quality_of(found: FitResult, model: str, where: str) -> Quality:

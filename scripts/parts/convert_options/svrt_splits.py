@@ -16,7 +16,7 @@ from utils.options.typed import TOTALS
 
 # The keys of our `spike` section that a test split can take over from the training split.
 SPIKE_KEYS = ("type", "h", "w", "flip", "rate", "gamma", "center", "representation")
-# What differs between frames that S-VRT normalized and frames here, for the report.
+# How the frames that S-VRT normalizes differ from the frames here, for the report.
 NORMALIZED = (
     "S-VRT scales the input to about [-2.1, 2.6] while the sharp frames stay in [0, 1], and VRT "
     "adds its input to its output; here both are in [0, 1], and weights trained the other way do "

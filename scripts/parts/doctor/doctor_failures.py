@@ -4,7 +4,7 @@ doctor.py calls `read_log` for its option --log, and `table` for its output. A `
 this table.
 
 Free to add: a row of known_failures.json, which explains a failure. The first row that matches a
-line counts, so a special row comes before a general row.
+line counts, so put a special row before a general row.
 
 Tests: tests/parts/scripts/test_doctor.py
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from utils.errors import printable
 
 # Rows of [name, pattern, meaning, cure]. The pattern is a regular expression for a line of a log.
-# {0} in a meaning is replaced by the first group of the pattern.
+# {0} in a meaning is replaced by the first group of the pattern, {1} by the second.
 KNOWN_FAILURES = Path(__file__).with_name("known_failures.json")
 # The state of a rank as the watchdog logs it -> the word that stands in a meaning ({1} of the row
 # "watchdog": "rank 3 was stuck and stopped the run").
