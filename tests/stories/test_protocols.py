@@ -1,8 +1,8 @@
 """The options metric.values and metric.mean, and the protocols of published numbers.
 
-metric.values says whether frames are rounded or clamped before they are scored, and metric.mean
-whether all clips or all frames count alike. The second half runs the commands of
-docs/benchmarks/published.md, on small data in the layout of the published data sets.
+metric.values says whether frames are rounded or clamped before they are scored. metric.mean says
+whether each clip or each frame has the same weight in the mean. The second half runs the commands
+of docs/benchmarks/published.md, on small data in the layout of the published data sets.
 
 The scores are computed in models/metrics.py and models/restore/. The option files of the protocols
 are in options/protocols/.
@@ -48,7 +48,7 @@ def psnr_of(image, sharp):
 
 FLOAT = "metric.values=float"
 OVER_FRAMES = "metric.mean=frames"
-# What the values of a frame are before they are scored.
+# The values of metric.values: how the values of a frame are prepared before they are scored.
 VALUES = ("uint8", "clamped", "float")
 
 
@@ -83,7 +83,7 @@ def folders_of_scores(home):
 
 
 def restored_by_hand(home):
-    """Restore clip test2 with the network alone. Return frames and sharp frames (4, 3, H, W)."""
+    """Restore clip test2 without main_test_vrt.py. Return frames and sharp frames (4, 3, H, W)."""
     frames = home / "GOPRO_Large/test/test2"
     spikes = home / "GOPRO_Large_spike_seq/test/test2/spike"
     saved = read_saved(home / "spike.pth")
@@ -100,7 +100,7 @@ def test_values_that_are_not_rounded_come_from_the_network_unchanged(
     home, folders_of_scores, values
 ):
     restored, sharp = restored_by_hand(home)
-    assert restored.max() > 1.1  # else clamping would change nothing
+    assert restored.max() > 1.1  # if no value was above 1, clamping would change nothing
     if values == "clamped":
         restored = restored.clamp(0, 1)
     expected = [psnr_of(restored[index], sharp[index]) for index in range(4)]
@@ -117,7 +117,7 @@ def test_clamping_changes_the_score_much_and_rounding_little(folders_of_scores):
     for values in VALUES:
         psnr[values] = read_metrics(folders_of_scores[values])["averages"]["restored"]["psnr"]
 
-    # In dB. Rounding to 256 levels changes this mean score by 2e-6 only.
+    # The scores are in dB. Rounding to 256 levels changes this mean score by only 2e-6.
     assert psnr["float"] < psnr["clamped"] - 0.5
     assert 0 < abs(psnr["clamped"] - psnr["uint8"]) < 0.05
 
@@ -130,14 +130,14 @@ def test_clamping_changes_the_score_much_and_rounding_little(folders_of_scores):
         ("float", "x255, neither clamped nor rounded"),
     ],
 )
-def test_a_figure_names_its_protocol(folders_of_scores, values, protocol):
+def test_the_results_name_the_protocol_of_their_scores(folders_of_scores, values, protocol):
     parts = read_metrics(folders_of_scores[values])["protocol"]["metrics"].split("; ")
 
     assert parts[0] == protocol
     assert parts[-1] == "mean over all frames"
 
 
-def test_the_mean_over_frames_is_the_figure(folders_of_scores):
+def test_the_mean_over_frames_is_the_average_of_the_results(folders_of_scores):
     results = read_metrics(folders_of_scores["float"])
     of_frames = []
     of_clips = []
@@ -172,16 +172,16 @@ def test_results_of_different_protocols_are_not_compared(folders_of_scores, caps
 def test_a_test_of_exact_values_leaves_no_other_files(folders_of_scores):
     folder = folders_of_scores["float"]
 
-    # The values that are not rounded are in .work while the test runs.
+    # While the test runs, the folder .work has the values that are not rounded.
     assert not (folder / ".work").exists()
     # The clip test2 has 4 frames, so 4 restored frames.
     assert len(list((folder / "test2").iterdir())) == 4
 
 
-def test_a_test_of_exact_values_goes_on(home, folders_of_scores):
+def test_an_interrupted_test_of_exact_values_is_continued(home, folders_of_scores):
     folder = folders_of_scores["float"]
     before = read_metrics(folder)
-    # As if the test had been interrupted. The exact values of the frames of this clip are gone.
+    # Remove a file, as if the test had been interrupted. The exact values of this clip are gone.
     (folder / "clips/test2.json").unlink()
 
     restore(*command_of_test(home, folder), FLOAT, OVER_FRAMES)
@@ -189,7 +189,7 @@ def test_a_test_of_exact_values_goes_on(home, folders_of_scores):
     assert read_metrics(folder)["averages"] == before["averages"]
 
 
-def test_a_test_does_not_go_on_with_other_values(home, folders_of_scores, capfd):
+def test_an_interrupted_test_is_not_continued_with_other_values(home, folders_of_scores, capfd):
     text, code = refusal_message(
         capfd, *command_of_test(home, folders_of_scores["float"]), OVER_FRAMES
     )
@@ -214,8 +214,8 @@ def test_validation_scores_as_the_test_does(tmp_path):
     assert last_value(history["val/psnr"]) == pytest.approx(means["restored"]["psnr"], abs=1e-5)
     assert last_value(history["val/psnr_input"]) == pytest.approx(means["input"]["psnr"], abs=1e-5)
 
-    # The second run leaves OVER_FRAMES out, so its scores are means over clips. The best score
-    # until now is a mean over frames, and cannot be compared with them.
+    # The second run leaves OVER_FRAMES out, so its scores are means over clips. They cannot be
+    # compared with the best score until now, which is a mean over frames.
     second = train(options, "train.total_iter=2", *each_step, FLOAT)
     assert re.search(r"best PSNR so far, .* does not count: metric.mean changed", second.text)
 
@@ -246,9 +246,9 @@ def run_tests(heading, *changes, factor=1):
     """Run each command of a section that starts main_test_vrt.py, in the current folder.
 
     changes: additional arguments.
-    factor: the value for the letter T in the commands, the factor of the threshold of the spike
-    camera. E.g. with factor 2, `--output out_T ... "threshold_range": [T, T]` becomes
-    `--output out_2 ... "threshold_range": [2, 2]`.
+    factor: replaces the letter T in the commands, the factor of the threshold of the spike camera.
+    E.g. with factor 2, `--output out_T ... "threshold_range": [T, T]` becomes `--output out_2 ...
+    "threshold_range": [2, 2]`.
     """
     text = commands(heading)
     # The page names files of the repository, which is not the current folder.
@@ -266,10 +266,11 @@ def run_tests(heading, *changes, factor=1):
 
 @dataclass(frozen=True)
 class Exposure:
-    """How one exposure is written: a blurry frame, a sharp frame and spikes.
+    """The form of an exposure, and how it is written: a blurry frame, a sharp frame and spikes.
 
-    An exposure has `inside` planes. The file of spikes also has planes before and after it, which
-    hold noise. If a test reads only the planes of the exposure, the noise changes nothing.
+    An exposure has `inside` planes. The file of spikes also has planes before and after the
+    exposure, which hold noise. If a test reads only the planes of the exposure, the noise changes
+    nothing.
     """
 
     before: int
@@ -310,7 +311,7 @@ class Exposure:
 def grey_frames(count, seed):
     """Return frames (count, 32, 32, 3) uint8 of grey clouds that move by 12 pixels in all.
 
-    Spikes see no colours. So they tell all of a grey scene.
+    The spike camera sees no colours, so it sees everything of a grey scene.
     """
     frames = moving_frames(count, seed, step=12 / count)
     return frames[..., :1].repeat(3, axis=-1)

@@ -1,8 +1,9 @@
 """The curves of a run: their files after a resume, a kill and a full disk, and their comparison.
 
-A run writes a line for each step into training_history.jsonl (LINES_NAME), and at times all curves
-into training_history.json (HISTORY_NAME) and into a picture. scripts/compare_runs.py draws and
-compares the curves of several runs, and lab/compare_curves.py measures how far two curves differ.
+A run writes a line for each step into training_history.jsonl (LINES_NAME). At each validation, and
+at its end, it writes all curves into training_history.json (HISTORY_NAME) and into a picture.
+scripts/compare_runs.py draws and compares the curves of several runs. lab/compare_curves.py
+measures how much two curves differ.
 """
 
 import json
@@ -25,7 +26,7 @@ from utils.run.history_writer import HistoryWriter
 
 
 def write(folder, steps, start=0, tag="train/loss", factor=1.0):
-    """Write the value factor * step for each step, as a start of a run does.
+    """Write a curve with the value factor * step at each step, as a start of a run does.
 
     start: the step of the checkpoint from which the run resumes. tag: name of the curve.
     """
@@ -36,7 +37,7 @@ def write(folder, steps, start=0, tag="train/loss", factor=1.0):
 
 
 def read_strictly(text):
-    """Read JSON as its standard has it, without the words NaN and Infinity."""
+    """Read JSON by its standard, which does not have the words NaN and Infinity."""
     return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
@@ -108,14 +109,14 @@ def test_a_validation_that_is_repeated_at_the_step_of_the_resume_replaces_the_fo
 
 
 @pytest.mark.parametrize("cut", [1, 10, 21])
-def test_a_last_line_that_is_cut_off_is_left_to_the_next_start(tmp_path, cut):
+def test_a_last_line_that_is_cut_off_is_only_repaired_by_the_next_start(tmp_path, cut):
     write(tmp_path, [1, 2])
     file = tmp_path / LINES_NAME
-    # As after a kill in the middle of a write.
+    # Cut the file, as if the run was killed while it wrote the line.
     file.write_bytes(file.read_bytes()[:-cut])
     content = file.read_bytes()
 
-    # A reader leaves the line out, and changes nothing.
+    # A reader leaves the last line out, and does not change the file.
     assert steps_of(tmp_path) == [1]
     assert file.read_bytes() == content
     write(tmp_path, [2, 3], start=2)
@@ -146,9 +147,9 @@ def test_a_broken_line_in_the_middle_costs_a_run_only_this_line(broken_in_the_mi
 
 @pytest.fixture
 def old_run(tmp_path):
-    """Give the folder of a run of an older version, which wrote the file of curves alone.
+    """Give the folder of a run of an older version, which wrote only the file of curves.
 
-    These versions wrote the word NaN, which is no JSON.
+    Older versions wrote the word NaN, which is no JSON.
     """
     old = {"train/loss": [[1, 0.5], [2, float("nan")], [3, 0.1]], "val/psnr": [[2, 30.0]]}
     (tmp_path / HISTORY_NAME).write_text(json.dumps(old))
@@ -170,7 +171,7 @@ def test_a_run_of_an_older_version_is_continued(old_run):
 def test_a_full_disk_cuts_no_line_and_later_entries_are_written_again(tmp_path, caplog):
     writer = HistoryWriter(tmp_path, start=0)
     writer.scalars({"a": 1.0}, step=1)
-    # A line has 20 bytes, so there is no room for a second one.
+    # A line has 20 bytes, so a file of 30 bytes has no room for a second line.
     with small_files(limit=30):
         for step in (2, 3):
             writer.scalars({"a": 1.0}, step)
@@ -198,15 +199,15 @@ def test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out():
     assert window == 5
     assert len(mean) == 100
     assert mean[10] == 10
-    # At the ends the window is shorter: 0, 1, 2 and 97, 98, 99.
+    # At the ends the window is shorter: the mean of 0, 1, 2 is 1, and the mean of 97, 98, 99 is 98.
     assert mean[0] == 1
     assert mean[99] == 98
-    # Two values on each side of the missing one, and four of the next window.
+    # Value 50 is missing. Its window has 48, 49, 51 and 52. The window of 51 has 49, 51, 52 and 53.
     assert mean[50] == 50
     assert mean[51] == pytest.approx((49 + 51 + 52 + 53) / 4)
 
 
-def test_the_smoothed_curve_of_nan_alone_is_nan():
+def test_the_smoothed_curve_of_only_nan_is_nan():
     mean, _ = running_mean([np.nan] * 8)
 
     assert np.isnan(mean).all()
@@ -246,12 +247,14 @@ def run_with_four_curves(tmp_path_factory):
     return write_run(folder, ["train/loss", "train/lr", "val/psnr", "val/ssim"])
 
 
-def test_the_figure_of_one_run_is_its_own(run_with_four_curves, tmp_path):
+def test_the_picture_of_one_run_equals_the_picture_that_the_run_wrote(
+    run_with_four_curves, tmp_path
+):
     out = tmp_path / "new" / "again.png"
 
     assert compare_runs.main([str(run_with_four_curves), "--out", str(out)]) == 0
 
-    # The picture has no title, in which the two could differ.
+    # The pictures have no title in which they could differ.
     assert (picture(out) == picture(run_with_four_curves / "curves.png")).all()
 
 
@@ -314,7 +317,7 @@ def test_a_picture_that_exists_is_not_overwritten(two_runs, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def runs_to_refuse(tmp_path_factory):
-    """Give a folder with a run, "one", and a folder that is none, "broken". No test changes it."""
+    """Give a folder with a run, "one", and a damaged run, "broken". No test changes it."""
     folder = tmp_path_factory.mktemp("refused")
     write_run(folder / "one", ["train/loss"])
     (folder / "broken").mkdir()
@@ -322,7 +325,7 @@ def runs_to_refuse(tmp_path_factory):
     return folder
 
 
-def test_training_runs_and_tests_do_not_stand_in_one_table(tmp_path, capsys):
+def test_training_runs_and_tests_are_not_compared_in_one_table(tmp_path, capsys):
     # The file with the scores makes a folder the folder of a test.
     (tmp_path / "test").mkdir()
     (tmp_path / "test/metrics.json").write_text("{}")
@@ -332,7 +335,7 @@ def test_training_runs_and_tests_do_not_stand_in_one_table(tmp_path, capsys):
 
     message = capsys.readouterr().err
     assert str(tmp_path / "run") in message
-    # Either of the two may be the wrong one.
+    # The user may have meant the test or the training run, so the advice names both.
     assert "give only tests, or only training runs" in message
 
 
@@ -351,10 +354,10 @@ def test_what_cannot_be_drawn_is_refused_with_the_reason(
     runs_to_refuse, tmp_path, capsys, runs, flags, code, message
 ):
     folders = [str(runs_to_refuse / run) for run in runs]
-    further = [flag.format(folder=tmp_path) for flag in flags]
+    more_flags = [flag.format(folder=tmp_path) for flag in flags]
 
-    # The last --out counts.
-    command = [*folders, "--out", str(tmp_path / "x.png"), *further]
+    # If --out is given twice, the last one counts.
+    command = [*folders, "--out", str(tmp_path / "x.png"), *more_flags]
     assert compare_runs.main(command) == code
 
     assert message in capsys.readouterr().err
@@ -392,7 +395,7 @@ def test_a_difference_is_compared_with_the_difference_between_two_seeds(tmp_path
     assert found["difference"]["rms"] == pytest.approx(factor - 1)
     assert found["noise"] == pytest.approx({"rms": 0.04, "largest": 0.04, "last": 0.04})
     assert found["is_within_noise"] == (code == 0)
-    # A picture with curves in it has more bytes than an empty one.
+    # A picture with curves has more bytes than an empty picture.
     assert out.with_suffix(".png").stat().st_size > 5000
 
 
@@ -452,9 +455,9 @@ def test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_di
 
     lines = capsys.readouterr().out.splitlines()
     rows = [cells(line) for line in lines]
-    # Name, best score, its step, last loss, steps per second, parameters.
+    # A row has the name, the best score, its step, the last loss, steps per second and parameters.
     assert ["b", "31.25", "10", "0.25", "1.5", "1.23", "M"] in rows
-    # The options that differ, with the value of each run.
+    # Only options that differ have a row, with the value of each run.
     assert ["train.G_optimizer_lr", "0.002", "0.001"] in rows
     for row in rows:
         assert "total_iter" not in row[:1]
@@ -519,7 +522,7 @@ def write_scores(folder, restored, given):
 def test_a_run_must_gain_three_decibels_in_its_last_validation(
     tmp_path, capsys, restored, code, message
 ):
-    # A little less than 24.6, because 27.6 - 24.6 is a little less than 3 in float64.
+    # In float64, 27.6 - 24.6 is a little less than 3. So the input gets a little less than 24.6.
     run = write_scores(tmp_path, restored, given=24.6 - 1e-9)
 
     assert compare_runs.main([run, "--at-least", "3"]) == code
