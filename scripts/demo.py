@@ -281,7 +281,7 @@ def add_curves(page: Path, curves: Path) -> None:
     text = page.read_text(encoding="utf-8")
     picture = base64.b64encode(curves.read_bytes()).decode("ascii")
     section = (
-        "<h2>A minute of training</h2>\n<p>The sample run, begun by this demo; "
+        "<h2>The beginning of a training</h2>\n<p>This demo has begun the sample run; "
         "<code>make sample</code> goes on with it.</p>\n"
         f'<p><img id="training" alt="curves of the training" style="max-width: 100%" '
         f'src="data:image/png;base64,{picture}"></p>\n'
