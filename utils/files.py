@@ -44,7 +44,10 @@ OTHER_ROOT = "free some space, or set path.root to another disk"
 
 
 def open_plain(path: str | Path) -> BinaryIO:
-    """Open a file to read. Raises OSError, also for a device, which never ends, or a pipe."""
+    """Open a file to read. Raises OSError, also for a pipe, and for a device, which may never end.
+
+    An example of such a device is /dev/zero.
+    """
     descriptor, _ = plain_descriptor(path)
     return os.fdopen(descriptor, "rb")
 
@@ -68,7 +71,7 @@ def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
 
 
 def read_plain(path: str | Path, count: int = -1) -> bytes:
-    """Return the first `count` bytes of a file, -1: all.
+    """Return the first `count` bytes of a file, or all bytes if `count` is -1.
 
     Raises OSError, also for a device or a pipe.
     """
@@ -86,7 +89,7 @@ READ_AT_ONCE = 2**24
 def rest_of(descriptor: int, count: int = -1) -> bytes:
     """Return the bytes of an open file that follow the bytes that were read already.
 
-    count: largest number of bytes to return, -1: all.
+    count: largest number of bytes to return, or -1 for all bytes.
     """
     parts = []
     bytes_left = sys.maxsize if count < 0 else count  # sys.maxsize: more than any file has

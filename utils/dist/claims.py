@@ -45,6 +45,7 @@ def first_to_claim(name: str) -> bool:
         claim.listen()  # `_is_ours` of the other ranks connects to it
     except OSError as e:
         if e.errno == errno.EADDRINUSE:
+            # Another process has this name. If another user owns it, it silences no report.
             return not _is_ours(address)
         # If this system allows no claims, every rank reports: too many reports are better than
         # none.

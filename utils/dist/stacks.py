@@ -53,8 +53,9 @@ def run_mark() -> str:
 def stack_file_of(pid: int, name: str) -> FileIO | None:
     """Open the memory file `name` of the process `pid`, or return None if it has none.
 
-    If the process has this file, it is a certain rank of this run. The system shows such names only
-    to processes of the same user, and no other user can give one of our processes such a file.
+    If the process has this file, it is the rank of this run that the name says. The system shows
+    such names only to processes of the same user, and no other user can give one of our processes
+    such a file.
 
     pid: a process id that came from the network and may be false. This function only reads, so
         nothing happens to a wrong process.

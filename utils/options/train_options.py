@@ -42,7 +42,7 @@ class TrainOptions(Section):
     total_iter: int | None = Field(
         300000,
         ge=1,
-        description="Optimizer steps of the whole run; null: the key epochs alone says when "
+        description="Optimizer steps of the whole run; null: only the key epochs says when "
         "the run ends.",
     )
     epochs: int | None = Field(

@@ -31,7 +31,7 @@ LIMIT_OF_PHASE = {
 
 
 class WatchdogOptions(Section):
-    """A rank that stays longer in one phase ends the run, and the error names the rank.
+    """A rank that stays in one phase longer than its limit ends the run. The error names the rank.
 
     A rank that sends no beat for stall_s ends the run, too (utils/dist/beats.py). Set stall_s; the
     other limits follow from it.
