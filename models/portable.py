@@ -147,8 +147,8 @@ def _with_option_file(
     # For the data of the training, the weights file wins: the option file may name other data, or
     # data that are not on this machine.
     spike_data = options.get("spike_data") or network["spike_data"]
-    network = {**network, "spike_data": spike_data}  # with the keys of DESCRIPTION
-    saved = SavedNetwork(path, weights, **network, known_from="the option file")
+    description = {**network, "spike_data": spike_data}  # with the keys of DESCRIPTION
+    saved = SavedNetwork(path, weights, **description, known_from="the option file")
     spike_of_training = options.get("spike")
     # Compare the two descriptions of the spikes, if there are two. `spec` is asked last, because it
     # builds the network, which takes time.

@@ -77,7 +77,9 @@ def claim_folder(
     for name, files in planned_files.items():
         owners[f"clip {name}"] = files
 
-    files_of_clips = {}  # name of a clip -> names of its files, for run.json
+    # For run.json: the inputs of all clips, and name of a clip -> names of its files.
+    all_inputs = inputs
+    files_of_clips = {}
     if earlier_run is None:
         # No test of this program made the folder. So it must be new or empty.
         if folder.is_dir():
@@ -99,13 +101,13 @@ def claim_folder(
             _refuse_names_of_kept_clips(owners, clips_that_stay, outputs)
             # run.json lists the clips of both tests. Where both have a clip, the digests are equal
             # (`refuse_another_test`). A run.json of an older version has no "files".
-            inputs = earlier_run["inputs"] | inputs
+            all_inputs = earlier_run["inputs"] | inputs
             files_of_clips = earlier_run.get("files", {})
 
     # From here on nothing is refused.
     for name, files in planned_files.items():
         files_of_clips[name] = [str(path.relative_to(folder)) for path in files]
-    content = {"settings": settings, "inputs": inputs, "files": files_of_clips}
+    content = {"settings": settings, "inputs": all_inputs, "files": files_of_clips}
     write_whole(run_json, json_bytes(content))
 
 

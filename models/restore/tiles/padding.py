@@ -70,10 +70,11 @@ def _padded_length(frames: int, tiling: Tiling) -> int:
     is_whole_clip = tiling.num_frame_testing == WHOLE
     is_short_clip = frames < tiling.num_frame_testing
     needs_whole_windows = is_whole_clip or (is_short_clip and tiling.blend == "smooth")
+    padded_frames = frames
     if needs_whole_windows:
         window_frames = tiling.spec.window_size[0]
-        frames = round_up(frames, window_frames)
-    return max(frames, tiling.spec.least_frames)
+        padded_frames = round_up(frames, window_frames)
+    return max(padded_frames, tiling.spec.least_frames)
 
 
 def _padded_size(height: int, width: int, spec: InputSpec) -> tuple[int, int]:

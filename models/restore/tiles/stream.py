@@ -99,11 +99,11 @@ def _stream_both_ways(
             results.append(frame)
         for index in wanted:
             forward = results.read(index)
-            backward = results.read(count - 1 - index)  # e.g. frame 0 of 6 positions: also at 5
+            mirrored = count - 1 - index  # e.g. frame 0 of 3: positions 0 and 5 of 6
             # A network may restore K instants of each frame, one behind the other along the
             # channels. In the reversed clip the last instant comes first, so reverse their order.
-            instants = backward.unflatten(-3, (tiling.spec.out_instants, -1))  # (B, K, 3, sH, sW)
-            in_order = instants.flip(-4)
+            instants = results.read(mirrored).unflatten(-3, (tiling.spec.out_instants, -1))
+            in_order = instants.flip(-4)  # (B, K, 3, sH, sW)
             backward = in_order.flatten(-4, -3)  # (B, C', sH, sW), where C' is 3 K
             yield (forward + backward) / 2
 
@@ -118,8 +118,9 @@ def _stream_moments(
 ) -> Iterator[Tensor]:
     """Yield the restored frames at positions `wanted` of `moments`, tile by tile in time."""
     length = len(moments)
-    size = length  # number of frames of a tile
-    if tiling.num_frame_testing != WHOLE:
+    if tiling.num_frame_testing == WHOLE:
+        size = length  # number of frames of a tile
+    else:
         size = min(tiling.num_frame_testing, length)
     starts = tile_starts(length, size, tiling.num_frame_overlapping)  # e.g. 0, 10, 20
     # With the blend "kair", all frames of a tile have the weight 1: overlap 0. This blend trims

@@ -103,11 +103,13 @@ class WindowAttention(nn.Module):
             # frame: w["positions"] is (1, T / 2, C).
             positions_per_frame = chunk.positions_per_window // 2
             by_frame = u.view(-1, positions_per_frame, u.shape[1])  # (2 x windows, T / 2, C)
-            u = (by_frame + w["positions"]).view_as(u)
+            placed = (by_frame + w["positions"]).view_as(u)  # (positions, C)
             # The output at frame 0 comes from the queries of frame 1 and the keys and values of
             # frame 0: it is frame 0, moved to where its content is in frame 1. At frame 1 it is the
             # other way round.
-            mutual = self._attend(u, "qkv_mut", chunk, w, tape, is_plain, bias=None, mutual=True)
+            mutual = self._attend(
+                placed, "qkv_mut", chunk, w, tape, is_plain, bias=None, mutual=True
+            )  # (positions, C)
             out = torch.cat((mutual, out), dim=1)  # (positions, 2 C), as `proj` takes it
         return F.linear(out, w["proj"], w["proj_bias"])  # (positions, C)
 
