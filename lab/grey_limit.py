@@ -6,7 +6,7 @@
 A spike camera sees the scene in grey, at half the resolution of the frames. This program puts a
 perfect grey camera in its place: it makes the grey picture from the sharp frame. The colours are
 restored as the fusion "exposure" does. The program prints the mean gain of PSNR over the blurry
-frames in dB, for two ways to enlarge the grey picture (docs/benchmarks/quality.md):
+frames in dB, for two ways to enlarge the grey picture (docs/benchmarks/quality_networks.md):
 
     bilinear +7.55
     bicubic +8.21
@@ -22,8 +22,8 @@ How a frame is restored. All values are display values, like the values of the f
 E.g. the sharp grey is 0.6 and the blurry grey 0.4, so ratio - 1 is 0.5. A colour whose change is
 0.3 rises by 0.3 * 0.5 = 0.15.
 
-Nothing else uses this file, and no test runs it. docs/benchmarks/quality.md repeats the two
-figures. So run the program after a change, and correct the page if they differ.
+Nothing else uses this file, and no test runs it. docs/benchmarks/quality_networks.md repeats the
+two figures. So run the program after a change, and correct the page if they differ.
 """
 
 import sys

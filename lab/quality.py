@@ -23,7 +23,7 @@ The program works in this order. The parts are modules of lab/quality_suite/:
 
 If the program is stopped, repeat the command: it resumes where it stopped. A finished run is
 repeated only if its options have changed. The runs in docs/benchmarks/quality count as finished.
-docs/benchmarks/quality.md has the figures.
+docs/benchmarks/quality_networks.md has the figures.
 
 What must stay: the lists in quality_suite/sources.py and quality_suite/sets.py, because finished
 results are valid only for these lists. Never train on the videos of the parts "choose" and

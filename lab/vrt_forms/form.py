@@ -33,8 +33,8 @@ class Form(ABC):
 
     One object serves both networks of the form, so both get the same data.
 
-    `Training` calls `network` and `loss`, and `measure` (lab/vrt_curve.py) calls the other methods.
-    An argument `arm` is ATTENTION or CONTROL.
+    `Training` calls `network` and `loss`. lab/vrt_curve.py calls `made`, `references` and
+    `scores_with`, which calls `scores`. An argument `arm` is ATTENTION or CONTROL.
     """
 
     name: str  # a value of --form
