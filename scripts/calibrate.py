@@ -12,8 +12,7 @@ the scene must be at rest, or the planes must be exactly the planes of the frame
 second form takes the geometry from a file, and finds two things: by how many planes the exposure
 began later than --planes says, and the share of these planes in which the frame was exposed. The
 scene has to move. Each form writes the file for `spike.calibration`, and an overlay image beside it
-to look at. No file is overwritten. More in docs/data_format.md, section
-"Making a calibration file".
+to look at. No file is overwritten. More: docs/data_format.md, section "Making a calibration file".
 
 How it is found. Features of both images (SIFT, RANSAC) give a rough position, for any turn, scale
 and mirroring. The fit of `spike.calibration` "auto" (data/cameras/registration) makes the position
