@@ -118,7 +118,7 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
             what=f"--local-rank is {local_rank}, LOCAL_RANK is {env.get('LOCAL_RANK', 'not set')}",
             where="the command line",
             expected="the same, as torch.distributed.launch and torchrun give them",
-            do=f"start with torchrun, or set the variables of the launch (docs/ddp_reference.md)",
+            do="start with torchrun, or set the variables of the launch (docs/ddp_reference.md)",
         )
     # --launcher slurm needs srun, which sets SLURM_PROCID, or a launcher within srun, such as
     # torchrun, which sets RANK.
