@@ -99,7 +99,8 @@ def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
     Raises ValueError for a scalar that is no number, e.g. an object.
     """
     type_name = kind.order + kind.name  # e.g. "<f8"
-    # Bool, integers and floats. Other types, such as objects, are refused.
+    # The byte order, then the type and its number of bytes: bool (b1), integers (e.g. i4, u8) and
+    # floats (e.g. f8). Other types, such as objects, are refused.
     if not re.fullmatch(r"[<>|=](b1|[iu][1248]|f[248])", type_name):
         raise ValueError(f"a NumPy scalar of type {type_name}")
     array = np.frombuffer(data, type_name, count=1)

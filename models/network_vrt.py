@@ -380,10 +380,11 @@ class VRT(nn.Module):
     def estimate_flows(self, frames: Tensor) -> Flows:
         """Estimate the flows between neighbouring frames (B, N, 1 or 3, H, W).
 
-        The flows must be exact, because they decide which pixels `nearest4` takes. E.g. with the
-        shift 2.999 it takes the pixels 2 and 3. If the shift is rounded to 3.001, it takes the
-        pixels 3 and 4. So the flows are float32 or float64 under any autocast. TF32, a less exact
-        arithmetic that torch uses by default in cuDNN's convolutions, is off here.
+        The flows must be exact, because they decide which pixels `nearest4` (flow_warp.py) takes.
+        E.g. with the shift 2.999, it takes the pixels 2 and 3 to the right. If the shift is rounded
+        to 3.001, it takes the pixels 3 and 4. So the flows are float32 or float64 under any
+        autocast. TF32, a less exact arithmetic that torch uses by default in cuDNN's convolutions,
+        is off here.
 
         The backward pass of the flow network runs after this function, so it uses TF32 unless the
         caller has switched it off. This does no harm, because gradients choose no pixels.
