@@ -143,7 +143,7 @@ def run_in_process(names: list[str], device: str, limit_s: float) -> Iterator[tu
     # The timer above kills the process, and the system kills it if memory runs out. A process that
     # is killed leaves no message.
     if process.returncode == -signal.SIGKILL:
-        reason = f"killed, by the limit of {limit_s:.0f} s for all or for want of memory"
+        reason = f"killed, by the limit of {limit_s:.0f} s for all, or because memory ran out"
     for name in unfinished:
         yield name, {"failed": reason, "code": process.returncode}
 

@@ -21,7 +21,7 @@ sample s between its corners. fx and fy, in [0, 1], say where the sample lies be
     lower = v_10 + fx * (v_11 - v_10)       v_10 v_11   the corners below
     s     = upper + fy * (lower - upper)
 
-What must stay: nothing but the results. tests/parts/house/test_triton_sampling.py compares them
+What must stay: only the results. tests/parts/house/test_triton_sampling.py compares the results
 with float64. It needs no GPU, because Triton's interpreter runs the kernels on a CPU.
 """
 

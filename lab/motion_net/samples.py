@@ -90,7 +90,8 @@ def recorded_stream(
     rate: `Sensor.rate` of the camera. None: it is drawn.
     """
     # From near darkness, with about 2 spikes in the 88 planes of an exposure at full light, up to
-    # nearly a spike in every plane. It is drawn in any case, because all later draws depend on it.
+    # nearly a spike in every plane. Draw the rate even if `rate` is given, because all later draws
+    # depend on this draw.
     drawn_rate = log_uniform(rng, 0.02, 0.95)
     if rate is None:
         rate = drawn_rate

@@ -48,7 +48,8 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
     stands_still = rng.random() < 0.25
     length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)  # pixels
     trajectory = random_trajectory(rng, length)
-    # Turn and zoom are drawn in any case, because all later draws depend on these draws.
+    # Draw turn and zoom also for a camera that stands still, because all later draws depend on
+    # these draws.
     turn = rng.normal(0, 0.03, size=2)  # radians
     zoom = rng.normal(0, 0.03, size=2)  # logarithm of a factor: about 3 %
     if stands_still:

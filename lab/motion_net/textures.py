@@ -51,7 +51,7 @@ def all_textures(videos: Path) -> list[np.ndarray]:
         photo = cv2.imread(str(file), cv2.IMREAD_GRAYSCALE)
         assert photo is not None, file
         textures += [smaller(photo, PHOTO_SIDE)] * PHOTO_COPIES
-    # A generator of their own makes the drawings the same in each training, whatever its --seed.
+    # The drawings have their own generator, so they are the same in each training, with any --seed.
     # The number 5 is arbitrary. Another number gives other drawings.
     rng = np.random.default_rng(5)
     for _ in range(DRAWINGS):

@@ -164,8 +164,8 @@ def _branches_by_type(type_key: str, keys_of_parts: dict[str, Schema]) -> list[S
 def _keys_of_any(keys_of_parts: Sequence[Schema]) -> Schema:
     """Return the keys of several parts together: key -> schema.
 
-    If parts differ in the meaning of a key, any of the meanings will do. E.g. {"width": A} and
-    {"width": B, "depth": C} give {"width": {"anyOf": [A, B]}, "depth": C}.
+    If a key has different meanings in the parts, each of the meanings is accepted. E.g. {"width":
+    A} and {"width": B, "depth": C} give {"width": {"anyOf": [A, B]}, "depth": C}.
     """
     schemas_of_keys: dict[str, list[Schema]] = {}  # key -> its different schemas
     for keys in keys_of_parts:

@@ -235,7 +235,7 @@ def checked_option(option: str) -> str:
     """Return an option unchanged. Raises OptionError if the page may not set it.
 
     OPTION says what may be set. The check keeps strangers from naming files of this machine. So
-    whoever changes OPTION must look at what a new value could name.
+    before a change of OPTION, look at what a new value could name.
     """
     if OPTION.fullmatch(option) is None:
         raise OptionError(

@@ -4,7 +4,7 @@ option_yaml.py            reads a YAML file
 dotted_keys.py            sections, and dotted keys
 svrt_conversion.py        the options while their keys change, and what is reported
 svrt_dropped.py           keys that are left out
-svrt_splits.py            data sets, all but their spikes
+svrt_splits.py            data sets, except their spikes
 svrt_spikes.py            spikes
 svrt_representation.py    how spikes become channels
 svrt_network.py           network and training

@@ -11,7 +11,7 @@ svrt_network.py all change one `Conversion`. Each takes the keys that it knows. 
 takes stays, and `refuse_problems` (option_problems.py) names it. So a new function may be added
 anywhere in `convert` of scripts/convert_options.py.
 
-What must stay: no key gets lost without a word. A key that is taken is reported
+What must stay: no key gets lost without a message. A key that is taken is reported
 (test_each_dropped_key_of_s_vrt_is_named).
 """
 

@@ -3,7 +3,7 @@
     convert_network        how RGB and spikes are joined, and the optical flow
     report_regularizers    regularizers of the weights, which have no counterpart
 
-What must stay: what has no counterpart is a problem, never left out without a word
+What must stay: an option without a counterpart is a problem. It is never left out without a message
 (test_the_problems_of_a_file_are_named_at_once).
 Free to change: which ways to join have a counterpart.
 """

@@ -4,7 +4,7 @@
     Reconstruction           a representation of S-VRT
     Counterpart              our representation in its place
 
-What must stay: the channels are the channels of S-VRT, but for the differences that are reported
+What must stay: the channels equal the channels of S-VRT, except for the reported differences
 (test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding,
 test_each_other_representation_of_s_vrt_becomes_one_of_ours).
 Free to change: a new name of S-VRT needs only an entry in `_counterparts`.

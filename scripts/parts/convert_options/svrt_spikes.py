@@ -8,8 +8,8 @@ the network gets
 
 So `spike.rate` = std and `spike.gamma` = G give the channels of S-VRT, if its mean is 0.
 
-What must stay: the network gets the channels that it gets in S-VRT, but for the differences that
-are reported (test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding).
+What must stay: the network gets the same channels as in S-VRT, except for the reported differences
+(test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding).
 Free to change: the texts of the report, except where
 tests/parts/scripts/test_convert_options.py quotes them.
 """

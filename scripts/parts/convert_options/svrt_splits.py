@@ -1,4 +1,4 @@
-"""Convert the data sets of S-VRT, all but their spikes: frames, totals, and the test split.
+"""Convert the data sets of S-VRT, except their spikes: frames, totals, and the test split.
 
     convert_frames       size of a crop, and normalization of the frames
     divide_totals        batch size and number of workers: per GPU here, of all GPUs in S-VRT

@@ -159,7 +159,7 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
         _paint_shape(rng, picture)  # in place
     # A blur of 0.9 pixels makes an edge about two RGB pixels wide, which are one spike pixel.
     smooth = cv2.GaussianBlur(picture.astype(np.float32) / 255, (0, 0), 0.9)
-    # So no pixel is quite black or quite white.
+    # Now no pixel is completely black or white.
     return np.clip(smooth, 0.04, 0.98)
 
 

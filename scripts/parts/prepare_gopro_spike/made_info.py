@@ -30,7 +30,7 @@ def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
     """Return the dataset.json of an earlier run. Without one, return a table without clips.
 
     Raises DataError if another program made the file, or this program with another recipe. Clips of
-    two recipes in one data set would be mixed in the training without a word.
+    two recipes in one data set would be mixed in the training without a message.
 
     recipe: the settings of this run. None accepts an earlier run with any settings.
     """
@@ -80,7 +80,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     usual_clip = usual_clips[0]
     # The cameras of --rig random differ from clip to clip, so only the clips have a rate. With all
     # other rigs, only the seed differs from clip to clip. It follows from the name of the clip, and
-    # changes neither rate nor light. So any name will do here, e.g. "".
+    # changes neither rate nor light. So any name serves here, e.g. "".
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,

@@ -40,7 +40,7 @@ def use(args: Namespace) -> None:
 
 
 class OneHost(RendezvousHandler):
-    """The rendezvous of a single agent. It is complete at once.
+    """The rendezvous of a single agent. It is complete immediately: nobody else must join.
 
     torchrun's agent calls these methods. Their names and results are torch's.
     """
@@ -58,7 +58,7 @@ class OneHost(RendezvousHandler):
         The agent calls this before each start of the ranks. So each start has a new port, and ranks
         of a former start cannot disturb it.
         """
-        # Port 0 lets the system choose a free port. The socket is closed again at once, because
+        # Port 0 lets the system choose a free port. The socket is closed again immediately, because
         # rank 0 opens the port itself.
         with socket.socket() as free:
             free.bind((LOOPBACK, 0))
