@@ -1,9 +1,9 @@
-"""Does the prepared deformable sampling (lab/triton_sampling.py) give the numbers of float64?
+"""lab/triton_sampling.py: deformable sampling by our Triton kernels gives the numbers of float64.
 
-Triton's interpreter runs its kernels on the CPU, in a process of its own, because Triton decides
-at its import whether it interprets (tests/helpers/interpreted.py). The process is
-tests/helpers/sampling_errors.py. It computes three small convolutions, once by our kernels and once
-by models.vrt.deform_conv in float64.
+The network does not use these kernels yet. Triton's interpreter runs them on the CPU. Triton
+decides at its import whether it interprets, so this happens in another process
+(tests/helpers/interpreted.py). The process runs tests/helpers/sampling_errors.py, which computes
+three small convolutions, by our kernels and by models.vrt.deform_conv in float64.
 """
 
 import pytest

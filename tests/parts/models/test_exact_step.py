@@ -1,4 +1,7 @@
-"""Are the stored results of the tests on a GPU the results of today's network?"""
+"""The stored results of one training step are still the results of the network.
+
+The tests on a GPU (test_cuda.py) compare with the stored results. Here a CPU computes the step.
+"""
 
 import pytest
 from torch import Tensor
@@ -12,23 +15,24 @@ from tests.helpers.exact_step import (
     stored_step,
 )
 
-# float32, relative to the largest value of a tensor. A position that is rounded to the other side
-# of a pixel has another derivative, so single gradients are off by 3e-3.
-OF_OUTPUT = 1e-5
-OF_GRADIENT = 5e-3
+# The largest accepted error in float32, relative to the largest value of a tensor. If a sampled
+# position is rounded to the other side of a pixel, its derivative is another one. So single
+# gradients have errors of 3e-3.
+LIMIT_OF_OUTPUT = 1e-5
+LIMIT_OF_GRADIENT = 5e-3
 
 
 @pytest.fixture(scope="module")
 def step() -> dict[str, Tensor]:
-    """Return the results of a step in float32 on the CPU."""
+    """Give the results of a step in float32 on the CPU."""
     return results_of_step(make_network(OPTIONS), make_clip())
 
 
 def test_a_step_in_float32_on_a_cpu_gives_the_stored_results(step):
     errors = relative_errors(step, stored_step())
 
-    assert errors.pop("output") < OF_OUTPUT
-    assert max(errors.values()) < OF_GRADIENT
+    assert errors.pop("output") < LIMIT_OF_OUTPUT
+    assert max(errors.values()) < LIMIT_OF_GRADIENT
 
 
 def test_a_gradient_that_is_two_per_cent_too_large_is_an_error(step):
@@ -36,13 +40,15 @@ def test_a_gradient_that_is_two_per_cent_too_large_is_an_error(step):
 
     errors = relative_errors(step | {name: step[name] * 1.02}, stored_step())
 
-    assert errors[name] > OF_GRADIENT
+    assert errors[name] > LIMIT_OF_GRADIENT
 
 
 def test_a_nan_between_the_stored_positions_is_an_error(step):
     name = max(step, key=lambda tensor: step[tensor].numel())
     broken = step[name].clone()
-    broken.view(-1)[1] = float("nan")  # the first stored positions are 0 and far beyond 1
+    # Of this tensor, the elements 0, ..., last are stored at equal distances, which are far larger
+    # than 1. So element 1 is not stored.
+    broken.view(-1)[1] = float("nan")
 
     errors = relative_errors(step | {name: broken}, stored_step())
 
