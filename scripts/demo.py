@@ -54,8 +54,8 @@ SAMPLE_OPTIONS = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of t
 # The exit code of a run that was stopped by a signal. The same command resumes this run. It is the
 # number utils_dist.PREEMPTED, repeated here, because utils_dist imports torch, which takes seconds.
 STOPPED = 75
-# Seconds of training. They show how the loss falls, and are far too short for good frames. With 60
-# seconds the demo would take more than a minute and a half on two cores.
+# Seconds of training. This time shows how the loss falls, and is far too short for good frames.
+# With 60 seconds the demo would take more than a minute and a half on two cores.
 TRAIN_S = 45.0
 
 
@@ -77,7 +77,7 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
     # background.
     layers = make_layers(rng, planes, SIDE)
     if clip == 1:
-        # Only the background, with the photograph as its sheet. It keeps the motion of the
+        # Only the background, with the photograph as its sheet. The layer keeps the motion of the
         # background, which looks like the shake of a camera.
         display = imread_rgb(PHOTO).astype(np.float32) / 255
         light = to_linear(display)  # (H, W, 3)

@@ -59,7 +59,7 @@ class InputSpec:
     # Whether the output frames lie between the input frames. Then the network takes exactly
     # `least_frames` frames.
     interpolates: bool = False
-    # K, the number of sharp frames for each blurry frame. They come one after the other in the
+    # K, the number of sharp frames for each blurry frame. These K frames follow one another in the
     # channels, in the order of time. The middle one is compared with gt, so K is odd.
     out_instants: int = 1
 
@@ -277,8 +277,8 @@ class ShowsPictures(Protocol):
 def picture_names(method: Any) -> tuple[str, ...]:
     """Return the names of the pictures that the restorers of a Method have, e.g. ("motion",).
 
-    A method says them in its attribute `picture_names`, which is optional, too. They name files, so
-    a test knows all files that it will write before it begins.
+    A method says them in its attribute `picture_names`, which is optional, too. Files have these
+    names, so a test knows all files that it will write before it begins.
     """
     return getattr(method, "picture_names", ())
 
@@ -295,7 +295,7 @@ class Method(Protocol):
     @property
     def can_cut(self) -> bool: ...
 
-    # K, the number of sharp frames for each frame. They come one after the other in the channels.
+    # K, the number of sharp frames for each frame. These frames follow one another in the channels.
     @property
     def instants(self) -> int: ...
 

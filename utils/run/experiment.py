@@ -59,8 +59,9 @@ class Experiment:
         options: all options, plain and without secrets. Each checkpoint holds the options.
         order: the order of the training data. Each checkpoint holds the order.
         health: object that judges the numbers of log lines and validations, and warns.
-        locked_folder: the same folder with its lock, on rank 0. It notices if somebody moves or
-            removes the folder (`check_folder`). None on the other ranks, which write nothing.
+        locked_folder: the same folder with its lock, on rank 0. Its method `check` finds out if
+            somebody has moved or removed the folder (`check_folder`). None on the other ranks,
+            which write nothing.
         """
         self.locked_folder = locked_folder
         self.folder = folder

@@ -54,7 +54,7 @@ class FolderMovedError(OptionError):
         """
         self.new_path = new_path
         if new_path is None:
-            what = "the folder of the run was removed, and made anew by somebody else"
+            what = "the folder of the run was removed, and somebody else has made a new one"
             do = "set another task name"
         else:
             what = f"the folder of the run was moved to {new_path} while the run was at work"

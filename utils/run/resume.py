@@ -200,8 +200,8 @@ def restoring(resumed: Resumed | None) -> Generator[None]:
     """Restore a checkpoint in this block: its errors become a CheckpointError that names the file.
 
     The block gives the weights, moments and averages of the checkpoint to network and optimizer,
-    which raise many kinds of errors for a value that does not fit. They know the content of the
-    file and not its path, so the path is added here.
+    which raise many kinds of errors for a value that does not fit. Network and optimizer know the
+    content of the file and not its path, so the path is added here.
 
     resumed: the checkpoint, or None for a fresh start. The errors of a fresh start are not changed,
         because no file is their cause.
