@@ -7,19 +7,19 @@ changed (test_the_converted_file_trains_on_data_of_its_layout).
 from typing import Any
 
 
-def flattened(section: dict[str, Any], where: str = "") -> dict[str, Any]:
+def flattened(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return all options as dotted key -> value, e.g. {"a": {"b": 1}} -> {"a.b": 1}.
 
     An empty section stays as a value: {"a": {}} -> {"a": {}}.
 
-    where: dotted key of the section, with a dot at its end, or "" for the whole file
+    prefix: dotted key of the section, with a dot at its end, or "" for the whole file
     """
     found = {}
     for key, value in section.items():
         if isinstance(value, dict) and value:
-            found.update(flattened(value, f"{where}{key}."))
+            found.update(flattened(value, f"{prefix}{key}."))
         else:
-            found[f"{where}{key}"] = value
+            found[f"{prefix}{key}"] = value
     return found
 
 

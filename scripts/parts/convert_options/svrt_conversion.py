@@ -44,41 +44,41 @@ class Conversion:
     # Key -> problem. With any problem nothing is written.
     problems: dict[str, Problem] = field(default_factory=dict)
 
-    def has(self, where: str) -> bool:
-        """Return whether there is an option `where`, or an option in a section `where`.
+    def has(self, section_or_key: str) -> bool:
+        """Return whether there is this option, or an option in this section.
 
         For example, a file with the option `netG.depths` has `netG.depths` and `netG`.
         """
-        return bool(self.keys_of(where))
+        return bool(self.keys_of(section_or_key))
 
-    def keys_of(self, where: str) -> list[str]:
-        """Return the keys of a section; or `where` itself, if `where` is an option.
+    def keys_of(self, section_or_key: str) -> list[str]:
+        """Return the keys of a section. The only key of an option is the option itself.
 
         For example, `netG` -> [`netG.depths`, `netG.img_size`], and `netG.depths` ->
         [`netG.depths`]. Returns an empty list if there is neither.
         """
-        # With the dots at the end, where = `netG.depths` finds `netG.depths` itself, and not
+        # With the dots at the end, `netG.depths` finds `netG.depths` itself, and not
         # `netG.depths_of_flow`:
         #
         #     netG.depths.             begins with   netG.depths.
         #     netG.depths_of_flow.     does not
-        return [key for key in self.values if f"{key}.".startswith(f"{where}.")]
+        return [key for key in self.values if f"{key}.".startswith(f"{section_or_key}.")]
 
-    def take(self, where: str) -> Any:
+    def take(self, section_or_key: str) -> Any:
         """Remove an option and return its value, or remove a section and return {key: value}.
 
         The keys of a returned section are relative to it. E.g. the section `netG.optical_flow` is
         returned as {"module": "spynet"}. Returns None if there is neither.
         """
-        keys = self.keys_of(where)
-        if where in self.values:
-            taken = self.values[where]
+        keys = self.keys_of(section_or_key)
+        if section_or_key in self.values:
+            taken = self.values[section_or_key]
             for key in keys:
                 del self.values[key]
             return taken
         section = {}
         for key in keys:
-            relative_key = key.removeprefix(f"{where}.")
+            relative_key = key.removeprefix(f"{section_or_key}.")
             section[relative_key] = self.values[key]
             del self.values[key]
         if not section:
@@ -95,8 +95,8 @@ class Conversion:
         self.values[new] = value
         self.renamed[old or new] = note or f"{new} = {json.dumps(value)}"
 
-    def drop(self, where: str, why: str) -> None:
+    def drop(self, section_or_key: str, why: str) -> None:
         """Leave out an option or a section, and report why. If there is neither, do nothing."""
-        if self.has(where):
-            self.take(where)
-            self.dropped[where] = why
+        if self.has(section_or_key):
+            self.take(section_or_key)
+            self.dropped[section_or_key] = why
