@@ -55,20 +55,20 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
     else:
         samples = _samples_of_training(source)
         plural = "training samples"
-    wrong = []  # (sample, what is wrong with it)
+    wrong_samples = []  # (sample, what is wrong with it)
     for sample in samples:
         comparison = compare(sample.dataset, sample.draw, count=FRAMES)
         if not comparison.is_right:
-            wrong.append((sample, comparison.sentence))
-    if len(samples) < LEAST_SAMPLES or len(wrong) < LEAST_WRONG_SHARE * len(samples):
+            wrong_samples.append((sample, comparison.sentence))
+    if len(samples) < LEAST_SAMPLES or len(wrong_samples) < LEAST_WRONG_SHARE * len(samples):
         return None
 
     # The warning describes the first wrong sample.
-    sample, sentence = wrong[0]
+    sample, sentence = wrong_samples[0]
     name, advice = _name_and_advice(sample, option_file)
+    numbers = f"{len(wrong_samples)} of {len(samples)}"  # e.g. "3 of 4"
     return (
-        f"spikes and frames of {len(wrong)} of {len(samples)} {plural} do not show the same. "
-        f"{name}: {sentence} {advice}"
+        f"spikes and frames of {numbers} {plural} do not show the same. {name}: {sentence} {advice}"
     )
 
 

@@ -206,15 +206,15 @@ class VideoRecurrentTestDataset(TestClips):
         sigma = self.options["sigma"]
         if sigma is None:
             return item
-        noisy = []
+        noisy_frames = []
         for stem, frame in zip(item["frames"], item["lq"], strict=True):
             # The generator depends on the name of the frame, because several tiles may read one
             # frame and must see the same noise. crc32 turns the name into a number.
             name = f"{item['key']}/{stem}"
             number = zlib.crc32(name.encode())
             rng = published_stream(self.seed, number)
-            noisy.append(add_noise(frame, sigma, rng))
-        item["lq"] = torch.stack(noisy)
+            noisy_frames.append(add_noise(frame, sigma, rng))
+        item["lq"] = torch.stack(noisy_frames)
         return item
 
 

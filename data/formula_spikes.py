@@ -79,8 +79,8 @@ def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> 
     refuse_channels(section, path)
     # `constructor` is the class of the dataset, and `spike_data` its properties of the spikes.
     recorded_rate = section.constructor.spike_data(section)["rate"]
-    changed = spike_section(section.spike, method, recorded_rate)
-    return section.model_copy(update={"spike": changed})
+    changed_spike = spike_section(section.spike, method, recorded_rate)
+    return section.model_copy(update={"spike": changed_spike})
 
 
 def refuse_channels(section: Any, path: str) -> None:

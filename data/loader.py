@@ -273,8 +273,8 @@ class TrainLoader:
         worker = number % self.section.dataloader_num_workers
         # A new iterator over the sampler yields the same samples from the beginning. Skip the
         # samples of the micro-batches before this one.
-        first = number * size
-        samples = list(itertools.islice(self.sampler, first, first + size))
+        first_sample = number * size
+        samples = list(itertools.islice(self.sampler, first_sample, first_sample + size))
         expected = f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s"
         do = "check the disk and the memory of this host, or raise the time-out"
         if is_out_of_shm:

@@ -99,11 +99,11 @@ def common_properties(properties_of_roots: list[dict[str, Any]]) -> dict[str, An
     if_different = {"rate": None, "light": "linear"}
     if all(properties["rate"] is not None for properties in properties_of_roots):
         if_different["rate"] = "match"
-    common = {}
+    common_values = {}
     for key, value in properties_of_roots[0].items():
         is_same = all(properties.get(key) == value for properties in properties_of_roots)
-        common[key] = value if is_same else if_different.get(key)
-    return common
+        common_values[key] = value if is_same else if_different.get(key)
+    return common_values
 
 
 def is_auto(source: Source) -> bool:

@@ -68,17 +68,17 @@ def refuse_wrong_purpose(dataset_type: str, split: str) -> None:
     """
     where = f"datasets.{split}"
     is_training = split == "train"
-    fitting = []  # names of the datasets for this split
+    fitting_names = []  # names of the datasets for this split
     for name in DATASETS.names():
         dataset_class = DATASETS.model(name).constructor
         if _is_for_training(dataset_class) == is_training:
-            fitting.append(name)
-    if dataset_type not in fitting:
+            fitting_names.append(name)
+    if dataset_type not in fitting_names:
         purpose = "training" if is_training else "testing"
         raise OptionError(
             what=f"{where}.dataset_type is {dataset_type}",
             where=f"{where}.dataset_type",
-            expected=f"a dataset for {purpose}: {', '.join(fitting)}",
+            expected=f"a dataset for {purpose}: {', '.join(fitting_names)}",
             do="choose one of these datasets",
         )
 

@@ -53,10 +53,10 @@ def build_cache(
     target = Path(os.path.abspath(path))
     # Refuse a folder that lies within a data root or contains a data root.
     refuse_overlap(target, source.roots(), "--out")
-    cached = _cached_clips(target)  # names of the clips of an older cache
+    cached_names = _cached_clips(target)  # names of the clips of an older cache
     clips, problems = manifest.scan(source)
     manifest.raise_problems([(source, problems)])
-    _refuse_cache_of_others(cached, clips, target)
+    _refuse_cache_of_others(cached_names, clips, target)
 
     # The clips are written into this folder, which gets its final name at the end.
     partial = target.with_name(f".{target.name}.partial")
@@ -113,18 +113,18 @@ def _has_begun(partial: Path, index: str) -> bool:
     return index_file.read_text(encoding="utf-8") == index
 
 
-def _refuse_cache_of_others(cached: set[str], clips: Sequence[Clip], target: Path) -> None:
+def _refuse_cache_of_others(cached_names: set[str], clips: Sequence[Clip], target: Path) -> None:
     """Refuse to replace a cache that has no clip in common with the new one.
 
     If no clip is the same, the folder is probably the cache of another split, e.g. "test", and the
     user has named it by mistake.
-    cached: names of the clips in the cache. clips: the clips of the new cache.
+    cached_names: names of the clips in the cache. clips: the clips of the new cache.
     """
     names = {clip.name for clip in clips}
-    if cached and cached.isdisjoint(names):
+    if cached_names and cached_names.isdisjoint(names):
         raise DataError(
             what="the folder holds the cache of other clips: "
-            f"{min(cached)} and {len(cached) - 1} more",
+            f"{min(cached_names)} and {len(cached_names) - 1} more",
             where=str(target),
             expected="a cache of the same clips",
             do="choose another --out for each split",

@@ -82,9 +82,9 @@ class CacheReader:
         index: content of index.json (`_index_of` in data/clips/cache_builder.py makes it).
         """
         # Kinds of files ("lq", ...) that the data set needs and the cache does not have.
-        missing = sorted(source.kinds().keys() - index["source"].keys())
-        if missing:
-            raise self._does_not_fit(f"it holds no {', '.join(missing)}")
+        missing_kinds = sorted(source.kinds().keys() - index["source"].keys())
+        if missing_kinds:
+            raise self._does_not_fit(f"it holds no {', '.join(missing_kinds)}")
         if source.spikes:
             # A cache stores planes row by row ("raster"), also if the spike files do not.
             stored_geometry = SpikeGeometry(**index["spike"])
@@ -104,13 +104,15 @@ class CacheReader:
         """
         kinds = source.kinds()  # {name of the kind, e.g. "lq": its root and form}
         kinds_here = [name for name, kind in kinds.items() if os.path.exists(kind.root)]
-        changed = []  # names of kinds
+        changed_kinds = []  # names of kinds
         # The digest changes with the name, size or time of change of any file.
         for name, listing in manifest.list_source(source, kinds_here).items():
             if index["source"][name] != manifest.digest(name, listing):
-                changed.append(name)
-        if changed:
-            raise self._does_not_fit(f"{', '.join(changed)} files of the source have changed since")
+                changed_kinds.append(name)
+        if changed_kinds:
+            raise self._does_not_fit(
+                f"{', '.join(changed_kinds)} files of the source have changed since"
+            )
         if len(kinds_here) < len(kinds):
             logger.info(
                 "the source of cache %s is not on this machine: not checked for changes", self.path
@@ -171,12 +173,12 @@ class CacheReader:
         kind: "lq", "gt" or "gt_instants". frames: numbers of the images within the clip.
         augment: the crop, in pixels of lq.
         """
-        stored = self._map_array(clip, kind)  # (frames, H, W, 3)
+        stored_images = self._map_array(clip, kind)  # (frames, H, W, 3)
         # The crop of `augment` is in pixels of lq. `augment.crop` multiplies it by the scale.
         height, _ = clip.size_of(kind)
         height_of_lq, _ = clip.size
         scale = height // height_of_lq
-        return np.stack([augment.crop(stored[number], scale) for number in frames])
+        return np.stack([augment.crop(stored_images[number], scale) for number in frames])
 
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
         """Return planes of one spike file within the crop: (T, h, w) uint8 in {0, 1}.
@@ -184,12 +186,14 @@ class CacheReader:
         piece: the source file and its planes. crop: in spike pixels.
         """
         # (planes of all files of the clip, bytes of a plane)
-        stored = self._map_array(clip, "spike")
+        stored_planes = self._map_array(clip, "spike")
         # The array has the planes of all files, so it is read like one packed file with all of
         # these planes. cache_builder.py wrote them row by row ("raster"), whatever the layout of
         # the files is.
         geometry = clip.spikes.geometry.as_raster()
-        all_planes = SpikeFile(piece.file, geometry, planes=len(stored), packed=stored)
+        all_planes = SpikeFile(
+            piece.file, geometry, planes=len(stored_planes), packed=stored_planes
+        )
         # Skip the planes of the earlier files. E.g. if the first file has 40 planes, plane 5 of the
         # second file is plane 45 of the array (test_a_cache_gives_the_samples_of_the_files).
         planes_before = 0

@@ -135,33 +135,34 @@ def _find_instants(
     keys: the frames of the clip.
     """
     # {frame: {number of the instant: path}}
-    found: dict[FrameKey, dict[int, str]] = {key: {} for key in keys}
+    paths_of_instants: dict[FrameKey, dict[int, str]] = {key: {} for key in keys}
     for stem, file in files.by_kind["gt_instants"].items():
         frame, _, number = stem.rpartition("_")  # "000012_2" -> "000012", "_", "2"
         key = frame_key(frame)
-        if number.isdecimal() and key in found:
-            found[key][int(number)] = file.path
-    _report_numbers_of_instants(problems, found, files.stems["lq"])
-    # First the K paths of the first frame, then of the next frame: `found` has the order of `keys`.
+        if number.isdecimal() and key in paths_of_instants:
+            paths_of_instants[key][int(number)] = file.path
+    _report_numbers_of_instants(problems, paths_of_instants, files.stems["lq"])
+    # `paths_of_instants` has the order of `keys`. So the K paths of the first frame come first, and
+    # then the paths of the next frame.
     in_order = []
-    for paths in found.values():
+    for paths in paths_of_instants.values():
         in_order += [paths[number] for number in sorted(paths)]
     return tuple(in_order)
 
 
 def _report_numbers_of_instants(
     problems: ClipProblems,
-    found: Mapping[FrameKey, Mapping[int, str]],
+    paths_of_instants: Mapping[FrameKey, Mapping[int, str]],
     stems: Mapping[FrameKey, str],
 ) -> None:
     """Report an even K, or frames with other instants than 0 ... K - 1.
 
-    found: {frame: {number of the instant: path}}. stems: the name of each frame.
+    paths_of_instants: {frame: {number of the instant: path}}. stems: the name of each frame.
     """
     # K is the number that most frames have. Every frame must have the instants 0 ... K - 1.
-    K = most_frequent(len(paths) for paths in found.values())
+    K = most_frequent(len(paths) for paths in paths_of_instants.values())
     incomplete_frames = []  # their names
-    for key, paths in found.items():
+    for key, paths in paths_of_instants.items():
         if sorted(paths) != list(range(K)):
             incomplete_frames.append(stems[key])
     if K % 2 == 0:

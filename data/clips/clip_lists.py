@@ -49,10 +49,10 @@ def join_clips(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
     # A plain list of the clips of a table would make all `Clip` objects.
     if any(isinstance(clips, Clips) for clips in clips_of_roots):
         return JoinedClips(clips_of_roots)
-    together: list[Clip] = []
+    all_clips: list[Clip] = []
     for clips in clips_of_roots:
-        together.extend(clips)
-    return together
+        all_clips.extend(clips)
+    return all_clips
 
 
 def frame_counts(clips: Sequence[Clip]) -> list[int]:
@@ -86,14 +86,14 @@ def planes_of(clips: Sequence[Clip]) -> set[int]:
         if not clips.spike_columns:
             return set()
         return set(np.unique(clips.spike_columns["planes"]).tolist())
-    found: set[int] = set()
+    plane_counts: set[int] = set()
     if isinstance(clips, JoinedClips):
         for clips_of_root in clips.clips_of_roots:
-            found.update(planes_of(clips_of_root))
-        return found
+            plane_counts.update(planes_of(clips_of_root))
+        return plane_counts
     for clip in clips:
-        found.update(clip.planes)
-    return found
+        plane_counts.update(clip.planes)
+    return plane_counts
 
 
 def one_of_each_form(clips: Sequence[Any]) -> Iterator[Any]:

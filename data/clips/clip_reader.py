@@ -187,24 +187,24 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
 
     # (3) and (4): a folder or a film for each clip. The spikes of a clip are <spike>/<clip>.dat,
     # <spike>/<clip>/spike or <spike>/<clip>, where <spike> may be <root>/spike by now.
-    found: dict[str, ClipPaths] = {}
+    paths_of_clips: dict[str, ClipPaths] = {}
     for name, frames in clips_in(root, "blur"):
         # "a.mp4" and a folder "a" would both be the clip "a".
-        if name in found:
+        if name in paths_of_clips:
             raise DataError(
                 what=f"two clips are named {name}",
-                where=f"{found[name].frames}, {frames}",
+                where=f"{paths_of_clips[name].frames}, {frames}",
                 expected="two different names",
                 do="rename one of the two clips",
             )
         spike_of_clip = None if spike is None else _spike_path(spike / name)
         gt_of_clip = None if gt is None else _gt_path(gt / name)
-        found[name] = ClipPaths(frames, spike_of_clip, gt_of_clip)
-    if not found:
+        paths_of_clips[name] = ClipPaths(frames, spike_of_clip, gt_of_clip)
+    if not paths_of_clips:
         # Nothing was found. Return the root as a folder of frames, so that `FrameSource` raises its
         # error for an empty folder.
         return {_name_of(root): ClipPaths(root, spike, gt)}
-    return found
+    return paths_of_clips
 
 
 def _spike_path(path: Path | None) -> Path | None:

@@ -170,21 +170,21 @@ def _missing_between_frames(
     decoded frame. Then next_number begins with 2.
     """
     # Times of the packets from which no frame was decoded, in order.
-    lost = sorted(set(packets.times) - set(times))
+    lost_times = sorted(set(packets.times) - set(times))
     gaps = []
     # Number of the next frame in the whole film. Missing frames are counted.
     next_number = 0
-    lost_before_first = [time for time in lost if time < times[0]]
+    lost_before_first = [time for time in lost_times if time < times[0]]
     if lost_before_first:
         count = len(lost_before_first)
         gaps.append(Gap(number=0, count=count, seconds=lost_before_first[0]))
         next_number = count
     for before, after in itertools.pairwise(times):
         next_number += 1  # the frame at `before`
-        # The lost packets between the two frames. `lost` is sorted, so their times are
-        # lost[first_between], ..., lost[end_between - 1].
-        first_between = bisect.bisect_right(lost, before)
-        end_between = bisect.bisect_left(lost, after)
+        # The lost packets between the two frames. `lost_times` is sorted, so the times of these
+        # packets are lost_times[first_between], ..., lost_times[end_between - 1].
+        first_between = bisect.bisect_right(lost_times, before)
+        end_between = bisect.bisect_left(lost_times, after)
         lost_packets = end_between - first_between
         count = _number_of_missing(after - before, step, lost_packets, packets.has_pauses)
         if count:

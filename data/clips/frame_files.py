@@ -65,10 +65,10 @@ class FrameFiles:
             if files:
                 self.by_kind[name] = files
             elif files is None:
-                missing = f"folder {self.problems.clip}"
+                missing_place = f"folder {self.problems.clip}"
                 if is_lmdb(kind.root):
-                    missing = f"key {self.problems.clip}/<frame>"
-                self.problems.report(f"{name} has no {missing}", name)
+                    missing_place = f"key {self.problems.clip}/<frame>"
+                self.problems.report(f"{name} has no {missing_place}", name)
             else:
                 self.problems.report(f"{name} holds no {' or '.join(kind.endings)} file", name)
         has_file_per_frame = "spike" in self.by_kind and not self.source.has_one_spike_file
@@ -180,18 +180,19 @@ class FrameFiles:
         meta_entry: [number of frames, number of the first frame], e.g. [100, "0"].
         """
         count, first_text = meta_entry
-        first = int(first_text)
+        first_number = int(first_text)
         # The frames of a septuplet (a clip of Vimeo-90K) are im1 ... im7. The list of Vimeo-90K
         # gives no first number, so the meta entry has "0".
-        if first == 0 and self.source.septuplets:
-            first = 1
+        if first_number == 0 and self.source.septuplets:
+            first_number = 1
         # The meta file has numbers only. If all names have the same text around the number, such as
         # "im", the keys of the listed frames get this text.
         texts_around_number = {(key.before, key.after) for key in self.stems["lq"]}
         before = after = ""
         if len(texts_around_number) == 1:
             [(before, after)] = texts_around_number
-        return {FrameKey(before, number, after) for number in range(first, first + count)}
+        numbers = range(first_number, first_number + count)
+        return {FrameKey(before, number, after) for number in numbers}
 
     def _names_of_frames(
         self, wanted_frames: set[FrameKey], name_of: Mapping[FrameKey, str]
@@ -224,14 +225,14 @@ class FrameFiles:
         """
         for kind, stems in self.stems.items():  # e.g. "lq", {key of a frame: stem}
             missing_keys = wanted_frames - stems.keys()
-            missing = [names[key] for key in missing_keys]
-            if not missing:
+            missing_names = [names[key] for key in missing_keys]
+            if not missing_names:
                 continue
-            missing.sort(key=natural_key)
+            missing_names.sort(key=natural_key)
             ending = self._shown_ending(kind)
-            files = names_in_short(f"{name}{ending}" for name in missing)
+            files = names_in_short(f"{name}{ending}" for name in missing_names)
             self.problems.report(
-                f"{kind} lacks {len(missing)} of {len(wanted_frames)} frames: {files}", kind
+                f"{kind} lacks {len(missing_names)} of {len(wanted_frames)} frames: {files}", kind
             )
 
     def _shown_ending(self, kind: str) -> str:

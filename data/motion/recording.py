@@ -119,9 +119,9 @@ class RecordedClip:
         that cannot be trusted has the usual gain.
         """
         count = min(self.frames, MOST_FRAMES)
-        chosen = np.linspace(0, self.frames - 1, count).round().astype(int)
+        chosen_frames = np.linspace(0, self.frames - 1, count).round().astype(int)
         exposures = []
-        for frame in chosen.tolist():
+        for frame in chosen_frames.tolist():
             exposures.append(exposure_light(self.read(frame), self.view))
         return gain_over_exposures(exposures)
 

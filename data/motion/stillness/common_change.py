@@ -34,9 +34,9 @@ def order_by_light(frame_light: np.ndarray, light: np.ndarray) -> np.ndarray:
     # Pixels that are equal in both come in a random order. In the order of their places, neighbours
     # would follow one another. Then `without_change_of_equal_light` would take out what neighbours
     # have in common: their motion.
-    mixed = np.random.default_rng(0).permutation(frame_light.size)
+    random_order = np.random.default_rng(0).permutation(frame_light.size)
     # np.lexsort sorts by the last key first.
-    return np.lexsort((mixed, light.ravel(), frame_light.ravel()))
+    return np.lexsort((random_order, light.ravel(), frame_light.ravel()))
 
 
 # Number of pixels of about equal light whose common change is taken out. With 257 pixels, a still
@@ -55,11 +55,11 @@ def without_change_of_equal_light(change: np.ndarray, by_light: np.ndarray) -> n
     # In this order, pixels of about equal light are neighbours. So their common change is the mean
     # over a window.
     window = (EQUAL_LIGHT_PIXELS, 1)  # width and height
-    common = cv2.blur(in_order[None], window, borderType=cv2.BORDER_REFLECT)[0]
+    common_change = cv2.blur(in_order[None], window, borderType=cv2.BORDER_REFLECT)[0]
     # Put what is left back to the places of the pixels.
-    left = np.empty_like(in_order)
-    left[by_light] = in_order - common
-    return left.reshape(change.shape)
+    remaining_change = np.empty_like(in_order)
+    remaining_change[by_light] = in_order - common_change
+    return remaining_change.reshape(change.shape)
 
 
 # ---- Lamps -------------------------------------------------------------------------------------
