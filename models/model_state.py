@@ -98,9 +98,9 @@ class ModelState:
         state: a checkpoint to resume from, with the keys of `training_state`. None: start from
         `path.pretrained_netG`, or from scratch.
 
-        The order of the steps must stay. The weights come first, because netE begins as a copy of
-        them. netG is compiled after netE is copied, so netE is not compiled. The optimizer must
-        exist before `_load_training` loads its moments.
+        The order of the lines must stay. The weights are loaded first, because netE begins as a
+        copy of them. netG is compiled after netE is copied, so netE is not compiled. The optimizer
+        must exist before `_load_training` loads its moments.
         """
         self._load_weights(state)
         self._start_average(state)
