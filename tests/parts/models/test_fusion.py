@@ -206,7 +206,7 @@ def grey_estimates():
 def set_constant_weights(operator_exposure, values):
     """Let the softmax of `values` be the weights of the images, whatever the frames and spikes are.
 
-    `weight` is the layer that computes the values. With zeros in its matrix, they are its bias.
+    The layer `weight` computes the values. With zeros in its matrix, its result is its bias.
     """
     layer = operator_exposure.weight
     layer.weight.data.zero_()
@@ -246,10 +246,10 @@ def chosen_estimate(rgb, ratio, **options):
     """Return the estimate of an exposure operator from one ratio (B, T, 1, H, W).
 
     The spike channels are this ratio, a second ratio, and the confidence. With estimates=1, the
-    operator makes an image of the first ratio alone.
+    operator makes an image only of the first ratio.
     """
     net = exposure(spike_channels=3, estimates=1, **options)
-    # The softmax of 0 (the frame) and 50 (the estimate): the estimate alone counts.
+    # The softmax of 0 (the frame) and 50 (the estimate) is nearly (0, 1): only the estimate counts.
     set_constant_weights(net, [0.0, 50.0])
     second_ratio = 2 * ratio
     confidence = torch.ones_like(ratio)
@@ -314,7 +314,7 @@ def test_exposure_fits_colours_in_windows_of_this_radius_only(radius):
     torch.manual_seed(0)
     rgb = torch.rand(1, 1, 3, 32, 32)
     ratio = torch.full((1, 1, 1, 32, 32), 1.2)
-    # The same frame, but for the pixel in row 16 and column 16.
+    # The same frame with another value of the pixel in row 16 and column 16.
     other = rgb.clone()
     other[..., 16, 16] = 1 - other[..., 16, 16]
 
@@ -399,7 +399,7 @@ def test_what_an_operator_cannot_take_is_refused(section, channels, message):
 
 @FUSIONS.register("everywhere", given=("spike_channels", "feature_channels"))
 class EverywhereFusion(Fusion):
-    """Acts in each hook of an operator, and notes the shapes of the features that it sees."""
+    """An operator that acts in each hook, and notes the shapes of the features that it sees."""
 
     def __init__(self, spike_channels: int = 0, feature_channels: list[int] | None = None) -> None:
         super().__init__()
@@ -450,10 +450,10 @@ def test_an_operator_acts_on_the_features_of_each_stage(everywhere):
 
 def test_an_operator_sees_the_features_at_the_scale_of_the_stage(everywhere):
     fusion, _ = everywhere
-    # The network is a U: stages 2 to 4 halve the size, stages 5 to 7 double it. So the size before
-    # the stages (0) and after each stage is the size of the frame over
-    scales = (1, 1, 2, 4, 8, 4, 2, 1)
+    # The network is a U: stages 2 to 4 halve the size, and stages 5 to 7 double it. The frame has
+    # 32 x 32 pixels.
+    sides = (32, 32, 16, 8, 4, 8, 16, 32)  # before the first stage, then after each stage
 
     for stage, shape in fusion.seen:
-        side = 32 // scales[stage]
+        side = sides[stage]
         assert shape == (1, 3, side, side, fusion.widths[stage])

@@ -123,8 +123,8 @@ def test_frozen_parts_have_no_gradient(results_of_frozen_step):
         assert "deform" not in name
 
 
-# DDP sums the gradients of those parameters that were trained when it was built. It would forget
-# the others without an error, and the weights of the ranks would drift apart.
+# DDP sums only the gradients of parameters that were trained when DDP was built. It would leave out
+# the released parts without an error, and the weights of the ranks would drift apart.
 @pytest.mark.parametrize("is_static", [False, True], ids=["any graph", "use_static_graph"])
 def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(
     one_rank, results_of_frozen_step, tmp_path, is_static
@@ -140,8 +140,9 @@ def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(
 # ---- torch.compile ----
 
 # Networks of one stage with one block of each kind, so that as little as possible is compiled. The
-# first share `mul_attn_ratio` of the blocks, rounded down, has mutual attention, the rest has self
-# attention alone. Of the self blocks, the second one shifts its windows.
+# share `mul_attn_ratio` of the blocks, rounded down, has mutual attention, e.g. 0.4 of 3 blocks is
+# 1.2, so the first block. The blocks after it have only self attention, and the second of these
+# shifts its windows.
 TWO_KINDS = {"depths": [2] + [0] * 7, "mul_attn_ratio": 0.5}  # mutual, self
 THREE_KINDS = {"depths": [3] + [0] * 7, "mul_attn_ratio": 0.4}  # mutual, self, shifted self
 needs_patience = pytest.mark.skipif(
@@ -167,7 +168,7 @@ def write_options_to_compile(path, blocks):
 @pytest.mark.parametrize(
     ("blocks", "arguments", "graphs"),
     [
-        # The graphs are run operation by operation, because making code of them takes minutes.
+        # "eager": each graph is run operation by operation. To make code of a graph takes minutes.
         pytest.param(TWO_KINDS, ["eager"], 4, id="graphs"),
         pytest.param(THREE_KINDS, [], 6, id="code", marks=needs_patience),
     ],
@@ -180,10 +181,10 @@ def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path, blocks, argum
 
     assert result.exit_codes == [0, 0], result.text
     for rank in result.jsons:
-        # Compiled code may add up in another order, in which float32 rounds otherwise.
+        # Compiled code may add up in another order, and then the rounding of float32 differs.
         assert rank["compiled"] == pytest.approx(rank["plain"], rel=1e-4)
         assert rank["gradient_error"] < 1e-4
-        # The plain steps make no graph. The first compiled step makes one for each kind of block,
-        # and the second step, of another size, makes one more of each, for any size. The third step
-        # makes none.
+        # The plain steps make no graph. The first compiled step makes a graph for each kind of
+        # block. The second step has frames of another size, so it makes a graph of each kind that
+        # takes any size. The third step makes none. So there are two graphs of each kind.
         assert rank["graphs"] == [0, graphs]

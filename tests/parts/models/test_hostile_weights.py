@@ -1,4 +1,8 @@
-"""A small weights file is read, or refused in words, in two seconds and a gigabyte."""
+"""A small weights file is read or refused within two seconds and one gigabyte of memory.
+
+The files here are made to do harm, e.g. to fill the memory. `assert_refused` reads such a file in
+another process with these limits (tests/helpers/limited.py).
+"""
 
 import io
 import pickle
@@ -17,7 +21,6 @@ from tests.helpers.limited import assert_refused
 from utils.errors import CheckpointError
 from utils.run import checkpoint
 
-READ = "models.weights_file.read_weights"
 SMALL = ROOT / "weights" / "vrt_small.pth"
 
 
@@ -27,11 +30,12 @@ def build(path):
 
 
 def load_checkpoint(path):
-    """Read a checkpoint, as a run that resumes it. path: a text, see `call_limited`."""
+    """Read a checkpoint as a run does that resumes. path: a text, see `call_limited`."""
     return checkpoint.load(Path(path))
 
 
-# `assert_refused` gets the name of a function, because another process calls it.
+# Names of functions that `assert_refused` gets, because another process calls the function.
+READ = "models.weights_file.read_weights"
 BUILD = f"{__name__}.build"
 LOAD = f"{__name__}.load_checkpoint"
 
@@ -51,7 +55,7 @@ def write_zip(path, members, packing=zipfile.ZIP_STORED):
             archive.writestr(name, data)
 
 
-def with_pickle(path, data):
+def write_with_pickle(path, data):
     """Write a file as torch.save does, but with `data` in place of its pickle."""
     members = members_of({"a": torch.zeros(4)})
     name = next(name for name in members if name.endswith("data.pkl"))
@@ -63,8 +67,8 @@ MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 FORMAT = 1001
 
 
-def with_old_pickle(path, data):
-    """A file as torch wrote it before 1.6: pickles one after the other, of which `data` is one."""
+def write_with_old_pickle(path, data):
+    """Write a file as torch did before version 1.6: several pickles, the last is `data`."""
     head = [MAGIC_NUMBER, FORMAT, {"little_endian": True}]
     path.write_bytes(b"".join(pickle.dumps(part, 2) for part in head) + data)
 
@@ -113,7 +117,7 @@ SLOW = b"".join(
 
 
 @pytest.mark.parametrize("reader", [READ, LOAD])
-@pytest.mark.parametrize("write", [with_pickle, with_old_pickle])
+@pytest.mark.parametrize("write", [write_with_pickle, write_with_old_pickle])
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -131,7 +135,7 @@ def test_a_small_pickle_that_would_take_much_memory_or_time_is_refused(
 
 @pytest.fixture(scope="module")
 def compressed_file(tmp_path_factory):
-    """Give a small file that unpacks to 268 MB. Packing takes two seconds of a core."""
+    """Give a small file that unpacks to 268 MB. To pack it takes two seconds of a core."""
     path = tmp_path_factory.mktemp("compressed") / "a.pth"
     write_zip(path, members_of({"a": torch.zeros(2**26)}), zipfile.ZIP_DEFLATED)
     return path
@@ -154,7 +158,7 @@ def test_nested_lists_with_too_many_leaves_are_refused(tmp_path):
 
 def test_tensors_that_repeat_one_number_are_refused(tmp_path):
     content = torch.load(SMALL, weights_only=True)
-    # One number of 4 bytes, which takes 10 GB if each place gets its own.
+    # One number of 4 bytes for 2.5e9 places. With a number for each place it would take 10 GB.
     content["params"]["conv_last.weight"] = torch.zeros(1).expand(50_000, 50_000)
     torch.save(content, tmp_path / "a.pth")
     tensors = content["params"].values()
@@ -189,7 +193,7 @@ def test_tensors_without_a_number_for_each_place_are_refused(tmp_path, tensor):
         {"mul_attn_ratio": 1e300},
         {"mlp_ratio": float("nan")},
         {"fusion": {"type": "exposure", "features": 10**9}},
-        {"embed_dims": [64] * 9},  # plausible, and others than the weights have
+        {"embed_dims": [64] * 9},  # a possible network, but not the network of the weights
     ],
     ids=lambda change: next(iter(change)),
 )

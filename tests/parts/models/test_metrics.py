@@ -195,7 +195,7 @@ def test_a_metric_that_returns_no_number_is_refused(score):
         add_scores({}, "restored", a, b, [own])
 
 
-def test_the_chosen_metrics_alone_are_computed():
+def test_only_the_chosen_metrics_are_computed():
     a, b = pair()
     scores = {}
 
@@ -240,7 +240,7 @@ def lpips_files(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("lpips")
     generator = torch.Generator().manual_seed(0)
-    # LPIPS uses the convolutions alone: the first 12 layers.
+    # LPIPS uses only the convolutions: the first 12 layers.
     features = torchvision.models.alexnet(weights=None).features[:12]
     backbone = {}
     for name, tensor in features.state_dict().items():
@@ -297,12 +297,12 @@ def test_frames_of_other_brightness_have_a_distance(lpips_files):
     assert Lpips(lpips_files).score(image, image + 90)["lpips"] > 0
 
 
-def test_a_missing_file_is_told_by_its_first_tensor(lpips_files):
+def test_a_missing_file_is_named_by_its_first_tensor(lpips_files):
     with pytest.raises(CheckpointError, match=r"lack lin0\.model\.1\.weight"):
         Lpips(lpips_files[:1])
 
 
-def test_a_tensor_of_another_shape_is_told_with_both_shapes(lpips_files, tmp_path):
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(lpips_files, tmp_path):
     weights = torch.load(lpips_files[1])
     weights["lin0.model.1.weight"] = torch.zeros(1, 96, 1, 1)  # as LPIPS with another network has
     torch.save(weights, tmp_path / "other.pth")

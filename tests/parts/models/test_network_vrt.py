@@ -123,12 +123,13 @@ class Activations:
 
 # ---- The network and the vectors ----
 
-# Networks that `make slow` compares: each takes 4 to 30 seconds of a core. In `make test`, smaller
-# vectors have most of what they have: pairs of frames that are aligned (pa2), colours, noise.
-# Only in `make slow` are groups of 4 and 6 (pa4, pa6) within a whole network, a network that
-# enlarges by 4, one for gray pictures, and one for a known noise level. Of these, `make test`
-# compares the alignment alone (mod_align_pa4_n4 and mod_align_pa6_n5 in test_vrt_modules.py), and
-# trains networks with groups of 4, that enlarge, and for noise (tests/stories/test_kair_files.py).
+# Networks that `make slow` compares, because each takes 4 to 30 seconds of a core. The smaller
+# vectors of `make test` have pairs of frames that are aligned (pa2), colours and noise. Only
+# `make slow` compares whole networks with groups of 4 and 6 frames (pa4, pa6), that enlarge by 4,
+# for gray pictures, and for a known noise level. For these, `make test` has weaker tests: the
+# alignment of 4 and 6 without the network around it (mod_align_pa4_n4 and mod_align_pa6_n5 in
+# test_vrt_modules.py), and short trainings with groups of 4, that enlarge, and for noise
+# (tests/stories/test_kair_files.py).
 LARGE = (
     "net_deblur_pa2_5f_b2",
     "net_deblur_pa2_6f",
@@ -206,7 +207,7 @@ def test_checkpointing_changes_memory_and_nothing_else():
         "net_fi_4f", use_checkpoint_attn=True, use_checkpoint_ffn=True, no_checkpoint_ffn_blocks=[1]
     )
 
-    # The gradients must be equal in each bit, which any dtype shows. float32 is faster.
+    # The gradients must be bitwise equal, which any dtype shows. float32 is faster.
     for net in (plain.float(), saving.float()):
         y = net(vector.input.float())
         (y * golden.cotangent(y)).sum().backward()

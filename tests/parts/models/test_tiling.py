@@ -85,7 +85,7 @@ def enlarge(x, scale):
     return x.repeat_interleave(scale, 3).repeat_interleave(scale, 4)
 
 
-def clip(*shape):
+def random_clip(*shape):
     """Return random values of this shape, e.g. (B, T, C, H, W)."""
     return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
 
@@ -127,7 +127,7 @@ def test_published_tiling_is_reproduced(path):
 
 @pytest.mark.parametrize("blend", BLENDS)
 def test_a_tile_that_covers_the_clip_equals_no_tiling(blend):
-    lq = clip(1, 6, 3, 64, 72).double()
+    lq = random_clip(1, 6, 3, 64, 72).double()
     net = LocalNet().double()
 
     whole = restore_clip(net, lq, blend=blend, num_frame_overlapping=2)
@@ -154,7 +154,7 @@ def test_any_frame_count_with_any_size_comes_back_as_it_went_in(
 
     out = restore_clip(
         net,
-        clip(2, frames, 3, *size),
+        random_clip(2, frames, 3, *size),
         num_frame_testing=tile_frames,
         size_patch_testing=tile_size,
         num_frame_overlapping=1,
@@ -194,7 +194,7 @@ def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
 
 def restore_in_tiles(net, batch_tiles, blend):
     """Restore 2 clips of 100 x 150 pixels, each in 2 x 3 tiles of 64 x 64 pixels."""
-    lq = clip(2, 3, 3, 100, 150)
+    lq = random_clip(2, 3, 3, 100, 150)
     return restore_clip(net, lq, size_patch_testing=64, blend=blend, batch_tiles=batch_tiles)
 
 
@@ -210,7 +210,7 @@ def test_tiles_that_run_together_give_what_they_give_alone(blend):
 @pytest.mark.parametrize(
     ("batch_tiles", "clips"),
     [
-        # clips: how many the network sees in each pass. A tile of 2 clips counts as 2.
+        # clips: the batch size of each pass. A tile of the 2 clips counts as 2.
         pytest.param(1, [2, 2, 2, 2, 2, 2], id="each alone"),
         pytest.param(4, [4 * 2, 2 * 2], id="four together, then the last two"),
     ],
@@ -230,7 +230,7 @@ def test_as_many_tiles_run_together_as_asked(blend, batch_tiles, clips):
 @pytest.mark.parametrize("overlap", [0, 1, 6, 15])
 @pytest.mark.parametrize("blend", BLENDS)
 def test_the_blend_of_agreeing_tiles_is_exact(scale, overlap, blend):
-    lq = clip(1, 5, 3, 21, 26)
+    lq = random_clip(1, 5, 3, 21, 26)
 
     out = restore_clip(
         Net(lambda x: enlarge(x, scale)),
@@ -247,10 +247,10 @@ def test_the_blend_of_agreeing_tiles_is_exact(scale, overlap, blend):
 
 
 def test_smooth_seams_are_smaller_than_hard_ones():
-    lq = clip(1, 2, 3, 96, 96)
+    lq = random_clip(1, 2, 3, 96, 96)
 
     def brighten(x):
-        """Return the mean of the tile, many times, and a weak ramp.
+        """Return 20 times the mean of the tile, plus a weak ramp along x.
 
         As with attention, the result depends on the whole tile. So tiles differ in brightness.
         """
@@ -271,9 +271,9 @@ def test_smooth_seams_are_smaller_than_hard_ones():
 
 
 def test_spikes_are_cut_with_the_same_tile():
-    lq = clip(1, 6, 3, 50, 61)
-    # The first three of six spike channels are the frame plus 1. So spikes minus frame is 1, if
-    # both are cut at the same place.
+    lq = random_clip(1, 6, 3, 50, 61)
+    # The first three of six spike channels are the frame plus 1. If both are cut at the same place,
+    # the difference of spikes and frame is therefore 1.
     spike = torch.cat((lq + 1, lq), dim=2)
 
     out = restore_clip(
@@ -295,7 +295,7 @@ class FlippedClip:
     """A clip of 4 frames, restored with flip_seq: the network sees it, and then its reverse."""
 
     def __init__(self):
-        self.lq = clip(1, 4, 3, 64, 64)
+        self.lq = random_clip(1, 4, 3, 64, 64)
         forward_spikes = torch.zeros(1, 4, 2, 64, 64)
         backward_spikes = torch.ones(1, 4, 2, 64, 64)
         self.restored = restore_clip(
@@ -327,7 +327,7 @@ def test_flip_seq_shows_the_spikes_of_reversed_time():
 def test_flip_seq_averages_both_directions_of_time():
     flipped = FlippedClip()
 
-    # Frame i is seen as number i and as number 7 - i.
+    # The network adds i to frame i, and 7 - i in the reverse. The mean is 7 / 2.
     torch.testing.assert_close(flipped.restored, flipped.lq + 3.5)
 
 
@@ -352,11 +352,11 @@ class NumberedFrames:
 
 
 def test_a_stream_reads_one_tile_for_its_first_frame():
-    clip = NumberedFrames()
+    frames = NumberedFrames()
 
-    first = next(clip.stream)
+    first = next(frames.stream)
 
-    assert clip.reads == [[0, 1, 2, 3]]
+    assert frames.reads == [[0, 1, 2, 3]]
     assert first[0, 0, 0, 0] == 0
 
 
@@ -367,26 +367,26 @@ def test_a_stream_gives_all_frames_in_their_order():
 
 
 def test_a_stream_reads_no_more_than_one_tile_at_a_time():
-    clip = NumberedFrames()
+    frames = NumberedFrames()
 
-    for _ in clip.stream:
+    for _ in frames.stream:
         pass
 
-    assert clip.reads == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [5, 6, 7, 8]]
+    assert frames.reads == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [5, 6, 7, 8]]
 
 
 @pytest.mark.parametrize("blend", BLENDS)
 @pytest.mark.parametrize(
     ("first", "end"),
     [
-        pytest.param(0, 5, id="begin"),
+        pytest.param(0, 5, id="beginning"),
         pytest.param(5, 6, id="one frame"),
         pytest.param(6, 13, id="end"),
         pytest.param(12, 13, id="last frame"),
     ],
 )
 def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend, first, end):
-    lq = clip(1, 13, 3, 24, 24)
+    lq = random_clip(1, 13, 3, 24, 24)
     net = LocalNet()
     tiling = make_tiling(num_frame_testing=4, num_frame_overlapping=2, blend=blend)
 
@@ -420,7 +420,7 @@ def network_with_limit(most_pixels):
     return Net(forward)
 
 
-class Clip:
+class ClipInMemory:
     """A clip of frames (T, C, H, W), as `Restorer` reads it."""
 
     name = "clip"
@@ -436,7 +436,7 @@ class Clip:
         raise AssertionError("a clip without spikes")
 
 
-LARGE = clip(9, 3, 200, 260)  # (T, C, H, W)
+LARGE = random_clip(9, 3, 200, 260)  # (T, C, H, W)
 # Pixels of a tile of 6 frames of 64 x 64 pixels. A network with this limit takes no larger tile.
 PIXELS_OF_6_FRAMES_64 = 6 * 64 * 64
 
@@ -445,7 +445,7 @@ def restore_large(net, **tiling):
     """Restore nine frames of 200 x 260 in tiles of 6 frames."""
     cut = make_tiling(num_frame_testing=6, size_patch_overlapping=16, **tiling)
     restorer = Restorer(net, cut, torch.device("cpu"))
-    return torch.stack(list(restorer.frames(Clip(LARGE), range(9))))
+    return torch.stack(list(restorer.frames(ClipInMemory(LARGE), range(9))))
 
 
 def test_tiles_are_halved_until_memory_suffices(caplog):
@@ -461,7 +461,8 @@ def test_tiles_are_halved_until_memory_suffices(caplog):
 
 def test_too_little_memory_for_the_smallest_tile_is_an_error():
     with pytest.raises(DataError, match="out of memory"):
-        restore_large(network_with_limit(100), may_halve=True)  # 100 pixels: less than any tile
+        # Every tile has more than 100 pixels.
+        restore_large(network_with_limit(100), may_halve=True)
 
 
 def test_too_little_memory_is_an_error_if_tiles_are_not_halved():
