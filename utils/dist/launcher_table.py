@@ -66,7 +66,7 @@ class PerNode:
 class Unplaced:
     """A platform that tells the number of processes or hosts, but not which of them this one is.
 
-    Without this number a process cannot be a rank, so these rows lead to an error with advice.
+    A process must know which one it is to be a rank. So these rows lead to an error with advice.
     """
 
     name: str  # name of the platform, for errors

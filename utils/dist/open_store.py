@@ -124,8 +124,8 @@ def _open_on_rank_0(launch: LaunchInfo) -> TCPStore:
 def _hosted_store(launch: LaunchInfo) -> TCPStore:
     """Open the store of the run on the address of MASTER_ADDR, and on no other address.
 
-    Without the socket that this function makes, torch would listen on every address of the host,
-    even if MASTER_ADDR is 127.0.0.1. Then any host of the network could write into the store. Test:
+    Without the socket of `_listener`, torch would listen on every address of the host, even if
+    MASTER_ADDR is 127.0.0.1. Then any host of the network could write into the store. Test:
     test_ranks_of_one_host_listen_on_the_loopback_alone.
     """
     host = launch.master_addr
