@@ -12,7 +12,7 @@ from pathlib import Path
 def keep_compiled_code_at_home() -> None:
     """Let torch's compiler keep its code below the user's home.
 
-    By default the compiler uses a folder in /tmp with a foreseeable name. Another user may have put
+    By default the compiler uses a folder in /tmp with a predictable name. Another user may have put
     code there first, and we would run it.
     """
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:  # the user's choice

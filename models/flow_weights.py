@@ -37,7 +37,7 @@ def start_with_zero_flow(spynet: SpyNet) -> None:
 
 
 def load_flow(spynet: SpyNet, path: str) -> None:
-    """Load the weights of SpyNet from a file, or the shipped weights in place of KAIR's file.
+    """Load the weights of SpyNet from a file, or the shipped weights instead of KAIR's file.
 
     Raises OptionError if any other file is missing, or if the file holds other tensors.
     """

@@ -91,7 +91,7 @@ class _ScalarType:
 def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
     """Return the Python number of a NumPy scalar in a pickle.
 
-    torch.load calls this in place of NumPy's function, so that NumPy's own functions are never
+    torch.load calls this instead of NumPy's function, so that NumPy's own functions are never
     called with the state of a pickle.
 
     data: the bytes of the scalar.

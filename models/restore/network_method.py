@@ -74,7 +74,7 @@ class NetworkMethod:
         test only if the settings of both tests are equal.
         """
         # 12 hex digits that change if the network is built in another way. The digest of the
-        # weights does not suffice, because an option file may describe the network, and a user may
+        # weights is not enough, because an option file may describe the network, and a user may
         # change the option file.
         values = [getattr(self.saved, field) for field in NETWORK_FIELDS]
         text = json.dumps(values, sort_keys=True)

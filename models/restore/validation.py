@@ -13,7 +13,7 @@ rounds they agree whether a signal ends the validation. So every rank must take 
 also a rank without a clip in the last round.
 
 What must stay: the keys of `Validation.scalars`, because users' logs and the choice of the best
-checkpoint use them. All ranks take part in all rounds, so that none waits for ever
+checkpoint use them. All ranks take part in all rounds, so that no rank waits forever
 (test_one_rank_and_two_ranks_give_the_same_scores).
 Free to change: which clips are shown, and the log line.
 

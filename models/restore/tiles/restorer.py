@@ -109,7 +109,7 @@ class Restorer:
 
         With `Tiling.may_halve`, the clip is tried again with smaller tiles after an out-of-memory
         error, as long as no frame has been yielded. All tiles of a clip have the same size, so
-        memory that suffices for the first frame suffices for the last. An error after the first
+        memory that is enough for the first frame is enough for the last. An error after the first
         frame is raised, because frames of two tilings in one clip would not fit together.
         """
         cache = self.with_cache(reader)

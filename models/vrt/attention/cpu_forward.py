@@ -1,7 +1,7 @@
 """The forward pass of our own attention for CPUs: softmax(scale q k^T + bias + mask) v.
 
 This pass computes a few windows at a time (a round), so that their T x T matrices stay in the cache
-of a core. It computes 2^x in place of e^x, because exp2 is faster. So the logits are multiplied by
+of a core. It computes 2^x instead of e^x, because exp2 is faster. So the logits are multiplied by
 log2(e). For each query it also returns the log-sum-exp, log2(sum over the keys of 2^logit), which
 the backward pass (cpu_gradients.py) needs to compute the weights of the attention again.
 

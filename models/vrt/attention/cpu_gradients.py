@@ -35,8 +35,8 @@ class WideTensors(NamedTuple):
 
     With these channels the matrix products are
 
-        q k^T - log-sum-exp / (scale log2(e))     in place of q k^T
-        G v^T - sum(G * O)                        in place of G v^T
+        q k^T - log-sum-exp / (scale log2(e))     instead of q k^T
+        G v^T - sum(G * O)                        instead of G v^T
 
     E.g. hd = 2, bfloat16, and 5.03 is to be subtracted from 6.5, the product of these two rows:
 

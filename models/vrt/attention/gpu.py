@@ -4,7 +4,7 @@ models.vrt.attention.window calls `window_attention` for bfloat16 and float16, i
 knows the sizes. The kernels are in the folder kernels/:
 
     tiles.py            which windows they take, and the sizes of their tiles
-    regions.py          what they read in place of masks
+    regions.py          what they read instead of masks
     parts.py            functions that all of them call: addresses and logits
     forward.py          the output
     all_gradients.py    backward for windows of up to 128 tokens
@@ -84,7 +84,7 @@ class WindowAttention(torch.autograd.Function):
         n = 2 * windows if mutual else windows
         out = qkv.new_empty(windows, tokens, heads * channels)
         log_sums = qkv.new_empty(n, heads, constants["T"], dtype=torch.float32)
-        # The kernels compute 2^x in place of e^x, so the bias gets the factor log2(e).
+        # The kernels compute 2^x instead of e^x, so the bias gets the factor log2(e).
         scaled_bias = None if bias is None else (bias * LOG2_E.value).to(qkv.dtype)
         launch_forward(qkv, scaled_bias, region_row, regions, out, log_sums, scale, constants)
         ctx.save_for_backward(qkv, scaled_bias, region_row, regions, out, log_sums)

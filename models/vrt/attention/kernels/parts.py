@@ -41,7 +41,7 @@ import triton.language
 # The type is Any, because the type checker must not check kernels as if they were Python.
 tl: Any = triton.language
 jit: Any = triton.jit
-# The kernels compute 2^x in place of e^x, because exp2 is faster: e^x is 2^(x log2(e)). So all
+# The kernels compute 2^x instead of e^x, because exp2 is faster: e^x is 2^(x log2(e)). So all
 # logits here are already multiplied by log2(e). tl.constexpr: a kernel can read no other global
 # constant.
 LOG2_E = tl.constexpr(1.4426950408889634)

@@ -1,4 +1,4 @@
-"""Make what the attention kernels read in place of masks: the region of each token.
+"""Make what the attention kernels read instead of masks: the region of each token.
 
 Tokens of one region attend to each other, tokens of two regions do not. A number for each token is
 enough, where a mask has a T x T matrix for a window of T tokens.
@@ -25,7 +25,7 @@ from models.vrt.chunk import Span
 def mask_table(
     spans: tuple[Span, ...], tokens: int, mutual: bool, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return what the kernels read in place of masks, or (None, None) if no window has a mask.
+    """Return what the kernels read instead of masks, or (None, None) if no window has a mask.
 
     spans: ranges of successive windows. All windows of a span have the same mask.
     tokens: number of tokens that attend to each other, T.
