@@ -4,8 +4,8 @@
 torchvision on a GPU. The two forms differ in their cost:
 
     torchvision     samples in float32, and writes 9 samples per pixel and channel in float32. Its
-                    backward pass samples three times, once for each of the gradients of: the
-                    weights; the positions and masks; the input.
+                    backward pass samples three times: for the gradient of the weights, for the
+                    gradients of positions and masks, and for the gradient of the input.
     this form       samples in 16 bits if the input has 16 bits. Positions stay float32, because in
                     16 bits they would be rounded, which would move the samples. The backward pass
                     samples once.
@@ -46,7 +46,7 @@ PIXELS = 128
 #     k       groups of the weights (`groups` of torch's convolution)          k = 2
 #     K       entries of a column that one group of the weights reads:         K = 4 * 9 * 8 = 288
 #             G / k groups for sampling, 9 taps, C channels each
-#     k K     all entries of a column: G groups, 9 taps, C channels            576
+#     k * K   all entries of a column: G groups, 9 taps, C channels            576
 #
 # In the example at the right, a group of the weights reads c / k = 32 input channels, which are
 # G / k = 4 groups for sampling, and makes c' / k = 32 output channels.
@@ -56,8 +56,8 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     """Return what models.vrt.deform_conv.deform_conv returns, (n, c', h, w) in the dtype of x.
 
     x: (n, c, h, w), 16 bits or float32.
-    offset: (n, 18 G, h, w), float32: dy and dx of each group and tap.
-    mask: (n, 9 G, h, w).
+    offset: (n, 18 * G, h, w), float32: dy and dx of each group and tap.
+    mask: (n, 9 * G, h, w).
     weight: (c', c / k, 3, 3) with k weight groups.
     bias: (c',).
     """
@@ -105,11 +105,11 @@ class _DeformConv(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of all arguments of forward. grad: (n, c', h, w).
 
-        With the columns A (pixels, K), the weights B (c'/k, K) and the gradient D (pixels, c'/k) of
-        A B^T, for each of the k groups:
+        For each of the k groups, the output is A @ B^T, with the columns A (pixels, K) and the
+        weights B (c'/k, K). D (pixels, c'/k) is the gradient of the output. Then
 
-            gradient of A    D B
-            gradient of B    D^T A
+            gradient of A    D @ B
+            gradient of B    D^T @ A
         """
         grouped, offset, mask, weight = ctx.saved_tensors
         n, groups, h, w, channels = grouped.shape  # (n, G, h, w, C)

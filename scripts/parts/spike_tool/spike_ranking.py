@@ -32,7 +32,8 @@ from scripts.parts.spike_tool.spike_geometry import (
     no_geometry,
 )
 from scripts.parts.spike_tool.spike_sizes import (
-    TRIED,
+    SHAPES_TRIED,
+    SIDES_TRIED,
     has_shape,
     sizes_that_fit,
     smoothest_first,
@@ -166,8 +167,8 @@ class Ranking:
             self.shown = [Candidate(path, given)]
             return
 
-        # The candidates are the sizes of known cameras that fit the file, and then the smoothest of
-        # the other sizes that fit it, here called derived.
+        # The candidates are the sizes of known cameras that fit the file, and the smoothest of the
+        # other sizes that fit it. The other sizes are called derived.
         geometries = camera_geometries(path, options)
         if picture is not None:
             geometries = [g for g in geometries if has_shape((g.height, g.width), picture)]
@@ -175,11 +176,11 @@ class Ranking:
         # pattern, its size is known, so no other size is tried.
         has_sps100_lines = any(geometry.layout == "sps100" for geometry in geometries)
         if not has_sps100_lines:
-            sizes = self._derived_sizes(path, options, known=geometries)  # the smoothest first
-            shown = sizes[:SHOWN_DERIVED]
-            self.others = sizes[SHOWN_DERIVED:]
+            # The smoothest size is the first.
+            derived_sizes = self._derived_sizes(path, options, known=geometries)
+            self.others = derived_sizes[SHOWN_DERIVED:]
             flip = is_flipped(path, options)
-            for height, width in shown:
+            for height, width in derived_sizes[:SHOWN_DERIVED]:
                 geometries.append(SpikeGeometry(height, width, flip, bit_order=options.bit_order))
         if not geometries:
             raise self._nothing_fits(path)
@@ -208,12 +209,9 @@ class Ranking:
     def tried(self) -> str:
         """Return in words which sizes were tried."""
         if self.picture is None:
-            return f"the known cameras; {TRIED}"
+            return f"the known cameras; {SIDES_TRIED}, {SHAPES_TRIED}"
         height, width = self.picture
-        # TRIED is a text of spike_sizes.py. It says the limits of the sizes, and after ", not" the
-        # shapes that are tried without a picture. The shapes do not hold here.
-        limits = TRIED.split(", not")[0]
-        return f"the sizes of the shape of the picture, {height} x {width}; {limits}"
+        return f"the sizes of the shape of the picture, {height} x {width}; {SIDES_TRIED}"
 
     def _derived_sizes(
         self, path: Path, options: GeometryOptions, known: Sequence[SpikeGeometry]

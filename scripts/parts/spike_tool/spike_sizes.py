@@ -24,12 +24,11 @@ WIDTH_STEP = 8  # a row has whole bytes, so its width is a multiple of 8 pixels
 # The shapes of cameras, height / width.
 HIGHEST_SHAPE = 4 / 3  # an upright plane
 WIDEST_SHAPE = 2 / 5  # a wide plane
-# The limits in words. If a picture gives the shape, the limits of the shape do not hold: then
-# `Ranking.tried` (spike_ranking.py) uses only the words before ", not". So ", not" must stay.
-TRIED = (
-    f"heights and widths from {LEAST_SIDE} to {MOST_SIDE}, the width a multiple of {WIDTH_STEP}, "
-    "not higher than 4:3 and not wider than 2:5"
+# The limits in words. If a picture gives the shape, the limits of the shape do not hold.
+SIDES_TRIED = (
+    f"heights and widths from {LEAST_SIDE} to {MOST_SIDE}, the width a multiple of {WIDTH_STEP}"
 )
+SHAPES_TRIED = "not higher than 4:3 and not wider than 2:5"
 # `smoothest_first` judges each size by a few planes in the middle of the file, because hundreds of
 # sizes can fit. Two limits hold. Larger numbers take more time, smaller numbers make the judgement
 # less sure.
@@ -65,9 +64,10 @@ def smoothness(rates: np.ndarray) -> dict[str, float]:
 def sizes_that_fit(length: int, picture: tuple[int, int] | None = None) -> list[tuple[int, int]]:
     """Return the sizes (h, w) that divide a file of `length` bytes into whole planes.
 
-    Only sizes within the limits of TRIED are returned.
+    Only sizes within the limits above are returned.
 
-    picture: height and width of a frame of the same view. Only sizes of its shape are returned.
+    picture: height and width of a frame of the same view. If it is given, only sizes of its shape
+        are returned.
     """
     sizes = []
     for width in range(LEAST_SIDE, MOST_SIDE + 1, WIDTH_STEP):
