@@ -116,7 +116,7 @@ class RecurrentTrainKeys(Crops, SharpFiles, ClipFiles):
 
 @DATASETS.register("VideoRecurrentTrainDataset", given=("seed",), section=RecurrentTrainKeys)
 class VideoRecurrentTrainDataset(TrainClips):
-    """As TrainDatasetRGBSpike, without spikes; KAIR's name and keys."""
+    """The same as TrainDatasetRGBSpike, but without spikes. Name and keys are as in KAIR."""
 
 
 # ---- RGB: denoising --------------------------------------------------------------------------
@@ -136,7 +136,8 @@ class DenoisingTrainKeys(Crops, SharpFiles, FrameFiles):
     "VideoRecurrentTrainNonblindDenoisingDataset", given=("seed",), section=DenoisingTrainKeys
 )
 class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
-    """As VideoRecurrentTrainDataset, with noise added to the sharp frames; KAIR's name and keys.
+    """The same as VideoRecurrentTrainDataset, but noise is added to the sharp frames.
+    Name and keys are as in KAIR.
 
     lq (T, 4, h, w) has the noisy frames in the channels 0 ... 2, and in channel 3 the noise map,
     which a network with netG.nonblind_denoising takes. The noise level sigma is drawn uniformly for
@@ -180,7 +181,7 @@ class RecurrentTestKeys(WholeClips, ClipFiles):
 
 @DATASETS.register("VideoRecurrentTestDataset", given=("seed",), section=RecurrentTestKeys)
 class VideoRecurrentTestDataset(TestClips):
-    """As TestDatasetRGBSpike, without spikes; KAIR's name and keys.
+    """The same as TestDatasetRGBSpike, but without spikes. Name and keys are as in KAIR.
 
     If sigma is given, Gaussian noise is added to the frames of dataroot_lq. The noise depends only
     on the seed and on the names of clip and frame, so that scores are the same for any number of
@@ -274,7 +275,7 @@ class VimeoTrainKeys(Crops, SharpFiles, Septuplets):
 
 @DATASETS.register("VideoRecurrentTrainVimeoDataset", given=("seed",), section=VimeoTrainKeys)
 class VideoRecurrentTrainVimeoDataset(TrainClips):
-    """Random crops of Vimeo-90K clips, one sample for each clip; KAIR's name and keys."""
+    """Random crops of Vimeo-90K clips, one sample for each clip. Name and keys are as in KAIR."""
 
     septuplets = True
 
@@ -302,7 +303,8 @@ class VFIKeys(Crops, SharpFiles, Septuplets):
 
 @DATASETS.register("VideoRecurrentTrainVimeoVFIDataset", given=("seed",), section=VFIKeys)
 class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
-    """Samples for frame interpolation from Vimeo-90K, one for each clip; KAIR's name and keys.
+    """Samples for frame interpolation from Vimeo-90K, one for each clip.
+    Name and keys are as in KAIR.
 
     lq (n, 3, h, w): every second frame of num_frame frames, e.g. im1, im3, im5 and im7 of seven. n
     is netG.img_size[0].
@@ -373,7 +375,7 @@ class VimeoTestKeys(WholeClips, Septuplets):
 
 @DATASETS.register("VideoTestVimeo90KDataset", given=("seed",), section=VimeoTestKeys)
 class VideoTestVimeo90KDataset(TestClips):
-    """Whole Vimeo-90K clips; KAIR's name and keys.
+    """Whole Vimeo-90K clips. Name and keys are as in KAIR.
 
     With temporal_scale 2 the network gets im1, im3, im5 and im7, and its frame is compared with
     im4. For super-resolution, set val.center_frame_only to score only im4, because published scores
