@@ -67,7 +67,7 @@ def make_set(folder: Path, clips: int) -> Path:
         "format": 1,
         "h": SPIKE_SIDE,
         "w": SPIKE_SIDE,
-        "flip": True,
+        "flip": True,  # `write_spikes` writes the last row first
         "planes": PLANES,
         "rate": RATE,
         "light": "linear",

@@ -119,7 +119,7 @@ def train_run(
         """Keep a copy of the weights. `train` calls it every SAVE_EVERY updates and at the end."""
         last_weights.update({name: value.clone() for name, value in weights.items()})
 
-    # The process time and not the time of day, because other programs may use the machine as well.
+    # The process time does not count what other programs on the machine take.
     begin = time.process_time()
     train(learned_steps, samples, solver=SOLVER, updates=run.updates, seed=run.seed, save=keep)
     return {"weights": last_weights, "cpu_s": time.process_time() - begin}
@@ -130,7 +130,7 @@ def samples_of_kinds(
 ) -> dict[str, dict[str, list[Sample]]]:
     """Return the samples of a part for both kinds of steps: kind -> name of a set -> samples.
 
-    Each sample has its equations already. Otherwise the first training would make the equations,
+    `hidden_sample` makes the equations of each sample. Otherwise the first training would make them,
     and its CPU time would be longer than the time of the next trainings.
     """
     operator = read_saved(OPERATOR_WEIGHTS)

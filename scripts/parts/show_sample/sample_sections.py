@@ -76,7 +76,7 @@ def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
     whole_bgr = dataset.backend.images(clip, "lq", first_frame, whole_size)[0]  # (H, W, 3)
     whole = whole_bgr[..., ::-1]  # from B, G, R to R, G, B
     image = enlarged(whole)
-    factor = image.shape[1] // whole.shape[1]  # pixels of the page for a pixel of the frame
+    factor = image.shape[1] // whole.shape[1]  # pixels of the page per pixel of the frame
 
     note = "yellow: the crop"
     boxes: list[tuple[tuple[int, int, int], Crop]] = []  # (colour, rectangle), painted in order
