@@ -7,7 +7,7 @@ So the threshold of the sensor and its fixed pattern need not be known. `Recorde
 (recording.py) asks for two things:
 
     gain_over_exposures     the gain for a clip, and which pixels can be trusted
-    gain_in_exposure        the gain for one exposure, if the RGB camera changed its own exposure
+    gain_in_exposure        the gain for one exposure, if the RGB camera changed its exposure time
 
 With automatic exposure, the RGB camera shows the same light by other values in each frame. The
 level of a frame tells such a change:
@@ -93,9 +93,10 @@ def exposure_light(recording: Recording, view: View) -> ExposureLight:
 def _display_correction(rates: np.ndarray) -> np.ndarray:
     """Return (mean display value) / (display value of the mean light), (h, w), at most 1.
 
-    Both differ if the light changes within the exposure. E.g. if the display value is 0 for half of
-    the time, and 1 for the other half: the mean display value is 0.5. The mean light is 0.5, too,
-    and its display value is 0.5^(1 / 2.2) = 0.73. So the result is 0.5 / 0.73 = 0.68.
+    These two values differ if the light changes within the exposure. E.g. the display value is 0
+    for half of the time, and 1 for the other half. Then the mean display value is 0.5. The mean
+    light is 0.5, too, and its display value is 0.5^(1 / 2.2) = 0.73. So the result is
+    0.5 / 0.73 = 0.68.
 
     rates: (parts, h, w), proportional to the display values in parts of an exposure.
     """
@@ -121,7 +122,9 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
         gain = (spikes + s) / (light + s / usual)        s = USUAL_SPIKES
 
     Spikes and light are summed over the exposures. "usual" is the median of the gains of the
-    pixels (`_usual_gain`). A pixel with few spikes gets about the usual gain.
+    pixels (`_usual_gain`). A pixel with few spikes gets about the usual gain. E.g. with the usual
+    gain 0.5, a pixel with 1 spike at the light 10 gets (1 + 3) / (10 + 3 / 0.5) = 0.25, and not
+    1 / 10.
 
     exposures: at least one, of the same view.
     Returns the gain (h, w) float32, and (h, w) bool. A pixel that cannot be trusted has the usual
@@ -204,9 +207,10 @@ def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
     Its half, 6, is reached at the third pixel, so the usual gain is 0.6. A plain median would be 0.
     This happens in dark scenes, e.g. at night: most pixels may have no spike at all.
 
-    spikes, light: sums over the same planes, an array of pixels each. The light is above 0.
+    spikes, light: sums of each pixel over the same planes, arrays of one shape. The light is above
+    0.
     """
-    gain = (spikes / light).ravel()  # (h w,)
+    gain = (spikes / light).ravel()  # (pixels,)
     by_gain = np.argsort(gain)  # numbers of the pixels, the smallest gain first
     light_so_far = np.cumsum(light.ravel()[by_gain])
     total_light = light_so_far[-1]
@@ -225,13 +229,14 @@ def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
 # large ratio, test_dead_and_hot_pixels_are_not_trusted fails.
 MOST_GAIN_RATIO = 2.5
 # The second limit is chance: the distance from the expected number of spikes, in standard
-# deviations. With 4, chance alone goes beyond the limit in about one of 10,000 pixels. With 0,
+# deviations. With 4, about one of 10,000 good pixels is beyond the limit by chance. With 0,
 # test_pixels_are_trusted_although_most_of_them_have_no_spike fails.
 CHANCE = 4.0
 
 
 def _is_plausible(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Return which pixels have about as many spikes as expected, or differ by chance: (h, w) bool.
+
     spikes: number of spikes of each pixel, (h, w).
     expected: number of spikes that each pixel would have at the usual gain, (h, w).
     """

@@ -17,9 +17,9 @@ pixel in the middle of the plane. E.g. if both cameras are aligned and a spike p
 RGB pixels, the middles of all spike pixels lie between four RGB pixels. So the places lie there,
 too, and m is the mean of these four.
 
-All spike pixels count as turned and as large as the middle one. If one camera is tilted, this is a
-little wrong near the edges. The time of K grows with the number of points in a spike pixel: with
-2 x 2 points it is a tenth of the time of the samples.
+All spike pixels are taken to be as large as the middle one, and turned in the same way. If one
+camera is tilted, this is a little wrong near the edges. The time of K grows with the number of
+points in a spike pixel: with 2 x 2 points it is a tenth of the time of the samples.
 
 What must stay: `adjoint` is the adjoint of `__call__`, or conjugate gradients do not converge. In
 tests/parts/data/joint/test_cameras.py, test_the_cameras_see_what_their_equations_say notices other
@@ -36,7 +36,8 @@ from torch import Tensor
 from data.motion.joint.lens import blur
 from data.motion.view import View
 
-# A fraction of a pixel that is nearer to 0 or 1 than this is taken as 0: it differs by rounding.
+# A fraction of a pixel that is nearer to 1 than this counts as 0, because it differs from a whole
+# pixel only by rounding.
 SAME_PLACE = 1e-3
 
 
