@@ -130,8 +130,8 @@ def samples_of_kinds(
 ) -> dict[str, dict[str, list[Sample]]]:
     """Return the samples of a part for both kinds of steps: kind -> name of a set -> samples.
 
-    `hidden_sample` makes the equations of each sample. Otherwise the first training would make them,
-    and its CPU time would be longer than the time of the next trainings.
+    `hidden_sample` makes the equations of each sample. Otherwise the first training would make the
+    equations, and its CPU time would be longer than the time of the next trainings.
     """
     operator = read_saved(OPERATOR_WEIGHTS)
     _, fusion = motion_network(operator, motion_net_file)
