@@ -72,7 +72,7 @@ class NetworkChannels:
         # What the spikes around the sharp instant show, in display values (h, w).
         window = recording.window(recording.sharp, INSTANT_PLANES)
         [rate] = recording.spike_rates([window])  # spikes per plane, (h, w)
-        self._instant = _display_of(tensor_of(rate / gain, device), system.is_display)
+        self._spikes_at_instant = _display_of(tensor_of(rate / gain, device), system.is_display)
         # The result of `_precision`. It does not depend on z, and the steps of a network need it
         # several times. None: not computed yet.
         self._kept_precision: Tensor | None = None
@@ -125,7 +125,9 @@ class NetworkChannels:
 
         # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
         size_of_r_s = r_s.abs().mean(0) / CAUCHY  # (h, w), at most 1
-        brightness_missing = self._instant - self._seen_at_instant(z)  # display values, (h, w)
+        brightness_missing = self._spikes_at_instant - self._seen_at_instant(
+            z
+        )  # display values, (h, w)
         spike_channels = self._pixels.to_frame(  # (2, H, W)
             torch.stack((size_of_r_s, brightness_missing))
         )
