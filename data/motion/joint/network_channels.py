@@ -125,9 +125,8 @@ class NetworkChannels:
 
         # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
         size_of_r_s = r_s.abs().mean(0) / CAUCHY  # (h, w), at most 1
-        brightness_missing = self._spikes_at_instant - self._seen_at_instant(
-            z
-        )  # display values, (h, w)
+        # In display values, (h, w).
+        brightness_missing = self._spikes_at_instant - self._seen_at_instant(z)
         spike_channels = self._pixels.to_frame(  # (2, H, W)
             torch.stack((size_of_r_s, brightness_missing))
         )
