@@ -1,6 +1,6 @@
-"""Whatever the bytes of a weights file or a checkpoint, it is read, or refused in words.
+"""A damaged weights file or checkpoint is read, or refused with a CheckpointError.
 
-hypothesis draws the damage. Any other error than a CheckpointError fails a test.
+The library hypothesis draws the damage. Any other error than a CheckpointError fails a test.
 """
 
 import io
@@ -39,8 +39,8 @@ def bytes_of_save(state: object, is_new: bool = True, has_sums: bool = True) -> 
     return file.getvalue()
 
 
-# With checksums, most damage is seen before the parts are read. Without checksums, the damage
-# reaches the code that reads the parts.
+# Name -> bytes of a file. With checksums, most damage is noticed before the parts are read. Without
+# checksums, the damage reaches the code that reads the parts.
 WEIGHTS = {
     "zip file": bytes_of_save(STATE),
     "zip file without checksums": bytes_of_save(STATE, has_sums=False),
@@ -115,15 +115,15 @@ def content_of_small():
 
 
 # Keys of the section `netG` in the options that a file holds beside its weights.
-KEYS = ("net_type", "depths", "embed_dims", "window_size", "num_heads", "mlp_ratio", "fusion")
-# Keys of these options themselves.
-OUTER = ("scale", "netG", "spike_channels", "spike", "spike_data", "datasets")
+NET_KEYS = ("net_type", "depths", "embed_dims", "window_size", "num_heads", "mlp_ratio", "fusion")
+# Keys of these options, outside of `netG` or for all of it.
+OUTER_KEYS = ("scale", "netG", "spike_channels", "spike", "spike_data", "datasets")
 
 
 @examples(10)
 @given(
-    change=st.dictionaries(st.sampled_from(KEYS), values, max_size=2),
-    outer=st.dictionaries(st.sampled_from(OUTER), values, max_size=2),
+    change=st.dictionaries(st.sampled_from(NET_KEYS), values, max_size=2),
+    outer=st.dictionaries(st.sampled_from(OUTER_KEYS), values, max_size=2),
 )
 def test_weights_that_do_not_fit_their_options_are_refused(
     tmp_path, content_of_small, change, outer
@@ -131,8 +131,8 @@ def test_weights_that_do_not_fit_their_options_are_refused(
     path = Path(tmp_path, "a.pth")
     options = content_of_small["options"]
     changed_options = options | {"netG": options["netG"] | change} | outer
-    # A file with 20 of the weights is written faster. The others are missing in any case, so the
-    # file must be refused even if the options are as before.
+    # A file with only 20 of the weights is written faster. The other weights are missing, so the
+    # file must be refused even if the options were not changed.
     few_weights = dict(list(content_of_small["params"].items())[:20])
     torch.save({"params": few_weights, "options": changed_options}, path)
 

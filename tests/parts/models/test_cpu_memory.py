@@ -1,8 +1,8 @@
-"""Memory of a training step on a CPU: the estimate beside a count, and what is said of it.
+"""Memory of a training step on a CPU: the estimate is near a count, and its messages are right.
 
 Before the first step, `check_memory` estimates the memory of a step from the size of the network
 and of the clips. A step that cannot fit is refused, because the system would end the process later
-without a word. No test fills the memory: clips of the needed size are tensors without content.
+without a message. No test fills the memory: clips of the needed size are tensors without content.
 
 Helpers of the product:
 
@@ -69,7 +69,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-# Networks that `make slow` counts. A change of what a block saves shows in the others, too.
+# Networks that only `make slow` counts. If a block saves more or less, the other networks show it.
 COUNTED_SLOWLY = ("deeper", "wider", "groups of 4", "enlarging")
 
 
@@ -91,15 +91,15 @@ def test_the_estimate_is_near_what_autograd_saves(changes):
     more_bytes = counted_bytes(net, width=64) - counted_bytes(net, width=32)
     per_pixel = more_bytes / (FRAMES * 32 * 32)
 
-    # An estimate that is wrong by a quarter still tells a step that fits from one that does not:
-    # `check_memory` refuses only what is far too large, and else warns.
+    # `check_memory` refuses only what is far too large, and otherwise warns. For this, an estimate
+    # that is wrong by a quarter is good enough.
     assert saved_per_pixel(net) == pytest.approx(per_pixel, rel=0.25)
 
 
 def clips_of(gigabytes: float, net: VRT) -> Tensor:
-    """Return clips (N, FRAMES, 3, 64, 64) for which autograd would save so many gigabytes.
+    """Return clips (N, FRAMES, 3, 64, 64) for which autograd would save this many gigabytes.
 
-    They take no memory: all numbers are one number, which `expand` repeats.
+    The clips take no memory, because `expand` repeats one number.
     """
     pixels = gigabytes * 1e9 / saved_per_pixel(net)
     clips = math.ceil(pixels / (FRAMES * 64 * 64))
@@ -126,7 +126,7 @@ def memory_now() -> Memory:
     return Memory(*not_none(host_memory()))
 
 
-def test_a_step_that_fits_is_not_spoken_of(caplog):
+def test_a_step_that_fits_gets_no_message(caplog):
     net = VRT(**SMALL)
     caplog.set_level(logging.INFO)
 
@@ -168,15 +168,15 @@ def test_a_training_that_cannot_fit_ends_before_its_first_step(tmp_path):
     options = write_options(tmp_path, netG=network_section(**WIDE))
     options_of_net: dict[str, Any] = {**SMALL, "depths": [2] + [1] * 7, **WIDE}
     bytes_of_clip = saved_per_pixel(VRT(**options_of_net)) * 4 * 32 * 32  # 4 frames of 32 x 32
-    # A batch that needs three times the whole memory. It is an even number, so that the error can
-    # advise half of it.
+    # The clips of a batch that needs three times the whole memory. Their number is even, so that
+    # the error can advise half of it.
     needed_bytes = 3 * memory_now().whole * 1e9
     clips = 2 * math.ceil(needed_bytes / bytes_of_clip / 2)
     changes = (
         "datasets.test={}",
         "datasets.train.num_frame=4",
         f"datasets.train.dataloader_batch_size={clips}",
-        # An epoch must have a batch, so it has each sample so many times.
+        # An epoch must have at least one batch. So an epoch repeats each sample this many times.
         f"datasets.train.dataloader_epoch_repeat={clips}",
     )
 

@@ -1,4 +1,4 @@
-"""Memory of a training step: checkpoint = "auto" keeps to its budget.
+"""Memory of a training step: with checkpoint = "auto", a step keeps to its budget.
 
 With checkpoint "auto", the network decides which blocks compute their activations again in the
 backward pass (they are "checkpointed"), so that a step fits into a budget. The decision counts
@@ -70,15 +70,17 @@ def test_a_smaller_budget_recomputes_more_and_keeps_less(net_and_clip):
     counts = []
     kept = []
 
+    # Too small; a little more than the least; more than enough.
     for budget_gb in (0.001, least_gb + 0.002, 10.0):
         fit_memory(net, lambda: net(clip), budget_gb)
         counts.append(number_of_checkpointed_branches(net))
         kept.append(kept_bytes(net, clip))
 
     all_branches = 2 * len(blocks_of(net))
-    assert counts[0] == all_branches
-    assert 0 < counts[1] < all_branches
-    assert counts[2] == 0
+    most, some, none = counts
+    assert most == all_branches
+    assert 0 < some < all_branches
+    assert none == 0
     assert kept[0] < kept[1] < kept[2]
 
 
@@ -128,8 +130,8 @@ def test_auto_without_a_gpu_needs_a_budget():
 def allocated_bytes(run) -> int:
     """Return the most that torch holds at once during `run`, beyond what it held before.
 
-    The profiler tells each allocation (bytes above 0) and each release (below 0) with its time. So
-    the sum up to a time is what is held then.
+    The profiler records each allocation (a positive number of bytes) and each release (a negative
+    number) with its time. So the sum of all numbers up to a time is what torch holds at this time.
     """
     kinds = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=kinds, profile_memory=True) as profiled:
@@ -167,21 +169,23 @@ def test_the_count_is_what_a_step_allocates(kernels, flags):
     net = tiny_vrt(kernels=kernels, drop_path_rate=0.0, **flags)
     clip = torch.rand(1, 4, 3, 32, 64)
     optimizer = torch.optim.Adam(net.parameters())
-    # The first step of Adam makes two moments of each weight, which stay.
+    # The first step makes Adam's two moments of each weight, which stay. A weight and its moments
+    # are three numbers of 4 bytes.
     train_step(net, optimizer, clip[..., :32, :32])
     bytes_of_weight_and_moments = 3 * 4
     parameters = sum(parameter.numel() for parameter in net.parameters())
-    flags_before = number_of_checkpointed_branches(net)
+    count_before = number_of_checkpointed_branches(net)
 
     allocated = allocated_bytes(lambda: train_step(net, optimizer, clip))
-    # Without flags there is no limit. With flags the budget is 0, so all stay checkpointed.
+    # `fit_memory` must leave the blocks as they are. Without flags the budget has no limit, so no
+    # block is checkpointed. With flags the budget is 0, so all blocks stay checkpointed.
     budget_gb = 0.0 if flags else math.inf
     counted_gb = fit_memory(net, lambda: net(clip), budget_gb)
 
     measured_gb = (bytes_of_weight_and_moments * parameters + allocated) / 1e9
     # The result has a margin for the error of the count. The count itself is compared.
     assert counted_gb / MARGIN == pytest.approx(measured_gb, rel=0.05)
-    assert number_of_checkpointed_branches(net) == flags_before
+    assert number_of_checkpointed_branches(net) == count_before
 
 
 @pytest.mark.cuda

@@ -1,7 +1,7 @@
-"""Weights files of other programs: what is taken from them, and files that are something else.
+"""Weights files of other programs: what is read from them, and files that are something else.
 
-The front door is main_test_vrt.py, which restores a clip of four frames with the weights. A file
-that is no weights file is refused with what it is, and with what to do.
+Most tests run main_test_vrt.py, which restores a clip of four frames with the weights. The error
+about a file that is no weights file says what the file is, and what to do.
 """
 
 import gzip
@@ -105,9 +105,8 @@ class Wrong:
     """A file that is no weights file."""
 
     write: Callable[[Path], None]
-    # What the message says that it is.
+    # Words of the error: what the file is, and what to do.
     what: str
-    # What the message says to do.
     do: str
 
 
@@ -183,7 +182,8 @@ def test_numbers_of_numpy_beside_the_tensors_are_no_hindrance(home, tmp_path, is
         scores[name] = read_metrics(tmp_path / name)["clips"]["mine"]["per_frame"]
 
     assert scores["with"] == scores["without"]
-    # What torch allows the rest of the process is as before.
+    # While a file is read, torch must allow numbers of NumPy. Afterwards it must not: the list of
+    # what torch allows counts for the whole process.
     assert "numpy" not in str(torch.serialization.get_safe_globals())
 
 
@@ -195,8 +195,8 @@ def test_a_scalar_that_is_no_number_is_refused(value, tmp_path):
         read_weights(tmp_path / "w.pth")
 
 
-# torch has one list of what it allows for the whole process. Threads that changed it at the same
-# time would disturb one another.
+# torch has one list of allowed names for the whole process. Without a lock, threads that change it
+# at the same time would disturb one another.
 def test_two_threads_read_files_with_numbers_of_numpy_at_once(tmp_path):
     torch.save({"params": {"a": torch.ones(1)}, "best": SCALARS}, tmp_path / "w.pth")
     found: list[int] = []
@@ -211,7 +211,7 @@ def test_two_threads_read_files_with_numbers_of_numpy_at_once(tmp_path):
     for thread in threads:
         thread.join()
 
-    # Each of 400 reads found the one tensor.
+    # 4 threads read 100 times each. Each read found the one tensor.
     assert found == [1] * 400
 
 

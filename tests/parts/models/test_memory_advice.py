@@ -61,7 +61,8 @@ def test_what_is_in_use_or_too_small_for_the_network_is_not_offered():
         # A smaller batch is not possible, and amp is in use.
         batch=1,
         amp=True,
-        # The network enlarges by 4, so its input has 64 x 64. It takes no smaller input.
+        # The network enlarges by 4, so its input has 256 / 4 = 64 pixels a side, which is the
+        # least.
         gt_size=256,
         scale=4,
         # One frame less would be the fewest that the network takes. The advice keeps one more.
@@ -133,7 +134,7 @@ def test_an_optimizer_without_room_names_option_lines(tmp_path):
         raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
     model = model_of(tmp_path, **network_section())
-    # In its first step Adam allocates its moments. This function is called there.
+    # Adam allocates its moments in its first step. `fail` is called at the start of this step.
     model.optimizer.register_step_pre_hook(fail)
 
     with pytest.raises(SpikeVRTError, match="out of memory on rank 0"):

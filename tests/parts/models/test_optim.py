@@ -56,14 +56,14 @@ def test_the_cosine_equals_torchs_cosine_until_its_end():
 
 @pytest.mark.parametrize("step", [300, 301])
 def test_the_cosine_stays_low_after_its_end(step):
-    # torch restarts here at the full rate. The last steps of a run must not.
+    # torch restarts at step 300 with the full rate. The last steps of a run must keep the low rate.
     assert lr_at(step, base=4e-4, train=train_options()) == FLOOR
 
 
 @pytest.mark.parametrize(
     ("step", "rate"),
     [
-        pytest.param(100, 0.5, id="begin of the second period"),
+        pytest.param(100, 0.5, id="beginning of the second period"),
         pytest.param(125, 0.25, id="its middle"),
         pytest.param(150, FLOOR, id="its end"),
     ],
@@ -100,7 +100,7 @@ def test_milestones_follow_a_warm_up(step, rate):
 
 @pytest.fixture
 def own_schedule(monkeypatch):
-    """Return a function that registers a schedule of a user for a test. It returns its options."""
+    """Give a function that registers a schedule of a user, and returns options that name it."""
 
     def register(rate: Any) -> TrainOptions:
         schedule = Schedule(lambda step, base: rate, keys=(), stretched_by="", floor=None)
@@ -117,7 +117,7 @@ def test_a_schedule_that_returns_no_rate_is_refused(own_schedule, rate):
 
 
 def test_a_rate_of_numpy_can_be_saved(own_schedule):
-    # A checkpoint holds plain types alone.
+    # A checkpoint holds only plain types.
     assert type(lr_at(7, base=1.0, train=own_schedule(np.float64(0.5)))) is float
 
 
@@ -192,7 +192,8 @@ def take_step(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
 
 
 def test_the_moments_of_another_optimizer_begin_anew(caplog):
-    # fix_keys=[]: no name of this network has the keys of OPTIONS, which would cause a warning.
+    # No parameter of this network has a key of OPTIONS in its name, which would cause a warning. So
+    # fix_keys is [].
     net = linear_layers("mlp")
     saved = saved_moments(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net)
     optimizer = build_optimizer(net, train_options(fix_keys=[]))
@@ -315,7 +316,7 @@ def test_a_loss_that_returns_no_loss_is_refused(value, words):
         refuse_wrong_loss(MaskedLoss(), value)
 
 
-def test_a_loss_may_take_further_channels_of_the_network():
+def test_a_network_may_return_more_channels_than_the_sharp_frames_have():
     refuse_wrong_output(torch.zeros(2, 3, 6, 8, 8), torch.zeros(SHARP))
 
 
@@ -338,7 +339,7 @@ def test_parameters_of_a_loss_that_nobody_trains_are_named(caplog):
     assert "WeightedLoss has parameters that are not trained: term_weight" in record.getMessage()
 
 
-def test_fixed_parameters_of_a_loss_are_not_spoken_of(caplog):
+def test_fixed_parameters_of_a_loss_give_no_warning(caplog):
     warn_of_untrained(WeightedLoss().requires_grad_(False))
 
     assert not caplog.records

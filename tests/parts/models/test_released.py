@@ -21,9 +21,9 @@ from tests.helpers.weights_files import released_tensors
 from utils.errors import CheckpointError
 
 NAME = "006_VRT_videodeblurring_GoPro"
-# The end of each program of `start_released`. It is given a noise level (--sigma), which 006 cannot
-# take, because it is no denoiser. The program finds this after it has read the weights. So this
-# text proves that they were fetched and read.
+# The error with which each program of `start_released` ends. The program is given a noise level
+# (--sigma), which the network 006 cannot take, because it is no denoiser. The program notices this
+# only after it has read the weights. So this text proves that the weights were fetched and read.
 REFUSAL_OF_READ_WEIGHTS = "these weights do not take a noise level"
 FILE_NAME = f"{NAME}.pth"
 # Where a program puts the file, seen from the folder in which the program is started.
@@ -68,7 +68,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path) -> Iterator[Server]:
-    """Give a server that runs, of an empty folder, which the test may fill."""
+    """Give a running server of an empty folder. The test may write files into this folder."""
     folder = tmp_path / "released"
     folder.mkdir()
     with Server(folder) as found:
@@ -115,7 +115,7 @@ def advice_of(text: str) -> str:
 
 
 def left_in(folder: Path) -> list[str]:
-    """Return the names of all downloaded files, also of those whose download did not end."""
+    """Return the names of all downloaded files, including unfinished ones."""
     return sorted(path.name for path in (folder / "model_zoo").rglob("*") if path.is_file())
 
 
@@ -208,7 +208,7 @@ def write_nothing(path: Path) -> None:
     """Write no file, so that the server answers 404."""
 
 
-# What writes the file that the server has in place of the released one, and words of the error.
+# write: writes the file that the server has in place of the released file. words: of the error.
 @pytest.mark.parametrize(
     ("write", "words"),
     [
@@ -292,7 +292,7 @@ for name in {HUB_NETWORKS}:
 
 @pytest.fixture(scope="module")
 def from_hub(tmp_path_factory) -> Path:
-    """Give the folder with the results of LOAD_FROM_HUB, which ran in a folder of its own."""
+    """Run the program LOAD_FROM_HUB in a new folder, and give the folder with its results."""
     folder = tmp_path_factory.mktemp("hub")
     program = folder / "program.py"
     program.write_text(LOAD_FROM_HUB)

@@ -135,8 +135,8 @@ def test_a_network_is_not_tested_on_other_channels_than_it_learns_from(key, valu
     assert refused.value.where == f"datasets.test.spike.{key}"
 
 
-# Options of a network that is a fusion operator alone, without VRT behind it. With base "fused" the
-# operator returns a restored frame.
+# Options of a network that is only a fusion operator, without a VRT behind it. With base "fused"
+# the operator returns a restored frame.
 OPERATOR_ALONE = {
     "netG": {
         "net_type": "fusion",
@@ -161,8 +161,8 @@ def test_a_fusion_operator_alone_is_a_network_that_trains():
     model = define_Model(OPERATOR_ALONE, spike_channels=2)
     model.init_train()
     frames, spikes = random_clip()
-    # To be learned: the sharp frames are half as bright as the input. The name of the clip is "a",
-    # and its first frame is number 0.
+    # The sharp frames are half as bright as the input, which the operator can learn. The name of
+    # the clip is "a", and its first frame is number 0.
     batch = {"lq": frames, "spike": spikes, "gt": 0.5 * frames, "key": ["a/0"]}
 
     losses = []

@@ -1,7 +1,8 @@
-"""models/vrt/flow_warp.py and spynet.py: sampling along a flow, and the network that estimates it.
+"""models/vrt/flow_warp.py and spynet.py: sampling along a flow, and the network that finds flows.
 
-Reference vectors of the published network are in tests/data/golden/. Other tests ask for what the
-vectors cannot show: flows without a number, the shipped weights, and when the flow network learns.
+Reference vectors of the published network are in tests/data/golden/. Other tests are about what the
+vectors do not have: flows with NaN or infinity, the shipped weights, and when the flow network
+learns.
 """
 
 import cv2
@@ -60,8 +61,8 @@ def test_a_warp_and_its_gradients_equal_the_reference(mode, kinds_without_paddin
 
     golden.assert_near({f"out/{mode}": y, f"grad_x/{mode}": not_none(x.grad)}, vector)
     if mode == "nearest4/zeros":
-        # The nearest pixels do not change with a small change of the flow. So there is no gradient
-        # here, and the reference stored zeros.
+        # A small change of the flow does not change which pixels are nearest. So we have no
+        # gradient of the flow, and the reference has stored zeros.
         assert flow.grad is None
         assert not vector[f"grad_flow/{mode}"].any()
     else:
@@ -70,14 +71,14 @@ def test_a_warp_and_its_gradients_equal_the_reference(mode, kinds_without_paddin
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
-def test_nearest4_survives_a_flow_that_is_no_number(bad):
+def test_nearest4_survives_a_flow_that_is_huge_or_not_finite(bad):
     # The function computes indices of pixels from the flow. It must not read at a wrong index.
     flow = torch.full((1, 2, 4, 4), bad)
 
     assert nearest4(torch.ones(1, 1, 4, 4), flow).shape == (1, 4, 4, 4)
 
 
-def test_one_coordinate_that_is_no_number_changes_no_bit_elsewhere():
+def test_one_flow_that_is_nan_changes_no_bit_elsewhere():
     torch.manual_seed(0)
     x = torch.rand(1, 2, 16, 16)
     flow = 3 * torch.randn(1, 2, 16, 16)
@@ -148,8 +149,9 @@ def test_the_shipped_weights_find_a_known_translation(motion, is_blurry):
     to_next = backward[0]  # index 0: between neighbours
     to_former = forward[0]
 
-    # The mean error over all pixels, those at the border too, whose content comes from outside. It
-    # must be below a quarter of the motion: a flow of 0 would have an error of the whole motion.
+    # The mean error over all pixels must be below a quarter of the motion. It includes pixels at
+    # the border, whose content comes from outside. A flow of 0 would have an error as large as the
+    # motion.
     true = torch.tensor(motion).view(1, 1, 2, 1, 1)
     largest_error = 0.25 * true.norm()
     assert (to_next - true).norm(dim=2).mean() < largest_error

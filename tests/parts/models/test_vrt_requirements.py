@@ -1,4 +1,4 @@
-"""What VRT refuses: options that do not fit together, clips that cannot go through, old options."""
+"""What VRT refuses: sizes that do not fit together, clips of a wrong shape, old options."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
         pytest.param((1, 3, 4, 32, 32), "(B, N, 3, H, W)", id="four channels"),
     ],
 )
-def test_clips_that_cannot_go_through_are_refused(shape, expected):
+def test_clips_of_a_shape_that_the_network_cannot_take_are_refused(shape, expected):
     with pytest.raises(DataError) as refused:
         VRT(**SMALL)(torch.rand(shape))
 
@@ -73,8 +73,8 @@ def test_clips_that_cannot_go_through_are_refused(shape, expected):
 
 
 def test_each_instant_of_gray_frames_begins_as_the_gray_frame_in_each_colour():
-    """The network adds the one channel of its input to 3 instants x 3 colours. A new network adds
-    nothing else."""
+    # The network adds the one channel of its input to each of 3 instants x 3 colours = 9 channels.
+    # A new network adds nothing else.
     net = VRT(**SMALL, in_chans=1, out_chans=3, out_instants=3)
     gray = torch.rand(1, 2, 1, 32, 32)
 

@@ -1,7 +1,7 @@
-"""Files of weights: what is read, what starts which network, what a file says of its network.
+"""Files of weights: what is read from a file, which network can start with it, what it describes.
 
 The networks are tiny, and most weights are random. The last part reads files in the form in which
-this project writes them, with a description of the network and of its spikes.
+this project writes them: with a description of the network and of its spikes.
 """
 
 from pathlib import Path
@@ -49,14 +49,14 @@ def rgb_net() -> VRT:
 
 
 def check_holds(net: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Check that a network has these weights, in each bit. It may have others as well."""
+    """Check that a network has exactly these weights. It may have other weights as well."""
     state = net.state_dict()
     for name, value in weights.items():
         assert torch.equal(state[name], value), name
 
 
 def with_one_added(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights plus 1, which can be told from the weights themselves."""
+    """Return other weights: each number is larger by 1."""
     added = {}
     for name, value in weights.items():
         added[name] = value + 1 if value.is_floating_point() else value
@@ -76,7 +76,7 @@ def test_a_state_dict_is_found_bare_or_in_its_container(tmp_path, rgb_net, conta
 
 
 @pytest.mark.parametrize("content", [{1: torch.zeros(3)}, {"a": "text"}, {"a": [1.0]}], ids=str)
-def test_what_is_no_tensor_by_name_is_no_weight(tmp_path, content):
+def test_a_dict_that_does_not_map_names_to_tensors_is_refused(tmp_path, content):
     torch.save({"params": content}, tmp_path / "w.pth")
 
     with pytest.raises(CheckpointError, match="instead of a state dict"):
@@ -91,7 +91,7 @@ def test_each_network_takes_its_own_weights_of_a_file_that_has_both(tmp_path, rg
     torch.save(content, tmp_path / "both.pth")
     net = VRT(**SMALL)
 
-    load_pretrained(net, str(tmp_path / "both.pth"), True, which)
+    load_pretrained(net, str(tmp_path / "both.pth"), strict=True, which=which)
 
     expected = content[key]["conv_first.weight"]
     assert torch.equal(net.state_dict()["conv_first.weight"], expected)
@@ -135,7 +135,7 @@ def test_rgb_weights_start_a_gated_network_whose_operator_is_reported_missing(tm
     assert report.missing
     for name in report.missing:
         assert name.startswith("fusion.")
-    # The share of the VRT that has weights now.
+    # The share of the VRT that has got weights.
     assert report.loaded_share == 1.0
 
 
@@ -331,7 +331,7 @@ def test_the_networks_that_are_known_at_once_are_released():
 def test_a_released_network_is_known_by_its_tensors(name, tmp_path):
     found = saved_as(tmp_path / "renamed.pth", name).released
 
-    # Networks that differ in img_size alone have the same tensors. RELEASED has the keys in which
+    # Networks that differ only in img_size have the same tensors. RELEASED has the keys in which
     # a released network differs from the defaults.
     config = golden.manifests()[name]["config"]
     for key, value in config.items():
@@ -400,7 +400,7 @@ def trained_network(folder_with_info):
 
 
 def checkpoint_of(opt, net: nn.Module) -> dict[str, Any]:
-    """Return the content of a checkpoint, without the description of the network."""
+    """Return the content of a checkpoint that lacks the description of the network."""
     return {
         "model_state_dict": net.state_dict(),
         "ema_state_dict": None,
@@ -447,10 +447,10 @@ def test_a_checkpoint_with_a_moving_average_gives_the_average(trained_network, t
 def test_checkpoints_of_former_versions_say_what_they_are(trained_network, tmp_path):
     opt, net = trained_network
     content = checkpoint_of(opt, net)
-    # Former versions wrote no description. They wrote what they had found out of the spikes into
-    # the options of the data.
-    found_out = {"spike_channels": 2, "spike_data": SPIKE_DATA}
-    content["options"]["datasets"]["train"].update(found_out)
+    # Former versions wrote no description. What they had found in the data, they wrote into the
+    # options of the data.
+    found_in_data = {"spike_channels": 2, "spike_data": SPIKE_DATA}
+    content["options"]["datasets"]["train"].update(found_in_data)
     torch.save(content, tmp_path / "checkpoint_before.pth")
 
     check_describes(read_saved(tmp_path / "checkpoint_before.pth"), opt, net.state_dict())

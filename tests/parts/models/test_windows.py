@@ -18,23 +18,30 @@ def test_windows_and_tokens_keep_their_order():
     #     5  6  7  8  9        20 21 22 23 24
     #    10 11 12 13 14        25 26 27 28 29
     #
-    # Padded to 4 x 8, and rolled by one row and two columns.
+    # Each frame is padded to 4 x 8 tokens, and rolled by one row and two columns. Windows have 2 x
+    # 4 tokens, so the first frame has four windows (a point is a position without a token):
+    #
+    #      7  8  9  . |  .  .  5  6
+    #     12 13 14  . |  .  . 10 11
+    #     ------------+------------
+    #      .  .  .  . |  .  .  .  .
+    #      2  3  4  . |  .  .  0  1
     [chunk] = window_chunks(
         size=(1, 3, 5), window=(1, 2, 4), shift=(0, 1, 2), device=torch.device("cpu"), batch=2
     )
 
     tokens = chunk.rows.masked_fill(not_none(chunk.padding).flatten(), NONE)
     assert tokens.view(-1, 8).tolist() == [
-        # Without a mask, the window of the first clip and then of the second.
+        # The upper left window of the first clip, then of the second clip. It needs no mask.
         [7, 8, 9, NONE, 12, 13, 14, NONE],
         [22, 23, 24, NONE, 27, 28, 29, NONE],
-        # The last window along the width: columns of both ends.
+        # The upper right windows, with columns of both ends.
         [NONE, NONE, 5, 6, NONE, NONE, 10, 11],
         [NONE, NONE, 20, 21, NONE, NONE, 25, 26],
-        # The last window along the height.
+        # The lower left windows.
         [NONE, NONE, NONE, NONE, 2, 3, 4, NONE],
         [NONE, NONE, NONE, NONE, 17, 18, 19, NONE],
-        # The last window along both.
+        # The lower right windows.
         [NONE, NONE, NONE, NONE, NONE, NONE, 0, 1],
         [NONE, NONE, NONE, NONE, NONE, NONE, 15, 16],
     ]
