@@ -1,7 +1,7 @@
 """Write the report of a rank that stands still: where, since when, and what the other ranks do.
 
-Free to change: the texts, together with docs/ddp.md, which explains the table, and
-tests/faults/test_stalls.py, which reads it.
+Free to change: the texts, together with docs/ddp_reference.md, which explains the table,
+and tests/faults/test_stalls.py, which reads it.
 """
 
 from utils.dist.beats import Beats, where
@@ -13,7 +13,7 @@ from utils.errors import StallError
 def text_of_stall(verdict: Verdict, stacks: str, beats: Beats) -> str:
     """Return the report: the error, a table of the last beat of every rank, and the stacks.
 
-    docs/ddp.md explains the columns of this table:
+    docs/ddp_reference.md explains the columns of this table:
 
         rank  host              pid  step  seconds  collectives  phase
            0  gpu7             4711   120      0.4         2211  all_reduce in backward
