@@ -39,7 +39,8 @@ def write_square(path: Path, error: int) -> None:
     """
     picture = np.full((64, 64, 3), 100, np.uint8)
     picture[:32, :32] += np.uint8(error)
-    # Half of the error is less than what counts as motion. The rows are far from the square.
+    # In the blurry frame this is 10 levels, and more than 12 would count as motion. The rows are
+    # far from the square.
     picture[60:] += np.uint8(error // 2)
     imwrite_rgb(path, picture)
 
@@ -51,16 +52,17 @@ def test_the_score_of_moving_pixels_leaves_still_ones_out(tmp_path):
 
     scores = moving_psnr(tmp_path / "restored", tmp_path)
 
-    # The score also counts 7 pixels around the square, which have no error. So the mean squared
-    # error is smaller than in the square by this factor.
-    factor = 39 * 39 / 32**2
+    # The score also counts the 7 rows and columns beside the square, which have no error: (32 +
+    # 7)^2 pixels in place of 32^2. So the mean squared error is smaller than in the square by this
+    # factor.
+    factor = 39**2 / 32**2
     restored = 20 * np.log10(255 / 10) + 10 * np.log10(factor)
     blurry = 20 * np.log10(255 / 20) + 10 * np.log10(factor)
     assert list(scores.values()) == pytest.approx([restored, blurry])
 
 
 def test_the_difference_of_two_methods_is_the_mean_over_shared_seeds():
-    # Seeds 0 to 2 are shared: the differences are 1, 2 and 3, their deviation is 1.
+    # Seeds 0 to 2 are shared. The differences are 1, 2 and 3, and their standard deviation is 1.
     concat = {0: 31.0, 1: 30.0, 2: 33.0, 3: 50.0}
     none = {0: 30.0, 1: 28.0, 2: 30.0}
 
@@ -75,9 +77,9 @@ QUANTILES = {3: 4.303, 11: 2.228, 12: 2.201, 14: 2.160, 21: 2.086, 31: 2.042, 12
 
 
 @pytest.mark.parametrize("n", QUANTILES)
-def test_the_interval_is_that_of_the_number_of_clips(n):
-    # The differences are -1 and 1 by turns. The last one is 0 if their number is odd.
-    differences = [(-1.0) ** i for i in range(n - n % 2)] + [0.0] * (n % 2)
+def test_the_interval_has_the_quantile_of_the_number_of_clips(n):
+    # E.g. 1, -1, 1, -1, and a 0 at the end if n is odd.
+    differences = [1.0, -1.0] * (n // 2) + [0.0] * (n % 2)
     mine = dict(enumerate(differences))
 
     found = difference(mine, dict.fromkeys(mine, 0.0))
@@ -96,14 +98,15 @@ def test_no_shared_seed_gives_no_difference():
 
 
 def outcome(name: str, parameters: int, *rows: tuple[float, ...]) -> Outcome:
-    """Return the outcome of a method. rows: for each seed the PSNR of clips a, b, and c.
+    """Return the outcome of a method.
 
-    The blurry input of each clip has 25 dB.
+    rows: for each seed, the PSNR of the clips a, b and c, or only of a and b. The blurry input of
+        each clip has 25 dB.
     """
     runs = {}
     for seed, row in enumerate(rows):
         clips = {}
-        for clip, psnr in zip("abc", row, strict=False):  # a row may have two clips
+        for clip, psnr in zip("abc", row, strict=False):  # row may have only two values
             clips[f"recorded/{clip}"] = {"restored": all_scores(psnr), "input": all_scores(25.0)}
         runs[seed] = {"clips": clips, "s_per_step": 1.0}
     return Outcome(name, parameters, runs)
@@ -118,7 +121,7 @@ def all_scores(psnr: float) -> dict[str, float]:
 def unequal_methods() -> list[Outcome]:
     """Give two methods with two seeds and two clips.
 
-    "wide" has 6 % more parameters than "concat", and is below its input with the first seed.
+    "wide" has 6 % more parameters than "concat". With the first seed it is worse than its input.
     """
     concat = outcome("concat", 100, (29, 29), (30, 30))
     wide = outcome("wide", 106, (24, 24), (31, 31))
@@ -127,7 +130,7 @@ def unequal_methods() -> list[Outcome]:
 
 @pytest.fixture
 def unequal_rows(unequal_methods: list[Outcome]) -> dict[str, str]:
-    """Give the rows of the first table, which is about the methods, by the name of the method."""
+    """Give the rows of the first table: name of a method -> its row."""
     text = tables(unequal_methods, ["recorded"])
     rows = {}
     for line in text.splitlines()[:5]:
@@ -154,8 +157,8 @@ def test_the_tables_say_the_mean_with_the_deviation_over_seeds(unequal_methods):
     assert "29.50 ± 0.71" in text
 
 
-def test_the_interval_over_clips_is_of_the_clips_mean_differences_over_shared_seeds():
-    # The clips differ by 1, 2 and 3 dB with both seeds. Seed 2 is not shared.
+def test_the_interval_over_clips_is_of_the_mean_differences_over_shared_seeds():
+    # With seed 0 and with seed 1, the clips differ by 1, 2 and 3 dB. Only "best" has seed 2.
     concat = outcome("concat", 100, (30, 30, 30), (20, 20, 20))
     best = outcome("best", 100, (31, 32, 33), (21, 22, 23), (0, 0, 0))
 
@@ -213,8 +216,8 @@ def test_a_measurement_of_a_gpu_writes_its_figures(tmp_path):
 def failing_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let lab/gpu.py start a program that fails in place of Python.
 
-    It exits with 3. If the variable SECONDS_ASLEEP is set, it sleeps instead. `exec`: the program
-    that is killed is the one that sleeps, so nobody waits for its end.
+    It exits with 3. If the variable SECONDS_ASLEEP is set, it only sleeps. With `exec` the
+    sleeping program takes the place of the shell. So a kill of the shell ends the sleep.
     """
     python = tmp_path / "python"
     sleep = '[ -z "$SECONDS_ASLEEP" ] || exec sleep "$SECONDS_ASLEEP"'
@@ -255,12 +258,12 @@ def test_the_module_where_nan_began_is_named_although_replays_overwrite_the_flag
     net = nn.Sequential(linear, Logarithm())
     outputs = FiniteOutputs()
     outputs.watch(net)
-    flags: list[Tensor] = []  # of the first step, as a graph has them
+    flags: list[Tensor] = []  # the flags of the first step
 
     def step() -> Tensor:
-        """Run the net on 1, and lower the weight from 1.5 to 0.5, -0.5 and NaN.
+        """Run the net on 1, then lower the weight by 1: 1.5, 0.5, -0.5, and then NaN.
 
-        As in a graph, the results of later steps are in the flags of the first step.
+        Like the replay of a graph, each later step overwrites the flags of the first step.
         """
         with torch.no_grad():
             loss = net(torch.ones(1)).sum()
@@ -269,6 +272,7 @@ def test_the_module_where_nan_began_is_named_although_replays_overwrite_the_flag
         if not flags:
             flags.extend(outputs.flags)
             return loss
+        # This step has appended its own flags. Move their values into the flags of the first step.
         for flag, new_flag in zip(flags, outputs.flags[len(flags) :], strict=True):
             flag.copy_(new_flag)
         del outputs.names[len(flags) :]
@@ -278,7 +282,8 @@ def test_the_module_where_nan_began_is_named_although_replays_overwrite_the_flag
     nn.init.constant_(weight, 1.5)
     losses, first_bad = watched_losses(step, outputs)
 
-    # The third of five steps has the logarithm of -0.5. In the last step both modules give NaN.
+    # The third of five steps has the logarithm of -0.5, which module "1" computes. In the last step
+    # both modules give NaN.
     assert np.isnan(losses).tolist() == [False, False, True, True, True]
     assert outputs.first_bad() == ["0", "1"]
     assert first_bad == ["1"]

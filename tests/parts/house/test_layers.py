@@ -1,11 +1,11 @@
-"""Imports run down only, between folders and within them. data/spike/ is a library on numpy.
+"""Imports only run down, between folders and within them. data/spike/ needs only numpy.
 
 "Down" means: a module imports only modules of lower layers, and of its own layer. So a reader of a
 lower layer needs to know nothing of the higher layers. `MAY_IMPORT` and `LAYERS` say what is lower.
 
-The tests read the source of all modules (tests/helpers/imports.py), and import nothing. The program
-import-linter is not used, because it takes no module outside of a package, and looks for circles
-within one folder only.
+The tests read the source of all modules (tests/helpers/imports.py), and import nothing. We do not
+use the program import-linter, because it reads no module outside of a package, and finds circles
+only within one folder.
 """
 
 import shutil
@@ -38,8 +38,9 @@ MAY_IMPORT = {
     "main_test_vrt": PRODUCT,
     "app": PRODUCT,
 }
-# The layers of each folder, the lowest first. A module may import its own layer and lower ones. It
-# belongs to the longest of these names with which it begins, e.g. utils.run.folder to "utils.run".
+# The layers of each folder, the lowest first. A module may import its own layer and lower layers.
+# Its layer is the longest of these names with which its name begins: utils.run.folder begins with
+# "utils" and "utils.run", so its layer is "utils.run".
 LAYERS = [
     [{"utils"}, {"utils.options"}, {"utils.dist", "utils.utils_dist"}, {"utils.run"}],
     [{"models.vrt", "models.fusion"}, {"models"}, {"models.restore"}],
@@ -113,9 +114,8 @@ def test_imports_between_folders_run_down_only(folder):
 def layer_of(module: str) -> str:
     """Return the layer of a module, a name in LAYERS.
 
-    Returns "" if no name in LAYERS is the begin of the module's name, e.g. for a program in
-    `scripts`. A folder in LAYERS has a name for the folder itself, e.g. "utils", so each of its
-    modules has a layer.
+    Returns "" for a module of a folder without layers, e.g. of `scripts`. For a folder with layers,
+    LAYERS has the name of the folder itself, e.g. "utils", so each module of it has a layer.
     """
     # With a point at the end, so that "utils.runner" does not belong to "utils.run".
     names = [name for name in HEIGHT if f"{module}.".startswith(f"{name}.")]
@@ -126,14 +126,15 @@ def test_imports_within_a_folder_run_down_only():
     wrong = []
     for found in all_imports():
         is_within_folder = folder_of(found.module) == folder_of(found.imported)
-        # Python runs the __init__.py of the packages around a module before the module. So a module
-        # imports these packages in any case.
+        # Before a module, Python runs the __init__.py of the packages around it. So these imports
+        # do not count, e.g. `utils.run.folder imports utils`.
         is_package_around = found.module.startswith(f"{found.imported}.")
         layer = layer_of(found.module)
         is_of_project = found.imported in MODULES
         if is_package_around or not (is_of_project and is_within_folder and layer):
             continue
-        # Both are in one folder, and the importing module has a layer. So the other one has, too.
+        # Both modules are in one folder, and the importing module has a layer. So the imported
+        # module has a layer, too.
         if HEIGHT[layer] < HEIGHT[layer_of(found.imported)]:
             wrong.append(str(found))
     assert not wrong
@@ -142,12 +143,12 @@ def test_imports_within_a_folder_run_down_only():
 # ---- The spike library ----
 
 
-def test_the_spike_library_needs_numpy_alone():
+def test_the_spike_library_needs_only_numpy():
     allowed = {"numpy", *sys.stdlib_module_names}
 
     wrong = []
     for found in all_imports():
-        # The library itself, and the package `data` around it, which Python imports anyway.
+        # The library itself, and the package `data` around it, which Python always imports first.
         is_own = found.imported == "data" or found.imported.startswith("data.spike")
         is_in_library = found.module.startswith("data.spike.")
         if is_in_library and not is_own and folder_of(found.imported) not in allowed:

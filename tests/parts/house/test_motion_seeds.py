@@ -32,13 +32,14 @@ pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 
 
-# The last layer of the conv net has four outputs (2 x 2 pixels) for each of its six channels. The
-# last channel is the gate of the way to the proposal.
+# The last layer of the steps has 6 channels with 4 outputs each (2 x 2 pixels). The last channel is
+# the gate: the share of the way from the frame to the proposal that a step goes. Its outputs are 5
+# x 4 = 20 to 23.
 GATE_OF_PROPOSAL = slice(20, 24)
 
 
 def learned_with(run: Run, gate: float) -> TrainedRun:
-    """Return a run whose steps go this share of the way to the proposal, and do nothing else."""
+    """Return a run whose steps only go a share of the way to the proposal. gate: this share."""
     _, net = motion_network(read_saved(OPERATOR_WEIGHTS))
     with torch.no_grad():
         not_none(net.steps.tail.bias)[GATE_OF_PROPOSAL] = gate
@@ -71,7 +72,8 @@ class Comparison(NamedTuple):
     methods: AllMethods
 
 
-# Runs whose steps go no way to the proposal, as new steps do, or half of the way.
+# The steps of NEW go no part of the way to the proposal, as untrained steps do. The steps of the
+# other two runs go half of the way.
 NEW = Run(EQUATIONS, seed=0, updates=0)
 SEEING = Run(EQUATIONS, seed=1, updates=1)
 CONTROL = Run(PLAIN, seed=1, updates=1)
@@ -124,7 +126,8 @@ def test_steps_that_go_half_of_the_way_to_the_proposal_gain(comparison):
 
 
 def test_the_control_does_not_see_the_motion(comparison):
-    # The control has no other proposal than the operator's frame, so half of the way leads nowhere.
+    # The proposal of the control is the operator's frame itself, so half of the way changes
+    # nothing.
     operator = comparison.scores[OPERATOR_METHOD]
     assert comparison.scores[CONTROL.name] == pytest.approx(operator, abs=1e-6)
 

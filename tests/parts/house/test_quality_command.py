@@ -1,7 +1,8 @@
 """lab/quality.py from its command line: one comparison of two methods, from data to report.
 
-Data: the sample set of scripts/make_sample_data.py with one training clip and two test clips of two
-frames, networks of one block a stage, and two training steps.
+The data are the sample set of scripts/make_sample_data.py, with one clip for training and two for
+testing. A clip has two frames. The networks have one block per stage, and are trained for two
+steps.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]
     start_program = programs.call
 
     def fork_program(program: str, *options: str, out: Path, name: str) -> None:
-        """Run a program as `programs.call` does, without the seconds in which torch is imported.
+        """Run a program as a fork, which need not import torch. That saves seconds.
 
-        The making of the data and one method, "tfp", still start a process of their own.
+        To make the data, and for the method "tfp", a new Python is started, as in real use.
         """
         if name in ("made", "tfp"):
             return start_program(program, *options, out=out, name=name)

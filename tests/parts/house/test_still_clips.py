@@ -1,4 +1,4 @@
-"""lab/still_clips.py: clips of photographs that stand still or move a little, and the table."""
+"""lab/still_clips.py: clips of photographs that stand still or move a little, and their table."""
 
 import numpy as np
 import pytest
@@ -21,9 +21,9 @@ from lab.still_clips import (
 )
 from utils.image import imread_rgb
 
-# Light that grows from the left edge to the right edge of a picture larger than a frame.
+# Light that grows from 0 at the left edge to 1 at the right edge of a picture larger than a frame.
 PICTURE = np.broadcast_to(np.linspace(0, 1, 400, dtype=np.float32)[:, None], (400, 400, 3)).copy()
-# Another light in each pixel, so that each motion makes it blurry.
+# A random light in each pixel, so that each motion makes it blurry.
 TEXTURE = np.random.default_rng(0).random((400, 400, 3), dtype=np.float32)
 
 
@@ -41,8 +41,9 @@ def test_a_still_clip_is_sharp_in_its_blurry_frames_and_has_spikes_by_its_light(
 
     assert np.array_equal(blurry, sharp)
     assert spikes.shape == (PLANES, HEIGHT // BINS, WIDTH // BINS)
-    # The frame begins at column 100 of 400, so its light is 1/4 at its left edge. 60 planes at half
-    # a spike in a plane of full light: 7.5 spikes, and the random first charge changes one at most.
+    # The frame begins at column 100 of 400, so its light is 1/4 at its left edge. In full light a
+    # pixel has half a spike per plane. So 60 planes have 1/4 x 1/2 x 60 = 7.5 spikes. The pixels
+    # begin with a random charge, which changes a number of spikes by one at most.
     assert spikes[:, :, 0].sum(axis=0).mean() == pytest.approx(0.25 * 0.5 * PLANES, abs=1)
 
 
@@ -52,14 +53,14 @@ def test_a_clip_in_motion_is_blurry(tmp_path):
     assert blurry.std() < 0.7 * sharp.std()
 
 
-def test_before_a_still_background_only_the_disc_moves(tmp_path):
+def test_in_front_of_a_still_background_only_the_disc_moves(tmp_path):
     blurry, sharp, _ = write_still_clip(tmp_path, with_disc(TEXTURE, 1 - TEXTURE))
     next_sharp = imread_rgb(tmp_path / "rgb/clip/sharp/001.png")
 
-    # The disc stays in the right three quarters of the frame. So the columns on its left show the
-    # background alone, which stands still within an exposure and between two exposures. The mean of
-    # 60 equal lights may differ from them in the last bits, and so by one grey level.
-    differs = (np.abs(blurry.astype(int) - sharp) > 1).any(axis=(0, 2))  # of each column
+    # The disc stays in the right three quarters of the frame. So the left quarter shows only the
+    # background, which stands still. The blurry frame is a mean of 60 equal lights. By rounding it
+    # may differ from the sharp frame by one grey level.
+    differs = (np.abs(blurry.astype(int) - sharp) > 1).any(axis=(0, 2))  # (WIDTH,), of each column
     assert not differs[: WIDTH // 4].any()
     assert differs[WIDTH // 4 :].any()
     assert np.array_equal(next_sharp[:, : WIDTH // 4], sharp[:, : WIDTH // 4])

@@ -90,8 +90,8 @@ class TrainedSteps(NamedTuple):
 
 
 def train_on(sample, operator):
-    """Train new steps on one sample. Returns them."""
-    torch.manual_seed(0)  # of the initial weights
+    """Train new steps on one sample. Return them with the weights that were saved last."""
+    torch.manual_seed(0)  # for the initial weights
     _, net = motion_network(operator)
     saved = {}
 
@@ -117,7 +117,7 @@ def frames_after_steps(steps, sample):
 
 
 def test_training_lowers_the_loss(trained_steps, sample):
-    # Before, the steps leave the first estimate as it is.
+    # Untrained steps leave the first estimate as it is.
     untrained = [sample.z_0] * STEP_COUNT
     before, _ = loss_of(untrained, sample.z_0, sample.sharp)
 
@@ -161,11 +161,11 @@ def test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_bett
 
     loss_of_better, _ = loss_of([better] * STEP_COUNT, z_0, sharp)
     loss_of_mixed, _ = loss_of([mixed] * STEP_COUNT, z_0, sharp)
-    loss_of_mean_alone, _ = loss_of([mixed] * STEP_COUNT, z_0, sharp, worse_weight=0)
+    loss_of_mean_only, _ = loss_of([mixed] * STEP_COUNT, z_0, sharp, worse_weight=0)
 
     assert loss_of_better < loss_of_mixed
     # The square that became worse counts beside the mean over the frame.
-    assert loss_of_mean_alone < loss_of_mixed
+    assert loss_of_mean_only < loss_of_mixed
 
 
 # ---- Files of weights ----
@@ -273,7 +273,7 @@ def test_the_control_sees_neither_the_motion_nor_its_equations(sample):
 
     assert torch.equal(hidden.proposal(z_0), z_0)
     assert not torch.equal(known.pulls(z_0), hidden.pulls(z_0))
-    # What the control sees is the same whatever the motion is.
+    # The control sees the same along the motion and without motion.
     assert torch.equal(hidden.evidence(), hidden_still.evidence())
     assert torch.equal(hidden.pulls(z_0), hidden_still.pulls(z_0))
     # The last channel stays: the spikes of the sharp instant, which need no motion.
@@ -281,7 +281,7 @@ def test_the_control_sees_neither_the_motion_nor_its_equations(sample):
 
 
 def with_a_spike_every(planes, sample):
-    """Return the sample with a spike of each pixel in every so many planes."""
+    """Return the sample with other spikes: each pixel fires once in this number of planes."""
     stream = np.zeros_like(sample.recording.stream)
     stream[::planes] = 1
     return replace(sample, recording=replace(sample.recording, stream=stream))
