@@ -35,8 +35,9 @@ How the stand-in for a GPU works:
 The exit code is 77 if this version of torch has no fake tensors on a GPU that does not exist.
 
 tests/parts/models/test_fake_gpu.py runs this program. It relies on the names of the cases, on the
-names of the figures, and on the exit code. docs/benchmarks/net.md and docs/memory.md show figures
-of this program, so a change of what is counted needs new figures there. All else is free to change.
+names of the figures, and on the exit code. docs/memory.md and docs/benchmarks/net_details.md
+show figures of this program, so a change of what is counted needs new figures there. All else is
+free to change.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Counts the memory and the kernels of operations of torch: `Counter`.
 
-tests/helpers/fake_gpu.py counts a training step with it. docs/benchmarks/net.md and docs/memory.md
-show such figures, so a change of what is counted needs new figures there.
+tests/helpers/fake_gpu.py counts a training step with it. docs/memory.md and
+docs/benchmarks/net_details.md show such figures, so a change of what is counted needs new figures
+there.
 
 The columns of a deformable convolution do not pass the dispatcher of torch. So `COLUMNS` says what
 torchvision's kernel does with them.

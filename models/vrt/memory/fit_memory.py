@@ -28,8 +28,8 @@ GB = 1e9
 # Weight, gradient and the two moments of Adam: four numbers of 4 bytes, float32.
 BYTES_PER_PARAMETER = 16
 # The estimate is the count of tensors times this factor, because the count may be up to 10 % too
-# small: it leaves out workspaces and fragmentation (docs/benchmarks/net.md). With a larger factor,
-# more would be recomputed than needed. With a smaller factor, a step may not fit.
+# small: it leaves out workspaces and fragmentation (docs/benchmarks/net_details.md). With a larger
+# factor, more would be recomputed than needed. With a smaller factor, a step may not fit.
 MARGIN = 1.1
 
 

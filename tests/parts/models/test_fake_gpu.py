@@ -95,7 +95,8 @@ def transient_gb_of_last_block() -> float:
 @pytest.mark.parametrize("case", [PUBLISHED, CHECKPOINTED])
 def test_the_form_for_gpus_keeps_little(kept_of_published_network, case):
     # Both cases keep 3.48 GB, because in 16 bits on a GPU each block computes its inner tensors
-    # again in any case (docs/benchmarks/net.md). The case PLAIN, which does not, keeps 38.5 GB.
+    # again in any case (docs/benchmarks/net_details.md). The case PLAIN, which does not, keeps
+    # 38.5 GB.
     assert kept_of_published_network[case] < 4
 
 
