@@ -1,6 +1,6 @@
-"""Whatever the bytes of an option file, it is read, or refused with its name and the cause.
+"""A damaged option file is read, or refused with an OptionError that names the file and the cause.
 
-hypothesis draws the bytes. Any other error than an OptionError fails a test.
+The library hypothesis draws the damage. Any other error than an OptionError fails a test.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""An accelerator of any make: a package brings it to torch, and no program knows its name.
+"""Accelerators that a package adds to torch: our programs use them without knowing their names.
 
-tests/helpers/standin is such a package. Its device is called "Stand-in" and computes on the CPU. It
-is compiled when the tests ask for it. The second half of the page is about accelerators that a
+tests/helpers/standin is such a package. It is compiled when the tests ask for it. Its device is
+called "Stand-in" and computes on the CPU. The second half of the page is about accelerators that a
 machine has, but that torch cannot use.
 """
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 # Exit code of a run whose start must be changed.
 CHANGE_START = 2
-# What a run on such a device says about the parts that are made for GPUs of NVIDIA.
+# What a run on such a device logs about the parts that are made for GPUs of NVIDIA.
 STANDS_IN = (
     "torch's operators stand in for our kernels, which are for NVIDIA's GPUs; "
     "our own sampling stands in for torchvision's deformable convolution"
@@ -207,7 +207,7 @@ def test_the_doctor_counts_and_names_the_accelerators(accelerator):
 
 
 def reasons(root: Path) -> list[str]:
-    """Return what is said of devices below `root` that a run on the CPU does not use."""
+    """Return the notes on devices below `root` that a run on the CPU does not use."""
     return devices.notes_on_unused(torch.device("cpu"), root)
 
 

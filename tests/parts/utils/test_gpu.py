@@ -1,8 +1,8 @@
-"""Which GPUs a process uses, what is said of GPUs, and when a step waits for its GPU.
+"""Which GPUs a process uses, what is logged about GPUs, and when a step waits for its GPU.
 
-This machine need not have a GPU: the tests replace what torch and the driver say of GPUs. A step
-runs on the CPU in the form for GPUs. The last test notes the operations that would let the program
-wait for the result of a GPU.
+This machine need not have a GPU, because the tests replace what torch and the driver report. A step
+runs on the CPU in the form for GPUs. The last test notes the operations whose result the program
+would wait for on a GPU.
 """
 
 import os
@@ -52,13 +52,13 @@ def launch_of(ranks: int, rank: int = 0) -> LaunchInfo:
 class Choice:
     """A start with gpu_ids, and which GPUs the process sees then."""
 
-    # Before: the option gpu_ids, and the number of GPUs that torch finds among the visible ones.
+    # Given: the option gpu_ids, and the number of GPUs that torch finds among the visible ones.
     ids: list[int] | None
     gpus: int
-    # Afterwards: CUDA_VISIBLE_DEVICES (None: not set), and what the log says ("": nothing).
+    # Expected: CUDA_VISIBLE_DEVICES (None: not set), and words of the log ("": no message).
     visible: str | None
     message: str = ""
-    # Before, too: the number of ranks, and the variables of the environment.
+    # Given as well: the number of ranks, and variables of the environment.
     ranks: int = 1
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -73,9 +73,9 @@ CHOICES = [
             visible="2,3",
             message="CUDA_VISIBLE_DEVICES=2,3 ./launch_train.sh 2 my.json",
         ),
-        id="two GPUs for one rank, which can use one: the command for two ranks is said",
+        id="two GPUs for one rank, which can use one: the log names the command for two ranks",
     ),
-    # Nothing is said: a command for three ranks would not help, because there is one GPU.
+    # No message: a command for three ranks would not help, because there is only one GPU.
     pytest.param(
         Choice([0, 1, 2], gpus=1, visible="0,1,2"),
         id="the published file on a machine with one GPU",
@@ -94,8 +94,8 @@ CHOICES = [
         Choice([0, 1], gpus=0, visible="", variables={"CUDA_VISIBLE_DEVICES": ""}),
         id="the user has chosen no GPU",
     ),
-    # Several ranks: rank n takes GPU n of the machine, and gpu_ids chooses nothing. Nothing is said
-    # if the ranks happen to take all GPUs of gpu_ids that the machine has (the first two cases).
+    # Several ranks: rank n takes GPU n of the machine, and gpu_ids has no effect. If the ranks take
+    # all GPUs of gpu_ids that the machine has, there is no message (the first two cases).
     pytest.param(
         Choice([0, 1, 2, 3], gpus=2, visible=None, ranks=2),
         id="two of four GPUs are there, and both are taken",
@@ -159,7 +159,7 @@ def test_gpu_ids_choose_the_gpus_if_nothing_else_has_chosen_them(monkeypatch, ca
     choose_gpus(case.ids, "my.json")
 
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == case.visible
-    # What has another effect than the option says is said.
+    # There is a message exactly if the option does not have the effect that it asks for.
     assert case.message in caplog.text
     assert bool(caplog.text) == bool(case.message)
 
@@ -198,8 +198,8 @@ def test_a_gpu_that_this_torch_was_not_built_for_gets_the_name_of_a_wheel(
         pytest.param((9, 0), CU132, id="H100"),
         pytest.param((12, 1), CU132, id="by sm_120"),
         pytest.param((13, 0), CU132, id="a later GPU by PTX"),
-        pytest.param((9, 0), ["sm_90a"], id="code for this GPU alone"),
-        # The names of AMD's GPUs are others, so nothing can be said.
+        pytest.param((9, 0), ["sm_90a"], id="code only for this GPU"),
+        # AMD names its GPUs in another way, so the function cannot judge them.
         pytest.param((9, 0), ["gfx90a", "gfx942"], id="AMD"),
     ],
 )
@@ -233,7 +233,7 @@ def start_with_unusable_gpus(folder: Path, visible: str) -> RankResult:
 
 
 needs_no_gpu = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the GPUs of this machine are of use"
+    torch.cuda.is_available(), reason="torch can use the GPUs of this machine"
 )
 
 
@@ -245,7 +245,7 @@ def test_a_gpu_that_torch_cannot_use_is_an_error(tmp_path):
     assert "torch cannot use the 2 GPUs of this machine" in result.text
     assert "NVIDIA driver 470.82.01" in result.text
     assert f"torch {torch.__version__}" in result.text
-    # The advice for who wants to train on the CPU.
+    # The advice for a user who wants to train on the CPU.
     assert 'CUDA_VISIBLE_DEVICES=""' in result.text
 
 
@@ -428,5 +428,5 @@ def test_a_step_waits_for_the_gpu_once(tmp_path, monkeypatch, form, amp):
     with Waits() as waits:
         model.optimize_parameters(step=2, micro_batches=[batch])
 
-    # The norm of the gradients, which decides whether the step is taken.
+    # The program reads only the norm of the gradients, which decides whether the step is taken.
     assert waits.found == ["_local_scalar_dense"]

@@ -1,4 +1,4 @@
-"""The curves of a run: their files after a resume, a kill and a full disk, and their comparison.
+"""The curves of a run: their files after a resume, a kill or a full disk, and their comparison.
 
 A run writes a line for each step into training_history.jsonl (LINES_NAME). At each validation, and
 at its end, it writes all curves into training_history.json (HISTORY_NAME) and into a picture.

@@ -1,6 +1,8 @@
-"""The memory that a process may use: of the host, of a container, and of an old Linux.
+"""The memory that a process may use: of the host, or up to the limit of a container.
 
-The tests of one machine write the files of /proc and /sys/fs/cgroup into a folder.
+Linux limits the memory of a container by control groups (cgroups), of which there are two versions.
+Most tests write the files of /proc and /sys/fs/cgroup into a folder, as a machine would have them.
+`host_memory` returns the used memory and the whole memory in GB.
 """
 
 import pytest
@@ -13,8 +15,9 @@ GB = 10**9  # bytes of a gigabyte, as `host_memory` counts it
 
 @pytest.fixture
 def machine(tmp_path):
-    """Give the folders /proc and /sys/fs/cgroup of a machine with 65.536 GB, of which 49.152 are
-    available. The process belongs to a step of a SLURM job.
+    """Give the folders /proc and /sys/fs/cgroup of a machine.
+
+    It has 65.536 GB, of which 49.152 are available. The process belongs to a step of a SLURM job.
     """
     proc = tmp_path / "proc"
     groups = tmp_path / "cgroup"
@@ -38,7 +41,8 @@ def test_the_memory_of_a_container_is_its_limit(machine):
     proc, groups = machine
     (groups / "slurm/job_7/memory.max").write_text(f"{8 * GB}\n")
 
-    # The kernel frees the cache of files if memory is needed, so the cache does not count.
+    # The kernel frees the cache of files if memory is needed, so the cache does not count: 7 - 1.5
+    # GB of 8 are used.
     assert host_memory(proc, groups) == (5.5, 8.0)
 
 
@@ -60,6 +64,7 @@ def test_the_limit_of_the_first_version_of_cgroups_is_read(machine):
     cache = f"cache 7\ntotal_inactive_file 0\ntotal_active_file {GB // 2}\n"
     (job / "memory.stat").write_text(cache)
 
+    # 3 GB without the cache of 0.5 GB.
     assert host_memory(proc, groups) == (2.5, 4.0)
 
 

@@ -1,8 +1,8 @@
-"""A small option file is read, or refused in words, in two seconds and a gigabyte.
+"""A small option file is read or refused within two seconds and one gigabyte of memory.
 
-The files are made so that a careless reader would take hours or all memory.
+A reader without precautions would need hours or all memory for these files.
 tests/helpers/limited.py calls the reader in a process with these limits. A new hostile file is an
-entry of HOSTILE (JSON) or of YAML, each with words of its error.
+entry of HOSTILE (JSON) or of YAML, with words of its error.
 """
 
 import os
@@ -80,15 +80,15 @@ def test_a_key_without_a_name_is_refused(tmp_path):
         load(path)
 
 
-# The begin of a long option file: 2000 comments of two lines each, after a comment of one line. So
-# the first key stands in line 4002.
+# The beginning of a long option file: a line, then 2000 comments of two lines each. So the first
+# key is in line 1 + 4000 + 1 = 4002.
 LONG_HEAD = '{ // a comment with a " quote\n' + "/* and \n another */\n" * 2000
 
 
 def write_long_options(folder, first_key):
-    """Write an option file that begins with LONG_HEAD. Returns its path.
+    """Write an option file that begins with LONG_HEAD. Return its path.
 
-    first_key: what stands in line 4002, before the keys of `write_options`.
+    first_key: the text of line 4002, in front of the keys of `write_options`.
     """
     path = write_options(folder)
     rest = path.read_text().strip().removeprefix("{")
@@ -126,7 +126,7 @@ def test_what_is_no_json_in_a_long_file_is_named_with_its_line(tmp_path):
 def bomb_of_lists(levels):
     """Return a YAML whose values grow by the factor 9 with each level.
 
-    A level names (*) the anchor (&) of the level before it nine times. E.g. with two levels:
+    Each level refers (*) nine times to the anchor (&) of the level before. E.g. two levels:
 
         a0: &a0 [v]
         a1: &a1 [*a0, *a0, *a0, *a0, *a0, *a0, *a0, *a0, *a0]
@@ -138,7 +138,7 @@ def bomb_of_lists(levels):
 
 
 def bomb_of_merges(levels):
-    """Return a YAML as `bomb_of_lists`, whose levels merge (<<) the level before nine times."""
+    """Return a YAML as `bomb_of_lists` does. Each level merges (<<) the one before nine times."""
     lines = ["a0: &a0 {k: v}"]
     for level in range(1, levels):
         lines.append(f"a{level}: &a{level} {{<<: [{nine_aliases(level - 1)}]}}")
@@ -146,7 +146,7 @@ def bomb_of_merges(levels):
 
 
 def nine_aliases(level):
-    """Return nine aliases of a level, e.g. "*a0, *a0, ...": nine times."""
+    """Return nine aliases of a level: "*a0, *a0, *a0, ..." for level 0."""
     return ", ".join(9 * [f"*a{level}"])
 
 

@@ -1,4 +1,4 @@
-"""Memory that a process has freed stays with it, if it asks for that."""
+"""utils/system.py: a process can keep the memory that it has freed, and use it again."""
 
 import os
 import platform
@@ -9,8 +9,8 @@ import pytest
 
 from tests.dist.launching import ROOT
 
-# Makes three arrays of 16 MB, again and again, and prints how many pages of memory the system had
-# to give for them, without the pages of the first time.
+# A program that makes and frees three arrays of 16 MB twenty times. It prints how many pages of
+# memory the system has given for them, without the pages of the first time.
 PROGRAM = """
 import resource
 import sys

@@ -1,8 +1,8 @@
-"""Messages between ranks: what arrives equals what was sent, and nothing of it is executed.
+"""Messages between ranks: what arrives equals what was sent, and no part of it is executed.
 
 `pack` turns a value into bytes, and `unpack` turns them back. A message is the length of its
 outline (8 bytes), the outline (a JSON text with types and shapes), and the bytes of arrays and
-tensors. The bytes may come from a stranger. `unpack` names their sender in its errors.
+tensors. The bytes may come from an unknown program. `unpack` names the sender in its errors.
 """
 
 import pickle

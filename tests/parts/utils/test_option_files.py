@@ -33,7 +33,8 @@ def faults(values: dict[str, object]) -> set[str]:
     for error in CHECK.iter_errors(values):
         section = ".".join(str(key) for key in error.absolute_path)
         if error.validator == "additionalProperties":
-            # The place of the error is the section. The keys at fault are missing in its schema.
+            # The error names the section. The keys at fault are missing in the schema of the
+            # section.
             assert isinstance(error.schema, dict)
             unknown = error.instance.keys() - error.schema["properties"].keys()
             found |= {f"{section}.{key}".strip(".") for key in unknown}
@@ -77,7 +78,7 @@ def test_the_rgb_ablation_reads_no_spikes(ablation, reference):
     assert reference.spike_channels == 12
 
 
-def test_the_network_of_the_rgb_ablation_differs_in_its_fusion_alone(ablation, reference):
+def test_the_network_of_the_rgb_ablation_differs_only_in_its_fusion(ablation, reference):
     without_fusion = {**ablation.netG.plain(), "fusion": None}
 
     assert without_fusion == {**reference.netG.plain(), "fusion": None}
@@ -90,7 +91,7 @@ def test_the_rgb_ablation_is_trained_as_the_reference(ablation, reference, secti
 
 # ---- Pages and schema are made of the code ----
 
-# A process of its own makes them, because other tests register parts that no user has.
+# Another process makes them, because tests of this process register parts that no user has.
 MAKE_PAGES = """
 import json
 from lab.make_options_doc import *
@@ -117,14 +118,15 @@ def test_the_pages_of_options_are_up_to_date(pages_and_schema, number, name):
 def test_the_schema_of_options_is_up_to_date(pages_and_schema):
     schema = (ROOT / "options/schema.json").read_text(encoding="utf-8")
 
-    # Another version of pydantic words the schema in another way, so only the same one is compared.
+    # Other versions of pydantic write the schema in other words. So compare only if the version is
+    # the version that made the file.
     if SCHEMA["$comment"].endswith(MADE_WITH):
         assert pages_and_schema[2] == schema, "run python lab/make_options_doc.py"
 
 
 @pytest.fixture(scope="module")
 def complaints():
-    """Give the lines that are said of two translations: one has its text, one does not."""
+    """Give the complaints of `make_page` about two translations, of which only one is used."""
     translations = {"Optimizer.": "优化器。", "A sentence of the past.": "过去的句子。"}
     with pytest.raises(SystemExit) as error:
         make_page(translations)
@@ -185,7 +187,7 @@ WRONG_VALUES = [
     ("train.G_optimizer_lrr", 1e-4, "train.G_optimizer_lrr"),
     ("train.G_optimizer_lr", "fast", "train.G_optimizer_lr"),
     ("train.amp", {"enable": 1}, "train.amp.enable"),
-    # The loss l1 has no such key.
+    # The sample has the key G_charbonnier_eps, which the loss l1 does not have.
     ("train.G_lossfn_type", "l1", "train.G_charbonnier_eps"),
     ("train.checkpoint_save", 0, "train.checkpoint_save"),
     ("netG.depths", "8", "netG.depths"),

@@ -84,13 +84,13 @@ def test_windows_is_refused_in_words(tmp_path):
     assert result.stderr == [expected]
 
 
-# Some libraries take long to load. Prints which of these the programs have loaded.
+# A program that prints which libraries our programs load, of those that take long to load.
 PRINT_HEAVY_LIBRARIES = """
 import sys, main_train_vrt, main_test_vrt
 heavy = {"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"}
 print("loaded", *(heavy & sys.modules.keys()))
 """
-# Ends while eight threads compute with torch.
+# A program that ends while eight threads compute with torch.
 END_WITH_THREADS = f"""
 import atexit, sys, threading, torch
 from utils.dist import process
@@ -114,8 +114,8 @@ def fresh(tmp_path_factory):
 
 
 def test_the_programs_load_no_heavy_library(fresh):
-    # torchvision imports the compiler of torch: half of the time in which each rank, worker and
-    # tool starts.
+    # E.g. torchvision imports the compiler of torch, which takes half of the time in which a rank,
+    # a worker or a tool starts.
     assert fresh.stdout[0].splitlines()[0] == "loaded", fresh.text
 
 

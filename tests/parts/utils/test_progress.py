@@ -4,8 +4,8 @@ On a terminal a bar is shown. Elsewhere, e.g. in a log file, lines come at each 
 "none" shows nothing. Several tests read the screen of a whole run in a real pseudo-terminal. The
 tests of pace and remaining time set the clock themselves, so no test waits.
 
-The pace is the time of a step. The remaining time is the number of steps to come times the pace,
-and the validations and saves to come.
+The pace is the time of a step. The remaining time is the number of remaining steps times the pace,
+plus the time of the remaining validations and saves.
 """
 
 import io
@@ -144,7 +144,7 @@ def test_a_line_of_slow_units_says_the_seconds_of_each(monkeypatch, caplog):
     )
 
     shares = [line.split(",")[0] for line in lines]
-    # Sixths, rounded down.
+    # The action has 2 x 3 parts, so each part is a sixth. The percentage is rounded down.
     assert shares == [f"restoring: {share} %" for share in (16, 33, 50, 66, 83, 100)]
     # After 30 s, a third of a frame is done. 5 of 6 parts are left, 150 s.
     assert lines[0].endswith("0.3 of 2 frames, 90.0 s each, 00:02:30 left")
@@ -192,7 +192,7 @@ class Screen:
 
     @property
     def steps(self) -> list[re.Match[str]]:
-        """The lines of the log that are of a step and nothing else."""
+        """The lines of the log that are only about a step, as matches of STEP."""
         found = [re.fullmatch(STEP, row) for row in self.log]
         return [line for line in found if line]
 
@@ -222,7 +222,7 @@ def test_one_bar_shows_the_run(run):
     assert len(bars) == 1, run.text
     assert re.fullmatch(BAR, bars[0]), run.text
     assert len(bars[0]) <= COLUMNS, run.text
-    # The bar was drawn from the begin of the run on.
+    # The bar was already drawn at the beginning of the run.
     assert b"epoch 1:   0%" in run.written
 
 

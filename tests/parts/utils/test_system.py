@@ -1,4 +1,4 @@
-"""Without what Linux alone has: one process works as ever, several ranks are refused in words.
+"""On systems without /proc, one process works as on Linux, and several ranks are refused.
 
 /proc is the folder in which Linux shows its processes. The programs run here with an empty /proc
 (tests/helpers/no_proc.py), as on other systems, and their loader processes are started by "spawn",
@@ -25,7 +25,8 @@ from tests.helpers.weights_files import make_home
 # Arguments of `run_ranks` that start new Pythons without /proc.
 WITHOUT_PROC: dict[str, Any] = {"prefix": no_proc.PREFIX}
 # A program that hides /proc from a fork of the fork server, and runs the script behind it. The fork
-# has imported torch while it saw /proc. A test of the launcher, and a slow one, have new Pythons.
+# has imported torch while it saw /proc. The tests of the launcher and a slow test start new Pythons
+# instead.
 CONFINED = ("tests/dist/confined_worker.py", "no_proc")
 # The same, and loader processes are started by "spawn".
 SPAWNING = (*CONFINED, "tests/dist/confined_worker.py", "no_fork")

@@ -1,4 +1,4 @@
-"""utils/video: films are read as players show them, in their direction, shape and colours.
+"""utils/video: films are read in the direction, shape and colours in which players show them.
 
 The films are written here, with one feature each: a display matrix, a cover, pixels that are not
 square, colours without a description, a damaged name.
@@ -140,7 +140,7 @@ def film_with_cover(tmp_path):
     frames = [np.full((48, 64, 3), level, np.uint8) for level in (40, 120, 200)]
     path = tmp_path / "v.mp4"
     write_film_with_cover(path, picture(96, 96), frames)
-    # Otherwise the tests below would show nothing.
+    # If the cover were not the first stream, the tests below would prove nothing.
     with av.open(str(path)) as container:
         assert [stream.codec.name for stream in container.streams.video] == ["png", "h264"]
     return path, frames
@@ -184,8 +184,9 @@ def wide_pixels(request, tmp_path):
     if request.param == "upright":
         return tmp_path / "v.mp4", Fraction(4, 3)
 
-    # The display matrix lies 40 bytes behind the name of the box "tkhd"; it has nine numbers of 4
-    # bytes, with 16 bits behind the point.
+    # The display matrix lies 40 bytes behind the name of the box "tkhd". It has nine fixed-point
+    # numbers of 4 bytes. 16 bits are the fraction, so 1 is 2^16. In the last number, 30 bits are
+    # the fraction.
     one = 2**16
     matrix = np.array([0, one, 0, -one, 0, 0, 0, 0, 2**30], ">i4").tobytes()
     content = (tmp_path / "v.mp4").read_bytes()
@@ -264,19 +265,19 @@ def test_a_film_that_does_not_describe_its_colours_gets_them_by_its_size(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "warning"),
     [
         pytest.param({"x264-params": "transfer=smpte2084"}, "the film is HDR (PQ)", id="PQ"),
         pytest.param({"x264-params": "transfer=arib-std-b67"}, "the film is HDR (HLG)", id="HLG"),
-        pytest.param({"x264-params": "tff=1"}, "the film is interlaced", id="two fields a frame"),
+        pytest.param({"x264-params": "tff=1"}, "the film is interlaced", id="two fields per frame"),
     ],
 )
-def test_a_film_that_is_hdr_or_interlaced_is_named(tmp_path, caplog, options, said):
+def test_a_film_that_is_hdr_or_interlaced_is_named(tmp_path, caplog, options, warning):
     noise_film(tmp_path / "v.mp4", count=3, options=options)
 
     VideoReader(tmp_path / "v.mp4")
 
-    assert f"{tmp_path / 'v.mp4'}: {said}" in caplog.text
+    assert f"{tmp_path / 'v.mp4'}: {warning}" in caplog.text
 
 
 def test_a_usual_film_gives_no_warning(tmp_path, caplog):
@@ -326,7 +327,7 @@ def test_a_name_that_looks_like_an_address_is_a_name(tmp_path, monkeypatch, name
 def test_a_film_whose_table_of_names_is_damaged_is_read(tmp_path):
     noise_film(tmp_path / "v.mkv", count=3)
     content = (tmp_path / "v.mkv").read_bytes()
-    # No text in UTF-8.
+    # The new bytes are no text in UTF-8.
     (tmp_path / "w.mkv").write_bytes(content.replace(b"libx264", b"\xff\xfe\xfdx264"))
 
     assert VideoReader(tmp_path / "w.mkv").num_frames == 3
@@ -384,6 +385,6 @@ def test_a_video_that_lost_bytes_while_it_was_written_is_refused(tmp_path):
         for _ in range(60):
             video.write(np.zeros((16, 16, 3), np.uint8))
         (unfinished,) = tmp_path.iterdir()
-        unfinished.write_bytes(b"")  # as a disk does that loses what it took
+        unfinished.write_bytes(b"")  # like a disk that has lost the data
 
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The writers of a run: its end waits for each of them, and each gets copies of the values.
+"""The writers of a run: the run waits for each writer at its end, and gives each writer copies.
 
 A run hands its numbers to writers, e.g. TensorBoard. At the end it closes them all at the same time
 and waits for them, but not longer than a limit. tests/dist/test_life.py has a writer that is never
@@ -30,8 +30,8 @@ class Slow:
 
 @pytest.fixture
 def run(tmp_path) -> Experiment:
-    """Return the files of a run, without writers."""
-    no_health: Any = SimpleNamespace()  # judges log lines, and there are none here
+    """Give a run without writers, to which a test gives its own."""
+    no_health: Any = SimpleNamespace()  # would judge the lines of the log, but there are none here
     order = DataOrder(samples=8, sample_list="", seed=0, steps=8)
     return Experiment(tmp_path, {}, order, no_health)
 
