@@ -180,7 +180,7 @@ class VRT(nn.Module):
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
         fusion_class = fusion_options.constructor
         self.image_chans, trunk_chans = fusion_class.channels(in_chans, spike_channels)
-        check_arguments(design, self.image_chans)
+        check_arguments(design, self.image_chans, trunk_chans)
 
         self.upscale = upscale
         self.in_chans = trunk_chans  # channels per frame after fusion.on_input

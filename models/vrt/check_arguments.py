@@ -13,10 +13,11 @@ from utils import device as devices
 from utils.errors import OptionError
 
 
-def check_arguments(design: Design, image_channels: int) -> None:
+def check_arguments(design: Design, image_channels: int, trunk_channels: int) -> None:
     """Raise OptionError, naming the key of netG, if the arguments of VRT do not fit together.
 
     image_channels: number of image channels per frame.
+    trunk_channels: number of channels per frame that the fusion operator passes to the network.
     """
     _check_lists(design)
     _check_widths(design)
@@ -41,7 +42,7 @@ def check_arguments(design: Design, image_channels: int) -> None:
     if pa_frames:
         _check_alignment(design, image_channels)
     else:
-        _check_interpolation(design)
+        _check_interpolation(design, image_channels, trunk_channels)
 
 
 def _check_lists(design: Design) -> None:
@@ -131,8 +132,14 @@ def _check_alignment(design: Design, image_channels: int) -> None:
     _need(base_channels in (1, out_chans), "out_chans", f"{out_chans}", expected)
 
 
-def _check_interpolation(design: Design) -> None:
+def _check_interpolation(design: Design, image_channels: int, trunk_channels: int) -> None:
     """Check the options of a network that makes new frames (pa_frames 0)."""
+    # The mean of each input channel is added to the new frames, which have three channels each.
+    fusion_changes_channels = trunk_channels != image_channels
+    key = "fusion" if fusion_changes_channels else "in_chans"
+    got = f"{trunk_channels} channels of a frame with pa_frames 0"
+    expected = "1 or 3 channels: their mean is added to the new frames"
+    _need(trunk_channels in (1, 3), key, got, expected)
     # Each new frame has three channels.
     out_chans = design.out_chans
     expected = "a multiple of 3 if pa_frames is 0"

@@ -12,7 +12,7 @@ tests/parts/models/test_vrt_requirements.py). Free to change: the texts of error
 
 from torch import Tensor
 
-from models.vrt.design import UNET_MULTIPLE, Design
+from models.vrt.design import STAGE_SCALES, UNET_MULTIPLE, Design
 from utils.contract import InputSpec
 from utils.errors import DataError
 
@@ -28,12 +28,15 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     interpolates = design.pa_frames == 0
 
     # Mutual attention adds a table of positions, which has the size of a whole window. So a window
-    # must fit into the clip, also in stage 4 (entry 3), which has 1/8 of the resolution.
-    has_mutual = design.mutual_depth(3) > 0
-    if has_mutual:
-        least_size = (UNET_MULTIPLE * window_height, UNET_MULTIPLE * window_width)
-    else:
-        least_size = (UNET_MULTIPLE, UNET_MULTIPLE)
+    # must fit into the clip in each stage that has mutual attention, e.g. in stage 4, which has 1/8
+    # of the resolution.
+    largest_scale = 0  # size of the input / size in the smallest of these stages
+    for entry, scale in enumerate(STAGE_SCALES):
+        if design.mutual_depth(entry) > 0:
+            largest_scale = max(largest_scale, scale)
+    has_mutual = largest_scale > 0
+    least_height = max(UNET_MULTIPLE, largest_scale * window_height)
+    least_width = max(UNET_MULTIPLE, largest_scale * window_width)
 
     if interpolates:
         # The layers behind stage 8 have weights for exactly this number of frames.
@@ -46,7 +49,7 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     return InputSpec(
         stride=UNET_MULTIPLE,
         window_size=design.window,
-        least_size=least_size,
+        least_size=(least_height, least_width),
         least_frames=least_frames,
         scale=design.upscale,
         image_channels=image_channels,
@@ -78,7 +81,8 @@ def check_input(x: Tensor, spec: InputSpec) -> None:
         expected = f"height and width that are multiples of {spec.stride}"
         do = "crop the clip, or pad it by reflection and crop the result"
     elif height < least_height or width < least_width:
-        expected = f"at least {least_height} x {least_width} pixels: 8 times the attention window"
+        least = f"{least_height} x {least_width}"
+        expected = f"at least {least} pixels: a window of attention must fit into each stage"
         do = "use larger crops or tiles, or a smaller netG.window_size"
     else:
         return

@@ -47,6 +47,14 @@ from utils.errors import DataError, OptionError
         ),
         pytest.param({"out_chans": 1}, "netG.out_chans", id="grey output of RGB input"),
         pytest.param({"in_chans": 2}, "netG.in_chans", id="input of two channels"),
+        pytest.param(
+            {"pa_frames": 0, "in_chans": 2}, "netG.in_chans", id="new frames of two channels"
+        ),
+        pytest.param(
+            {"pa_frames": 0, "fusion": {"type": "concat"}, "spike_channels": 4},
+            "netG.fusion",
+            id="new frames of frames and spikes",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
@@ -70,6 +78,20 @@ def test_clips_of_a_shape_that_the_network_cannot_take_are_refused(shape, expect
         VRT(**SMALL)(torch.rand(shape))
 
     assert expected in refused.value.expected
+
+
+def test_a_window_must_fit_into_the_smallest_stage_with_mutual_attention():
+    # Of the blocks of a stage, the first 3/4, rounded down, have mutual attention. So stage 4, with
+    # one block, has none. Stage 3, at 1/4 of the resolution, has: 4 x 4 pixels of a window are
+    # 16 x 16 pixels of a frame.
+    net = small_vrt(depths=[4, 4, 4, 1, 4, 4, 4, 1, 1], mul_attn_ratio=0.75)
+
+    restored = net(torch.rand(1, 2, 3, 16, 16))
+    with pytest.raises(DataError) as refused:
+        net(torch.rand(1, 2, 3, 8, 16))
+
+    assert restored.shape == (1, 2, 3, 16, 16)
+    assert "at least 16 x 16" in refused.value.expected
 
 
 def test_each_instant_of_gray_frames_begins_as_the_gray_frame_in_each_colour():
