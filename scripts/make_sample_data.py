@@ -59,7 +59,7 @@ from utils.random_streams import published_stream
 # What must stay: the same seed gives the same files bit for bit, because tests and the published
 # figures use them (test_the_same_seed_gives_the_same_bytes_and_another_seed_others). So the order
 # in which numbers are drawn from a generator stays, and every constant of the scene. A set that
-# somebody has changed is never replaced (test_what_is_no_unchanged_set_is_refused).
+# somebody has changed is never replaced (test_a_changed_set_is_refused).
 # Free to change: printed texts. If the files must change, add 1 to `SetPlan.version`: then
 # `make_sample` replaces the older sets.
 
@@ -85,7 +85,7 @@ Scene = Callable[[int], np.ndarray]
 # ---- The data set -----------------------------------------------------------------------------
 #
 # What must stay: a set is written whole or not at all, and a user's files are never removed
-# (test_what_is_no_unchanged_set_is_refused).
+# (test_a_changed_set_is_refused).
 
 
 @dataclass(frozen=True)

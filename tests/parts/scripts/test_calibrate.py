@@ -85,7 +85,7 @@ def test_the_file_says_how_well_the_pictures_fit(turned_camera):
 
     found = load_calibration(folder / "calibration.json")
 
-    # In RGB pixels. It is 0.07 here.
+    # The residual is 0.07 RGB pixels here.
     assert found.made["residual_px"] < 0.5
 
 
@@ -151,14 +151,14 @@ def test_a_mirrored_camera_is_found(mirrored_calibration):
 
 
 def random_frame(path, rows=FRAME[0]):
-    """Write a frame of another scene."""
+    """Write a frame of another scene, or its first `rows` rows. Return the path."""
     grey = 255 * texture(np.random.default_rng(5), FRAME)
     imwrite_rgb(path, np.repeat(grey[:rows, :, None], 3, axis=2).astype(np.uint8))
     return path
 
 
 def flat_spikes(path):
-    """Write spikes without a scene: each pixel fires at random."""
+    """Write spikes without a scene: each pixel fires at random. Return the path."""
     random_values = np.random.default_rng(6).random((40, *PLANE))
     write_spikes(path, (random_values < 0.3).astype(np.uint8), SpikeGeometry(*PLANE))
     return path
@@ -241,7 +241,7 @@ def pair_of_late_frame(folder, motion):
 
 
 def find_time_offset(known, pair, out, planes=(13, 40)):
-    """Look for the time offset of a pair of `pair_of_late_frame`. Returns the exit code.
+    """Look for the time offset of a pair of `pair_of_late_frame`. Return the exit code.
 
     The matrix and the size of a plane come from the known calibration.
 
@@ -276,7 +276,8 @@ def test_the_share_of_the_planes_that_was_exposed_is_found(
 ):
     out = tmp_path / "out.json"
 
-    # Planes 8 to 57, of which the middle 40 were exposed, 7 planes later.
+    # The program is told 50 planes, 8 to 57. The true exposure has 40 planes, 20 to 59, which is a
+    # share of 0.8. The middle 40 of the told planes are 13 to 52, so the offset is 7 planes.
     code = find_time_offset(still_calibration, moving_pair, out, planes=(8, 50))
 
     assert code == 0

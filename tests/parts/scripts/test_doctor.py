@@ -46,9 +46,9 @@ def test_a_known_failure_is_explained(line, name):
     assert "{" not in finding.why
 
 
-# Lines of a log: the begin of a start (`status_line` of utils/dist/status.py writes it), the end of
-# a run (utils/run/run.py), and an error. A log may have several starts of a run, and only the last
-# start counts.
+# Parts of a log: the first line of a start (`status_line` of utils/dist/status.py writes it), the
+# last line of a run (utils/run/run.py), and an error. A log may have several starts of a run. Only
+# the last start counts.
 START = "[2026-01-01 00:00:00] rank 0 of 1 on host\n"
 END = "Finished at iter 5. Results are in x\n"
 CRASH = "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n"
@@ -62,7 +62,7 @@ def test_decode_without_data_is_refused(capsys):
     assert "--decode needs --data" in capsys.readouterr().err
 
 
-def test_a_log_that_says_nothing_of_an_end_is_no_success():
+def test_a_log_without_an_end_is_no_success():
     assert read_log("step 1\n")[0].status == WARN
 
 
@@ -108,7 +108,7 @@ def test_a_rank_that_the_watchdog_ended_is_not_said_to_lack_memory(state):
     assert [finding.check for finding in findings] == ["watchdog"]
 
 
-def test_a_rank_that_was_dead_before_was_killed():
+def test_a_rank_whose_process_was_gone_counts_as_killed():
     findings = read_log(f"{START}rank 1 is DEAD: its process 7 is gone\n{KILLED}")
 
     assert [finding.check for finding in findings] == ["watchdog", "killed"]
@@ -156,7 +156,7 @@ def doctor_output(options) -> RankResult:
 
 def test_two_ranks_are_examined_without_a_failure(doctor_output):
     assert doctor_output.exit_codes == [0, 0], doctor_output.text
-    # Rank 0 alone prints the table.
+    # Only rank 0 prints the table.
     assert "0 fail" in doctor_output.stdout[0]
     assert "0 fail" not in doctor_output.stdout[1]
 
@@ -184,11 +184,12 @@ QUOTED = re.findall(r"\*\*([^*]+)\*\* `([^`]+)`", PAGE)
 
 
 def test_the_page_quotes_findings():
-    assert len(QUOTED) > 12  # else the pattern no longer finds them
+    # If the page wrote its findings in another form, the pattern would find none.
+    assert len(QUOTED) > 12
 
 
 def findings_in_logs() -> list[str]:
-    """Return all that the doctor says of lines of a log: "name of the check text"."""
+    """Return what the doctor finds in lines of a log: "<name of the check> <text>" each."""
     stuck = [f'rank {rank} is STUCK: 301.2 s in phase "data"' for rank in (0, 1)]
     found = []
     for line in [*LINES, *stuck]:

@@ -1,4 +1,4 @@
-"""scripts/make_sample_data.py: what the sample set shows, and what happens to a set that is there.
+"""scripts/make_sample_data.py: what the sample set shows, and what happens to an existing set.
 
 The script renders clips of a moving scene for an RGB camera and a spike camera, in the layout of
 GoPro. Most tests read one small set, or a copy of it.
@@ -61,7 +61,10 @@ def copy(sample, tmp_path):
 
 @pytest.fixture
 def older_copy(copy, monkeypatch):
-    """Give a copy that another version of the script has made. The script now makes less."""
+    """Give a copy that another version of the script seems to have made.
+
+    The script itself now makes a smaller set.
+    """
     monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(frames=1))
     info = json.loads((copy / INFO).read_text())
     info["version"] = 1
@@ -138,7 +141,7 @@ def test_the_gopro_layout_is_read(clip_for_testing):
 
 
 def test_the_blur_matters(clip_for_testing):
-    # The PSNR of a blurry frame is below 32 dB.
+    # The PSNR of a blurry frame is below 32 dB: its mean squared error is above 10^(-32 / 10).
     assert (clip_for_testing["lq"] - clip_for_testing["gt"]).square().mean() > 10**-3.2
 
 
@@ -147,7 +150,7 @@ def test_the_spikes_are_nearer_to_the_sharp_frame_than_the_blur_is(clip_for_test
     sharp = grey(clip_for_testing["gt"])
     blurry = grey(clip_for_testing["lq"])
 
-    # Although they have half of the resolution, and the noise of the sensor.
+    # The spikes have half of the resolution, and the noise of the sensor. They are nearer anyway.
     assert np.square(spikes - sharp).mean() < np.square(blurry - sharp).mean()
 
 
@@ -222,11 +225,11 @@ def test_each_frame_has_its_sharp_instants(with_instants):
     # The instant in the middle is the sharp frame.
     middle = (clip / "instants/000001_2.png").read_bytes()
     assert middle == (clip / "sharp/000001.png").read_bytes()
-    # The planes of the instants, of 88.
+    # The planes of the instants. A frame has 88 planes.
     assert json.loads((root / INFO).read_text())["instants"] == [9, 26, 44, 62, 79]
 
 
-def test_instants_that_are_there_are_not_made_again(with_instants, monkeypatch, capsys):
+def test_existing_instants_are_not_made_again(with_instants, monkeypatch, capsys):
     monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(frames=2))
     root, arguments = with_instants
     before = snapshot(root)
@@ -238,7 +241,7 @@ def test_instants_that_are_there_are_not_made_again(with_instants, monkeypatch, 
 
 
 def test_an_even_number_of_instants_is_refused(tmp_path, capsys):
-    # None of them would be in the middle.
+    # Of an even number of instants, none is in the middle.
     assert make_sample_data.main(["--root", str(tmp_path / "even"), "--instants", "4"]) == 2
 
     assert "an odd number" in capsys.readouterr().err
@@ -272,7 +275,7 @@ def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older_copy, mon
     remove_tree = shutil.rmtree
 
     def interrupted(path, *arguments, **more):
-        """Remove one file of the folder, then stop as by Ctrl-C. The next call removes all."""
+        """Remove one picture of the folder, then stop as by Ctrl-C. Later calls remove all."""
         next(Path(path).rglob("*.png")).unlink()
         monkeypatch.setattr(shutil, "rmtree", remove_tree)
         signal.raise_signal(signal.SIGINT)
@@ -289,10 +292,10 @@ def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older_copy, mon
     assert "nothing to do" in capsys.readouterr().out
 
 
-# ---- A set that is there ----
+# ---- An existing set ----
 
 
-def test_a_set_that_is_there_is_left_alone(copy, capsys):
+def test_an_existing_set_is_not_changed(copy, capsys):
     before = snapshot(copy.parent)
 
     assert make_sample_data.main(["--root", str(copy)]) == 0
@@ -314,31 +317,31 @@ def first_picture(root):
     return next(root.rglob("*.png"))
 
 
-def without_description(root):
+def remove_description(root):
     (root / INFO).unlink()
 
 
-def with_a_missing_picture(root):
+def remove_picture(root):
     first_picture(root).unlink()
 
 
-def with_a_changed_picture(root):
+def change_picture(root):
     first_picture(root).write_bytes(b"mine")
 
 
-def with_another_file(root):
+def add_file(root):
     (root / "notes.txt").write_bytes(b"mine")
 
 
-def with_a_link(root):
+def add_link(root):
     (root / "mine").symlink_to(root.parent)
 
 
-def with_another_folder(root):
+def add_folder(root):
     (root / "mine").mkdir()
 
 
-def a_file_in_its_place(root):
+def replace_by_file(root):
     shutil.rmtree(root)
     root.write_text("mine")
 
@@ -356,16 +359,16 @@ def check_refusal(root, seed, capsys):
 @pytest.mark.parametrize(
     "change",
     [
-        without_description,
-        with_a_missing_picture,
-        with_a_changed_picture,
-        with_another_file,
-        with_a_link,
-        with_another_folder,
-        a_file_in_its_place,
+        remove_description,
+        remove_picture,
+        change_picture,
+        add_file,
+        add_link,
+        add_folder,
+        replace_by_file,
     ],
 )
-def test_what_is_no_unchanged_set_is_refused(copy, capsys, change):
+def test_a_changed_set_is_refused(copy, capsys, change):
     change(copy)
 
     check_refusal(copy, "0", capsys)

@@ -1,4 +1,4 @@
-"""scripts/show_motion.py: a page with the motion that weights use, and where it was not trusted.
+"""scripts/show_motion.py: a page with the motion that a network uses, and where it distrusts it.
 
 The motion is how far each pixel moves within an exposure. The program computes it from the spikes.
 """
@@ -48,7 +48,7 @@ def test_the_page_says_how_far_the_pixels_move(page):
     # The first motion on the page is the motion of frame 1, the first frame that was asked for.
     (length,) = find_match(r"full colour: ([0-9.]+) px or more", page).groups()
 
-    # 10.8 pixels. The motion is an estimate.
+    # The true length is 10.8 pixels. The program estimates the motion.
     assert float(length) == pytest.approx(math.hypot(*VELOCITY), abs=2)
 
 
@@ -57,7 +57,9 @@ def test_the_page_says_how_far_the_pixels_move(page):
     [
         pytest.param(("--frames", "3"), "frame 3 does not exist", id="a frame after the last one"),
         pytest.param(
-            ("--weights", "weights/operator.pth"), "has no fusion motion", id="weights without it"
+            ("--weights", "weights/operator.pth"),
+            "has no fusion motion",
+            id="weights without motion",
         ),
     ],
 )

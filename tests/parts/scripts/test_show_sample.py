@@ -1,4 +1,4 @@
-"""scripts/show_sample.py: the page shows the sample of training, and names a wrong geometry.
+"""scripts/show_sample.py: the page shows a sample of training, and names a wrong geometry.
 
 The data are clips of moving textures (tests/helpers/textured_clips.py), whose spikes fit their
 frames. Frames have 96 x 96 pixels, spike planes 48 x 48, so one spike pixel sees 2 x 2 pixels. The
@@ -111,8 +111,8 @@ def test_the_page_shows_the_frames_of_the_sample(shown_sample):
 
     for picture, name in ((blurry, "lq"), (sharp, "gt")):
         expected = tensor_to_uint8(shown_sample.sample[name][0])
-        # Pixels are enlarged 6 times. The pixel in the middle of each is compared. The compression
-        # of the picture changes values a little.
+        # Each pixel is shown as 6 x 6 pixels, of which pixel (3, 3) is compared. The compression of
+        # the picture changes values a little.
         assert picture.shape == (6 * 48, 6 * 48, 3)
         assert np.abs(picture[3::6, 3::6].astype(int) - expected).mean() < 3
 
@@ -172,7 +172,7 @@ def check_wrong(home, out, override, pattern, capfd):
     kind, sentence = verdict_of(page_of(home, out, *SIZE, override))
     assert kind == "wrong"
     assert re.search(pattern, sentence), sentence
-    # The page writes an apostrophe in another way.
+    # The page writes an apostrophe as &#x27;.
     assert sentence in capfd.readouterr().out.replace("'", "&#x27;")
 
 
@@ -215,11 +215,12 @@ def test_spikes_of_another_scene_are_named(home, tmp_path, capfd):
 def write_calibration(path, left, top, width=48):
     """Write a calibration in which a spike pixel sees 2 x 2 pixels of the frame.
 
-    left, top: where the centre of spike pixel (0, 0) is in the frame. The centre of frame pixel 0
-    is at 0 and of pixel 1 at 1, so the centre of both together is at 0.5. This is the right value
-    of the clips.
-    width: columns of a spike plane.
     Return the option that reads the calibration.
+
+    left, top: position of the centre of spike pixel (0, 0) in the frame. For the clips 0.5 is
+    right:
+        this spike pixel sees the frame pixels 0 and 1, whose centres are at 0 and 1.
+    width: columns of a spike plane.
     """
     calibration = Calibration(
         matrix=[[2, 0, left], [0, 2, top]], spike_size=[48, width], rgb_size=[96, 96]
@@ -366,13 +367,13 @@ def test_the_page_is_whole_in_a_browser(home, tmp_path, browser):
     browser.get(f"file://{tmp_path / 'a.html'}")
 
     images = browser.find_elements("css selector", "img")
-    # The whole frame, 3 alignments, 3 frames of lq and gt, 3 channels of 3 frames.
+    # The whole frame, 3 alignments, 2 x 3 pictures (lq and gt of 3 frames), 3 x 3 channels.
     assert len(images) == 1 + 3 + 6 + 9
     for image in images:
         # A picture that was not loaded has the width 0.
         assert browser.execute_script("return arguments[0].naturalWidth", image) > 0
     verdict = browser.find_element("css selector", ".verdict")
-    # Green.
+    # The verdict is green.
     assert verdict.value_of_css_property("background-color").startswith("rgba(30, 126, 52")
     errors = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
     assert errors == []

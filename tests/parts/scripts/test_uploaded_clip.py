@@ -1,4 +1,4 @@
-"""What the files of a stranger may ask of the machine, see scripts/parts/uploaded_clip.py.
+"""scripts/parts/uploaded_clip.py: which files and options of an unknown user are allowed.
 
 On the page of app.py anybody can give files and options. `start_work` checks them and starts a
 restoration in a process of its own: main_test_vrt.py in a new folder. A `Work` is this process,
@@ -32,7 +32,7 @@ LIMIT_S = 120
 def start_restoration(
     folder: Path, frames: list[Path], spikes: Sequence[Path] = (), **changes: Any
 ) -> Work:
-    """Start a restoration as the page does. changes: fields of the page to fill in otherwise."""
+    """Start a restoration as the page does. changes: other values of fields of the page."""
     asked: dict[str, Any] = {
         "frames": [str(path) for path in frames],
         "spikes": [str(path) for path in spikes],
@@ -98,7 +98,8 @@ def test_a_larger_frame_than_allowed_is_refused(tmp_path):
 
 
 def test_more_bytes_than_allowed_are_refused_before_they_are_read(tmp_path, frame):
-    # A file of this size that takes no room on the disk. With the frame it is too much.
+    # A file of the allowed size, which takes no room on the disk. Together with the frame it is too
+    # much.
     (tmp_path / "clip.dat").touch()
     os.truncate(tmp_path / "clip.dat", MOST_BYTES)
 
@@ -111,7 +112,7 @@ def test_more_bytes_than_allowed_are_refused_before_they_are_read(tmp_path, fram
     [
         pytest.param("spike.calibration=/etc/passwd", id="a file of the machine"),
         pytest.param("--opt x", id="a flag"),
-        pytest.param("path.root=out", id="a place to write to"),
+        pytest.param("path.root=out", id="a folder to write to"),
     ],
 )
 def test_an_option_names_no_file_of_the_machine_and_no_flag(tmp_path, frame, option):
@@ -152,7 +153,7 @@ def test_an_option_of_the_page_is_refused_in_the_words_of_the_program(tmp_path, 
 
     assert work.process.wait(LIMIT_S) == EXIT_CHANGE_OPTIONS
     assert "half_windw" in work.messages()
-    # A stranger must not learn the folders of the machine.
+    # An unknown user must not learn the names of folders of the machine.
     assert str(tmp_path) not in work.messages()
 
 
