@@ -147,8 +147,8 @@ PLACES = (
     "Spike-Zoo", "SpikeCV", "VRT", "SpyNet", "SpkDeblurNet", "SCFlow", "TFSTP", "LPIPS", "SSIM",
     "KAIR", "S-VRT", "BasicSR", "coffee", "park",
 )  # fmt: skip
-# An address, e.g. "https://a.b/c". If the page has a bracket "<" in front of it, this is matched,
-# too.
+# An address, e.g. "https://a.b/c", with the bracket "<" if the page has one in front of the
+# address.
 ADDRESS = re.compile(r"<?\bhttps?://[^\s<>()\]`\"']+")
 # A complete address: the host has a point, and the path does not end with a point.
 WHOLE_ADDRESS = re.compile(r"<?https?://[\w.-]+\.\w+(?:/[\w./%~+-]*)?[\w/]")
@@ -663,8 +663,10 @@ def facts_of_section(page: Path, section: str) -> dict[str, object]:
 def test_a_page_has_the_same_sections_code_tables_numbers_and_links_in_both_languages(chinese):
     page = english(chinese)
 
-    for ours, theirs in zip(sections_of(page), sections_of(chinese), strict=True):
-        assert facts_of_section(chinese, theirs) == facts_of_section(page, ours)
+    pairs = zip(sections_of(page), sections_of(chinese), strict=True)
+    for english_section, chinese_section in pairs:
+        expected = facts_of_section(page, english_section)
+        assert facts_of_section(chinese, chinese_section) == expected
 
 
 @each_chinese_page

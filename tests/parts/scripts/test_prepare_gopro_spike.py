@@ -220,7 +220,7 @@ def test_a_frame_of_blur_gamma_is_the_mean_of_the_light(with_instants):
 def test_dataset_json_has_the_plane_of_the_sharp_frame(with_instants):
     about = information(with_instants)
 
-    # Of n = 5 raw frames the middle one lies 2 raw frames, 16 planes, after the first.
+    # The middle of 5 raw frames comes 2 raw frames after the first, which are 2 x 8 = 16 planes.
     expected = {"split": "train", "planes": 40, "gt_plane": 16}
     assert about["clips"]["GOPR0002_05_00"] == expected
 
@@ -414,7 +414,7 @@ def test_all_wrong_clips_are_named_at_once(raw_root, tmp_path, capsys):
     assert "clip GOPR0004_03_00 has another size than the others: 64 x 32" in message
 
 
-def test_the_flags_that_leave_the_wrong_clips_out_are_said(raw_root, tmp_path, capsys):
+def test_the_error_gives_flags_to_leave_out_the_wrong_clips(raw_root, tmp_path, capsys):
     write_wrong_clips(raw_root)
 
     assert prepare("--source", raw_root, "--out", tmp_path / "out") == 3
@@ -761,7 +761,7 @@ def test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in
     assert np.median(with_motion) < 0.1 * np.median(without)
 
 
-def test_videos_become_clips_as_photographs_do(clips_of_rigs):
+def test_videos_and_photographs_become_clips(clips_of_rigs):
     clips = information(clips_of_rigs)["clips"]
 
     splits = {name: clip["split"] for name, clip in clips.items()}
@@ -797,7 +797,7 @@ def test_each_clip_has_another_brightness(clips_of_rigs):
     rates = {clip["rate"] for clip in clips.values()}
 
     assert len(rates) == 4
-    # The limits of random rigs: spikes per plane at full light.
+    # These are the limits of random rigs, in spikes per plane at full light.
     assert min(rates) >= 0.06
     assert max(rates) <= 0.8
 
@@ -890,7 +890,7 @@ def test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame(faultless, number):
     # Compare with each part of 24 x 24 pixels. The differences are summed over pixels and colours.
     differences = cv2.matchTemplate(raw_frame, sharp, cv2.TM_SQDIFF)
 
-    # Each value may be off by one.
+    # Each value may be off by one, so each square is at most 1.
     assert differences.min() <= 24 * 24 * 3
 
 
@@ -902,7 +902,8 @@ def test_a_blurry_frame_of_a_rig_shows_the_motion_around_its_sharp_frame(faultle
 
     difference = np.abs(blurry.astype(float) - sharp).mean()
 
-    # 0.5 or less would be no blur. Another part of the video would differ by more than 30.
+    # Rounding makes a difference of at most 0.5. Another part of the video would differ by more than
+    # 30.
     assert 0.5 < difference < 30
 
 

@@ -194,7 +194,7 @@ def test_info_says_which_sizes_it_tried(output_of_unknown_camera):
     assert tried in output_of_unknown_camera
 
 
-def test_info_names_further_sizes_that_fit(output_of_unknown_camera):
+def test_info_names_other_sizes_that_fit(output_of_unknown_camera):
     assert "fit too: " in output_of_unknown_camera
     assert "100 x 200" in output_of_unknown_camera.partition("fit too: ")[2]
 
@@ -251,7 +251,7 @@ NO_SPIKES = [
         b"\1" * (2 * BYTES_OF_PLANE + 7),
         (),
         "250 x 400: 2 planes, 7 bytes left over",
-        id="two planes and a rest",
+        id="two planes and 7 bytes",
     ),
     pytest.param(
         b"\1" * 5120,
@@ -491,7 +491,7 @@ def test_simulated_spikes_give_the_picture_back(tmp_path):
     ("flag", "value", "code", "words"),
     [
         ("--rate", 1.5, 2, "above 0, at most 1"),
-        # Planes of 5 x 5 pixels have 25 bits.
+        # 20 / 4 = 5, and planes of 5 x 5 pixels have 25 bits.
         ("--ratio", 4, 3, "do not fill whole bytes"),
     ],
 )

@@ -79,7 +79,7 @@ def warnings(caplog) -> list[str]:
 # ---- The gradient norm ----
 
 
-# Norms of 120 steps. One norm of six, 90, is an outlier.
+# Norms of 120 steps. Every sixth norm is an outlier, 90. The median is (1.1 + 1.3) / 2 = 1.2.
 HEALTHY_NORMS = [1.0, 1.3, 0.8, 2.5, 90.0, 1.1] * 20
 LARGE_NORMS = [30.0, 40.0, 35.0] * 40
 
@@ -104,7 +104,8 @@ def test_an_exploding_gradient_norm_is_named_once(health, caplog):
 
 
 def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health, caplog):
-    # 1000 is also the number of steps whose norms are remembered.
+    # `Health` remembers the norms of 1000 steps. So the second line replaces all norms of the first
+    # line, and must be compared with them before.
     health.judge_log_line([measures_of_rank()], [1.0] * 1000)
     health.judge_log_line([measures_of_rank()], [35.0] * 1000)
 
@@ -116,7 +117,7 @@ def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health,
 
 
 def validate(health, psnrs, losses):
-    """Log a loss before each validation, whose PSNR in dB is given."""
+    """Log a loss, then validate, for each pair of a PSNR in dB and a loss."""
     for psnr, loss in zip(psnrs, losses, strict=True):
         health.judge_log_line([measures_of_rank(loss=loss)], [1.0])
         health.judge_validation(psnr)
@@ -209,6 +210,7 @@ def test_a_disk_without_room_for_the_next_saves_is_named_once(run_on_small_disk,
     health.judge_save(30)
     health.judge_save(30)
 
+    # (300 - 30) / 10 = 27 saves are to come.
     (message,) = warnings(caplog)
     assert "room for 3 more saves of 0.002 GB, the run makes 27" in message
     assert "train.checkpoint_save (now 10)" in message
@@ -310,7 +312,8 @@ def advice(section, workers, share, cores):
     return loader_advice(with_workers, share, cores)
 
 
-# Loader processes, share of the time that the rank waits, and the number that ends the wait.
+# Loader processes, share of the time that the rank waits, and the advised number. With 4 processes
+# and 30 % it is 4 / (1 - 0.3), rounded up. Without loader processes it is the default, 2.
 @pytest.mark.parametrize(("workers", "share", "enough"), [(0, 0.5, 2), (4, 0.3, 6)])
 def test_the_advice_is_the_number_of_workers_that_ends_the_wait(
     loader_of_train, workers, share, enough
@@ -338,7 +341,10 @@ PLANE_SIDE = 48
 
 
 def write_fast_clip(root, clip, scene):
-    """Write 4 frames and their spikes. A frame is the mean of 40 views, each one pixel further."""
+    """Write 4 frames and their spikes. A frame is the mean of 40 views.
+
+    Each view begins one pixel to the right of the view before.
+    """
     for frame in range(4):
         views = []
         light = []
@@ -487,7 +493,8 @@ def test_a_wrong_size_of_a_plane_is_named(home, own_spikes, tmp_path, capfd):
 
 STEPS = {"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600]}
 RESTARTS = {"G_scheduler_periods": [200, 300], "G_scheduler_restart_weights": [1, 0.5]}
-# Options of a schedule for a run of 1000 steps, and the step from which the rate is at its floor.
+# Options of a schedule for a run of 1000 steps, and the step from which the rate is at its floor:
+# at most 1/1000 of the full rate. A cosine is there at 98 % of its period, e.g. 0.98 x 950 = 931.
 SCHEDULES = [
     pytest.param({"G_scheduler_periods": 1000}, 980, id="one period to the end"),
     pytest.param({"G_scheduler_periods": 950}, 931, id="one period almost to the end"),
@@ -642,7 +649,7 @@ def test_a_slow_rank_of_a_run_is_named_once(slow_rank):
 
 
 def test_a_short_schedule_of_a_run_is_named_once(slow_rank):
-    # From step 45 on, 30 of 75 steps are left: 40 %.
+    # From step 45 on, the last 30 of 75 steps are at the floor: 40 %.
     pattern = (
         r"at its floor from iter 45 on, for 40 % of the run, .*: "
         r"stretch train\.G_scheduler_periods to the end"

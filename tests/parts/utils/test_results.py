@@ -1,5 +1,6 @@
-"""The results of a test of clips: files, averages, table and page. Also: its command line, and the
-page of a training run.
+"""A test of clips writes files, averages, a table and a page, and a training run writes a page.
+
+The command line of a test of clips is tested here, too.
 
 The scores are made up, and each picture has one grey level. So every expected number and pixel
 follows from numbers in this file. The pages are also opened in a real browser, which must load
@@ -248,7 +249,7 @@ def test_a_clip_without_reference_has_a_slider_and_no_numbers():
     assert "dB" not in page
 
 
-def test_infinite_psnr_is_cut_not_drawn_outside():
+def test_an_infinite_psnr_is_drawn_within_the_plot():
     drawing = psnr_plot({"restored": [30.0, float("inf"), 32.0]})
 
     # The points of the curve, as a text: "x,y x,y ...".
@@ -283,7 +284,7 @@ def shows(element, x, level):
     return abs(pixel - level) < 4
 
 
-# Moves the handle of a slider to 90 % of the width, and tells the page, as a mouse would.
+# A script that moves the handle of a slider to 90 % of the width, as a mouse would.
 MOVE_TO_90_PERCENT = """
     const handle = arguments[0];
     handle.value = 90;
