@@ -902,8 +902,8 @@ def test_a_blurry_frame_of_a_rig_shows_the_motion_around_its_sharp_frame(faultle
 
     difference = np.abs(blurry.astype(float) - sharp).mean()
 
-    # Rounding makes a difference of at most 0.5. Another part of the video would differ by more than
-    # 30.
+    # Rounding makes a difference of at most 0.5. Another part of the video would differ by more
+    # than 30.
     assert 0.5 < difference < 30
 
 
