@@ -4,7 +4,7 @@ If the memory of a GPU is full, torch raises an error. If the memory of the host
 swaps for minutes, and then ends the process without a message. So `check_memory` estimates the
 memory of a step. It warns if the step may not fit, and refuses the step if it certainly does not.
 
-What must stay: a step that fits is never refused (test_a_step_that_fits_is_not_spoken_of).
+What must stay: a step that fits is never refused (test_a_step_that_fits_gets_no_message).
 ModelVRT.fit_memory calls `check_memory` before the first step, on every rank, because the ranks
 count how many of them share a host.
 Free to change: all texts, and the numbers SAVED_OF_..., as long as

@@ -6,7 +6,7 @@
 Tiles, padding and the checks of data rely on the spec.
 
 What must stay: a clip that meets the spec goes through the network. If a change makes a layer need
-larger clips, the spec must say so (test_clips_that_cannot_go_through_are_refused in
+larger clips, the spec must say so (test_clips_of_a_wrong_shape_are_refused in
 tests/parts/models/test_vrt_requirements.py). Free to change: the texts of errors.
 """
 

@@ -73,7 +73,7 @@ def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
         pytest.param((1, 3, 4, 32, 32), "(B, N, 3, H, W)", id="four channels"),
     ],
 )
-def test_clips_of_a_shape_that_the_network_cannot_take_are_refused(shape, expected):
+def test_clips_of_a_wrong_shape_are_refused(shape, expected):
     with pytest.raises(DataError) as refused:
         VRT(**SMALL)(torch.rand(shape))
 
