@@ -1,6 +1,6 @@
-"""main_test_vrt.py --method: frames from spikes without weights, on made clips.
+"""main_test_vrt.py --method: frames from spikes without weights, on synthetic clips.
 
-The methods tfp, tfi and tfstp compute a grey frame from the spikes alone. The method exposure
+The methods tfp, tfi and tfstp compute a grey frame only from the spikes. The method exposure
 computes a frame in colour from a blurry frame and its spikes. Three test clips of 2, 3 and 4 frames
 of 32 x 32 pixels are restored; a frame has 24 planes of 16 x 16 spikes, and plane 12 is the sharp
 instant.
@@ -91,14 +91,15 @@ class ByHand(NamedTuple):
 
 
 def restored_by_hand(home, method):
-    """Restore frame 2 of clip test2 with the functions of the method alone, without the program."""
+    """Restore frame 2 of clip test2 with the functions of the method, without the program."""
     clip = home / FRAMES / "test2"
     blurry = imread_rgb(clip / "blur/000002.png")
     sharp = imread_rgb(clip / "sharp/000002.png")
     stream = read_spikes(home / SPIKES / "test2/spike/000002.dat", GEOMETRY)
 
     options: dict[str, Any] = {} if method == "tfstp" else {"half_window": 5}
-    # The grey methods make display values. The method exposure works on linear light.
+    # The grey methods return values for the screen: light ** (1 / 2.2). The method exposure works
+    # on the light itself, so its gamma is 1.
     gamma = 1.0 if method == "exposure" else 2.2
     planes = represent(method, stream, center=12, gamma=gamma, **options)
     channels = [cv2.resize(plane, (32, 32)) for plane in planes]
@@ -218,7 +219,7 @@ def test_a_folder_without_results_is_refused_in_the_table(home, folders_of_metho
     assert f"in        {home}" in capfd.readouterr().err
 
 
-# ---- Results that are there ----
+# ---- Results that exist already ----
 
 
 @pytest.fixture
@@ -276,20 +277,21 @@ def test_the_direct_form_gives_what_the_dataset_gives_on_two_ranks(
     )
 
 
-# The firing rate at full light scales the frames. If nobody gives it, it is measured.
+# The brightness of the frames depends on the firing rate at full light. If neither the user nor
+# dataset.json gives this rate, the program measures it.
 RATE_IS_UNKNOWN = "firing rate at full light is not known"
 
 
-def test_both_forms_measure_a_rate_that_nobody_gives(tmp_path, capfd):
+def test_both_forms_of_the_command_measure_a_rate_that_nobody_gives(tmp_path, capfd):
     options = write_options(tmp_path)
     without_rate = {"h": 16, "w": 16, "rate": None}
-    # Arguments, and what dataset.json says of the spikes.
+    # Name of a case -> the arguments, and what dataset.json says about the spikes.
     forms = {
         "option file": (["--opt", options], without_rate),
         "direct": (clips_of_user(tmp_path), without_rate),
-        # This dataset.json has another size, so it does not describe these files. Then its rate
-        # does not count either.
-        "size": ([*clips_of_user(tmp_path), "--spike-size", 16, 16], {"rate": 0.5}),
+        # dataset.json gives another size than the arguments, so it does not describe these files.
+        # Then the program does not use its rate either.
+        "another size": ([*clips_of_user(tmp_path), "--spike-size", 16, 16], {"rate": 0.5}),
     }
 
     averages = []

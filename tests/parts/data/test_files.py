@@ -37,7 +37,7 @@ from utils.video.writer import VideoWriter
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names of all that is in a folder."""
+    """Return the names of all files and folders in a folder."""
     return [path.name for path in folder.iterdir()]
 
 
@@ -120,7 +120,7 @@ def test_a_name_that_is_taken_is_refused_even_if_it_is_a_link_to_nothing(tmp_pat
 # ---- Writing ----
 
 
-def test_ctrl_c_while_a_file_is_written_leaves_the_former_file_alone(tmp_path, monkeypatch):
+def test_ctrl_c_while_a_file_is_written_leaves_the_former_file_unchanged(tmp_path, monkeypatch):
     (tmp_path / "a.json").write_text("before")
     # The last step of a write puts the new file in the place of the former one. Ctrl-C comes there.
     monkeypatch.setattr(os, "replace", lambda *_: signal.raise_signal(signal.SIGINT))
@@ -128,7 +128,7 @@ def test_ctrl_c_while_a_file_is_written_leaves_the_former_file_alone(tmp_path, m
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "a.json", b"after")
 
-    # The former file is the only one, so no unfinished file is left.
+    # The folder holds only the former file. So no unfinished file is left.
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 
@@ -136,7 +136,7 @@ def test_ctrl_c_while_a_file_is_written_leaves_the_former_file_alone(tmp_path, m
 @pytest.mark.parametrize(
     ("umask", "permissions"),
     [
-        pytest.param(0o077, 0o600, id="for the owner alone"),
+        pytest.param(0o077, 0o600, id="only the owner may read"),
         pytest.param(0o027, 0o640, id="the group may read"),
         pytest.param(0o002, 0o664, id="the group may write"),
     ],
@@ -430,7 +430,8 @@ def test_every_pixel_of_a_video_in_444_keeps_its_colour(noise_video):
         squares.append((noise_video.video.read(index).astype(float) - frame) ** 2)
     psnr = 10 * np.log10(255**2 / np.mean(squares))
 
-    # dB. A video with half as many values of colour (4:2:0) would lose most of the noise.
+    # In dB. A video in 4:2:0 stores one value of colour for 4 pixels, which would lose most of the
+    # noise.
     assert psnr > 32
 
 
@@ -444,7 +445,7 @@ def test_the_420_form_repeats_the_last_row_instead_of_losing_it(tmp_path):
     found = VideoReader(tmp_path / "v.mp4").read(0)
 
     assert found.shape == (36, 46, 3)
-    # The mean difference in grey levels. It is 0.7, by compression.
+    # The mean difference is about 0.7 grey levels, because the video is compressed.
     assert difference(found[:35, :45], odd) < 4
 
 
@@ -455,10 +456,10 @@ def write_turned(path: Path, upright: Path) -> None:
     """
     content = upright.read_bytes()
     # The header of a track ("tkhd") has a matrix of 9 numbers of 4 bytes, 40 bytes behind its name.
-    # It says how the track is shown. The quarter turn replaces the identity. The numbers have 16
-    # bits behind the point, but the last one has 30.
+    # It says how the track is shown. The quarter turn replaces the identity. The numbers are
+    # fixed-point numbers: the first 8 are stored times 2**16, and the last one times 2**30.
     begin = content.index(b"tkhd") + 4 + 40
-    one = 0x10000
+    one = 2**16
     turn = np.array([0, one, 0, -one, 0, 0, 48 * one, 0, 2**30], ">i4").tobytes()
     path.write_bytes(content[:begin] + turn + content[begin + len(turn) :])
 
@@ -477,7 +478,9 @@ def test_a_video_of_a_phone_held_upright_is_read_upright(tmp_path):
 def test_a_library_that_switches_pyavs_own_log_on_does_not_bring_its_deadlock_back(tmp_path):
     # The log of PyAV can block a process that decodes in threads. So the project switches it off.
     path = tmp_path / "clip.mp4"
-    path.write_bytes(b"\0\0\0\x18ftypmp42" + bytes(4000))  # the begin of an MP4, without content
+    path.write_bytes(
+        b"\0\0\0\x18ftypmp42" + bytes(4000)
+    )  # starts as an MP4 does, but has no content
     av.logging.set_level(av.logging.ERROR)  # as torchvision 0.23 does on import
 
     with av.logging.Capture() as lines, pytest.raises(DataError):
