@@ -8,7 +8,7 @@ gets the final name at the end. After an interruption, a second call writes only
 What must stay: every refusal comes before the first clip is written, and the old cache is only
 removed when the new cache is complete. Only a cache with a clip in common is ever replaced
 (test_a_cache_is_not_replaced_by_one_of_another_split,
-test_nothing_foreign_makes_room_for_a_cache).
+test_a_cache_replaces_no_foreign_file).
 
 Tests: tests/parts/data/test_clip_cache.py
 """

@@ -8,7 +8,7 @@ at once, and `accumulated` says how often it does so in a step. E.g. 2 ranks, ba
 are 4 samples.
 
 The table of `Starts` has the starts that most tests look at. Each depends on the starts before it,
-so a further start goes to the end.
+so a new start must be added at the end.
 """
 
 import json
@@ -205,7 +205,7 @@ def test_a_named_checkpoint_of_another_number_of_samples_begins_the_next_epoch(s
     # The log counts epochs from 1, so this is epoch 1 of the checkpoint, which counts from 0.
     message = f"({OTHER_SAMPLES}): epoch 2 begins with its first sample"
     assert message in starts.run_to_4.text
-    # Only the order of the samples is spoken of.
+    # The message is about the order of the samples, and not about the number of ranks.
     assert "ranks now" not in starts.run_to_4.text
 
 
@@ -272,7 +272,7 @@ def apart(tmp_path_factory) -> Apart:
     def start(until: int, of_rank_0: Path, of_rank_1: Path) -> RankResult:
         """Train until step `until`, with each rank in its folder."""
         command = runs.odd_command(options, f"train.total_iter={until}", "datasets.test={}")
-        _, *arguments = command  # apart.py runs the program, the first word
+        _, *arguments = command  # without the program, which apart.py runs
         args_of = {0: (str(of_rank_0), *arguments), 1: (str(of_rank_1), *arguments)}
         return run_ranks(2, folder / "apart.py", args_of=args_of, limit_s=120)
 

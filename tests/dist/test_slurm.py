@@ -79,7 +79,7 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
 ):
     options = write_options(tmp_path)
     log = tmp_path / "job.out"
-    # The job may run for a minute, and gets SIGUSR1 10 s before. SLURM looks every 30 s which jobs
+    # The job may run for a minute, and gets SIGUSR1 10 s before. SLURM checks every 30 s which jobs
     # are near their end. So the signal comes 20 to 50 s after the start.
     limit = ("--time=1", "--signal=B:USR1@10")
     options_of_job = (
@@ -101,8 +101,8 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     assert log.read_text() == before
     cluster.run("scontrol", "resume", job)
     first = wait_for(log, "stopped by a signal at iter", limit_s=120)
-    # Second, the job has reached its limit, saved, and is queued again. With a longer limit, no
-    # further signal of the limit comes, however slow this machine is.
+    # Second, the job has reached its limit, saved, and is queued again. With a longer limit,
+    # SLURM does not send this signal again, even if this machine is slow.
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=10")
     second = cluster.wait_for_life(log, life=2, text="Iter: ", limit_s=180)
     # Third, an urgent job needs the node, so the job is stopped and queued again.
@@ -132,7 +132,7 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
 def printing_python(folder: Path) -> str:
     """Write a `python` into `folder` that prints the cores and the arguments it gets.
 
-    Returns the option of sbatch by which a job finds it, and any other command in folder/bin.
+    Return the option of sbatch by which a job finds it, and any other command in folder/bin.
     """
     python = write_command(
         folder / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*"
@@ -219,7 +219,7 @@ def test_the_doctor_examines_the_tasks_of_a_job_step_together(tmp_path, cluster)
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_task_of_a_job_array_requeues_that_task_alone(tmp_path, cluster):
+def test_a_signal_to_one_task_of_a_job_array_requeues_only_that_task(tmp_path, cluster):
     options = write_options(tmp_path)
     log = tmp_path / "array"
     changes = ("datasets.test={}", "train.total_iter=1000000")

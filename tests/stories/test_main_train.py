@@ -1,4 +1,4 @@
-"""Training from the front door: what a run leaves, resume, several ranks, the modes of a step.
+"""Training as a user starts it: the files of a run, resume, several ranks, the modes of a step.
 
 Each test starts main_train_vrt.py as a user does, with a tiny network on clips of 32 x 32 pixels
 (tests/helpers/train_files.py). Then it reads the files and the output of the run. The tests of the
@@ -35,7 +35,7 @@ from utils.run.report import newest_options
 # Exit code of a run whose options are wrong.
 WRONG_OPTIONS = 2
 
-# ---- What a run leaves ----
+# ---- The files of a run ----
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +360,7 @@ def samples_seen(output, rank):
     """
     line = r"\[Rank (\d)/2\] Step (\d), Batch size: 1, Loss: \d+\.\d+, Samples: (\S+)"
     found = re.findall(line, output)
-    assert [(said_rank, step) for said_rank, step, _ in found] == [
+    assert [(printed_rank, step) for printed_rank, step, _ in found] == [
         (str(rank), "1"),
         (str(rank), "2"),
     ]
@@ -379,7 +379,7 @@ def samples_seen(output, rank):
             ],
             id="bfloat16 and milestones",
         ),
-        # The same story of other options. tests/faults/test_steps.py resumes in float16.
+        # The same test with other options. tests/faults/test_steps.py resumes in float16.
         pytest.param(
             [
                 "train.amp.enable=true",

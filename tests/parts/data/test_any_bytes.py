@@ -1,8 +1,8 @@
-"""Whatever the bytes of a file, it is read, or refused with its name and the cause.
+"""A file with any bytes is either read, or refused with its name and the cause.
 
 Hypothesis damages real files of each kind (tests/helpers/damage.py): some bytes get other values,
 and some files are cut short. It tries as many damaged files as `examples` says. No file may end the
-process, and no error may come without its parts.
+process, and each error must have all its parts: where, what, expected, and do.
 
 An LMDB is a database in one file, data.mdb, with a list of its keys beside it, meta_info.txt. KAIR
 and BasicSR keep clips in it.
@@ -50,7 +50,7 @@ def assert_is_whole(error: DataError | SpikeFileError, path: Path) -> None:
 
 
 def assert_read_or_refused(read: Callable[[Path], Any], path: Path, content: bytes) -> None:
-    """Write a content to a file and read it. An error must name the file and have all parts."""
+    """Write bytes to a file and read it. An error must name the file and have all its parts."""
     path.write_bytes(content)
     try:
         read(path)
@@ -71,8 +71,8 @@ def read_picture(path):
 def picture_bytes(kind):
     """Return the bytes of a picture.
 
-    kind: the format, e.g. "png", perhaps after a word. "deep png" has 16 bits a value. "exif png"
-    has the EXIF data of a camera that was turned by a quarter.
+    kind: the format, e.g. "png". The words "deep" or "exif" may stand before it. "deep png" has 16
+    bits per value. "exif png" has the EXIF data of a camera that was turned by 90 degrees.
     """
     image = picture(height=20, width=30)
     word, _, file_format = kind.rpartition(" ")
@@ -186,7 +186,7 @@ def films(tmp_path_factory):
     """Give the bytes of each film, which has four frames: name -> bytes."""
     folder = tmp_path_factory.mktemp("films")
     for name, codec in FILMS.items():
-        # Without options, the first frame alone is whole, and the others are changes of it.
+        # Without options, only the first frame is stored whole. The others are stored as changes.
         noise_film(folder / name, 4, codec=codec, options={})
     return {name: (folder / name).read_bytes() for name in FILMS}
 
@@ -227,7 +227,7 @@ KEYS = [f"clip/{number:08d}" for number in range(21)]
 
 @pytest.fixture(scope="module")
 def lmdb_content(tmp_path_factory):
-    """Give the bytes of a sound data.mdb. Its last value takes several pages."""
+    """Give the bytes of an undamaged data.mdb. Its last value takes several pages."""
     root = tmp_path_factory.mktemp("whole.lmdb")
     values = {key: bytes(500) for key in KEYS[:-1]}
     values[KEYS[-1]] = bytes(LARGE)
@@ -253,11 +253,11 @@ def test_a_damaged_lmdb_is_read_or_refused(tmp_path, lmdb_content, data):
         assert_is_whole(error, root)
 
 
-def test_numbers_of_an_lmdb_that_point_out_of_the_file_end_no_process(tmp_path, lmdb_content):
+def test_an_lmdb_whose_numbers_point_out_of_the_file_is_refused(tmp_path, lmdb_content):
     root = tmp_path / "a.lmdb"
     root.mkdir()
     write_list(root, KEYS[-1:])
-    # Beside the large value, the file has its length. Make it longer than the file.
+    # The file stores the length of the large value. Replace it by a length beyond the file's end.
     length = LARGE.to_bytes(4, "little")
     far_too_long = (2**31).to_bytes(4, "little")
     assert lmdb_content.count(length) == 1
@@ -267,13 +267,13 @@ def test_numbers_of_an_lmdb_that_point_out_of_the_file_end_no_process(tmp_path, 
         list_root(str(root), "blur", (".png",))
 
 
-def test_a_damaged_page_of_an_lmdb_is_said(tmp_path):
+def test_a_damaged_page_of_an_lmdb_is_reported(tmp_path):
     root = tmp_path / "a.lmdb"
     values = {f"clip/{number:08d}": os.urandom(1000) for number in range(40)}
     write_lmdb(root, values)
     write_list(root, values)
-    # The first two pages say where all others are. Of each other page, the bytes 10 and 11 say of
-    # which kind it is, and no kind has the number 0.
+    # The first two pages say where all others are. In each other page, bytes 10 and 11 are the
+    # number of its kind. No kind has the number 0.
     content = bytearray((root / "data.mdb").read_bytes())
     for begin in range(2 * PAGE, len(content), PAGE):
         content[begin + 10 : begin + 12] = b"\0\0"
@@ -286,7 +286,7 @@ def test_a_damaged_page_of_an_lmdb_is_said(tmp_path):
     assert "make it again" in error.value.do
 
 
-# A search that went on to the end of the line from each bracket would take minutes for this line.
+# A program that searches the rest of the line after each bracket takes minutes for this line.
 MANY_BRACKETS = "a" + " (" * 100_000
 
 
@@ -300,7 +300,7 @@ MANY_BRACKETS = "a" + " (" * 100_000
         ("a (old)/b.png (720,1280,3) 1", "a (old)", "b"),
         ("a (old)/b (old)", "a (old)", "b (old)"),
         ("a/b (2)", "a", "b (2)"),
-        # A key without a folder is of a clip with the name of the LMDB, here "a".
+        # A key without a folder belongs to a clip with the name of the LMDB, here "a".
         (MANY_BRACKETS, "a", MANY_BRACKETS),
     ],
     ids=[
@@ -314,7 +314,7 @@ MANY_BRACKETS = "a" + " (" * 100_000
         "many brackets",
     ],
 )
-def test_a_line_of_an_lmdbs_list_has_its_key_at_once(tmp_path, line, clip, stem):
+def test_the_key_in_a_line_of_an_lmdbs_list_is_found_quickly(tmp_path, line, clip, stem):
     root = tmp_path / "a.lmdb"
     write_lmdb(root, {"a/b": b"1"})
     (root / "meta_info.txt").write_text(f"{line}\n")

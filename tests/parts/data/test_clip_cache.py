@@ -69,7 +69,7 @@ def replace_in_index(root, old, new):
 
 
 def test_a_cache_gives_the_samples_of_the_files(root):
-    (root / "cache").mkdir()  # an empty folder may be there
+    (root / "cache").mkdir()  # the folder may exist, if it is empty
     make_cache(root)
 
     from_files = build_clips(root, gt_size=16, **TURNS)
@@ -90,7 +90,7 @@ def test_a_cache_with_spikes_serves_a_training_without_spikes(root):
     assert sample["gt"].shape[-1] == 16
 
 
-def test_a_cache_serves_without_its_files(root):
+def test_a_cache_can_be_read_without_its_source(root):
     make_cache(root)
     before = read_cache(root, **TURNS)[(0, 3)]
 
@@ -133,7 +133,7 @@ def test_a_cache_has_the_form_that_it_always_had(root):
 @pytest.fixture
 def option_of_three_frames(root):
     """Give the option that chooses three frames of clip1, of which a cache was made."""
-    # The clip, its number of frames, its shape (0: not said), and its first frame.
+    # The name of the clip, its number of frames, its shape (0: not known), and its first frame.
     (root / "meta.txt").write_text("clip1 3 0 000001\n")
     choice = {"meta_info_file": str(root / "meta.txt")}
     make_cache(root, **choice)
@@ -147,15 +147,15 @@ def test_a_cache_of_chosen_clips_holds_only_these(root, option_of_three_frames):
         read_cache(root)
 
 
-def test_an_array_that_is_gone_during_the_run_is_named(root, option_of_three_frames):
+def test_an_array_that_is_removed_during_the_run_is_named(root, option_of_three_frames):
     dataset = read_cache(root, **option_of_three_frames)
-    gone = root / "cache/clip1/gt.u8"
-    gone.unlink()
+    removed = root / "cache/clip1/gt.u8"
+    removed.unlink()
 
     with pytest.raises(DataError, match="cannot map cached clip") as error:
         dataset[(0, 0)]
 
-    assert str(gone) in str(error.value)
+    assert str(removed) in str(error.value)
 
 
 # ---- A cache that does not fit ----
@@ -223,17 +223,17 @@ def test_a_cache_that_does_not_fit_its_source_or_is_broken_is_refused(root, dama
 
 @pytest.fixture
 def without_spike_files(root):
-    """Give the section `spike` for a cache whose files of spikes are gone."""
+    """Give the section `spike` for a cache whose source has no files of spikes any more."""
     make_cache(root)
     os.rename(root / "GOPRO_Large_spike_seq/train", root / "elsewhere")
     return {"type": "dat", "h": 8, "w": 12}
 
 
-def test_a_source_that_is_here_in_part_is_enough(root, without_spike_files):
+def test_a_cache_is_read_although_a_part_of_its_source_is_missing(root, without_spike_files):
     assert len(read_cache(root, spike=without_spike_files)) == NUMBER_OF_FRAMES
 
 
-def test_the_part_of_a_source_that_is_here_is_checked(root, without_spike_files):
+def test_the_part_of_a_source_that_exists_is_checked(root, without_spike_files):
     touch(root)
 
     with pytest.raises(DataError, match="files of the source have changed since"):
@@ -290,9 +290,9 @@ def test_a_cache_is_not_replaced_by_one_of_another_split(root):
         ("cache", False),
         (".cache.partial/clip0/photo.png", False),
     ],
-    ids=["no cache", "beside arrays", "the index", "a file in its place", "an unfinished cache"],
+    ids=["no cache", "beside arrays", "the index", "a file at its path", "an unfinished cache"],
 )
-def test_nothing_foreign_makes_room_for_a_cache(root, path, is_in_cache):
+def test_a_cache_replaces_no_foreign_file(root, path, is_in_cache):
     if is_in_cache:
         make_cache(root)
     (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -303,7 +303,7 @@ def test_nothing_foreign_makes_room_for_a_cache(root, path, is_in_cache):
         make_cache(root)
 
     assert read_files(root) == before
-    # To build the cache is no advice here, because that is what failed.
+    # The message must not advise to build the cache, because that is what failed.
     assert "build it" not in str(error.value)
 
 

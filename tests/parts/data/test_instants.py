@@ -131,7 +131,7 @@ def test_instants_are_turned_with_the_frame(sample_frames):
 @pytest.fixture(scope="module")
 def plain_set(clips) -> Any:
     """Give the data set that reads the files for each sample."""
-    # Former versions saved rate_windows 0 for no windows.
+    # 0 means no windows. Former versions saved this value in their option files.
     return build(clips, rate_windows=0)
 
 
@@ -152,7 +152,7 @@ def test_a_cache_gives_the_same_samples_as_the_files(clips, plain_set, tmp_path)
 def test_memory_gives_the_same_samples_as_the_files(clips, plain_set):
     kept = build(clips, cache_data=True)
 
-    # The first time they are read and kept. The second time they come from memory.
+    # The first call reads the files and keeps the samples. The second takes them from memory.
     assert_same_samples(kept, plain_set)
     assert_same_samples(kept, plain_set)
 
@@ -162,7 +162,7 @@ def test_memory_gives_the_same_samples_as_the_files(clips, plain_set):
 
 @pytest.fixture
 def problem_of(tmp_path) -> dict[str, str]:
-    """Give what the check says of clip0, which lacks an instant, and of clip1, which has two."""
+    """Give the problems of clip0, which lacks an instant, and of clip1, which has two: by clip."""
     write_clip(tmp_path, "clip0", frames=3, instants=3)
     write_clip(tmp_path, "clip1", frames=2, instants=2)
     write_info(tmp_path)

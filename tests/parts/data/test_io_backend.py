@@ -119,7 +119,7 @@ def test_the_name_of_a_root_says_whether_it_is_an_lmdb(root, keys):
 
 
 def test_an_unknown_backend_is_refused(root):
-    with pytest.raises(OptionError, match=r"io_backend\.type is 'lmbd'.*"):
+    with pytest.raises(OptionError, match=r"io_backend\.type is 'lmbd'"):
         build_clips(root, io_backend={"type": "lmbd"})
 
 
@@ -223,7 +223,7 @@ def fork_once() -> None:
 
 
 def read_together(path: str, together: threading.Barrier) -> bytes:
-    """Wait until all threads have come, then read a file."""
+    """Wait until all threads have reached this function, then read a file."""
     together.wait(timeout=10)
     return read_bytes(path)
 
@@ -238,7 +238,7 @@ def test_threads_that_begin_together_open_an_lmdb_once(root):
     paths = [entry.path for frames in clips.values() for entry in frames.values()]
     threads = 8
 
-    # Threads meet at another moment each time, so try it 20 times.
+    # The order of the threads differs each time, so try it 20 times.
     for _ in range(20):
         fork_once()
         barriers = [threading.Barrier(threads)] * threads  # one for all threads
@@ -290,7 +290,7 @@ def write_twice_the_planes(path: Path) -> None:
 
 
 class Break(NamedTuple):
-    """A file that breaks, and what is said of it."""
+    """A file that breaks, and the message about it."""
 
     name: str  # path of the file below the root
     damage: Callable[[Path], None]
@@ -333,7 +333,7 @@ def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
         cv2.imwrite(str(path.with_suffix(".jpg")), read_picture(path))
         path.unlink()
     dataset = build_clips(tmp_path, num_frame=6, filename_ext="jpg")
-    dataset[FIRST_SAMPLE]  # fine before
+    dataset[FIRST_SAMPLE]  # the file can still be read
     broken = tmp_path / CLIP / "blur/000004.jpg"
     broken.write_bytes(broken.read_bytes()[:-200])
 
@@ -361,7 +361,7 @@ def test_a_file_without_permission_is_named(name):
         folder.chmod(0o755)
         dataset = build_clips(write_clips(folder, "clip0"), num_frame=6)
         with as_ordinary_user():
-            dataset[FIRST_SAMPLE]  # fine before
+            dataset[FIRST_SAMPLE]  # the file can still be read
         (folder / name).chmod(0)
 
         with as_ordinary_user(), pytest.raises(DataError, match="Permission denied") as error:

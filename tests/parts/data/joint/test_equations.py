@@ -3,8 +3,8 @@
 The data are simulated scenes whose motion is known (tests/helpers/moving_scene.py). The equations
 say what both cameras see of a sharp frame that moves along the motion:
 
-    RGB equations      its mean over the exposure is the blurry frame
-    spike equations    its light between two neighbouring spikes of a pixel is one threshold
+    RGB equations      the mean of the moving frame over the exposure is the blurry frame
+    spike equations    a pixel collects one threshold of light between two neighbouring spikes
 
 A comment "measured" beside a limit is the value when the test was written. The claim of the test
 still holds at the limit, and the distance between both leaves room for other versions of torch.
@@ -75,7 +75,7 @@ def test_the_blurry_frame_fits_the_equations_worse_than_the_sharp_frame(true_cas
 
 
 def test_the_divisor_has_the_row_sums_of_the_normal_equations(true_case):
-    # The same slope at all pixels, because the row sums are computed as if it were so.
+    # All pixels have the same slope here, because the row sums are computed under this assumption.
     z = torch.full_like(true_case.blurry, 0.5)
 
     linearised = Linearised(true_case.equations.system, z)
@@ -99,8 +99,10 @@ def test_the_frame_is_far_sharper_than_its_start(moving_clip):
 
 
 def test_the_first_step_changes_the_frame_as_the_equations_pull_it(true_case, monkeypatch):
-    # Residuals are divided by M = lambda + M_0 + M_1 R. Here M is nearly the same everywhere, so
-    # the first step is proportional to the pull A^T W r.
+    # The solver divides A^T W r by M = lambda + M_0 + M_1 R, where r are the residuals, W the
+    # squared weights, and A^T the adjoint of the linearised equations. With a large M_0 and without
+    # M_1, M is nearly the same everywhere. So the first step is proportional to A^T W r, which the
+    # lines below compute by hand.
     monkeypatch.setattr(solution, "M_0", 1e6)
     monkeypatch.setattr(solution, "M_1", 0.0)
     equations = copy.copy(true_case.equations)
@@ -111,16 +113,18 @@ def test_the_first_step_changes_the_frame_as_the_equations_pull_it(true_case, mo
 
     r_b, r_s = equations.system.residuals(z_0)
     w_b, w_s = equations.system.robust_weights(r_b, r_s)
+    # The directions for the light x of the colours, and for the luma l that the spike camera sees.
     by_x, by_l = equations.system.cameras.adjoint(w_b**2 * r_b, w_s**2 * r_s)
     luma_weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
     slope = 2.2 * z_0.clamp(min=DARK) ** 1.2  # dx / dz of x = z^2.2
     if equations.system.is_display:
-        pull = slope * by_x + luma_weights * by_l
+        expected = slope * by_x + luma_weights * by_l
     else:
-        pull = slope * (by_x + luma_weights * by_l)
+        expected = slope * (by_x + luma_weights * by_l)
     inside = (z > 0) & (z < 1)  # the solution is limited to these values
     change = (z - z_0)[inside]
-    cosine = (change * pull[inside]).sum() / (change.norm() * pull[inside].norm())
+    # The cosine of the angle between both directions. It is 1 if they are equal.
+    cosine = torch.cosine_similarity(change, expected[inside], dim=0)
     assert float(cosine) > 0.9999
 
 
