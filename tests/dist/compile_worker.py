@@ -29,7 +29,7 @@ from utils.dist import process
 from utils.options.load import load_options
 
 # Height and width of the clip of each step. 48 makes a new graph, for any size. The second 32 must
-# make no further one.
+# make no new graph.
 SIDES = (32, 48, 32)
 # The setting of torch._dynamo that replaces the backend of torch.compile in some graphs, e.g.
 # ">=0:eager": the backend "eager" in all graphs from number 0 on.

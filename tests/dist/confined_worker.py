@@ -58,7 +58,7 @@ def no_reserved_ports() -> None:
 
 
 def own_mounts(flags: int = 0) -> None:
-    """Separate this process from the mounts of the machine. flags: of further namespaces."""
+    """Separate this process from the mounts of the machine. flags: of additional namespaces."""
     call(LIBC.unshare, CLONE_NEWNS | flags)
     # Without this, a later mount would be seen outside of this process, too.
     call(LIBC.mount, b"none", b"/", None, MS_REC | MS_PRIVATE, None)

@@ -51,8 +51,8 @@ class TwoHosts:
     def command(self, host: int, *command: str) -> list[str]:
         """Return the command that runs a command on host 0 or 1."""
         into_network = ["ip", "netns", "exec", self.names[host]]
-        # --uts: a host name of its own. --pid, --fork, --mount-proc: it sees its own processes
-        # alone. --kill-child: all of them end with `unshare`.
+        # --uts: a host name of its own. --pid, --fork, --mount-proc: it sees only
+        # its own processes. --kill-child: all of them end with `unshare`.
         own_host = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         # sh -c TEXT NAME ARGUMENTS...: the name is "sh", and "$@" in the text stands for the
         # arguments. So `exec "$@"` becomes the command.

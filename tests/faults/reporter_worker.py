@@ -21,12 +21,12 @@ judge = Judge.verdict
 
 
 def verdict_of_reporter(self, stall_s):
-    """Judge on rank REPORTER alone."""
+    """Judge only on rank REPORTER."""
     return judge(self, stall_s) if self.beats.rank == REPORTER else None
 
 
 def killed_before_report(self, verdict):
-    """End in place of `Watchdog._report`."""
+    """End the process. It replaces `Watchdog._report`."""
     time.sleep(1.0)
     os.kill(os.getpid(), signal.SIGKILL)
 

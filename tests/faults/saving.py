@@ -81,7 +81,7 @@ def saves_until_killed(folder: Path, rng: random.Random) -> int:
     time.sleep(rng.uniform(0, LONGEST_S))
     os.kill(writer, signal.SIGKILL)
     os.waitpid(writer, 0)
-    # The writer is gone, so the pipe ends (b"") after the bytes that are still in it.
+    # The writer has ended, so the pipe ends (b"") after the bytes that are still in it.
     while os.read(receive, 1):
         acknowledged += 1
     os.close(receive)

@@ -73,7 +73,7 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
 
     # The code by which a shell reports a program that a signal has ended.
     assert result.exit_codes == [128 + second]
-    # Only who has pressed Ctrl-C is told what a second Ctrl-C does.
+    # The message about a second Ctrl-C comes only after a first Ctrl-C.
     expected_count = 1 if first == signal.SIGINT else 0
     assert result.text.count("Ctrl-C again ends it at once") == expected_count
 
@@ -101,7 +101,7 @@ def run_with_signals(
     with Ranks(1, program, "--opt", options, *changes, prefix=prefix) as running:
         running.wait_for("Iter: 1,", rank=0, limit_s=120)
         for number in signals:
-            # When a terminal is gone, the system sends SIGHUP to all processes of the run.
+            # When a terminal is closed, the system sends SIGHUP to all processes of the run.
             send = os.killpg if number == signal.SIGHUP else os.kill
             send(running.processes[0].pid, number)
             # The system would make one signal of two equal ones that wait at the same time.
@@ -172,6 +172,6 @@ def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the
         assert -9 in trial.exit_codes
         assert 0 not in trial.exit_codes
     else:
-        # Both ranks stop at the same step, and rank 0 alone says so.
+        # Both ranks stop at the same step, and only rank 0 says so.
         assert trial.exit_codes == [STOPPED_BY_SIGNAL, STOPPED_BY_SIGNAL]
         assert trial.text.count("stopped by a signal at iter") == 1

@@ -255,7 +255,7 @@ def test_a_rank_without_memory_ends_all_ranks_with_advice(tmp_path):
 
 def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():
     # The loss is a square root, whose slope at infinity is 0. So the gradients are finite, and a
-    # look at their norm alone would not notice.
+    # check of only their norm would not notice it.
     values = {
         "netG": network_section(fusion="none"),
         "train": {"G_lossfn_type": "charbonnier", "E_decay": 0},

@@ -57,7 +57,7 @@ def _names_of_import_from(
     """
     base = []
     if node.level:
-        # One dot is the package itself, and each further dot is one package above.
+        # One dot is the package itself, and each additional dot goes up by one package.
         base = package[: len(package) + 1 - node.level]
     if node.module:
         base = [*base, node.module]

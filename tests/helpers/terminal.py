@@ -75,7 +75,7 @@ def screen(written: bytes) -> list[str]:
 
     written: what a script wrote, with control sequences, e.g. of a progress bar.
     """
-    # Row -> column -> the sign that is there.
+    # Row -> column -> the character at this place.
     rows: dict[int, dict[int, str]] = defaultdict(dict)
     row = 0
     column = 0

@@ -54,8 +54,8 @@ class RestoredClip(NamedTuple):
     """The clip, restored in one way."""
 
     psnr: float  # mean of the frames, in dB
-    psnr_y: float  # the same of the luma alone
-    protocol: dict[str, str]  # what the report says of the method
+    psnr_y: float  # the same, of the luma only
+    protocol: dict[str, str]  # what the report says about the method
     frames: Path  # folder of the restored frames
 
 

@@ -1055,7 +1055,7 @@ def test_weights_without_a_clip_are_refused(home, capfd):
 
 
 def test_a_path_that_is_no_text_in_utf_8_is_refused(home, tmp_path, capfd):
-    # A name in Latin-1, as on old disks: the byte F6 alone is no UTF-8.
+    # A name in Latin-1, as on old disks: a single byte F6 is not UTF-8.
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xf6m"))
     shutil.copytree(home / "clips" / "test2", folder)
     out = tmp_path / "out"

@@ -27,7 +27,7 @@ from tests.helpers.gopro_files import read_files
 from utils.errors import DataError, OptionError
 
 TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
-# Options of a training on frames alone.
+# Options of a training on frames without spikes.
 RGB: dict[str, Any] = {
     "dataset_type": "VideoRecurrentTrainDataset",
     "dataroot_spike": None,

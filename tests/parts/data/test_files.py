@@ -99,7 +99,7 @@ def test_a_file_within_the_folder_is_removed_with_its_empty_folder(folder_with_l
     ours.parent.mkdir()
     ours.write_text("ours")
 
-    # An unsafe place before it in the list is skipped. A file that is gone already is no error.
+    # An unsafe place before it in the list is skipped. A file that does not exist is no error.
     link = folder_with_links / "link.png"
     remove_files(folder_with_links, [link, ours, folder_with_links / "none.png"])
 

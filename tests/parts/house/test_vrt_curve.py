@@ -117,7 +117,7 @@ def test_a_new_network_changes_nothing(form, arm, clip):
     # the name of the clip.
     if form is PriorForm:
         # The network is the learned steps with a prior between them, which adds 0 at first. So the
-        # gain is the gain of the steps alone.
+        # gain is the gain of the steps without a prior.
         expected = curve.references()[SHIPPED]["rig"]["a"]
     else:
         # The network is behind the first estimates, which it returns unchanged at first.

@@ -50,7 +50,7 @@ NO_FAKE_GPU = 77
 PUBLISHED = "auto, bfloat16"
 # The same form, and every block is asked to compute its activations again in the backward pass:
 CHECKPOINTED = "auto, bfloat16, checkpointed"
-# Operators of torch alone, none of our own forms of attention:
+# Only operators of torch, none of our own forms of attention:
 PLAIN = "plain, bfloat16"
 
 
