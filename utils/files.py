@@ -14,7 +14,7 @@ Free to change: READ_AT_ONCE, and how files are read.
 
 Tests: tests/parts/utils/test_output_folder.py, tests/parts/data/test_files.py, and for
 `claim_run_folder` tests/stories/test_foreign_files.py
-(test_training_refuses_a_folder_with_strangers_under_its_names).
+(test_training_refuses_a_folder_with_foreign_files_of_its_names).
 """
 
 import errno

@@ -1,11 +1,11 @@
-"""A run that is killed or preempted and started again ends with the bits of one that never was.
+"""A run that is killed or preempted and started again ends as one without an interruption.
 
-Signals end a run in order: it saves, and its exit code is 75. `kill -9` ends it at once. In both
+A signal ends a run in order: it saves, and its exit code is 75. `kill -9` ends it at once. In both
 cases the next start must go on from the last checkpoint, and lead to the same weights, optimizer
 and position, bit for bit (tests/faults/runs.py).
 
 tests/faults/trials.py interrupts in the same way at many more moments. Here the seeds are chosen so
-that each of the three cases below is there once.
+that each of the three cases below occurs once.
 """
 
 import os
@@ -131,7 +131,7 @@ def test_a_run_that_was_started_to_ignore_signals_goes_on_after_signals_of_a_ter
 @pytest.mark.parametrize(
     ("signals", "program"),
     [
-        pytest.param([signal.SIGHUP], MAIN, id="the terminal is gone"),
+        pytest.param([signal.SIGHUP], MAIN, id="the terminal is closed"),
         # scancel sends the signal to the shell and to the run.
         pytest.param([signal.SIGTERM, signal.SIGTERM], DEAF, id="the job is cancelled"),
         pytest.param([signal.SIGUSR1], DEAF, id="the time of the job is nearly over"),

@@ -1,4 +1,4 @@
-"""Numbers and memory gone wrong on one rank of two.
+"""A loss that is NaN, or a lack of memory, on one rank of two.
 
 tests/dist/odd_worker.py trains a network of one layer, in which something goes wrong on one rank at
 one step: "once" makes the loss NaN in this step, "nan" from this step on, and "memory" raises the

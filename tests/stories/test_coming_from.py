@@ -1,8 +1,8 @@
-"""The commands that the documents of KAIR, BasicSR and S-VRT print: they start or ours is named.
+"""The commands in the documents of KAIR, BasicSR and S-VRT run here, or the error names ours.
 
-A command of a training starts the training, if its flags say the same here. A flag that says
+A command of a training starts the training, if its flags mean the same here. A flag that means
 something else here is refused, and the error says what to do instead (the cure). The test command
-of KAIR is answered with the command of this project.
+of KAIR is refused with an error that has the command of this project.
 
 What is tested: utils/options/foreign_flags.py.
 """
@@ -117,7 +117,7 @@ def test_dist_without_a_launcher_trains_on_one_process_and_says_so(tmp_path):
         ("--force_yml train:lr=1", "section.key=value"),
     ],
 )
-def test_a_flag_that_says_something_else_here_is_refused_with_the_cure(flags, cure):
+def test_a_flag_that_means_something_else_here_is_refused_with_the_cure(flags, cure):
     assert cure in refusal_of("main_train_vrt.py", "-opt", "file.json", *flags.split())
 
 
@@ -127,7 +127,7 @@ def test_a_flag_that_says_something_else_here_is_refused_with_the_cure(flags, cu
 def test_the_test_command_of_kair_is_answered_with_ours():
     message = refusal_of("main_test_vrt.py", *THEIRS.split())
 
-    # Each flag of theirs is translated, but --sigma, which is a flag of this project as well.
+    # Each flag of KAIR is translated, except --sigma, which this project has as well.
     for flag in re.findall(r"--\w+", THEIRS):
         if flag != "--sigma":
             assert f"{flag} ->" in message
@@ -135,7 +135,8 @@ def test_the_test_command_of_kair_is_answered_with_ours():
 
 
 def test_the_command_that_answers_kairs_is_one_that_this_program_takes(tmp_path):
-    # There are no weights 010: released are 001 to 009. The program finds this after all else.
+    # There are no weights 010: only 001 to 009 are released. The program notices this only after it
+    # has read the whole command.
     theirs = f"--task 010 --folder_lq {tmp_path} --tile 6 64 64"
     message = refusal_of("main_test_vrt.py", *theirs.split())
     python, program, *ours = advised_command(message)

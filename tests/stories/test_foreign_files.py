@@ -1,7 +1,7 @@
 """No program changes or removes a file that it did not make, wherever it is told to write.
 
-Each program first runs into an empty folder, which tells the names of its files. Then it runs into
-folders full of foreign files, folders and links, many of them with these names
+Each program first writes into an empty folder, which shows the names of its files. Then it writes
+into folders full of foreign files, folders and links, many of them with these names
 (tests/helpers/foreign.py). All of them must stay as they are. A new program that writes files
 belongs in `programs`.
 """
@@ -34,9 +34,9 @@ from tests.helpers.train_files import folder_of_run, train, write_options
 from tests.helpers.weights_files import save_weights
 from utils.errors import SpikeVRTError
 
-# Stands in the arguments of a program for the path at which it is told to write.
+# A placeholder in the arguments of a program: the path at which it is told to write.
 OUT = "<out>"
-# Exit code of a training that must be started in another way.
+# Exit code of a training that the user must start with other options.
 CHANGE_START = 2
 
 
@@ -114,13 +114,13 @@ def run(program, out):
 
 
 def files_that_it_writes(program, folder):
-    """Run a program into an empty folder. Return the paths of its files, seen from the folder."""
+    """Let a program write into an empty folder. Return the relative paths of its files."""
     run(program, folder)
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def assert_unchanged(before, *folders):
-    """Check that all that a snapshot has is as it was. There may be new files.
+    """Check that everything in a snapshot is as it was. There may be new files.
 
     before: a snapshot of the folders, {path: what it is}.
     """
@@ -135,7 +135,7 @@ NAMES = list(programs(ROOT))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_foreign_files_stay_whatever_program_writes_there(home, tmp_path, name):
+def test_no_program_changes_foreign_files_where_it_writes(home, tmp_path, name):
     program = programs(home)[name]
     if program.file:
         names = [program.file]
@@ -193,7 +193,7 @@ def options(tmp_path):
     ],
     ids=["a file", "a hidden file", "a run of KAIR"],
 )
-def test_training_refuses_a_folder_with_strangers_under_its_names(options, names, listed):
+def test_training_refuses_a_folder_with_foreign_files_of_its_names(options, names, listed):
     for name in names:
         path = folder_of_run(options) / name
         path.parent.mkdir(exist_ok=True)
@@ -207,7 +207,7 @@ def test_training_refuses_a_folder_with_strangers_under_its_names(options, names
     assert snapshot(options.parent) == before
 
 
-def test_training_leaves_strangers_under_other_names(options):
+def test_training_does_not_change_foreign_files_of_other_names(options):
     before = snapshot(options.parent)
 
     done = train(options, "train.total_iter=1", "datasets.test={}")
@@ -220,7 +220,7 @@ def test_training_leaves_strangers_under_other_names(options):
 
 
 def test_make_clean_leaves_results_and_data(tmp_path):
-    # The last is an environment that make did not fill.
+    # The last file is in an environment that make did not fill.
     for name in ("experiments/run/a.pth", "trainsets/sample/mine.png", ".venv/bin/mine"):
         path = tmp_path / name
         path.parent.mkdir(parents=True)

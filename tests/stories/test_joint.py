@@ -28,7 +28,7 @@ OPERATOR = "weights/operator.pth"
 # The exit code of a wrong command line or option file (OptionError).
 WRONG_OPTION = 2
 
-# name of a way -> its arguments
+# Name of a way to restore the clip -> its arguments.
 WAYS = {
     "tfp": ["--method", "tfp"],
     "exposure": ["--method", "exposure"],
@@ -82,7 +82,7 @@ def test_it_is_better_than_the_formula_that_it_begins_with(restored_clips):
     assert restored_clips["joint"].psnr > restored_clips["exposure"].psnr + 1.5  # dB
 
 
-def test_it_is_better_than_a_picture_of_the_spikes_alone(restored_clips):
+def test_it_is_better_than_a_picture_of_only_the_spikes(restored_clips):
     # tfp is grey, so the luma is compared.
     assert restored_clips["joint"].psnr_y > restored_clips["tfp"].psnr_y + 1.5  # dB
 

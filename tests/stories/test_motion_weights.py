@@ -283,8 +283,9 @@ def test_a_frame_that_is_solved_in_bands_gains_as_much_as_a_whole_frame(tmp_path
     by_operator = restore_with(clip, tmp_path / "operator", OPERATOR)
     whole = restore_with(clip, tmp_path / "whole", MOTION)
 
-    # Now frames of more than 20,000 pixels are divided, in place of 1,048,576, see MOST_PIXELS in
-    # data/motion/bands.py. This frame has two bands of 344 rows.
+    # Usually only frames of more than 1,048,576 pixels are divided (MOST_PIXELS in
+    # data/motion/bands.py). Now frames of more than 20,000 pixels are divided. This
+    # frame has two bands of 344 rows.
     monkeypatch.setattr(restorer, "bands_of", partial(bands_of, most_pixels=20_000))
     in_bands = restore_with(clip, tmp_path / "bands", MOTION)
 
