@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -611,16 +612,20 @@ def is_making_a_clip(out):
     return any(folder.endswith(".tmp") for folder, _, _ in os.walk(out))
 
 
-def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path, capsys):
-    raw = tmp_path / "GOPRO_Large_all"
-    out = tmp_path / "out"
-    total = write_tree(raw)
+class KilledRun(NamedTuple):
+    """What a run of the program had done when it was killed."""
+
+    progress_line: str  # the last line of the progress that was read
+    rest: str  # what the run printed after this line
+    was_making_a_clip: bool
+
+
+def kill_while_making_a_clip(raw, out):
+    """Run the program with two workers. Kill it when it has finished a clip and makes another."""
     program = [sys.executable, "scripts/prepare_gopro_spike.py"]
     arguments = ["--source", str(raw), "--out", str(out), "--workers", "2"]
-    # TQDM_DISABLE would hide the progress that this test reads.
+    # TQDM_DISABLE would hide the progress that this function reads.
     environment = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}
-
-    # Kill the program as soon as it has finished a clip and is making another clip.
     run = subprocess.Popen(
         [*program, *arguments],
         cwd=ROOT,
@@ -635,7 +640,8 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
         if line.startswith("making:") and any(out.glob("*/*/*/made.json")):
             progress_line = line
             break
-    # While the program and its workers are stopped, no clip becomes finished.
+    # While the program and its workers are stopped, no clip becomes finished. Let them run for a
+    # millisecond at a time, until they are making a clip.
     os.killpg(run.pid, signal.SIGSTOP)
     while run.poll() is None and not is_making_a_clip(out):
         os.killpg(run.pid, signal.SIGCONT)
@@ -646,16 +652,25 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
     os.killpg(run.pid, signal.SIGCONT)
     # The workers hold the other end of the pipe, so this call returns after the last one has ended.
     rest, _ = run.communicate()
+    return KilledRun(progress_line, rest, was_making_a_clip)
+
+
+def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path, capsys):
+    raw = tmp_path / "GOPRO_Large_all"
+    out = tmp_path / "out"
+    total = write_tree(raw)
+
+    killed = kill_while_making_a_clip(raw, out)
 
     # The progress counts the frames, and some clips are finished, but not all.
     progress = r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d:\d\d left"
-    done, to_do = map(int, find_match(progress, progress_line).groups())
+    done, to_do = map(int, find_match(progress, killed.progress_line).groups())
     assert to_do == total
     assert 0 < done < to_do
-    assert "made " not in rest
+    assert "made " not in killed.rest
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*/*/*/made.json")}
     assert finished
-    assert was_making_a_clip
+    assert killed.was_making_a_clip
 
     # The second start makes only the clips that are missing, and does not touch the others.
     assert prepare("--source", raw, "--out", out) == 0

@@ -48,27 +48,27 @@ def launch_of(ranks: int, rank: int = 0) -> LaunchInfo:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """A start with gpu_ids, and which GPUs the process sees then."""
 
-    # Given: the option gpu_ids, and the number of GPUs that torch finds among the visible ones.
+    # Given: the option gpu_ids, the number of GPUs that torch finds among the visible ones, the
+    # number of ranks, and variables of the environment.
     ids: list[int] | None
     gpus: int
+    ranks: int = 1
+    variables: dict[str, str] = field(default_factory=dict)
     # Expected: CUDA_VISIBLE_DEVICES (None: not set), and words of the log ("": no message).
     visible: str | None
     message: str = ""
-    # Given as well: the number of ranks, and variables of the environment.
-    ranks: int = 1
-    variables: dict[str, str] = field(default_factory=dict)
 
 
 CHOICES = [
     # One rank.
-    pytest.param(Choice(None, gpus=4, visible=None), id="nothing is asked for"),
+    pytest.param(Choice(ids=None, gpus=4, visible=None), id="nothing is asked for"),
     pytest.param(
         Choice(
-            [2, 3],
+            ids=[2, 3],
             gpus=2,
             visible="2,3",
             message="CUDA_VISIBLE_DEVICES=2,3 ./launch_train.sh 2 my.json",
@@ -77,12 +77,12 @@ CHOICES = [
     ),
     # No message: a command for three ranks would not help, because there is only one GPU.
     pytest.param(
-        Choice([0, 1, 2], gpus=1, visible="0,1,2"),
+        Choice(ids=[0, 1, 2], gpus=1, visible="0,1,2"),
         id="the published file on a machine with one GPU",
     ),
     pytest.param(
         Choice(
-            [0, 1],
+            ids=[0, 1],
             gpus=1,
             visible="3",
             message="CUDA_VISIBLE_DEVICES=3 takes precedence over gpu_ids [0,1]",
@@ -91,21 +91,21 @@ CHOICES = [
         id="the user has chosen another GPU",
     ),
     pytest.param(
-        Choice([0, 1], gpus=0, visible="", variables={"CUDA_VISIBLE_DEVICES": ""}),
+        Choice(ids=[0, 1], gpus=0, visible="", variables={"CUDA_VISIBLE_DEVICES": ""}),
         id="the user has chosen no GPU",
     ),
     # Several ranks: rank n takes GPU n of the machine, and gpu_ids has no effect. If the ranks take
     # all GPUs of gpu_ids that the machine has, there is no message (the first two cases).
     pytest.param(
-        Choice([0, 1, 2, 3], gpus=2, visible=None, ranks=2),
+        Choice(ids=[0, 1, 2, 3], gpus=2, visible=None, ranks=2),
         id="two of four GPUs are there, and both are taken",
     ),
     pytest.param(
-        Choice([0, 1], gpus=4, visible=None, ranks=2), id="the GPUs that two ranks take anyway"
+        Choice(ids=[0, 1], gpus=4, visible=None, ranks=2), id="the GPUs that two ranks take anyway"
     ),
     pytest.param(
         Choice(
-            [0, 1, 2, 3],
+            ids=[0, 1, 2, 3],
             gpus=4,
             visible=None,
             message="gpu_ids [0,1,2,3] has no effect with several ranks",
@@ -115,7 +115,7 @@ CHOICES = [
     ),
     pytest.param(
         Choice(
-            [0, 1, 2, 3],
+            ids=[0, 1, 2, 3],
             gpus=4,
             visible=None,
             message="gpu_ids [0,1,2,3] has no effect",
@@ -126,7 +126,7 @@ CHOICES = [
     ),
     pytest.param(
         Choice(
-            [2, 3],
+            ids=[2, 3],
             gpus=4,
             visible=None,
             message="gpu_ids [2,3] has no effect with several ranks",
