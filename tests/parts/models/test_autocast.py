@@ -21,7 +21,7 @@ def test_a_far_offset_keeps_its_fraction_in_bfloat16():
     # alternate between 0 and 1, so a wrong column shows in the result.
     x = (torch.arange(320) % 2).float().expand(1, 1, 4, 320)
     offset = torch.full((1, 18, 4, 320), 20.0625)
-    offset[:, 0::2] = 0  # only along x
+    offset[:, 0::2] = 0  # 9 pairs of (y, x), of which only x stays
     mask = torch.ones(1, 9, 4, 320)
     weight = torch.zeros(1, 1, 3, 3)
     weight[0, 0, 1, 1] = 1

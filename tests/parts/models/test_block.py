@@ -124,7 +124,7 @@ def test_a_step_gives_the_numbers_of_the_plain_form(form, mutual, size, flags):
 
 @pytest.mark.parametrize("mutual", [False, True])
 @pytest.mark.parametrize("flags", RECOMPUTED[1:])
-def test_the_plain_form_with_branches_recomputed_has_its_own_numbers(mutual, flags):
+def test_the_plain_form_gives_the_same_numbers_if_branches_are_recomputed(mutual, flags):
     plain = plain_group(mutual)
     saving = group_like(plain, mutual, kernels="plain", **flags)
     x = features()
@@ -170,14 +170,15 @@ def test_under_autocast_each_tensor_is_near_the_exact_one(form, mutual):
     expected = step(plain, x)
 
     found = step_in_bfloat16(ours, x)
-    by_autograd = step_in_bfloat16(plain, x)
+    found_by_plain_form = step_in_bfloat16(plain, x)
 
     for name, exact in expected.items():
         error = (found[name] - exact).norm()
-        usual_error = (by_autograd[name] - exact).norm()
-        # The sums of the chunks are rounded one by one. The weights of the loss make them cancel,
-        # so the error may be larger than the usual one.
-        assert error < 0.1 * exact.norm() + usual_error, name
+        error_of_plain_form = (found_by_plain_form[name] - exact).norm()
+        # A gradient is a sum over the chunks, each of which is rounded. The loss has positive and
+        # negative weights, so the sums of the chunks nearly cancel, and their rounding counts more.
+        # So the error may be larger than the error of the plain form, by 10 % of the tensor.
+        assert error < 0.1 * exact.norm() + error_of_plain_form, name
 
 
 @pytest.mark.parametrize("mutual", [False, True])

@@ -18,13 +18,13 @@ from tests.helpers.train_files import network_section, write_options
 WORKER = "tests/dist/gradient_worker.py"
 
 
-def train(options, out, ranks, per_rank, parts=1, steps=1):
+def train_steps(options, out, ranks, per_rank, micro_batches=1, steps=1):
     """Train some steps. Return the gradients of the first step and the weights after the last.
 
     out: the file that the worker writes. per_rank: samples of a micro-batch on each rank.
-    parts: micro-batches of a step.
+    micro_batches: number of micro-batches of a step.
     """
-    numbers = [str(per_rank), str(parts), str(steps)]
+    numbers = [str(per_rank), str(micro_batches), str(steps)]
     result = run_ranks(ranks, WORKER, str(options), str(out), *numbers, limit_s=120)
     assert result.exit_codes == [0] * ranks, result.text
     return torch.load(out, weights_only=True)
@@ -45,7 +45,7 @@ def write_changed_options(options, train=None, **sections):
 
 
 def assert_close(found, expected):
-    """Check that two sets of tensors are equal, but for the rounding of float64.
+    """Check that two sets of tensors are equal up to the rounding of float64.
 
     The largest difference counts relative to the largest value of all tensors, because rounding in
     a sum is relative to the largest terms.
@@ -65,7 +65,7 @@ def one_rank(tmp_path_factory):
     """Give options without randomness in the network, and the step of one process on 2 samples."""
     folder = tmp_path_factory.mktemp("gradients")
     options = write_options(folder, netG=network_section(drop_path_rate=0.0))
-    return options, train(options, folder / "one.pth", ranks=1, per_rank=2)
+    return options, train_steps(options, folder / "one.pth", ranks=1, per_rank=2)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_two_ranks_have_the_gradients_of_one_rank_with_twice_the_batch(
 ):
     options, expected = one_rank
 
-    found = train(
+    found = train_steps(
         write_changed_options(options, **sections), tmp_path / "two.pth", ranks=2, per_rank=1
     )
 
@@ -97,11 +97,13 @@ def test_accumulation_has_the_gradients_of_the_whole_batch(one_rank, tmp_path):
     accumulating = write_changed_options(options, train={"accumulation_steps": 2})
 
     # Both take 4 samples in a step: 1 x 4, and 2 ranks x 2 micro-batches x 1.
-    whole = train(options, tmp_path / "whole.pth", ranks=1, per_rank=4)
-    parts = train(accumulating, tmp_path / "parts.pth", ranks=2, per_rank=1, parts=2)
+    whole = train_steps(options, tmp_path / "whole.pth", ranks=1, per_rank=4)
+    found = train_steps(
+        accumulating, tmp_path / "accumulated.pth", ranks=2, per_rank=1, micro_batches=2
+    )
 
-    assert parts["same_on_all_ranks"]
-    assert_close(parts["gradients"], whole["gradients"])
+    assert found["same_on_all_ranks"]
+    assert_close(found["gradients"], whole["gradients"])
 
 
 # ---- Frozen parts ----
@@ -115,7 +117,7 @@ def results_of_frozen_step(one_rank, tmp_path_factory):
     """Give the result of two steps of one process: the first with frozen parts, then without."""
     options = write_changed_options(one_rank[0], train=FREEZE)
     folder = tmp_path_factory.mktemp("frozen")
-    return train(options, folder / "one.pth", ranks=1, per_rank=2, steps=2)
+    return train_steps(options, folder / "one.pth", ranks=1, per_rank=2, steps=2)
 
 
 def test_frozen_parts_have_no_gradient(results_of_frozen_step):
@@ -131,7 +133,7 @@ def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(
 ):
     options = write_changed_options(one_rank[0], train=FREEZE, use_static_graph=is_static)
 
-    found = train(options, tmp_path / "two.pth", ranks=2, per_rank=1, steps=2)
+    found = train_steps(options, tmp_path / "two.pth", ranks=2, per_rank=1, steps=2)
 
     assert found["same_on_all_ranks"]
     assert_close(found["weights"], results_of_frozen_step["weights"])

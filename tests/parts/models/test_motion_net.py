@@ -134,12 +134,13 @@ def test_least_squares_find_a_small_motion_between_windows(net):
 
 
 def test_the_shared_motion_is_the_weighted_mean_of_all_pixels():
-    changes = torch.zeros(1, 14, 1, 2)  # two pixels
-    # c_1 in x: channel 0 is the change of each pixel, and channel 7 what the pixel says of the
-    # motion that all pixels share.
+    # Two pixels with 14 channels: 0 to 5 are the changes of a pixel, and 7 to 12 its estimate of
+    # the motion that all pixels share. 13 is the logarithm of the weight of this estimate.
+    changes = torch.zeros(1, 14, 1, 2)
+    # Channels 0 and 7 belong to c_1 in x. All others stay 0, apart from the weight.
     changes[0, 0, 0] = torch.tensor([0.0, 1.0])
     changes[0, 7, 0] = torch.tensor([2.0, 8.0])
-    # Logarithms of the weights 1 and 3: the second pixel counts three times.
+    # The weights are 1 and 3: the second pixel counts three times.
     changes[0, 13, 0] = torch.tensor([1.0, 3.0]).log()
 
     c_1 = add_shared_motion(changes)[0, 0, 0]

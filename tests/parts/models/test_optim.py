@@ -132,7 +132,8 @@ def linear_layers(*names: str) -> nn.ModuleDict:
 @pytest.mark.parametrize(
     ("fix_iter", "expected"),
     [
-        # Pairs: number of parameters, learning rate.
+        # Pairs: number of parameters, learning rate. "mlp" has 2 parameters. The slow group has 2 x
+        # 2, and 0.125 x 4e-4 = 5e-5.
         pytest.param(20_000, [(2, 4e-4), (4, 5e-5)], id="frozen at first, then slow"),
         pytest.param(-1, [(6, 4e-4)], id="-1"),
         pytest.param(None, [(6, 4e-4)], id="not given"),

@@ -176,6 +176,7 @@ def two_steps(net: VRT, size: int) -> list[Tensor]:
 
     size: height and width of the frames.
     """
+    # CLIP has 32 x 32 pixels. Repeat it to 64 x 64, and cut out the size.
     clip = CLIP.repeat(1, 1, 1, 2, 2)[..., :size, :size]
     found = []
     for _ in range(2):
