@@ -338,7 +338,7 @@ def test_the_options_for_small_cards_keep_the_published_batch_within_the_card(ro
 @pytest.mark.parametrize(
     "end", [pytest.param("", id="without spikes"), pytest.param("_rgbspike", id="with spikes")]
 )
-def test_the_recipe_in_bfloat16_differs_from_the_published_one_in_that_alone(end):
+def test_the_recipe_in_bfloat16_differs_from_the_published_one_only_in_precision(end):
     published = read(Path(f"{GOPRO}{end}.json"))
     fast = read(Path(f"{GOPRO}{end}_bf16.json"))
 

@@ -211,7 +211,7 @@ def test_tiles_that_run_together_give_what_they_give_alone(blend):
     ("batch_tiles", "clips"),
     [
         # clips: the batch size of each pass. A tile of the 2 clips counts as 2.
-        pytest.param(1, [2, 2, 2, 2, 2, 2], id="each alone"),
+        pytest.param(1, [2, 2, 2, 2, 2, 2], id="one by one"),
         pytest.param(4, [4 * 2, 2 * 2], id="four together, then the last two"),
     ],
 )
