@@ -79,7 +79,7 @@ def test_the_weights_of_exposure_fit_all_but_the_steps():
         assert key.startswith("steps.")
 
 
-def test_its_first_estimate_equals_the_frame_of_exposure_with_the_same_weights():
+def test_the_first_estimate_equals_the_frame_of_exposure_with_the_same_weights():
     exposure = operator("exposure")
     motion = operator("motion")
     motion.load_state_dict(exposure.state_dict(), strict=False)
@@ -101,7 +101,7 @@ def test_motion_by_decides_which_networks_the_operator_has():
     assert modules_with_weights("both") - by_dis == {"motion_net", "few_steps"}
 
 
-def test_a_network_that_is_this_operator_alone_gives_the_first_estimate():
+def test_a_network_of_only_this_operator_gives_the_first_estimate():
     net = FusionNet({"type": "motion", **SMALL}, spike_channels=S)
     lq, spike = random_clip()
 

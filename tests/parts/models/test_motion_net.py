@@ -40,7 +40,7 @@ def test_the_network_is_small(net):
     assert sum(parameter.numel() for parameter in net.parameters()) < 300_000
 
 
-def test_it_gives_a_motion_at_each_level(net):
+def test_the_network_gives_a_motion_at_each_level(net):
     found = net(*random_inputs(batch=2, height=16, width=24))
 
     for curves, level in zip(found, LEVELS, strict=True):
@@ -49,13 +49,13 @@ def test_it_gives_a_motion_at_each_level(net):
         assert curves.log_error.shape == (2, 1, *size)
 
 
-def test_it_stops_at_a_coarse_level_if_told(net):
+def test_the_network_stops_at_a_coarse_level_if_told(net):
     found = net(*random_inputs(batch=1, height=8, width=8), levels=2)
 
     assert [curves.size for curves in found] == [8, 4]  # sides of a pixel, in spike pixels
 
 
-def test_all_its_parameters_learn(net):
+def test_all_parameters_of_the_network_learn(net):
     found = net(*random_inputs(batch=1, height=16, width=16))
 
     loss = torch.zeros(())
@@ -67,7 +67,7 @@ def test_all_its_parameters_learn(net):
         assert not_none(parameter.grad).any()
 
 
-def test_weights_files_hold_only_its_parameters(net):
+def test_weights_files_hold_only_the_parameters_of_the_network(net):
     # The times of the windows and the matrix that fits them follow from constants of the code.
     names = {name for name, _ in net.named_parameters()}
 

@@ -79,7 +79,7 @@ def server(tmp_path) -> Iterator[Server]:
         thread.join()
 
 
-def home(tmp_path: Path) -> Path:
+def make_start_folder(tmp_path: Path) -> Path:
     """Make a folder to start programs in, with a clip in it."""
     folder = tmp_path / "home"
     write_clip(folder, "mine", split="test", frames=2, h=16, w=16)
@@ -121,7 +121,7 @@ def left_in(folder: Path) -> list[str]:
 
 def test_released_weights_are_fetched_once_and_then_found_without_a_network(server, tmp_path):
     save_as_released(server.folder / FILE_NAME)
-    folder = home(tmp_path)
+    folder = make_start_folder(tmp_path)
 
     first = run_to_end(folder, server.address)
     again = run_to_end(folder, unanswered_address())
@@ -153,7 +153,7 @@ def test_a_training_starts_from_released_weights_by_name(server, tmp_path):
 
 def test_two_processes_fetch_a_file_once(server, tmp_path):
     save_as_released(server.folder / FILE_NAME)
-    folder = home(tmp_path)
+    folder = make_start_folder(tmp_path)
 
     with (
         start_released(folder, server.address) as one,
@@ -167,7 +167,7 @@ def test_two_processes_fetch_a_file_once(server, tmp_path):
 
 
 def test_without_a_network_one_line_says_what_to_do(tmp_path):
-    folder = home(tmp_path)
+    folder = make_start_folder(tmp_path)
     mirror = unanswered_address()
 
     result = run_to_end(folder, mirror)
