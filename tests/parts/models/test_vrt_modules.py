@@ -20,7 +20,7 @@ from tests.helpers import golden
 from tests.helpers.checked import not_none
 from tests.helpers.small_vrt import SMALL
 
-# The last convolution of the flow network at its finest level. In a new network it is 0.
+# The last convolution of the flow network at its finest level. Its weights are 0 at the start.
 LAST_OF_FLOW = "spynet.basic_module.5.basic_module.8"
 
 

@@ -591,7 +591,7 @@ def test_play_prints_the_planes_and_the_speed(published_stream, tmp_path, capsys
     output = capsys.readouterr().out
     assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame" in output
     # The camera takes 20,000 planes per second. A second of the video covers 25 frames x 3 planes.
-    # So it is 20,000 / 75 = 266.7 times slower.
+    # So the video is 20,000 / 75 = 266.7 times slower than the scene.
     assert "266.7 x slower" in output
 
 

@@ -313,7 +313,7 @@ def advice(section, workers, share, cores):
 
 
 # Loader processes, share of the time that the rank waits, and the advised number. With 4 processes
-# and 30 % it is 4 / (1 - 0.3), rounded up. Without loader processes it is the default, 2.
+# and 30 %, the number is 4 / (1 - 0.3), rounded up. Without loader processes, it is the default, 2.
 @pytest.mark.parametrize(("workers", "share", "enough"), [(0, 0.5, 2), (4, 0.3, 6)])
 def test_the_advice_is_the_number_of_workers_that_ends_the_wait(
     loader_of_train, workers, share, enough
