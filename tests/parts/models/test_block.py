@@ -38,8 +38,8 @@ def form(request, monkeypatch):
     if request.param == "GPU form":
         monkeypatch.setattr(forms, "CPU_FORM", ())  # so tensors on the CPU take the GPU form
         monkeypatch.setattr(chunk_sizes, "GPU_TOKENS", 160)
-        # On a GPU, a head must have a multiple of 16 bytes. Here a multiple of 64 bytes is required,
-        # so that heads of 6 channels in float64, 48 bytes, are padded to 8 channels.
+        # On a GPU, a head must have a multiple of 16 bytes. Here a multiple of 64 bytes is
+        # required, so that heads of 6 channels in float64, 48 bytes, are padded to 8 channels.
         monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})
     return request.param
 
