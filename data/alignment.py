@@ -8,7 +8,7 @@ because both are equally blurry.
 
     1. pictures of some frames and of their spikes are read (data/alignment_pictures.py)
     2. their correlation and their shift are measured (data/edge_shift.py)
-    3. the result is said in a sentence (data/disagreement.py, if they do not agree)
+    3. a sentence says the result (data/disagreement.py makes it if spikes and frames disagree)
 
 Tests: tests/parts/scripts/test_show_sample.py (which shift is found),
 tests/parts/data/test_two_cameras.py
@@ -25,8 +25,9 @@ from data.disagreement import what_differs
 from data.edge_shift import LEAST_CORRELATION, measure
 
 # Largest shift in spike pixels that counts as agreement. A blurry frame may differ more, because
-# the middle of its blur need not be the sharp instant. Larger limits would hide a wrong
-# calibration. Smaller limits would warn of shifts that only the noise of few spikes has made.
+# the middle of its blur may show another instant than the sharp frame. Larger limits would hide a
+# wrong calibration. Smaller limits would warn of shifts that come only from the noise of few
+# spikes.
 MOST_SHIFT_OF_SHARP = 0.5  # from a sharp frame
 MOST_SHIFT_OF_BLURRY = 2.0  # from a blurry frame
 
@@ -35,10 +36,10 @@ MOST_SHIFT_OF_BLURRY = 2.0  # from a blurry frame
 class Comparison:
     """How well the frames of a sample fit their spikes. scripts/show_sample.py reads the fields."""
 
-    # The first three are explained in `Measures` (data/edge_shift.py).
-    correlation: float
-    shift: tuple[float, float]
-    response: float
+    # The first three fields are those of `Measures` (data/edge_shift.py).
+    correlation: float  # of the gradients of spikes and frames, 1 if they are alike
+    shift: tuple[float, float]  # of the spikes from the frame, (right, down) in RGB pixels
+    response: float  # height of the peak of the phase correlation, by which the shift was found
     is_right: bool  # whether spikes and frames show the same at the same place
     sentence: str  # the result in words, e.g. "Spikes and frame agree to 0.3 px."
     kind: str  # kind of the compared frames, "gt" or "lq"
@@ -51,10 +52,13 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
 
     dataset: the dataset of the draw. It reads the frames and spikes.
     draw: the sample.
-    count: number of frames of the sample to measure. The middle frame is measured in any case.
+    count: about how many frames of the sample to measure, evenly spaced. The middle frame is
+        measured even if it is not one of these frames.
     """
     kind = "gt" if draw.clip.gt else "lq"  # sharp frames, or blurry frames
     if kind == "lq":
+        # A blurry frame shows the whole exposure. So compare it with one spike channel, the mean of
+        # all planes of the exposure.
         draw = with_mean_of_exposure(draw)
     pairs, middle = pairs_of_sample(dataset, draw, count, kind)
 
@@ -65,7 +69,8 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     is_near = distance <= pixel_side * most_spike_pixels
     is_right = measures.correlation >= LEAST_CORRELATION and is_near
     if is_right:
-        # A very small distance would be printed as 0.0 px. So the text says at least 0.1 px.
+        # The distance is in RGB pixels. A very small distance would be printed as 0.0 px, so the
+        # text says at least 0.1 px.
         sentence = f"Spikes and frame agree to {max(distance, 0.1):.1f} px."
     else:
         is_calibrated = draw.clip.spikes.calibration is not None

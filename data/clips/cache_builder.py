@@ -85,10 +85,11 @@ def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
     The keys are part of the format of a clip cache, so a change of keys needs another FORMAT.
     """
     digests = {}
-    for kind, listing in manifest.list_source(source).items():
-        digests[kind] = manifest.digest(kind, listing)
+    for kind, listing in manifest.list_source(source).items():  # e.g. "lq" and its files
+        digests[kind] = manifest.digest(kind, listing)  # of names, sizes and times of the files
     spike = None
     if source.spikes:
+        # The cache stores spikes row by row (raster), whatever the form of the source is.
         spike = asdict(source.spikes.geometry.as_raster())
     stored_clips = []
     for clip in clips:
@@ -164,7 +165,8 @@ def _cached_clips(target: Path) -> set[str]:
     if (target / INDEX).is_file():
         index = load_index(str(target), do="move it away, or choose another --out")
         clips = {clip["name"] for clip in index["clips"]}
-    # All files that a cache of these clips may have. Any other file makes `refuse_foreign` raise.
+    # All files that a cache of these clips may have (cache_format.py describes the .u8 files). Any
+    # other file makes `refuse_foreign` raise.
     names = [INDEX]
     for clip in clips:
         for kind in (*IMAGE_KINDS, "spike"):

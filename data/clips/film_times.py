@@ -67,9 +67,10 @@ def film_times(
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
-        # No stream has these times. So the reader has computed them from the frame rate, because
-        # the time stamps could not be used. This is a doubt, unless the film has a single frame:
-        # then the time does not matter.
+        # No stream has packets at these times. So the times are no time stamps of the film. The
+        # reader computed them from the frame rate, because the time stamps could not be used. The
+        # user is told of this doubt. With a single frame the time does not matter, so there is no
+        # doubt.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:
@@ -79,16 +80,19 @@ def film_times(
         return times_of_film(times)
     step = usual_step(times)  # the usual distance of two frames in seconds
     gaps = _missing_between_frames(packets, times, step)
-    # Number of the frame after the last decoded frame. Missing frames have numbers, too. E.g. four
-    # frames were decoded, and two are missing between them: they are the numbers 0 ... 5, so it
-    # is 6.
+    # Number of the frame after the last decoded frame. Missing frames are numbered, too. E.g. four
+    # frames were decoded, and two frames are missing between them. These six frames have the
+    # numbers 0 ... 5, so the next number is 6.
     next_number = len(times) + sum(gap.count for gap in gaps)
     gaps += _missing_at_end(packets, times[-1], step, next_number)
     return times_of_film(times, gaps)
 
 
 def _warn_of_damaged(path: Path, times: Sequence[Fraction]) -> None:
-    """Warn that the data of some frames are damaged. times: of these frames, in seconds."""
+    """Warn that the data of some frames are damaged.
+
+    times: the times of the damaged frames, in seconds.
+    """
     shown = [f"{float(time):.3f} s" for time in times[:MOST_NAMED_FRAMES]]
     if len(times) > MOST_NAMED_FRAMES:
         shown.append("...")
@@ -118,14 +122,15 @@ def _packets_of_streams(path: Path, go_on: Callable[[], object]) -> list[Packets
         with open_container(str(path)) as container:
             # A container may have several names, such as "mov,mp4,m4a".
             names = container.format.name.split(",")
-            # In a pause, a frame lasts longer than usual, and no packet is lost.
+            # Whether a gap between two packets may be a pause: a frame that lasts longer than
+            # usual. After a pause no packet is missing.
             has_pauses = CONTAINERS_WITHOUT_PAUSES.isdisjoint(names)
             for stream in container.streams.video:
                 packets_of_stream[stream.index] = Packets(
                     stated=stream.frames, has_pauses=has_pauses
                 )
-            # `demux` takes the numbers of the video streams. Only video streams have such numbers:
-            # 0, 1, ...
+            # `demux(video=...)` chooses video streams by their number among the video streams: 0,
+            # 1, ... Sound streams have no such number.
             every_video_stream = tuple(range(len(packets_of_stream)))
             for number, packet in enumerate(container.demux(video=every_video_stream), 1):
                 if number % PACKETS_PER_CALL == 0:
@@ -142,7 +147,7 @@ def _packets_of_streams(path: Path, go_on: Callable[[], object]) -> list[Packets
 
 def _add_packet(packet: Any, packets: Packets) -> None:
     """Add a packet of PyAV to the packets of its stream."""
-    packets.count += 1  # also of the packets that are left out of `times`
+    packets.count += 1  # also counts a packet that is left out of `times` below
     # Leave out packets without a time, and packets that are decoded but never shown.
     if packet.pts is None or packet.is_discard:
         return

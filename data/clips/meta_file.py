@@ -21,8 +21,9 @@ from utils.errors import DataError, address_of
 from utils.files import open_plain
 from utils.user_path import advice_on
 
-# Meta files that come with KAIR: {path in KAIR's option files: number of clips}. Each lists the
-# clips of a whole training set. So if such a file is missing, the clips of all folders are used.
+# Meta files that come with KAIR: {path in KAIR's option files: number of clips}. Each file lists
+# the clips of a whole training set, which are the clips in the folders. So if such a file is
+# missing, the clips of all folders are used.
 KAIR_LISTS = {
     "data/meta_info/meta_info_REDS_GT.txt": 270,
     "data/meta_info/meta_info_DVD_train_GT.txt": 61,
@@ -39,7 +40,9 @@ KAIR_LISTS = {
 _LINE_OF_META = re.compile(
     r"(?P<clip>\S+)\s+"
     r"(?P<frames>\d{1,7})\s+"  # MOST_FRAMES has 7 digits
-    r"(?:\(.*\)|\d+(?=\s))"  # a shape in brackets; or a number, if the first frame follows
+    # A shape in brackets, or a number. (?=\s): after a number must come a blank, and so the number
+    # of the first frame. So "000 100 0" is refused.
+    r"(?:\(.*\)|\d+(?=\s))"
     r"(?:\s+(?P<first>\d{1,18}))?",  # 18 digits fit into a number of 64 bits
     re.ASCII,
 )
@@ -55,10 +58,13 @@ MOST_FRAMES = 1_000_000
 def read_meta_file(path: str, needs_list: bool) -> dict[str, list[Any]]:
     """Return {clip: [number of frames, number of the first frame]}, e.g. {"000": [100, "0"]}.
 
+    The number of the first frame is a text, as it is written in the file. `Source.meta_entries`
+    says why the values are lists.
+
     needs_list: whether the data set cannot be read without the list, as Vimeo-90K. Otherwise the
         error also advises to use all folders.
 
-    `Source.meta_entries` explains the form of the result. Raises DataError, which names the line.
+    Raises DataError, which names the line.
     """
     clips: dict[str, list[Any]] = {}
     for number, line in enumerate(_lines_of(path, needs_list), 1):

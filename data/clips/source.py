@@ -180,10 +180,10 @@ class Source:
         """{clip: [number of frames, number of the first frame]} of the meta file.
 
         E.g. {"000": [100, "0"]}. The number of the first frame is a text, as it is written in the
-        file, and "0" if it is left out. None if there is no meta file.
+        file. It is "0" if the file leaves it out. Returns None if there is no meta file.
 
-        The result is stored in the index of a clip cache and compared with it. The index is JSON,
-        which has lists and no tuples. So the values must be lists, in this form.
+        The result is stored in the index of a clip cache, and is later compared with the stored
+        one. The index is JSON, which has lists and no tuples. So the values must be lists.
         Raises DataError, which names the line.
         """
         path = self.meta
@@ -200,8 +200,9 @@ class Source:
         """
         warnings = []
         path = self.meta_info_file
-        # A path is given, but `meta` is None. So the file is one of KAIR's lists, and is missing.
-        if path and not self.meta:
+        # `meta` is None although a path is given only in one case: the path is one of KAIR_LISTS,
+        # and the file is missing.
+        if path and self.meta is None:
             what = (
                 f"the list of the clips is missing: all {clip_count} in the folders are used, "
                 f"KAIR's list has {KAIR_LISTS[path]}"
@@ -209,9 +210,12 @@ class Source:
             warnings.append(Problem("meta_info_file", what, path))
         if self.excluded_clips:
             # Name the clips that are left out. `excluded_clips` may have clips that are not in the
-            # data. Without a meta file (`meta_entries` is None), the folders give the names.
-            names = self.meta_entries or list_source(self, ("lq",))["lq"]
-            left_out = sorted(self.excluded_clips & names.keys())
+            # data, so only names of the meta file, or of the folders without one, are shown.
+            if self.meta_entries is None:
+                names = set(list_source(self, ("lq",))["lq"])
+            else:
+                names = set(self.meta_entries)
+            left_out = sorted(self.excluded_clips & names)
             if left_out:
                 number_of_all = clip_count + len(left_out)
                 what = (
@@ -240,7 +244,8 @@ class Source:
         A line for each kind of file, for example "\\n    <root>/<clip>/[spike/]<frame>.dat". The
         folder in brackets may be left out.
         """
-        # The name of a clip, the name of a frame, and a remark behind the path.
+        # The pieces of a line: the name of a clip, the name of a frame, and a remark behind the
+        # path. E.g. "<root>/<clip>/<frame>.png", or "<root>/00001/0001/im1.png  ... im7".
         clip = "<clip>"
         frame = "<frame>"
         if self.filename_tmpl:
@@ -258,8 +263,9 @@ class Source:
             key = f"{clip}/{file_name}"
             if is_lmdb(root):
                 lines[f"{root}/data.mdb"] = f"a file under each key {key} {remark}"
-                form = f"a line for each key: {key}{ending} (<height>,<width>,3) 1"
-                lines[f"{root}/meta_info.txt"] = form
+                # BasicSR ends each line with 1, the PNG compression level.
+                line_of_key = f"{key}{ending} (<height>,<width>,3) 1"
+                lines[f"{root}/meta_info.txt"] = f"a line for each key: {line_of_key}"
             elif self.dataroot_spike:
                 # Clips with spikes are in the layout of GoPro, with a folder for each kind.
                 lines[f"{root}/{clip}/[{kind.folder}/]{file_name}{ending}"] = remark
@@ -283,12 +289,12 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
     """
     listings = {}
     errors = []
-    # names: the clips to look up. None: every clip in the folders. The folders of Vimeo-90K
-    # (septuplets) have more clips than a meta file lists, so only the listed clips are looked up.
-    names = None
+    names = None  # the clips to look up; None: every clip in the folders
     try:
         meta_entries = source.meta_entries
         if source.septuplets:
+            # The folders of Vimeo-90K have more clips than its meta file lists, so only the listed
+            # clips are looked up.
             names = meta_entries
     except DataError as e:
         errors.append(e)

@@ -2,7 +2,7 @@
 
     spikes -> rates        spikes per plane of each spike pixel, in a window of planes around each
                            instant (`_rates_at`)
-    rates -> pictures      light = rate / gain, as display values on the grid of the frame, smoothed
+    rates -> pictures      rate / gain as display values, on the grid of the frame, smoothed
 
 A plane is one binary picture (h, w) of the spike camera, a frame has H x W RGB pixels, and a window
 is the planes around an instant that make a picture. Its length is given as a share of the exposure.
@@ -53,9 +53,11 @@ def pictures_at(
     y = on_plane[..., 1]
     pictures = []
     for rate in rates:
-        # A spike pixel at full light has the rate `gain`, so rate / gain is what it integrates.
-        integrated = np.clip(rate / gain, 0, 1).astype(np.float32)  # (h, w)
-        display = integrated if view.is_display else to_display(integrated)
+        # A spike pixel at full light has the rate `gain`, so rate / gain is 1 at full light. If the
+        # camera integrates light, this is light. If it integrates display values (is_display), this
+        # is already a display value.
+        value = np.clip(rate / gain, 0, 1).astype(np.float32)  # (h, w)
+        display = value if view.is_display else to_display(value)
         picture = cv2.remap(display, x, y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
         # The size (0, 0) lets OpenCV choose the size of the kernel for this sigma.
         smooth_picture = cv2.GaussianBlur(picture, (0, 0), PICTURE_SIGMA)
@@ -66,14 +68,16 @@ def pictures_at(
 # A pixel of a picture has as many planes as bring this number of spikes. With fewer spikes it
 # would have more noise. With more spikes it would have more blur.
 SPIKES_OF_PICTURE = 3.0
-# A window has at least this share of the planes of the exposure. It matters in bright light: a
-# larger value would blur, a smaller value would make the pictures of few planes uneven. The nine
-# times are about an eighth of an exposure (0.125) apart, so these windows do not overlap.
+# A window has at least this share of the planes of the exposure. Bright pixels have this window. A
+# larger value would blur. With a smaller value, the windows of a short exposure would have too few
+# planes, and the pictures would be uneven. flow.py asks for pictures at nine times of an exposure
+# (`motion_times` in shifts.py), which are about an eighth (0.125) apart. So the shortest windows do
+# not overlap.
 LEAST_PICTURE = 0.11
-# A window has at most this share of the planes of the exposure. It matters in dim light: a larger
-# value would blur, a smaller value would leave more noise.
+# A window has at most this share of the planes of the exposure. Dark pixels have this window. A
+# larger value would blur, and a smaller value would leave more noise.
 MOST_PICTURE = 0.4
-# An exposure without any spike counts as this number of spikes, which is a divisor.
+# The number of spikes of an exposure is a divisor. If it is 0, it counts as this number.
 LEAST_DIVISOR = 1e-6
 
 
@@ -84,16 +88,18 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
 
         weight of the longest window = log(share / shortest) / log(longest / shortest)
 
-    where share is what the pixel needs. E.g. with the shares 0.1 (shortest) and 0.4 (longest), a
-    pixel has the weight 0 at the share 0.1, 1/2 at 0.2, and 1 at 0.4.
+    where `share` is the length of the window that brings SPIKES_OF_PICTURE spikes to the pixel.
+    E.g. the shortest window has the share 0.1, and the longest window has 0.4. A pixel that needs
+    0.1 gives the longest window the weight 0. With 0.2 the weight is 1/2, and with 0.4 it is 1.
 
     times, spikes: as in `pictures_at`.
     """
-    is_noisy = spikes < NOISY_SPIKES
+    is_noisy = spikes < NOISY_SPIKES  # fewer than 18, see the end of `_rates_of_windows`
     short_rates = _rates_of_windows(recording, times, LEAST_PICTURE, is_noisy)  # (K, h, w)
 
-    # A pixel of median light or less has the longest window. E.g. 30 spikes in the exposure:
-    # 3 / 30 = 0.1 is less than LEAST_PICTURE, so all pixels have the shortest window.
+    # The longest window is the window that a pixel of median light needs. Darker pixels have it,
+    # too. If a pixel of median light needs no more than the shortest window, all pixels have the
+    # shortest window. E.g. with 30 spikes it needs 3 / 30 = 0.1, less than LEAST_PICTURE = 0.11.
     spikes_at_median = max(spikes, LEAST_DIVISOR)
     share_at_median = SPIKES_OF_PICTURE / spikes_at_median
     longest_share = float(np.clip(share_at_median, LEAST_PICTURE, MOST_PICTURE))
@@ -109,19 +115,20 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
     return list((1 - weight_of_long) * short_rates + weight_of_long * long_rates)
 
 
-# Sigma in spike pixels of the Gaussian mean that says how much light is around a pixel. If all
-# pixels had the same number of planes instead, the photographs of lab/joint_gain.py would lose
-# 0.05 dB, and its part "seven" 0.12 dB. No test notices.
+# Sigma in spike pixels of the Gaussian mean that says how much light is around a pixel. What this
+# light gains was measured with lab/joint_gain.py: if all pixels had the same window, its
+# photographs would lose 0.05 dB, and its videos "seven" would lose 0.12 dB. No test measures this.
 LIGHT_SIGMA = 1.5
 
 
 def _most_spikes(short_rates: np.ndarray, planes: int) -> np.ndarray:
-    """Return the spikes (h, w) that an exposure would have in the most light around each pixel.
+    """Return how many spikes each pixel would have if it were always as bright as when brightest.
 
-    The most light of all times counts: if a star comes by, the pixel has the shortest window in all
-    pictures.
+    (h, w). The light is measured around a pixel, in each of the K pictures, and the most light
+    counts. E.g. if a star comes by, the pixel has the shortest window in all pictures.
 
-    short_rates: (K, h, w), spikes per plane around each time. planes: of the exposure.
+    short_rates: (K, h, w), spikes per plane around each time.
+    planes: number of planes of the exposure.
     """
     rates_around = [cv2.GaussianBlur(rate, (0, 0), LIGHT_SIGMA) for rate in short_rates]
     return np.max(rates_around, axis=0) * planes
@@ -138,9 +145,9 @@ def _rates_of_windows(
     windows = [recording.window(recording.sharp + time, planes) for time in times]
     if not is_noisy:
         return recording.spike_rates(windows)
-    # With few spikes, an interval between two spikes reaches into several windows. All of these
-    # windows would show the same light, so nothing would seem to move. So each window is read as if
-    # no other planes had been recorded.
+    # With few spikes, an interval between two spikes may reach into several windows. `spike_rates`
+    # spreads the light of an interval evenly over it. So these windows would show the same light,
+    # and nothing would seem to move. So each window is read as if no other planes were recorded.
     rates = []
     for first, end in windows:
         planes_of_window = recording.stream[first:end]

@@ -27,9 +27,13 @@ from utils.options.section import Positive
 
 # Weights of R, G and B in the luma (Rec. 601), about what a grey sensor sees of the colours.
 LUMA = (0.299, 0.587, 0.114)
-# The number f in `colour_changes`: a variance of luma in a window, in squared display values. Its
-# root is 0.017, about 4 of 255 levels. In a flat window only noise changes luma, by less than this.
-# So the slope is nearly the slope of a flat window, mean colour / mean luma. A larger f would
+# The number f in the slope of a colour over luma, which `colour_changes` explains:
+#
+#     slope = (covariance + f mean(colour) / mean(luma)) / (variance + f)
+#
+# f is compared with the variance of luma in a window, in squared display values. The root of f is
+# 0.017, about 4 of 255 levels. In a flat window only noise changes luma, by less than this. There f
+# is larger than the variance, and the slope is nearly mean(colour) / mean(luma). A larger f would
 # ignore weak edges. A smaller f would fit lines to noise.
 VARIANCE_OF_FLAT_WINDOW = 3e-4
 # Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
@@ -56,21 +60,26 @@ class ExposureFusion(ImageFusion):
     motion. So several ratios are given, and the network chooses between their estimates.
 
     Spikes do not see colour. Where motion blurs objects of two colours together, the blurry colours
-    lie on a line between the two colours. So a change of luma tells the change of each colour, once
-    the slope of this line is known. The slope is fitted to the blurry frame, see `colour_changes`.
+    lie on a line between the two colours. So if the slope of this line is known, a change of luma
+    tells the change of each colour. E.g. red grows by 0.3 along the line while luma grows by 0.1,
+    so the slope of red is 3. Where luma changes by 0.02, red changes by 0.06. The slope is fitted
+    to the blurry frame, see `colour_changes`.
 
     A small conv net gives the weights of the mixture, which sum to 1, and the correction, which is
     0 at the start of a training.
 
-    `MotionFusion` (fusion_motion.py) inherits from this class, and its first estimate is the result
-    of `on_input`. Another order of the channels of `pictures` or `inputs` in `mixture` would change
-    what trained weights compute, without an error.
+    `MotionFusion` (fusion_motion.py) inherits from this class. Its first estimate is the result of
+    `on_input` here.
+
+    The order of the channels of `pictures` and `inputs` in `mixture` must stay. With another order,
+    trained weights would compute something else, without an error.
 
     The method is of this project. Short and long rates are also in S-SDM, lines of colour in Omer
     and Werman (CVPR 2004), and their fit in the guided filter (He et al., ECCV 2010).
 
-    estimates: number of ratios of which estimates are made: the first ones, which must be around
-    the sharp instant (null: all). The other ratios are only inputs of the conv net.
+    estimates: how many ratios give an estimate. They are the first ratios of the input, and their
+    parts of the exposure must be around the sharp instant. None: all ratios give an estimate. The
+    other ratios are only inputs of the conv net.
     features: width of the conv net. layers: number of its residual convolutions.
     colour_radius: radius in pixels of the windows in which colours are fitted.
     base: the frame to which the network adds its output: the "blurry" one, as in VRT, or the
@@ -104,8 +113,8 @@ class ExposureFusion(ImageFusion):
         self.spike_channels = spike_channels
         self.estimates = estimate_count
         self.colour_radius = colour_radius
-        # The last layers of the conv net. `weight` gives the weight of each picture, `value` the
-        # correction. Their names are in weights files.
+        # The last layers of the conv net. `weight` gives the weight of each picture, and `value`
+        # gives the correction. Weights files have these two names, so they must stay.
         self.weight = nn.Conv2d(features, pictures, kernel_size=3, padding=1)
         self.value = nn.Conv2d(features, 3, kernel_size=3, padding=1)
         # The correction starts at 0.
@@ -114,6 +123,7 @@ class ExposureFusion(ImageFusion):
         nn.init.zeros_(self.value.bias)
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
+        """Return the `mixture` for each frame, in the shape of image (B, T, 3, H, W)."""
         spike = checked_spike(image, spike, self.spike_channels)
         # No frame depends on another one here, so any number of frames can be a batch. On a CPU a
         # batch has a few frames, so that they stay in the cache.
@@ -167,7 +177,7 @@ class ExposureFusion(ImageFusion):
 
             slope = covariance(colour, luma) / variance(luma)
 
-        If luma doubles, luma grows by luma. So the colour grows by luma x slope.
+        If luma doubles, it grows by its own value. So the colour grows by luma x slope.
 
         In a flat window, covariance and variance are noise. There the colour should grow as if the
         whole window became brighter: slope = mean(colour) / mean(luma). So this slope is mixed in,

@@ -34,13 +34,17 @@ MOST_OF_16_BITS = 2**16
 
 
 class SortedSamples(NamedTuple):
-    """Samples in the order of their corners, the numbers of the pixels above and to the left.
+    """Samples in the order of their corners.
 
-    E.g. samples 0, 1 and 2 with the corners 7, 2 and 7: the numbers 1, 0, 2.
+    The corner of a sample is the number of the pixel above and to its left. E.g. the samples 0, 1
+    and 2 have the corners 7, 2 and 7. In the order of the corners, these are the samples 1, 0, 2.
     """
 
-    numbers: Tensor  # (N,) int64: number of each sample before it was sorted
-    begins: Tensor  # (P + 1,) int32: the samples of corner c are at begins[c] to begins[c + 1] - 1
+    # (N,) int64: number that each sample had before the sorting, e.g. 1, 0, 2.
+    numbers: Tensor
+    # (P + 1,) int32: the samples of corner c are at the places begins[c] to begins[c + 1] - 1, as
+    # the entries of a row in a CSR matrix (sparse.py).
+    begins: Tensor
     weights: Tensor  # (4, N): weights of the four pixels, see `sampling.weights_of`
     offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1
 
@@ -52,9 +56,9 @@ def sort_samples(positions: Tensor, size: tuple[int, int]) -> SortedSamples:
     samples_per_corner = torch.bincount(corners.corner, minlength=corners.pixel_count)  # (P,)
     begins = torch.zeros(corners.pixel_count + 1, dtype=torch.int32, device=positions.device)
     begins[1:] = samples_per_corner.cumsum(0)  # begins[0] is 0
-    # The weights are computed in the new order, because two numbers of each sample are faster to
-    # sort than four weights.
-    # `index_select` takes a third of the time of `[numbers]`.
+    # Compute the weights after the sorting. So only two numbers of each sample are put into the new
+    # order (`right` and `below`), and not four weights. `index_select` takes a third of the time of
+    # `[numbers]`.
     weights = weights_of(
         corners.right.index_select(0, numbers), corners.below.index_select(0, numbers)
     )
@@ -68,8 +72,9 @@ def _order_of(corners: Tensor, pixel_count: int) -> Tensor:
     """
     if corners.device.type != "cpu":
         return torch.argsort(corners, stable=True)
-    # On a CPU, numpy takes less than half of the time of torch: the corners of a smooth motion are
-    # nearly sorted. With 16 bits, it takes half of that.
+    # On a CPU, np.argsort takes less than half of the time of torch.argsort here, because the
+    # corners of a smooth motion are nearly sorted. With corners of 16 bits, np.argsort takes half
+    # of its time with 32 bits.
     values = corners.numpy()
     if pixel_count <= MOST_OF_16_BITS:
         values = values.astype(np.uint16)
@@ -103,20 +108,26 @@ class AdjointOfSums:
         weights = samples.weights  # (4, N)
         if factors is not None:
             weights = weights * factors
+        # E.g. a sample of output 2 has the corner 7, and the weight of its pixel 8 is 0.3. Pixel 8
+        # is the corner plus the offset 1. The matrix of the offset 1 has the entry 0.3 in row 7 and
+        # column 2, and so adds 0.3 y_2 to pixel 8.
+        #
         # A sample with the corner c has the four pixels c + k, with the offsets k = 0, 1, W, W + 1.
-        # So there are four matrices, one for each offset. Row c has an entry for each sample of the
-        # corner c, in the column of the sample's output. The product of row c and y belongs to the
-        # pixel c + k. E.g. a sample of output 2 has the corner 7, and the weight of its pixel 8 is
-        # 0.3. Then the matrix of the offset 1 has 0.3 in row 7 and column 2, and 0.3 y_2 is added
-        # to pixel 8. All four matrices have their entries at the same places, with other values.
+        # So there are four matrices, one for each offset k:
+        #
+        #     rows       corners c. The product of row c and y is added to the pixel c + k
+        #     columns    outputs
+        #     entries    a weight for each sample, in the row of its corner and the column of its
+        #                output. So all four matrices have entries at the same places
         self._matrices = []
         for offset, weights_of_pixel in zip(samples.offsets, weights, strict=True):
             # The last `offset` corners have no pixel c + offset. Their weights are 0, and they get
-            # no row. A picture of one row has W pixels, fewer than the offset W + 1, so the
-            # difference may be negative. Then there is no row.
+            # no row, so there are P - offset rows. This may be negative: a picture of one row has
+            # P = W pixels, fewer than the offset W + 1. Then there is no row.
             row_count = max(self._pixel_count - offset, 0)
             begins = samples.begins[: row_count + 1]
-            entry_count = int(begins[-1])  # number of samples whose corner has a row
+            # The samples are sorted by corner, so the samples with a row are the first ones.
+            entry_count = int(begins[-1])
             matrix = csr_matrix(
                 begins,
                 columns=output_of[:entry_count],
@@ -136,7 +147,8 @@ class AdjointOfSums:
     def add_to(self, x: Tensor, y: Tensor, factor: float = 1.0) -> None:
         """Add the adjoint of y (outputs, C), times a factor, to x (P, C), in place.
 
-        So several maps, e.g. of one chunk of groups each, can add their adjoints to one x.
+        In this way several maps can add their adjoints to one x. E.g. chunk.py has a map for each
+        chunk of groups of planes.
         """
         # A single column is faster as a vector. But without MKL (e.g. on ARM) the product of a
         # sparse matrix and a vector is missing in torch on a CPU, or is wrong (pytorch issues 96972

@@ -1,15 +1,17 @@
 """Take out of the change of the spikes what is no motion: what many pixels have in common.
 
-The change of a spike pixel says how its spikes per plane differ between some pieces of time
-(evidence.py). Two things change the spikes although nothing moves. Both change many pixels alike,
-and a motion does not:
+The change of a spike pixel is a number: its spikes per plane in some parts of the exposure, minus
+its spikes per plane in other parts (the PATTERNS of evidence.py). Two things change the spikes
+although nothing moves. Both change many pixels alike, and a motion does not:
 
     equal light    the light of the whole frame changes, or a sensor begins with the same charge in
                    all pixels, as simulators do. Then pixels of equal light change alike
     lamps          a lamp lights a part of the frame. Then pixels near one another change alike, in
                    proportion to their light
 
-A plane is one binary picture (h, w) of the spike camera.
+A plane is one binary picture (h, w) of the spike camera. The evidence of a motion is computed from
+the changes that are left. If nothing moves, it is 0 in the mean, with a standard deviation of about
+1 (evidence.py).
 
 No trained weights depend on this file, so its constants may change. The comments name the tests
 that notice.
@@ -31,18 +33,20 @@ def order_by_light(frame_light: np.ndarray, light: np.ndarray) -> np.ndarray:
     light: (h, w), spikes per plane of each pixel. They decide between pixels that are equal in
     `frame_light`, e.g. where the blurry frame is clipped.
     """
-    # Pixels that are equal in both come in a random order. In the order of their places, neighbours
-    # would follow one another. Then `without_change_of_equal_light` would take out what neighbours
-    # have in common: their motion.
+    # Pixels that are equal in both come in a random order. If they came in the order of their
+    # places, neighbours in the picture would be neighbours in the order, too.
+    # `without_change_of_equal_light` takes out what neighbours in the order have in common. So it
+    # would take out the motion that neighbours in the picture have in common.
     random_order = np.random.default_rng(0).permutation(frame_light.size)
     # np.lexsort sorts by the last key first.
     return np.lexsort((random_order, light.ravel(), frame_light.ravel()))
 
 
-# Number of pixels of about equal light whose common change is taken out. With 257 pixels, a still
-# scene on a sensor that begins with equal charges had an evidence of up to 5.2, and with 65 pixels
-# at most 2.4 (test_pixels_that_begin_with_equal_charges_are_no_motion). Fewer pixels would take out
-# more of a motion.
+# Number of pixels of about equal light whose common change is taken out. A still scene was measured
+# on a sensor that begins with equal charges. With 257 pixels its evidence was up to 5.2, which
+# passes for a motion (SURE_EVIDENCE in evidence.py is 3.5). With 65 pixels it was at most 2.4
+# (test_pixels_that_begin_with_equal_charges_are_no_motion). Fewer pixels would take out more of a
+# motion.
 EQUAL_LIGHT_PIXELS = 65
 
 
@@ -54,9 +58,10 @@ def without_change_of_equal_light(change: np.ndarray, by_light: np.ndarray) -> n
     in_order = change.ravel()[by_light]  # (h w,), the change of the darkest pixel first
     # In this order, pixels of about equal light are neighbours. So their common change is the mean
     # over a window.
+    one_row = in_order[None]  # (1, h w): OpenCV takes it as an image of one row
     window = (EQUAL_LIGHT_PIXELS, 1)  # width and height
-    common_change = cv2.blur(in_order[None], window, borderType=cv2.BORDER_REFLECT)[0]
-    # Put what is left back to the places of the pixels.
+    [common_change] = cv2.blur(one_row, window, borderType=cv2.BORDER_REFLECT)  # (h w,)
+    # Put the remaining change of each pixel to the place of the pixel.
     remaining_change = np.empty_like(in_order)
     remaining_change[by_light] = in_order - common_change
     return remaining_change.reshape(change.shape)
@@ -75,7 +80,7 @@ LIGHT_SIGMA = 12.0
 def without_change_of_lamps(
     change: np.ndarray, light: np.ndarray, light_around: np.ndarray
 ) -> np.ndarray:
-    """Return the change (h, w) without what the pixels around have in common, as under a lamp.
+    """Return the change (h, w) without the change that a lamp makes in all pixels around.
 
     If a lamp becomes brighter, all pixels around a pixel change in proportion to their light:
 
@@ -90,8 +95,8 @@ def without_change_of_lamps(
 def light_around_of(light: np.ndarray) -> np.ndarray:
     """Return the mean light around each pixel, (h, w), above 0."""
     light_around = blurred(light, LIGHT_SIGMA)
-    # The result is a divisor. Where no pixel around has a spike, the dividend is 0 as well, so 1
-    # gives 0.
+    # The result is a divisor, so it must not be 0. Where no pixel around has a spike, the dividend
+    # is 0, too. There the divisor is set to 1, and the quotient is 0.
     return np.where(light_around > 0, light_around, 1)
 
 
@@ -101,11 +106,13 @@ def blurred(values: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def blurred_columns(values: np.ndarray, sigma: float) -> np.ndarray:
-    """Return the mean around each value within its column, with the weights of `blurred` along y.
+    """Return the mean of the values around each value within its column.
+
+    The weights are those of `blurred` along y.
 
     values: (n, columns).
     """
-    # With the kernel size (0, 0), as in `blurred`, OpenCV takes this radius for float values.
+    # The radius is the one of `blurred`, where OpenCV chooses it: 4 sigma for float values.
     radius = round(4 * sigma)
     kernel_size = (1, 2 * radius + 1)  # along x and y
     return cv2.GaussianBlur(values, kernel_size, sigma, borderType=cv2.BORDER_REFLECT)
