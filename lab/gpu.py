@@ -183,8 +183,9 @@ def prepare(
     """Return a network, a clip and an optimizer.
 
     device: "cuda" or "cpu". On a CPU, network and clip are always small, to try the program.
-    net: "ours", or "naive" for the unoptimised tests/helpers/naive_vrt.py.
-    small: whether a GPU too gets the small network of lab/tools.py.
+    net: "ours" for the network of this project, or "naive" for the unoptimised one in
+        tests/helpers/naive_vrt.py.
+    small: whether a GPU, too, gets the small network of lab/tools.py.
     batch: number of clips.
     dtype: "float32", or the dtype of autocast.
     checkpoint: whether every block is computed again in the backward pass.
@@ -257,14 +258,16 @@ def ceilings(device: str) -> Figures:
 
 
 def count_memory(device: str, checkpoint: bool) -> Figures:
-    """Return the GB of a step on one clip as netG.checkpoint "auto" counts them, without margin.
+    """Return the memory in GB that netG.checkpoint "auto" counts for a step, without its margin.
+
+    The step is on one clip.
 
     checkpoint: whether every block is computed again in the backward pass.
     """
     setup = prepare(device, checkpoint=checkpoint)
     net = setup.net
-    # With a budget of no memory, every block is computed again. With an unlimited budget, no block
-    # is computed again.
+    # `fit_memory` chooses which blocks are computed again, so that the step needs no more memory
+    # than the budget. With a budget of 0 these are all blocks, with an unlimited budget none.
     budget_gb = 0.0 if checkpoint else math.inf
     # Under autocast, as in training: the tensors that autograd keeps have 16 bits then.
     with torch.autocast(device, torch.bfloat16):
@@ -306,7 +309,7 @@ def restore(device: str, side: int, dtype: str) -> Figures:
         frames = (2, 3, 48, 64)
         side = min(side, 32)
     net = prepare(device).net.eval()
-    clip = torch.rand(1, *frames, device=device)
+    blurry = torch.rand(1, *frames, device=device)
     tiling = {
         "size_patch_testing": side,
         "size_patch_overlapping": 16,
@@ -314,7 +317,7 @@ def restore(device: str, side: int, dtype: str) -> Figures:
         "least_size": net.input_spec.least_size,
     }
     with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-        figures = figures_of(lambda: restore_clip(net, clip, **tiling), device, repeats=2)
+        figures = figures_of(lambda: restore_clip(net, blurry, **tiling), device, repeats=2)
     number_of_frames, _, _, _ = frames
     figures["s a frame"] = figures["s"] / number_of_frames
     return figures
@@ -324,14 +327,16 @@ def restore(device: str, side: int, dtype: str) -> Figures:
 def restore_small(device: str, net: str) -> Figures:
     """Measure restoring 12 frames of 256 x 256 at once.
 
-    The published code restores such a clip as one tile, so this size serves to compare. net: "ours"
-    or "naive".
+    The published code restores a clip of this size as one tile. So both networks can be compared
+    on it.
+
+    net: "ours" or "naive", as in `prepare`.
     """
     frames = (12, 3, 256, 256) if device == "cuda" else (2, 3, 32, 32)
     network = prepare(device, net=net).net.eval()
-    clip = torch.rand(1, *frames, device=device)
+    blurry = torch.rand(1, *frames, device=device)
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        return figures_of(partial(network, clip), device, repeats=3)
+        return figures_of(partial(network, blurry), device, repeats=3)
 
 
 def curve(device: str, dtype: str, seed: int) -> Figures:

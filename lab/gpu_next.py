@@ -199,8 +199,8 @@ class FiniteOutputs:
         """Return the function that torch calls after the module of this name."""
 
         def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            # A module may return a list of tensors, e.g. the pyramid of the optical flow. The
-            # modules after it show NaN in one of these tensors.
+            # A module may return a list of tensors, e.g. the pyramid of the optical flow. Such an
+            # output is not noted. NaN in one of its tensors shows in the next modules.
             if isinstance(output, Tensor):
                 # No bool() here: it would wait for the GPU, which a recording refuses.
                 self.names.append(name)
@@ -223,7 +223,7 @@ def graph(device: str) -> dict[str, Any]:
     run_clip = setup.clip
     initial_weights = copy.deepcopy(net.state_dict())
 
-    # Without a graph. No module is watched yet, so there are no flags.
+    # Without a graph. No module is watched yet, so this FiniteOutputs stays empty.
     optimizer = _adam(net)
     step = _plain_step(net, run_clip, optimizer)
     losses_without, _ = watched_losses(step, FiniteOutputs())
@@ -244,6 +244,7 @@ def graph(device: str) -> dict[str, Any]:
             for tensor in state_of_parameter.values():
                 tensor.zero_()
     losses, first_bad = watched_losses(step, outputs)
+    # `compared` measures several functions, here one.
     figures = compared({"step": step}, torch.device(device), repeats=REPEATS, warmup=WARMUP)
     return {
         "losses without": losses_without,

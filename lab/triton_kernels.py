@@ -51,8 +51,9 @@ jit: Any = triton.jit
 #     first_index     (ROWS, PAD)   where the values of pixel 0 are in x (n, G, h, w, C):
 #                                   (image * G + group) * h * w * C + channel
 #     H, W, HW        numbers       height and width of an image, and its number of pixels
-#     mask            a pointer     the factors of the taps. The argument `mask=` of tl.load is
-#                                   something else: it says which elements are read.
+#     mask            a pointer     the factors of the taps. The argument `mask=` of tl.load and
+#                                   tl.store is something else: it says which elements are read or
+#                                   written.
 #
 # A flat index counts the last axis fastest. E.g. for columns (n * h * w, G, 9, C) the entry (pixel,
 # group, tap, channel) has the index ((pixel * G + group) * 9 + tap) * C + channel. With G = 8 and
@@ -219,8 +220,8 @@ def _add_to_corners(
     _add_to_corner(grad_x, first_index, is_used, g_11, H, W, C, y=bottom, x=right)
 
 
-# `do_not_specialize`: without it, Triton compiles a kernel once more if the number of pixels is 1,
-# or is divisible by 16. This number changes with the size of the clip.
+# Triton compiles a kernel again if a number among its arguments is 1 or divisible by 16. The number
+# of pixels changes with the size of the clip, so `do_not_specialize` switches this off for it.
 
 
 @jit(do_not_specialize=["pixels"])
@@ -241,12 +242,13 @@ def sample(
     group = tl.program_id(1)
     channel = tl.arange(0, PAD)
     is_used = is_pixel[:, None] & (channel < C)[None, :]
-    # In x (n, G, h, w, C): pixel 0 of the image and group, each channel, (ROWS, PAD).
+    # Index in x (n, G, h, w, C) of pixel 0 of this image and group, for each channel: (ROWS, PAD).
     first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
     # Triton writes the code of each of the 9 rounds out (static_range), so TAP is a constant.
     for TAP in tl.static_range(9):
-        # The position of the sample of this tap. An image has one plane (h, w) of mask for each
-        # group and tap, and two planes of offset: first dy, then dx. `_position` reads both.
+        # The position of the sample of this tap. For each image, group and tap, `mask` has one
+        # plane (h, w), and `offset` has two: dy, then dx. `_position` reads plane dy_plane, and the
+        # plane after it.
         mask_plane = (image * G + group) * 9 + TAP
         dy_plane = 2 * mask_plane
         top, left, fy, fx = _position(
@@ -257,8 +259,8 @@ def sample(
         v_00, v_01, v_10, v_11 = _corners(x, first_index, is_used, top, left, H, W, C)
         _, _, s = _interpolated(v_00, v_01, v_10, v_11, fy, fx)
 
-        # The sample times its factor m is an entry of the column. m is read from the array `mask`
-        # at the pixel of the plane, for pixels that exist (mask=is_pixel).
+        # An entry of the column is the sample times its factor m. The factors are in the plane
+        # mask_plane of `mask`, one for each pixel.
         m = tl.load(mask + mask_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)  # (ROWS,)
         entry = s * m.to(tl.float32)[:, None]
         entry_index = _entry_index(pixel, group, channel, G, C, TAP)
@@ -268,8 +270,8 @@ def sample(
 @jit(do_not_specialize=["pixels"])
 def sample_backward(
     x, offset, mask,  # inputs, in the shapes that `sample` has
-    # Input and result, (n * h * w, G, 9, C). At the start it holds the gradients g of the columns.
-    # The kernel overwrites each gradient with the entry of the column, m * s (see the docstring).
+    # Input and result, (n * h * w, G, 9, C). As the input it holds the gradients g of the columns,
+    # as the result the columns themselves, with the entries m * s (see the docstring).
     columns,
     grad_x,  # result: (n, G, h, w, C), float32. 0 at the start, because the kernel adds to it
     grad_offset, grad_mask,  # results, in the shapes of offset and mask
@@ -280,8 +282,8 @@ def sample_backward(
 ):  # fmt: skip
     """Read the gradients of the columns, and write the columns themselves in their place.
 
-    An entry of a column is m * s: the sample s times its mask m. With the gradient g of the entry,
-    the sums running over the channels of the group, the gradients are
+    An entry of a column is m * s: the sample s times its mask m. Let g be the gradient of this
+    entry, and let sum() run over the channels of the group. Then the gradients are
 
         of the mask    sum(g * s)
         of dy          m * sum(g * ds/dy),  ds/dy = lower - upper
@@ -289,8 +291,8 @@ def sample_backward(
         of a corner    m * g * weight of the corner, e.g. (1 - fy) * (1 - fx) for v_00
 
     Each program writes its own entries of columns, grad_offset and grad_mask. Several programs add
-    to the same entries of grad_x, so these additions are atomic. A wrong gradient of any of them
-    fails test_sampling_and_its_gradients_are_near_float64.
+    to the same entries of grad_x, so these additions are atomic.
+    test_sampling_and_its_gradients_are_near_float64 checks all gradients.
     """
     # What this program computes: ROWS output pixels, where they are (all (ROWS,)), and the group.
     HW = H * W
@@ -298,11 +300,11 @@ def sample_backward(
     group = tl.program_id(1)
     channel = tl.arange(0, PAD)
     is_used = is_pixel[:, None] & (channel < C)[None, :]
-    # In x (n, G, h, w, C): pixel 0 of the image and group, each channel, (ROWS, PAD).
+    # Index in x (n, G, h, w, C) of pixel 0 of this image and group, for each channel: (ROWS, PAD).
     first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
     for TAP in tl.static_range(9):
-        # The samples s once more, because the forward pass does not keep them. An image has one
-        # plane (h, w) of mask for each group and tap, and two planes of offset: dy and dx.
+        # The samples s once more, because the forward pass does not keep them. For each image,
+        # group and tap, `mask` has one plane (h, w), and `offset` has two: dy, then dx.
         mask_plane = (image * G + group) * 9 + TAP
         dy_plane = 2 * mask_plane
         dx_plane = 2 * mask_plane + 1

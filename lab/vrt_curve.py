@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     args.out.mkdir(parents=True, exist_ok=True)
-    form = FORMS[args.form].made(args.videos, args.out)
+    form = FORMS[args.form].make(args.videos, args.out)
     minutes = sorted(set(args.minutes))
     measure(form, args.out, minutes, args.seed)
     return 0
@@ -118,7 +118,7 @@ def measure(form: Form, out: Path, minutes: Sequence[float], seed: int) -> None:
         content["parameters"][arm] = training.parameter_count
         for point in points:
             weights = training.weights_after(seconds=60 * point["minutes"])
-            scores = form.scores_with(arm, weights.averaged)
+            scores = form.scores_of_weights(arm, weights.averaged)
             point[arm] = {"steps": weights.steps, "scores": scores}
             if arm == CONTROL:
                 point["attention - control"] = differences(point)

@@ -1,7 +1,8 @@
 """The loss of the learned steps, and their gain over the first estimate.
 
-The shipped weights/motion.pth was trained with the values below. Free to change, for the next
-training: all of it. lab/joint_gain.py measures what a change gains, because no test does.
+The shipped weights/motion.pth was trained with the values below, apart from --worse-weight: some of
+its trainings had a larger value (weights/README.md). Free to change, for the next training: all of
+it. lab/joint_gain.py measures what a change gains, because no test does.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ STEP_WEIGHTS = (0.15, 0.35, 1.0)
 SQUARE_SIDE = 12
 # Weight of squares that became worse than in the first estimate, default of --worse-weight. A
 # larger weight makes the network careful: it changes the frame less. In dim light a weight of 2
-# lost less on smooth photographs, and gained as much elsewhere.
+# lost less on smooth photographs, and gained as much elsewhere. The last trainings for few spikes
+# had the weights 2 and 1.2.
 WORSE_WEIGHT = 0.5
 # Added to mean squared errors in the loss, so that the logarithm of a perfect frame is finite. The
 # value is about one grey level of 8 bits, squared: (1 / 255)^2 = 1.5e-5. So the loss does not
@@ -34,9 +36,9 @@ def loss_of(
 ) -> tuple[Tensor, float]:
     """Return the loss, and the gain of the last frame over the first estimate in dB.
 
-    The gain is the PSNR of the last frame minus the PSNR of the first estimate. With e_0 the
-    squared errors of the first estimate z_0, and e_k the squared errors of the frame after learned
-    step k,
+    The gain is the PSNR of the last frame minus the PSNR of the first estimate. e_0 are the squared
+    errors of the first estimate z_0. e_k are the squared errors of the frame after learned step k.
+    The loss is
 
         loss = sum over k of STEP_WEIGHTS[k] * (relative_k + worse_weight * worse_k)
         relative_k = log(mean(e_k) / mean(e_0))
@@ -60,8 +62,8 @@ def loss_of(
         worse = F.relu(means_of_squares(e_k) - means_of_squares(e_0)).mean() / mean_0
         loss = loss + weight * (relative + worse_weight * worse)
 
-    # After the loop, e_k are the errors of the last frame.
-    ratio = (e_k.detach().mean() + GAIN_FLOOR) / (e_0.mean() + GAIN_FLOOR)
+    errors_of_last = (frames[-1].detach() - sharp) ** 2
+    ratio = (errors_of_last.mean() + GAIN_FLOOR) / (e_0.mean() + GAIN_FLOOR)
     gain_db = float(-10 * ratio.log10())
     return loss, gain_db
 
@@ -69,7 +71,7 @@ def loss_of(
 def means_of_squares(errors: Tensor) -> Tensor:
     """Return the mean of errors (3, H, W) over the colours and over each square of the frame.
 
-    The result is (1, 1, H / 12, W / 12): a square has SQUARE_SIDE pixels on each side.
+    The result is (1, 1, H / SQUARE_SIDE, W / SQUARE_SIDE).
     """
     grey = errors.mean(0)[None, None]  # (1, 1, H, W)
     return F.avg_pool2d(grey, SQUARE_SIDE)

@@ -19,8 +19,9 @@ class Spread(NamedTuple):
     """A mean, and how far it may be off. A cell of a table shows it as "30.12 ± 0.05"."""
 
     mean: float
-    # Over clips: half the width of the confidence interval of the mean (`difference`). Over seeds:
-    # the standard deviation (`_mean_and_deviation`). None if there is a single value.
+    # For a mean over clips: half the width of its confidence interval, from `difference`. For a
+    # mean over seeds: the standard deviation, from `_mean_and_deviation` in tables.py. None if
+    # there is a single value.
     margin: float | None
 
 
@@ -41,11 +42,11 @@ class Outcome:
     ) -> dict[str, float]:
         """Return the mean of a metric over the seeds, for each clip: e.g. {"rig/street": 30.1}.
 
-        A clip without the metric is left out. E.g. grey frames have no "psnr", which is of colours.
-        So the result of a method that restores grey frames is {} for "psnr".
+        A clip without the metric is left out. E.g. grey frames have no "psnr", because this metric
+        compares colours. So a method that restores grey frames has the result {} for "psnr".
 
         condition: e.g. "rig". metric: e.g. "psnr". kind: "restored", or "input" for the blurry
-        frames. seeds: () for all.
+        frames. seeds: the seeds that count, () for all.
         """
         runs = self._clips_of_runs(condition, seeds or list(self.runs))
         if not runs:
@@ -106,11 +107,13 @@ class Outcome:
 def difference(scores: Mapping[Any, float], reference: Mapping[Any, float]) -> Spread | None:
     """Return the mean of scores - reference, and half the width of its 95 % confidence interval.
 
-    The mean is over the keys that both have. The interval is of Student's t for paired samples:
+    The mean is over the keys that both have. The interval comes from Student's t for paired
+    differences:
 
         half width = t(n - 1) * standard deviation of the n differences / sqrt(n)
 
-    One common key has no interval. Returns None if there is no common key.
+    With a single common key there is no interval, and the half width is None. With no common key,
+    the result is None.
 
     scores, reference: clip or seed -> score.
     """

@@ -63,7 +63,7 @@ class BehindForm(Form):
             self.tests[light] = {name: pictures_of(clip) for name, clip in clips_of_light.items()}
 
     @classmethod
-    def made(cls, videos: Path, out: Path) -> "BehindForm":
+    def make(cls, videos: Path, out: Path) -> "BehindForm":
         return cls(training_clips(videos, out), test_clips(videos, out))
 
     def network(self, arm: str) -> nn.Module:

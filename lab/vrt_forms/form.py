@@ -1,4 +1,6 @@
-"""A form: where attention over frames is added, with its data, its two networks and its tests.
+"""The base class of all forms. A form is one place where attention over frames may be added.
+
+`Form` has the data, the two networks (with attention, and a control without) and their tests.
 
 What must stay: both networks of a form get the same data
 (test_both_networks_of_a_form_are_trained_for_the_same_time). Free to add: a form, which is a
@@ -19,8 +21,8 @@ from torch import Tensor, nn
 ATTENTION = "attention"
 CONTROL = "control"
 ARMS = (ATTENTION, CONTROL)
-# The lights of the tests, from dark to bright. They are names of rigs in
-# data/cameras/rig_values.py.
+# How bright the scenes of the tests are, from dark to bright. Each name is an entry of RIG_VALUES
+# in data/cameras/rig_values.py, which has the light and the cameras of simulated recordings.
 LIGHTS = ("dim", "rig", "ideal")
 # Light -> name of the scene or clip -> score, e.g. {"dim": {"coffee_00": 3.5, ...}, ...}. A score
 # is an error in pixels (form "motion": less is better) or a gain in dB (the others: more is
@@ -33,8 +35,8 @@ class Form(ABC):
 
     One object serves both networks of the form, so both get the same data.
 
-    `Training` calls `network` and `loss`. lab/vrt_curve.py calls `made`, `references` and
-    `scores_with`, which calls `scores`. An argument `arm` is ATTENTION or CONTROL.
+    `Training` calls `network` and `loss`. lab/vrt_curve.py calls `make`, `references` and
+    `scores_of_weights`, which calls `scores`. An argument `arm` is ATTENTION or CONTROL.
     """
 
     name: str  # a value of --form
@@ -43,7 +45,7 @@ class Form(ABC):
 
     @classmethod
     @abstractmethod
-    def made(cls, videos: Path, out: Path) -> "Form":
+    def make(cls, videos: Path, out: Path) -> "Form":
         """Make the data, or read it.
 
         videos: folder of the videos of lab/quality.py. out: folder in which clips are kept.
@@ -55,9 +57,10 @@ class Form(ABC):
 
     @abstractmethod
     def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
-        """Draw the data of a step, and return the loss on them.
+        """Draw the data of a step, and return the loss of the network on these data.
 
-        Both networks draw the same numbers, so that step n of both sees the same data.
+        rng: draws the data. `Training` gives both networks an rng with the same seed. If each step
+            draws equally many numbers for both, step n of both networks sees the same data.
         """
 
     @abstractmethod
@@ -71,7 +74,7 @@ class Form(ABC):
         """
         return {}
 
-    def scores_with(self, arm: str, weights: Mapping[str, Tensor]) -> Scores:
+    def scores_of_weights(self, arm: str, weights: Mapping[str, Tensor]) -> Scores:
         """Return the scores of a network with these weights."""
         net = self.network(arm)
         net.load_state_dict(weights)

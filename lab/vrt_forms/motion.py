@@ -80,7 +80,7 @@ class MotionForm(Form):
                 self.tests[light].append(batch_of([sample]))
 
     @classmethod
-    def made(cls, videos: Path, out: Path) -> "MotionForm":
+    def make(cls, videos: Path, out: Path) -> "MotionForm":
         return cls(videos)  # scenes are drawn again from their seed, so nothing is read from `out`
 
     def network(self, arm: str) -> MotionNet:

@@ -68,7 +68,7 @@ class PriorForm(Form):
                     sample.proposal = equations.proposal(sample.z_0)
 
     @classmethod
-    def made(cls, videos: Path, out: Path) -> "PriorForm":
+    def make(cls, videos: Path, out: Path) -> "PriorForm":
         return cls(training_clips(videos, out), test_clips(videos, out))
 
     def network(self, arm: str) -> "StepsWithPrior":

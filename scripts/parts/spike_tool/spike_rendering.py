@@ -28,8 +28,9 @@ from utils.options.sources import Sources
 
 # Methods of data/reconstruct.py that need only spikes, and make a grey image of them.
 GREY_METHODS = ("tfp", "tfi", "tfstp")
-# tfstp has no option `half_window`, because it remembers all planes before the center. It gets this
-# number of planes on either side. More planes take more time, and change the image less and less.
+# Number of planes before the center that tfstp gets. It has no option `half_window`, because it
+# remembers all planes before the center. More planes take more time, and change the image less and
+# less. As many planes after the center are read, too, but tfstp does not use them.
 HISTORY = 128
 
 
@@ -42,7 +43,8 @@ def method_of(section: dict[str, Any], overrides: Sequence[str] = ()) -> dict[st
     # Imported here, because --help and info do not need torch.
     from data.reconstruct import method_options
 
-    # `apply_override` sets the value of each word in `sections`, in place.
+    # `apply_override` sets the value of each word in `sections`, in place. `Sources` says in errors
+    # where a value comes from.
     sections = {"method": section}
     for word in overrides:
         apply_override(sections, word, Sources("the command line"))
@@ -52,8 +54,9 @@ def method_of(section: dict[str, Any], overrides: Sequence[str] = ()) -> dict[st
 class Rendering:
     """How the spikes of a file become grey images.
 
-    The brightness comes from the rate at full light and from the light that the sensor integrates.
-    If the rate is not known, the brightest half percent of the pixels is white.
+    The brightness of an image depends on two facts: the rate of a pixel at full light, and whether
+    the sensor integrates linear light or display values. If the rate is not known, the brightest
+    half percent of the pixels is white.
 
     name: name of the method, e.g. "tfp".
     options: the options of the method, e.g. {"half_window": 20}.
@@ -76,8 +79,8 @@ class Rendering:
 
         method: the method and its options, from `method_of`.
         geometry: what the user says about the geometry.
-        rate: spikes per plane at full light. light: what the sensor integrates. None: dataset.json
-            says it, or it is guessed.
+        rate: spikes per plane at full light. light: what the sensor integrates. If one of them is
+            None, dataset.json says it, or it is guessed.
         """
         self.options = dict(method)
         self.name = self.options.pop("type")
@@ -88,9 +91,9 @@ class Rendering:
         self.brightness = _brightness(path, rate, light, best.rates)
 
         self.last = self.file.planes - 1
-        # The lag is the time that an image shows, minus the time of its plane. E.g. tfi shows the
-        # time half a plane later, between its plane and the next one. Such an image needs the next
-        # plane, too, so the last plane has no image.
+        # An image may show a later time than the time of its plane. The difference is the lag. E.g.
+        # with the lag 1 of tfi, the image of plane 5 shows the time 5.5, between the planes 5 and
+        # 6. Such an image also needs the next plane. So the last plane has no image.
         lag = REPRESENTATIONS[self.name].lag_in_half_planes(**self.options)
         if lag > 0:
             self.last -= 1
@@ -106,8 +109,7 @@ class Rendering:
 
         centers: numbers of planes, rising.
         """
-        # A method without `half_window` (tfstp) gets HISTORY planes on either side. At the ends of
-        # the file there are fewer planes.
+        # Planes on either side of the center. At the ends of the file there are fewer planes.
         half = self.options.get("half_window", HISTORY)
         # The planes first_needed ... end_needed - 1 are read, as far as the file has them.
         first_needed = max(centers[0] - half, 0)
@@ -119,7 +121,8 @@ class Rendering:
             window = reader.planes(begin, end)
             center_in_window = center - begin
             image = self._image(window, center_in_window)
-            yield center, window[center_in_window], image
+            plane = window[center_in_window]  # the plane at the center
+            yield center, plane, image
 
     def _image(self, window: np.ndarray, center: int) -> np.ndarray:
         """Return the image (h, w) uint8 at a plane of a window.
