@@ -86,7 +86,7 @@ class DatSpikes:
     20, "period": 25}, or the name of a JSON file with this. `read_exposures` lists all forms.
     context: number of planes that are read before and after the planes of a frame.
     center: the plane of the sharp frame: "gt" (from dataset.json), "file" (the middle of the planes
-    that are read) or a number.
+    of the frame) or a number.
 
     gamma: gamma of the channels. 1 gives linear light, 2.2 gives display values. Channels that are
     ratios of two lights are raised to the same power, 1 / gamma.

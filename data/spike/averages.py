@@ -22,8 +22,10 @@ from .registry import Numbers, representation
 # ---- Windows of fixed length --------------------------------------------------------------------
 #
 # With the option num_bins, the windows of TFP (texture from playback) are spread over the stream.
-# Without num_bins, they lie around the center. The next two functions get the options of `tfp` and
-# return which case it is. They are fields of `Representation` (registry.py says why they matter).
+# Without num_bins, the windows lie around the center. Each of the next two functions gets the
+# options of `tfp` and answers one question about the windows. The functions are fields of
+# `Representation` (registry.py). `represent` (represent.py) needs the answers for a clip that is
+# played backwards.
 
 
 def _tfp_is_centered(num_bins: int | None = None, **_: Any) -> bool:

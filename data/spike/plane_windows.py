@@ -17,10 +17,14 @@ import numpy as np
 from .registry import representation
 
 
+# proportional=False: the channels are planes and not firing rates, so `spike.rate`, `light` and
+# `gamma` have no effect.
 @representation("raw", proportional=False)
 def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
-    """Raw window of odd length L: channels s[center - L // 2 : center + L // 2 + 1],
-    values {0, 1}.
+    """The planes around center: channels s[center - window // 2 : center + window // 2 + 1]. s is
+    the stream. Values are 0 and 1.
+
+    window: number of planes, odd.
     """
     if window < 1 or window % 2 == 0:
         raise ValueError(f"window is {window}, expected an odd number of planes")
@@ -34,13 +38,14 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 
 # ---- Windows of 25 planes -----------------------------------------------------------------------
 #
-# The windows of `encoding25` lie around the center, or they are spread over the file. The next
-# three functions get the options of `encoding25`, and say which case it is. They are fields of
-# `Representation` (registry.py). `represent` (represent.py) calls them to reverse time exactly.
+# The windows of `encoding25` lie around the center, or they are spread over the file. Each of the
+# next three functions gets the options of `encoding25` and answers one question about the windows.
+# The functions are fields of `Representation` (registry.py). `represent` (represent.py) needs the
+# answers for a clip that is played backwards.
 
 
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
-    """Return the time that the windows of `encoding25` show, minus `center`: 0 or -1 half planes.
+    """Return how much later than `center` the middle of all windows is, in half planes: 0 or -1.
 
     E.g. two windows with a spacing of 5 around plane 50 have the centres 47.5 and 52.5, rounded
     down to 47 and 52. The middle of the two is 49.5, half a plane earlier than plane 50. This
@@ -76,18 +81,19 @@ def encoding25(
     spacing: int | None = None,
     pad: Literal["strict", "edge", "zero"] = "strict",
 ) -> np.ndarray:
-    """Windows of 25 planes for spike optical flow (SCFlow):
-    channels 25 i ... 25 i + 24 = s[m - 12 : m + 13], {0, 1}.
+    """Windows of 25 planes, as spike optical flow (SCFlow) takes them. The channels
+    25 i ... 25 i + 24 are the planes m - 12 ... m + 12 around the centre m of window i. Values are
+    0 and 1.
 
-    spacing: planes from one centre m to the next, around center; null: spread over the file, as in
-    S-VRT. pad: planes outside of the stream: "strict" is an error, "edge" repeats the outermost
-    plane, "zero" is empty.
+    spacing: number of planes from one centre to the next. The centres lie evenly around center.
+    null: the windows are spread over the file, as in S-VRT. pad: planes outside of the stream.
+    "strict" is an error, "edge" repeats the outermost plane, "zero" is empty.
 
     With spacing, m = center + (i - (num_windows - 1) / 2) spacing, rounded down. The windows are at
     the same distance in every clip, as in the training of the flow weights.
-    Without spacing, a single window has m = center. Several windows have
-    m = round(linspace(12, T - 13, num_windows)), rounded symmetrically about the middle of the
-    file. "strict" raises ValueError.
+    Without spacing, a single window has m = center. The centres of several windows are
+    linspace(12, T - 13, num_windows) in a file of T planes, rounded to planes symmetrically about
+    the middle of the file.
     """
     if num_windows < 1:
         raise ValueError(f"num_windows is {num_windows}, expected at least 1")
@@ -121,8 +127,8 @@ def _spaced_middles(num_windows: int, center: int, spacing: int) -> list[int]:
     """
     middles = []
     for i in range(num_windows):
-        # Twice the distance from the center is a whole number: -5 and 5 in the example. Half of it,
-        # rounded down, is -3 and 2.
+        # The distance from the center may be half a plane, e.g. -2.5 and 2.5 in the example. So
+        # compute twice the distance, -5 and 5. Half of this, rounded down, is -3 and 2.
         twice_distance = (2 * i - (num_windows - 1)) * spacing
         middles.append(center + twice_distance // 2)
     return middles
