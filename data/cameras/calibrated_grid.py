@@ -58,7 +58,7 @@ class CalibratedGrid:
         self._path = path
         self._matrix_to_spike = np.linalg.inv(matrix_to_rgb)
         self._points_across = 1 if nearest else self._points_across_a_pixel()
-        # The crop of the last window, and the window. All frames of a sample have the same crop.
+        # The last window that was made, and its crop. All frames of a sample have the same crop.
         self._last: tuple[Crop, CalibratedWindow] | None = None
 
         covered = self._covered(Crop(0, 0, *self.size))

@@ -28,13 +28,13 @@ from data.spike.geometry import Crop
 class Neighbours(NamedTuple):
     """The spike pixels around one point of each RGB pixel, and their weights.
 
-    Each field is (n, H W): n is 4 for bilinear interpolation and 1 for the nearest pixel, and H W
-    is the number of RGB pixels of the crop.
+    Each field is (k, H W): k is 4 for bilinear interpolation and 1 for the nearest pixel. H W is
+    the number of RGB pixels of the crop.
     """
 
     rows: np.ndarray  # row of each spike pixel in the plane
     columns: np.ndarray  # column of each spike pixel in the plane
-    weights: np.ndarray  # the n weights of an RGB pixel add up to 1
+    weights: np.ndarray  # the k weights of an RGB pixel add up to 1
 
 
 def neighbours_of(
@@ -54,7 +54,7 @@ def neighbours_of(
 
 def _nearest_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
     """Return the spike pixel nearest to each point. x, y: (H W,), within the plane."""
-    # Rounded, and half a pixel is rounded up.
+    # Round, and half a pixel up: 2.5 -> 3.
     row = np.floor(y + 0.5).astype(np.int64)
     column = np.floor(x + 0.5).astype(np.int64)
     return Neighbours(row[None], column[None], np.ones((1, len(x)), np.float32))
@@ -97,14 +97,17 @@ def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
 class NumberedNeighbours(NamedTuple):
     """`Neighbours`, with one number for each spike pixel in place of its row and column."""
 
-    # (n, H W), numbers of the spike pixels in the crop of the spike plane: row * width + column.
+    # (k, H W), numbers of the spike pixels in the crop of the spike plane: row * width + column.
     numbers: np.ndarray
-    weights: np.ndarray  # (n, H W), as in `Neighbours`
+    weights: np.ndarray  # (k, H W), as in `Neighbours`
 
 
 @dataclass(frozen=True)
 class CalibratedWindow:
-    """One crop of the frame on a `CalibratedGrid`. RGB pixels are means of spike pixels."""
+    """One crop of the frame on a `CalibratedGrid`: which spike pixels to read, and how to mix them.
+
+    An RGB pixel is the mean of its points, and each point is interpolated between its spike pixels.
+    """
 
     crop: Crop  # the spike pixels to read
     # For each of the n x n points of an RGB pixel: the spike pixels around the point.
@@ -114,20 +117,21 @@ class CalibratedWindow:
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
         """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid.
 
-        What must stay: the order of the sums. The products of spike pixel and weight are added one
-        by one, because a matrix product may add in another order for another crop, and the same RGB
-        pixel would get other last bits. test_a_crop_is_bit_for_bit_the_crop_of_the_whole compares.
+        What must stay: the order of the sums. A matrix product may add in another order for another
+        crop. Then the value of the same RGB pixel would differ in its last bits. So the products of
+        spike pixel and weight are added one by one.
+        test_a_crop_is_bit_for_bit_the_crop_of_the_whole compares.
         """
         count = len(channels)
         pixels = channels.reshape(count, self.crop.height * self.crop.width)  # (S, h w)
         out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
         for point in self.points:
-            # A point has four spike pixels, or one, for each RGB pixel. Take the first spike pixel
-            # of every RGB pixel with its weight, then the second one, ...: (H W,) each.
-            for number, weight in zip(point.numbers, point.weights, strict=True):
+            # Each RGB pixel has k spike pixels around this point. First take the first spike pixel
+            # of all RGB pixels, then the second one, ... `numbers` and `weights` are (H W,).
+            for numbers, weights in zip(point.numbers, point.weights, strict=True):
                 for channel, out_channel in zip(pixels, out, strict=True):
                     # `out_channel` is a view, so this changes `out`.
-                    out_channel += channel[number] * weight
+                    out_channel += channel[numbers] * weights
         # The mean over the points of an RGB pixel.
         if len(self.points) > 1:
             out /= np.float32(len(self.points))
@@ -162,7 +166,7 @@ def window_of(points: list[Neighbours], covered: np.ndarray) -> CalibratedWindow
         # column 3 have the number 23.
         row_in_crop = point.rows - spike_crop.top
         column_in_crop = point.columns - spike_crop.left
-        numbers = row_in_crop * spike_crop.width + column_in_crop  # (4 or 1, H W)
+        numbers = row_in_crop * spike_crop.width + column_in_crop  # (k, H W)
         numbered_points.append(NumberedNeighbours(numbers, point.weights))
     return CalibratedWindow(spike_crop, tuple(numbered_points), covered)
 

@@ -34,7 +34,7 @@ def read_channels(
     reverse: bool = False,
     camera: CameraDraw | None = None,
 ) -> np.ndarray:
-    """Read the channels of one frame within the crop of `aug`. They are not flipped.
+    """Read the channels of one frame within the crop of `aug`. The channels are not flipped.
 
     files: reads the spike files, e.g. a `DiskFiles` (data/clips/io_backend.py).
     clip: the clip, with the exposures of its frames. frame: number of the frame in the clip.

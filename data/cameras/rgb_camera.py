@@ -46,8 +46,9 @@ class RgbCamera:
 
     def __post_init__(self) -> None:
         """Raise ValueError if a row is exposed outside of the frame interval."""
-        # Time from the start of the first row to the end of the last row, in frame intervals. It
-        # may exceed 1 by a rounding error: 1e-9 is far above such an error, and has no effect.
+        # Time from the start of the first row to the end of the last row, in frame intervals. A
+        # rounding error may bring it above 1. So an excess of 1e-9 is allowed, which has no effect
+        # on the frames.
         length_of_all_rows = self.exposure * (1 + self.rolling)
         if self.exposure <= 0 or length_of_all_rows > 1 + 1e-9:
             raise ValueError(
@@ -114,7 +115,7 @@ class RgbCamera:
         # `rolling` is the delay of the last row after the first row, as a fraction of the exposure.
         delay_of_last_row = self.rolling * length  # in planes
         later = place * delay_of_last_row  # how much later than the middle row, in planes
-        # A row is exposed from `start` to `end`, and plane p lasts from p to p + 1.
+        # A row is exposed from `start` to `end`, and plane p lasts from time p to p + 1.
         start = (planes - length) / 2 + later[None]  # (1, rows)
         end = start + length
         plane = np.arange(planes)[:, None]  # (planes, 1)

@@ -70,7 +70,7 @@ class Rig(RgbCamera):
     # pixels. The mean shift is 0.
     parallax: float = 0.0
 
-    # ---- What it sees ----
+    # ---- When the spike camera records, and which light it sees ----
 
     # How many planes the spikes are late: plane p shows the light of the time p - time_offset, as
     # in `Calibration.time_offset_planes`.
@@ -78,7 +78,7 @@ class Rig(RgbCamera):
     # Weights of R, G and B in the grey that the spike camera sees.
     mix: tuple[float, float, float] = (float(LUMA[0]), float(LUMA[1]), float(LUMA[2]))
 
-    # ---- Its sensor ----
+    # ---- The sensor of the spike camera ----
 
     rate: float = 0.9  # spikes per plane at full light
     # What the sensor integrates, "linear" light or "display" values.
@@ -302,7 +302,8 @@ class Rig(RgbCamera):
             if plane == planes // 2:
                 sharp = self.develop(light)
             # `summed` returns what the camera adds up: the light itself, or its display values if
-            # `sum_gamma` is not 1. `light_of_sum` turns the mean back into light.
+            # `sum_gamma` is not 1. The weights of a row add up to 1, so the sum of all planes is a
+            # mean. `light_of_sum` turns this mean back into light.
             exposure += weights[plane] * self.summed(light)
             if plane == planes - 1:
                 blurry = self.frame(self.light_of_sum(exposure), rng)

@@ -221,7 +221,7 @@ def _calibrated_clip(clip: Clip, result: FitResult) -> Clip:
         logger.warning(
             "spikes of %s, calibration: the times stay as they were: %s", clip.name, e.what
         )
-    # So use only the found matrix.
+    # The found times cannot be used, so use only the found matrix.
     without_times = {"time_offset_planes": 0.0, "exposure_share": 1.0}
     return _clip_with(calibration.model_copy(update=without_times), clip)
 
@@ -324,7 +324,8 @@ def _read_result(path: Path | None) -> FitResult | None:
 def _write_result(result: FitResult, path: Path | None) -> None:
     """Write a result to its file, if it has one.
 
-    An existing file is never overwritten: `_read_result` could not read it, so it may not be ours.
+    An existing file is never overwritten. `_read_result` could not read it, so another program may
+    have written it.
     """
     if path is None or path.exists():
         return

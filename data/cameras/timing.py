@@ -21,8 +21,9 @@ What must stay, and which test notices (in tests/parts/data):
 
     test_timing.py and      the planes of each frame, because they are the spikes of a sample; and
     test_frame_times.py     the words of the errors
-    test_timing.py          the `repr` of `Timing`, because digests of runs hold it: no field is
-                            renamed, reordered, or new in the repr while it has its default
+    test_timing.py          the `repr` of `Timing`, because digests of runs hold it. So do not
+                            rename or reorder fields. A new field must not appear in the repr
+                            while it has its default
 
 Free: the names with _, and how `span` finds its result.
 """
@@ -42,9 +43,11 @@ from utils.errors import DataError
 class Span:
     """The planes that are read for one frame.
 
-    Planes are counted in two ways. The file counts from its first plane. The options (spike.center,
-    and gt_plane of dataset.json) count from the first plane of the exposure if one file holds the
-    clip; if each frame has a file, they count from the first plane of the file, too.
+    Planes are counted in two ways. The options here are spike.center, and gt_plane of dataset.json:
+
+        as the file counts      from the first plane of the file
+        as the options count    one file per clip: from the first plane of the exposure
+                                one file per frame: from the first plane of the file
 
     Example: one file holds the clip. The exposure of the frame is the planes 100 ... 155 of the
     file, and the share is 0.5:
@@ -60,8 +63,8 @@ class Span:
     count: int
     origin: int  # number of the plane `first`, as the options count
     length: int  # number of planes of the exposure, or of the whole file
-    # Middle of the planes that belong to the frame, as the options count. If the file lacks some of
-    # these planes, the middle of the planes that are read is another plane.
+    # Middle of the planes that belong to the frame, as the options count. The file may lack some of
+    # these planes. Then the planes that are read have another middle.
     middle: float
 
 
@@ -79,8 +82,10 @@ class _PlanesOfFrame(NamedTuple):
     def middle_part(self, share: float) -> tuple[int, int]:
         """Return (first plane, plane after the last) of the part of these planes that is read.
 
-        share: the fraction of the planes that is read, in their middle. The part has at least one
-        plane, unless the frame has no plane. E.g. half of the planes 100 ... 155 is (114, 142).
+        share: the fraction of the planes that is read, in their middle. E.g. half of the planes
+        100 ... 155 is (114, 142). The part has at least one plane. Only a frame without planes has
+        an empty part, and `span` refuses such a frame. E.g. `spike.first` is 60, but the file has
+        56 planes.
         """
         count = nearest_plane(self.count * share)
         if self.count > 0:
@@ -105,12 +110,12 @@ class Timing:
     first: int | Literal["central"] = 0
     count: int | None = None
     # The option `spike.exposure`: {clip: its exposures}, for clips that have one file. The key ""
-    # is for every clip without a key of its own. None if the option is not given. Then each frame
-    # has a file, or a clip has one file and `plane_ranges` divides it by the times of the frames.
+    # is for every clip without a key of its own. None: the option is not given. Either each frame
+    # has a file, or a clip has one file, which `plane_ranges` divides by the times of the frames.
     exposures: dict[str, Exposures] | None = None
-    # Two values of the calibration. The repr leaves `share` out, because digests contain the
-    # calibration, which has the share. For the same reason `offset` could be left out, but then the
-    # digests of old runs would change.
+    # Two values of the calibration. `share` is not in the repr: digests also contain the whole
+    # calibration, and so the share. The calibration has the offset, too. But `offset` stays in the
+    # repr, because the digests of old runs have it.
     offset: float = 0.0
     share: float = field(default=1.0, repr=False)
 
@@ -177,7 +182,8 @@ class Timing:
         if times.doubt:
             raise unknown_times(clip, times, first, count)
         # The names 1, 2, 4 show that frame 3 is missing. But these numbers are not times, so nobody
-        # knows whether frame 4 was taken two usual distances after frame 2. A film has times.
+        # knows whether frame 4 was taken two usual distances after frame 2. The time stamps of a
+        # film tell this.
         if times.gaps and not times.is_film:
             raise unknown_times(clip, times, first, count)
         if not (times.is_film and tick_hz):

@@ -28,7 +28,7 @@ def grey_light(
 
     size: (h, w), to which frames are scaled. gamma: exponent from display values to light.
     """
-    # Linear light of each display value 0 ... 255.
+    # As LIGHT_OF_DISPLAY_VALUE, for this gamma.
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
     height, width = size
 

@@ -7,7 +7,7 @@
     SpikeGeometry(250, 400).plane_bytes                      # 12500: 250 x 400 bits
     SpikeGeometry(250, 400, head_columns=16).line_width      # 416 bits
 
-A plane is one read-out of the camera, a bit for each pixel.
+A plane is one read-out of the camera, with one bit for each pixel.
 
 What must stay: the fields of `SpikeGeometry` and its `repr`, because option files, dataset.json and
 digests of runs contain them.
@@ -43,9 +43,10 @@ class SpikeGeometry:
     # The first pixel of a byte is its least significant bit ("little", as in all known files) or
     # its most significant bit ("big", the default of numpy.packbits).
     bit_order: Literal["little", "big"] = "little"
-    # An SPS100 has 1000 x 1000 pixels in lines of 1024 bits. Each half of a line ends with a 12-bit
-    # word (source: SpikeCV, load_dat.py and sps_parser.py). Files of an SPS100 are only read, not
-    # written.
+    # "raster": a line has the pixels of a row, and then the head columns. "sps100": the form of the
+    # sensor SPS100. It has 1000 x 1000 pixels in lines of 1024 bits. Each half of a line ends with
+    # a 12-bit word (source: SpikeCV, load_dat.py and sps_parser.py). Files of an SPS100 are only
+    # read, not written.
     layout: Literal["raster", "sps100"] = "raster"
 
     def __post_init__(self) -> None:
@@ -72,7 +73,7 @@ class SpikeGeometry:
         """Return the first four fields, and every other field that is not at its default.
 
         For example "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)". Digests of
-        runs hold this text. So a field that is new must not be in it at its default.
+        runs hold this text. So a new field must not appear in the text while it has its default.
         """
         shown = []
         for index, field in enumerate(dataclasses.fields(self)):
@@ -117,7 +118,7 @@ class SpikeGeometry:
 class Crop:
     """A rectangle in the pixels of an upright image (row 0 at the top).
 
-    It may reach outside of an image. `SpikeFile.read` refuses such a crop.
+    The rectangle may reach outside of an image. `SpikeFile.read` refuses such a crop.
     """
 
     top: int
@@ -141,7 +142,7 @@ class Crop:
         return slice(self.top, self.bottom), slice(self.left, self.right)
 
     def as_list(self) -> list[int]:
-        """Return [top, left, height, width], as the file of a calibration has a region."""
+        """Return [top, left, height, width], the form of `region` in a calibration file."""
         return [self.top, self.left, self.height, self.width]
 
     def in_words(self) -> str:

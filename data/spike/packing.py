@@ -85,14 +85,16 @@ def _bytes_of(bits: int) -> int:
 def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
     """Turn spikes (T, H, W) in {0, 1} into packed planes (T, plane_bytes) uint8, as in a `.dat`.
 
-    This is the inverse of `unpack_raster` for raster planes.
+    `unpack_raster` with a crop of the whole plane is the inverse. The layout must be "raster",
+    because files of an SPS100 are only read.
     """
     check_shape(spikes, geometry)
     rows = spikes[:, ::-1] if geometry.flipud else spikes
     if geometry.head_columns:
-        # Zeros at the right end of each line.
+        # In spite of their name, head columns are at the right end of a line. They hold zeros.
         zeros_at_right = (0, geometry.head_columns)
         rows = np.pad(rows, ((0, 0), (0, 0), zeros_at_right))  # (T, H, line width)
+    # `plane_bytes` raises an error if the bits of a plane do not fill whole bytes.
     bits = rows.reshape(len(rows), 8 * geometry.plane_bytes) != 0
     return np.packbits(bits, axis=-1, bitorder=geometry.bit_order)
 

@@ -10,9 +10,10 @@ matrix from pixels to these coordinates:
 
     new M = M C^-1 (I + sum of amount * change) C
 
-The order of CHANGES is the order of the first columns of J (data/cameras/registration/
-derivatives.py), and must stay. test_a_change_of_the_matrix_moves_places_as_computed and
-test_each_column_is_the_derivative_of_the_residuals notice another order.
+The order of CHANGES must stay, because it is the order of the first columns of the matrix of
+derivatives J (data/cameras/registration/derivatives.py). Two tests notice another order:
+test_a_change_of_the_matrix_moves_places_as_computed and
+test_each_column_is_the_derivative_of_the_residuals.
 
 Tests: tests/parts/data/test_registration_parts.py, tests/parts/data/test_registration_all_pixels.py
 """
@@ -73,11 +74,11 @@ def changed_matrix(matrix: np.ndarray, amounts: np.ndarray, from_pixels: np.ndar
     total = np.zeros((3, 3))
     for amount, change in zip(amounts, CHANGES[: len(amounts)], strict=True):
         total = total + amount * change
-    # A product of matrices acts from right to left: from pixels to coordinates of -1 to 1, change
-    # these, back to pixels, and to the frame.
+    # A product of matrices acts from right to left: from pixels to `Coordinates` of -1 to 1, change
+    # these coordinates, go back to pixels, and go to the frame.
     changed = np.eye(3) + total
     new_matrix = matrix @ np.linalg.inv(from_pixels) @ changed @ from_pixels
-    # A homogeneous matrix is the same map with any factor. Keep its last element at 1.
+    # A homogeneous matrix times any factor is the same map. Keep its last element at 1.
     return new_matrix / new_matrix[2, 2]
 
 
