@@ -319,7 +319,8 @@ def own_clips_by_formula(
 def forms_like_input(clips: Sequence[ClipReader], method: Method) -> Sequence[str]:
     """Return the forms in which the results are saved without --save, e.g. ("video", "comparison").
 
-    A film gives a film, and a folder of frames gives frames.
+    A film gives a film, and a folder of frames gives frames. If the method makes several instants
+    of each frame, there is a slow-motion film, too.
     """
     kind = "video" if clips[0].fps is not None else "frames"
     if method.instants > 1:
@@ -335,43 +336,39 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
 
     A network cuts the clips into tiles as the options `val` say.
 
-    opt: the option file. request: the command line. chosen: what its --method asks for.
+    opt: the option file. request: the command line.
+    chosen: what --method asks for. `chosen.formula` is None if a network makes the frames, and
+        `chosen.joint` is None without --method joint.
     """
     results = request.results
     section_of_file = section_of_test_set(opt)
-    # `start` makes the frames. With --method joint, they are the first estimates of the solution.
-    start: Method
+    # A formula or a network makes the frames. `saved` is the network, or None for a formula.
+    first_method: Method
     if chosen.formula is not None:
         saved = None
         # In the option file, the keys that say how spikes become a picture are meant for a network.
         # So a formula replaces their values by its own.
         section = section_for(chosen.formula, section_of_file, opt.opt_path, opt.scale)
-        start = chosen.formula
+        first_method = chosen.formula
     else:
         weights_file = find_weights(opt.path, opt.folder, request.network.weights)
         saved = read_saved(weights_file, opt.portable())
         section = section_of_file
-        start = network_for_test_set(saved, request.network, opt.val, section)
-    method = with_improvement(start, chosen.joint, saved)
-    # The joint solution and the learned steps read spike files. A test set of a user may have no
-    # spike files, but only channels for a network.
-    if method is not start:
+        first_method = network_for_test_set(saved, request.network, opt.val, section)
+    # The joint solution and the learned steps improve the frames of the first method. Both read
+    # spike files. A test set of a user may have no spike files, but only channels for a network.
+    method = with_improvement(first_method, chosen.joint, saved)
+    if method is not first_method:
         refuse_channels(section, opt.opt_path)
 
-    # The clips. Refuse clips that do not fit the network, e.g. clips with one sharp frame for each
-    # blurry frame, if the network restores three instants of it. A formula takes any clips.
     dataset: Any = build_dataset(section, "test", opt.train.manual_seed)
-    instants = method.instants if saved is not None else None
-    check_clips(dataset, "test", opt.scale, instants)
-    clips = dataset.readers()
-    if saved is not None:
-        # A network that interpolates gets every second frame of a clip, and is scored on frames
-        # between them. For other networks the clips stay as they are.
-        clips = scored_clips(clips, saved.spec)
+    clips = clips_of_test_set(dataset, opt.scale, method, saved)
 
     folder = folder_of_test(opt, request, chosen)
     refuse_output_among_data(folder, dataset)
 
+    # An interpolating network makes new frames between the frames of a clip.
+    interpolates = saved is not None and saved.spec.interpolates
     # --save says what is saved. Without --save, val.save_img says whether frames are saved.
     save_forms = results.save
     if not save_forms and opt.val.save_img:
@@ -388,8 +385,28 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
             "datasets.test": keys_of_scores(section),
             "train.manual_seed": opt.train.manual_seed,
         },
-        frames_note=frames_of_test_set(section, saved is not None and saved.spec.interpolates),
+        frames_note=frames_of_test_set(section, interpolates),
     )
+
+
+def clips_of_test_set(
+    dataset: Any, scale: int, method: Method, saved: SavedNetwork | None
+) -> Sequence[ClipReader]:
+    """Return the clips of a test set, in the form in which the method is scored on them.
+
+    Raises DataError if the clips do not fit the network. E.g. a network that restores three
+    instants of each blurry frame needs three sharp frames for each of them.
+
+    scale: scale of the network. saved: the network, or None for a formula.
+    """
+    if saved is None:
+        # A formula takes clips with any number of sharp instants.
+        check_clips(dataset, "test", scale, instants=None)
+        return dataset.readers()
+    check_clips(dataset, "test", scale, method.instants)
+    # A network that interpolates gets every second frame of a clip, and is scored on the frames
+    # that were left out. For other networks the clips stay as they are.
+    return scored_clips(dataset.readers(), saved.spec)
 
 
 def folder_of_test(opt: Options, request: TestRequest, chosen: ChosenMethod) -> Path:
@@ -433,29 +450,29 @@ def outputs_of(
 
 
 def with_improvement(
-    start: Method, joint: JointOptions | None, saved: SavedNetwork | None
+    first_method: Method, joint: JointOptions | None, saved: SavedNetwork | None
 ) -> Method:
-    """Return `start`, or a method that improves the frames of `start`.
+    """Return `first_method`, or a method that improves the frames of `first_method`.
 
-    Two things can improve the frames, but never both: the joint solution if --method joint asks for
-    it, else the learned steps if the network has the fusion "motion".
+    There are two such methods, and never both: the joint solution if --method joint asks for it,
+    else the learned steps if the network has the fusion "motion".
 
     joint: the options of the joint solution, or None without --method joint.
-    saved: the network of `start`. None if `start` is a formula.
+    saved: the network of `first_method`. None if `first_method` is a formula.
     """
     if joint is not None:
         if saved is not None:
             refuse_other_frames(saved)
-        return JointMethod(joint, start)
+        return JointMethod(joint, first_method)
     if saved is None:
-        return start
+        return first_method
     # On the device "meta" tensors have shapes and no memory. The shapes are enough to see which
     # fusion the network has.
     with torch.device("meta"):
         fusion = motion_of(saved.network())
     if fusion is None:
-        return start
-    return learned_motion(start, fusion, build=lambda: motion_of(saved.build()))
+        return first_method
+    return learned_motion(first_method, fusion, build=lambda: motion_of(saved.build()))
 
 
 if __name__ == "__main__":

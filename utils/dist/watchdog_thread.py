@@ -138,9 +138,9 @@ class Watchdog(threading.Thread):
         watchdog.go_on()  # the time of the present phase counts from now on
         # With at least six beats within the shortest limit, one late beat makes no rank silent.
         self.interval_s = min(BEAT_S, budgets.stall_s / 6)
-        # The clock is asked at each beat. It counts at most slice_s between two questions, because
-        # in a longer time the process may have been suspended. Twice the interval leaves room for a
-        # late beat.
+        # Each beat calls `now` of the clock. The clock counts at most slice_s between two calls,
+        # because in a longer time the process may have been suspended. Twice the interval leaves
+        # room for a late beat.
         self.beats.clock.slice_s = 2 * self.interval_s
         # The guard waits 4 s longer than the other ranks, in which they report and end this rank:
         # they can tell more about a silent rank than the guard can.
@@ -268,21 +268,23 @@ class Watchdog(threading.Thread):
         place = RUN.place
         now = self.beats.clock.now()
         if place is not self.place:
-            # The phase is new, so it began after the last beat, at most one slice of the clock ago.
-            # If `time.monotonic` shows a longer time, the process was suspended in between, and the
-            # longer time does not count.
+            # The phase is new: it began after the last beat. Count at most `slice_s` of its time,
+            # as the clock does. If `time.monotonic` shows a longer time, the process was suspended
+            # in between.
             self.place = place
             in_phase_s = time.monotonic() - place.since
             self.phase_began = now - min(in_phase_s, self.beats.clock.slice_s)
         # While the main thread waits for a paused terminal, the time in the phase stays 0.
         if self.paused_terminal.holds_main_thread(now, in_phase_s=now - self.phase_began):
             self.phase_began = now
+        # The budget is the limit of the phase. 0.0: there is no limit before `watch` is called.
+        budget_s = self.budgets.limit_of_phase(place.phase) if self.budgets else 0.0
         return {
             "phase": place.phase,
             "step": place.step,
             "syncs": place.syncs,
             "age": now - self.phase_began,
-            "budget": self.budgets.limit_of_phase(place.phase) if self.budgets else 0.0,
+            "budget": budget_s,
             "pid": os.getpid(),
             "host": self.host,
             "facts": RUN.facts,
@@ -295,9 +297,9 @@ class Watchdog(threading.Thread):
 
         torch's own time limit of a request does not work if the network drops all packets.
         """
-        # The clock stands still while the process is suspended, because it counts at most `slice_s`
-        # between two calls of `now`. The loop calls `now` once in an interval, so a slice of two
-        # intervals is long enough.
+        # A call of `now` adds at most `slice_s` to the clock. So a suspension of an hour adds no
+        # more than `slice_s`. The loop calls `now` once in an interval. A slice of two intervals
+        # leaves room for a late call.
         clock = AwakeClock(slice_s=2 * self.interval_s)
         seen_passes = 0
         changed_at = 0.0  # when the number of passes of the watchdog thread last changed
@@ -305,8 +307,9 @@ class Watchdog(threading.Thread):
         while not self.stopped.wait(self.interval_s):
             clock.slice_s = 2 * self.interval_s  # `watch` may have changed the interval
             now = clock.now()
-            # The silence begins again if the watchdog thread has made a pass. Before `watch`, and
-            # at the end of the run, the thread may be silent for any time.
+            # If the watchdog thread has made a pass, it is not silent, so the silence begins again.
+            # Before `watch` (`budgets` is None), and at the end of the run, the thread may be
+            # silent for any time.
             has_passed = seen_passes != self.passes
             if has_passed or self.budgets is None or self.is_ending:
                 seen_passes = self.passes
@@ -326,14 +329,13 @@ class Watchdog(threading.Thread):
     def _longest_silence_s(self, stall_s: float) -> float:
         """Return how many seconds the store may be silent before this rank ends.
 
-        a failure ends the run already                           EXIT_S
-        the process of rank 0, which hosts the store, is gone    HOST_GONE_S, at most stall_s
-        otherwise                                                stall_s
+        a failure ends the run already                       EXIT_S
+        rank 0 hosts the store, and its process is gone      HOST_GONE_S, at most stall_s
+        otherwise, e.g. if an agent of torchrun hosts it     stall_s
         """
         if self.failure is not None:
             return EXIT_S
         rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
-        # Either rank 0 hosts the store, or an agent of torchrun.
         is_rank_0_host = not RUN.launch.is_store_of_agent
         if is_rank_0_host and rank_0 is not None and is_gone(rank_0):
             return min(HOST_GONE_S, stall_s)
@@ -348,8 +350,9 @@ class Watchdog(threading.Thread):
         it with its next beat. E.g. if rank 3 is stuck, this happens now, in this order:
 
             within 1.5 s   rank 3 reads the failure, and writes its stacks into the store
+                           (STUCK_ANSWERS_S)
             then           this rank writes the report, and sets the key REPORTED
-            within 0.5 s   rank 3 and all others see REPORTED, and end (`_follow`)
+            within 0.5 s   rank 3 and all others see REPORTED, and end (`_follow`, STUCK_ENDS_S)
             then           this rank kills rank 3, if it has not ended, and ends itself
         """
         rank = verdict.rank
@@ -367,7 +370,8 @@ class Watchdog(threading.Thread):
         if self.store is not None:
             self.store.set(REPORTED, "1")
             if rank != self.rank and verdict.kind != "DEAD":
-                # A stuck rank gets the time to end itself. A silent rank cannot, so kill it.
+                # A stuck rank ends itself within this time. A silent rank cannot end itself. Then
+                # kill the rank, if its process is still there.
                 time.sleep(STUCK_ENDS_S)
                 kill_rank(self.beats.states[rank]["pid"], stack_file_name(rank))
         leave(STALL_CODE, self.store)

@@ -63,11 +63,12 @@ class Registry:
             only its name. FUSIONS checks the section.
         window: WindowOptions
             a group of keys that several parts share. WindowOptions is a Section. Its keys stand
-            beside the other keys of the part, and the file has no key "window". The argument
-            `window` is an object with all options of the part, among them those of WindowOptions.
+            beside the other keys of the part, and the file has no key "window". The constructor
+            gets an object with all options of the part, which include the keys of WindowOptions.
 
-    A constructor may have an attribute `GONE` for keys that former versions had: key -> the only
-    value that is still accepted. The key then has no effect. E.g. GONE = {"rate_windows": 0}.
+    A constructor may have an attribute `GONE` for keys that only former versions had, e.g.
+    GONE = {"rate_windows": 0}. An old file with the key and this value is still read, and the key
+    has no effect. The key with any other value is an error.
 
     These rules must stay, because docs/extending.md promises them and parts of other people rely on
     them. Tests: test_extending.py. How the models are made is free to change.
@@ -92,8 +93,8 @@ class Registry:
         """Return a decorator that registers a class or function as `name`.
 
         given: parameters that the caller of `build` supplies, e.g. "seed". They are not option keys
-        annotations: more exact types for parameters. A class that inherits its constructor cannot
-            annotate the parameters itself. E.g. section=OwnKeys, if the inherited constructor says
+        annotations: more exact types for parameters, for a class that inherits its constructor.
+            E.g. section=OwnKeys, if the inherited constructor has the less exact annotation
             section: Section
         """
 
@@ -135,7 +136,7 @@ class Registry:
         `Registry` explains the three kinds of parameters.
         """
         # pydantic's `create_model` takes key -> (type, default). The type key accepts only the name
-        # of this part.
+        # of this part, e.g. Literal["tiny"].
         fields: dict[str, Any] = {self.type_key: (literal_of(name), REQUIRED)}
         sections = []  # e.g. WindowOptions: the model inherits the keys of these sections
         for key, parameter in self._parameters(name).items():
@@ -146,12 +147,14 @@ class Registry:
                 sections.append(annotation)
                 continue
             # A parameter such as `fusion: Annotated[dict | str, FUSIONS]`. What follows the type in
-            # Annotated[...] is its `__metadata__`, here (FUSIONS,). `resolve` checks the section of
-            # a nested part before the model sees it, so the model takes any value:
-            # Annotated[Any, FUSIONS]. The registry stays in the annotation, where `resolve` and
-            # lab/make_options_doc.py find it (test_a_part_within_a_part_has_its_defaults).
-            nested_registry = _registry_in(getattr(annotation, "__metadata__", ()))
+            # Annotated[...] is its `__metadata__`, here (FUSIONS,).
+            metadata = getattr(annotation, "__metadata__", ())
+            nested_registry = _registry_in(metadata)
             if nested_registry is not None:
+                # The model takes any value here, because `resolve` checks the section of a nested
+                # part before the model sees it. The registry stays in the annotation, where
+                # `resolve` and lab/make_options_doc.py find it
+                # (test_a_part_within_a_part_has_its_defaults).
                 annotation = Annotated[Any, nested_registry]
             default = parameter.default
             if default is inspect.Parameter.empty:

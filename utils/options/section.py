@@ -188,7 +188,7 @@ def join_errors(errors: Collection[OptionError]) -> OptionError:
     if other_keys:
         do += f"; then also: {', '.join(other_keys)}"
     joined_error = OptionError(first_error.what, first_error.where, first_error.expected, do)
-    joined_error.found = tuple(ordered_errors)
+    joined_error.found = tuple(ordered_errors)  # for scripts/convert_options.py
     return joined_error
 
 
@@ -210,8 +210,15 @@ class _FailedKey(NamedTuple):
     @property
     def dotted(self) -> str:
         """Return the whole name of the key, e.g. "train.G_optimizer_betas"."""
-        # Without a section, ".train" becomes "train".
-        return f"{self.section}.{self.key}".strip(".")
+        return _dotted(self.section, self.key)
+
+
+def _dotted(*keys: str) -> str:
+    """Return keys joined by dots, e.g. "train", "epochs" -> "train.epochs".
+
+    The whole file has the key "", which adds no dot: "", "train" -> "train".
+    """
+    return ".".join(keys).strip(".")
 
 
 def _failed_key(
@@ -224,9 +231,10 @@ def _failed_key(
         key is a position within its value, here item 0 of a list, and is left out.
     model, values, where: arguments of `read_section`
     """
-    # Go into one section after the other, as long as a name is a section. Then `model` and `values`
-    # belong to the innermost section. The loop never goes into the last name of `loc`: it is the
-    # key, or a position within the value of the key. In the example:
+    # Step into one section after the other. The first name that is not a section is the key. The
+    # last name of `loc` is never a section, because the error is about a key, or about a position
+    # within the value of a key. `model` and `values` become those of the innermost section. In the
+    # example:
     #
     #     names     "train", "G_optimizer_betas", "0"
     #     depth 0   "train" is a section: go on in it
@@ -240,8 +248,7 @@ def _failed_key(
         model = inner
         values = values[names[depth]]
         depth += 1
-    # E.g. "train". If `where` is "" (the whole file), the join gives ".train".
-    section = ".".join([where, *names[:depth]]).strip(".")
+    section = _dotted(where, *names[:depth])  # e.g. "train"
     return _FailedKey(names[depth], section, model, values, is_in_outer_section=depth == 0)
 
 
@@ -257,10 +264,11 @@ def _error_of(
 
     # 1. The section does not know the key.
     if error["type"] == "extra_forbidden":
-        # `kind` describes the outer section. A section within it has no kind.
+        # `kind` says what the outer section is, e.g. 'network "vrt"'. There is no such text for a
+        # section within it.
         return _unknown_key(failed, kind if failed.is_in_outer_section else "")
 
-    # 2. The key is missing. `expected` is what the field takes, in words, here and in case 3.
+    # 2. The key is missing. `expected` says in words what the field takes. Case 3 uses it, too.
     field = failed.model.model_fields[failed.key]
     is_section = _section_type(failed.model, failed.key) is not None
     expected = "an object { ... }" if is_section else describe(field)
@@ -269,7 +277,7 @@ def _error_of(
 
     # 3. The value is wrong. The error shows the value, unless the value is a secret. A secret has
     # the type SecretStr, or `redact` recognises it by its key or its form.
-    if "SecretStr" in str(field.annotation):
+    if "SecretStr" in str(field.annotation):  # in the text, because it may be "SecretStr | None"
         shown = MASK
     else:
         value = failed.values.get(failed.key)

@@ -138,8 +138,8 @@ def _put_in_place(new_file: Path, new_sidecar: Path, path: Path) -> None:
     A file without a sidecar is read without a check. In another order, a reader could compare a
     good file with the digest of the other file, and refuse it.
 
-    test_a_kill_while_saving_leaves_a_readable_file kills eight saves at random moments, so it may
-    miss a wrong order. `make faults` kills 200.
+    test_a_kill_while_saving_leaves_a_readable_file kills only eight saves, at random moments, so it
+    may pass with a wrong order. `make faults` kills 200.
     """
     sidecar = _sidecar_of(path)
     sidecar.unlink(missing_ok=True)
@@ -172,7 +172,7 @@ def _plain_bytes(value: Any, where: str = "state") -> int:
     byte_count = 0
     if isinstance(value, dict):
         for key in value:
-            # A key is a text or a number, which adds 0 bytes. A key of another type is refused.
+            # This call only refuses keys of other types: a text or a number adds 0 bytes.
             byte_count += _plain_bytes(key, f"{where} (a key)")
         for key, item in value.items():
             byte_count += _plain_bytes(item, f"{where}[{key!r}]")

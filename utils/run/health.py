@@ -126,7 +126,8 @@ class Health:
         """
         if not utils_dist.is_main_process():
             return
-        if grad_norms:  # empty if all steps of the line were skipped; then there is no loss
+        # If all steps of the line were skipped, there are no norms and no loss.
+        if grad_norms:
             self.losses.append(statistics.fmean(rank.values["loss"] for rank in ranks))
         self._check_norms(grad_norms)
         self._check_memory(ranks)
@@ -141,8 +142,8 @@ class Health:
 
         grad_norms: gradient norms of the steps since the last log line.
         """
-        # The newest steps are the steps of this log line. If the line has few steps, a few steps
-        # before it count as well.
+        # The newest steps are the steps of this log line, but at least NEW_NORM_STEPS steps. If the
+        # line has fewer, the last steps before the line count as newest steps, too.
         all_norms = [*self.norms, *grad_norms]
         newest_count = max(NEW_NORM_STEPS, len(grad_norms))
         self.norms.extend(grad_norms)
@@ -159,7 +160,7 @@ class Health:
                 newest_count,
                 median_before,
                 self.train.G_optimizer_lr,
-                2 * median_before,  # clips the explosion, but no usual gradient
+                2 * median_before,  # above the usual norm: only exploding gradients are clipped
             )
 
     def _check_memory(self, ranks: list[Measured]) -> None:

@@ -45,21 +45,20 @@ class HistoryWriter:
         self.folder = folder
         self.file = folder / LINES_NAME
         self.resumed_step = start
-        # A resumed run repeats the steps after its checkpoint, so it writes their entries again.
-        # Before the first new entry, it removes the earlier entries of these steps. This is True
-        # when they are removed.
-        self.are_repeated_removed = False
+        # A resumed run repeats the steps after its checkpoint, and writes their entries again. So
+        # the old entries of these steps are removed, before the first new entry is written.
+        self.has_removed_repeated = False
         self.is_report_old = False  # whether curves and report lack the newest entry
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Append an entry. values: tag -> value, e.g. "train/loss" -> 0.0234."""
         self.is_report_old = True
-        with best_effort(str(self.file)):
+        with best_effort(str(self.file)):  # logs an error of the disk, and goes on
             # Before the first new entry, remove the entries that will be written again.
-            if not self.are_repeated_removed:
+            if not self.has_removed_repeated:
                 earlier = self._entries_that_stay(values, step)
                 write_whole(self.file, b"".join(map(_line, earlier)))
-                self.are_repeated_removed = True
+                self.has_removed_repeated = True
             entry: dict[str, Any] = {"step": step}
             for tag, value in values.items():
                 entry[tag] = float(value) if math.isfinite(value) else None
@@ -103,8 +102,8 @@ class HistoryWriter:
         for entry in entries:
             if entry is None or entry["step"] > self.resumed_step:
                 continue
-            # Here entry["step"] <= resumed_step <= step. So the two entries have the same step only
-            # if both are at resumed_step.
+            # The new entry is at resumed_step or later, and the entry here is at resumed_step or
+            # earlier. So the two have the same step only if both are at resumed_step.
             is_same_step = entry["step"] == step
             # A step may have two entries: a log line and a validation. The earlier entry is written
             # again only if the new entry has a scalar of the same name.
@@ -118,8 +117,8 @@ class HistoryWriter:
 
         Test: test_a_full_disk_cuts_no_line_and_later_entries_are_written_again.
         """
-        # `open_kept` writes without a buffer, so `write` returns how many bytes are in the file. It
-        # does not follow a link that somebody has made.
+        # `open_kept` opens without a buffer, so `write` returns how many bytes are in the file. A
+        # symbolic link is refused, because it would lead to another file.
         with open_kept(self.file, "ab") as file:
             # If the disk gets full in the middle of the line, cut the file back to this size.
             size = file.tell()

@@ -28,12 +28,12 @@ class RunProgress(ExitStack):
     """
 
     def __init__(self, kind: str, total_iter: int, timer: Any, every: dict[str, int]) -> None:
-        """kind: the option logging.progress. A "bar" shows nothing if stderr is not a terminal,
-            because the log lines of the run tell the same.
+        """kind: the option logging.progress, e.g. "bar". If stderr is not a terminal, a "bar" shows
+            nothing: the log lines of the run have the same numbers.
         total_iter: number of steps of the run.
         timer: the run's StepTimer (utils.run.timing), which knows the speed.
         every: "validation" and "save" -> number of steps between two validations, or two saves,
-            e.g. 1000. With 0 there are none. One more of each follows the last step.
+            e.g. 1000. One more of each follows the last step. 0: there are none at all.
         """
         super().__init__()
         self.kind = kind_to_show(kind)
@@ -102,7 +102,7 @@ class RunProgress(ExitStack):
         if seconds_per_step is None:
             return ""
         seconds = (self.total_iter - step) * seconds_per_step
-        # kind: "validation" or "save". `pauses` has the seconds of each one so far.
+        # kind: "validation" or "save". `pauses[kind]` lists the seconds that each one took so far.
         for kind, every in self.every.items():
             measured_s = self.timer.pauses.get(kind)
             if every and measured_s:
@@ -113,12 +113,11 @@ class RunProgress(ExitStack):
     def _pauses_to_come(self, step: int, every: int) -> int:
         """Return how many validations (or saves) are still to come after `step` steps.
 
-        They come at each multiple of `every`, and one follows the last step. E.g. 3 if 10 of 25
-        steps are done and every = 10: at 10, at 20 and at 25. The pause at `step` itself counts,
-        because the remaining time is shown before this pause begins.
+        They come at each multiple of `every`, and one follows the last step. A validation at `step`
+        itself is still to come, because the remaining time is shown before it begins. E.g. 10 of 25
+        steps are done and every = 10: the result is 3, for the validations at 10, 20 and 25.
         """
-        # The number of multiples of `every` in 1 ... n is n // every. In the example it is
-        # 24 // 10 = 2 before the last step, 25, and 9 // 10 = 0 before `step`, 10.
-        multiples_before_end = (self.total_iter - 1) // every
-        multiples_before_step = (step - 1) // every
+        # The number of multiples of `every` in 1 ... n is n // every.
+        multiples_before_end = (self.total_iter - 1) // every  # in the example 24 // 10 = 2
+        multiples_before_step = (step - 1) // every  # in the example 9 // 10 = 0
         return multiples_before_end - multiples_before_step + 1  # 1: after the last step

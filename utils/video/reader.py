@@ -74,11 +74,13 @@ class VideoReader:
         self._frames: Iterator[np.ndarray] | None = None
         self._next_index = 0
         # Decoded frames by number. As long as the caller reads forwards, only the frame that was
-        # read last is kept. After a step back, the frames before it are kept too, because the
-        # caller will ask for them next. E.g. after read(0), read(1) and read(5), `_kept` is
-        # {5: ...} and `_next_index` is 6. Then read(4) decodes from the start again. With memory
-        # for 3 more frames it keeps the frames 1, 2, 3 and 4, so that read(3), read(2) and read(1)
-        # decode nothing.
+        # read last is kept. After a step back, the frames in front of it are kept too, because the
+        # caller will ask for them next. E.g. with memory for 3 more frames:
+        #
+        #     call       decodes       `_kept` then   `_next_index` then
+        #     read(5)    up to 5       5              6
+        #     read(4)    0 ... 4       1, 2, 3, 4     5
+        #     read(3)    nothing       1, 2, 3, 4     5
         self._kept: dict[int, np.ndarray] = {}
 
     def read(self, index: int) -> np.ndarray:
@@ -113,7 +115,7 @@ class VideoReader:
         the wanted frame next. E.g. 48 frames of 720p fit into MOST_KEPT_BYTES.
         """
         if not self._kept:
-            return 0  # the first call of `read`
+            return 0  # nothing was read yet, or the last `read` failed
         frame_bytes = max(frame.nbytes for frame in self._kept.values())
         return max(1, MOST_KEPT_BYTES // frame_bytes)
 
@@ -124,7 +126,7 @@ class VideoReader:
         ):
             frame = next(frames, None)  # None at the end of the film
             if frame is None:
-                raise OSError(0, "the video ends there")  # the block makes it a DataError
+                raise OSError(0, "the video ends there")  # `_as_data_error` makes it a DataError
         self._go_on()
         return frame
 
