@@ -1,7 +1,7 @@
 """The geometry and the timing of the two cameras, the RGB camera and the spike camera.
 
-They say which spike pixels and which planes show the same light as a pixel of a frame. A plane is
-one read-out of the spike camera.
+Geometry and timing say which spike pixels and which planes show the same light as a pixel of a
+frame. A plane is one read-out of the spike camera.
 
 Modules that read the spikes of a sample:
 

@@ -66,7 +66,7 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         return nearest_plane(start + offset), nearest_plane(length)
 
     def frames_in(self, planes: int, offset: float = 0.0) -> int:
-        """Return how many frames a file of `planes` planes holds: those whose exposure ends in it.
+        """Return how many frames have an exposure that ends within a file of `planes` planes.
 
         With `rows`, the number of rows. Returns at least 1, even if the first exposure does not
         fit: `Timing.span` then refuses this frame with a message.
@@ -83,10 +83,10 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         first, count = self.planes_of(0, offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / self.period), 1)
-        # The number is too small: it does not count the first exposure, and it ignores that starts
-        # are rounded. So add frames as long as the next exposure ends within the file. In the
-        # example, the exposures 0 to 3 end at the planes 20, 45, 70 and 95. Exposure 4 would end at
-        # 120, so there are 4 frames.
+        # This number may be too small: it does not count the first exposure, and it ignores that
+        # starts are rounded. So add frames as long as the next exposure ends within the file. In
+        # the example, the exposures 0 to 3 end at the planes 20, 45, 70 and 95. Exposure 4 would
+        # end at 120, so there are 4 frames.
         while True:
             first, count = self.planes_of(frames, offset)
             if first + count > planes:

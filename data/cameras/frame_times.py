@@ -157,7 +157,7 @@ def _are_even(starts: Sequence[Fraction]) -> bool:
     """Return whether times have equal distances, up to the rounding of a clock."""
     if len(starts) < 2:
         return True
-    # Containers round each time to a tick of their clock, so times may be off by a tick.
+    # The files of films round each time to a tick of a clock, so times may be off by a tick.
     tick = _tick(starts)
     period = (starts[-1] - starts[0]) / (len(starts) - 1)
     steps = steps_between(starts)

@@ -149,9 +149,10 @@ def refuse_exposures_of_other_frames(clip: str, listed: Exposures, times: FrameT
 
 
 def _refuse_rows_of_missing_frames(clip: str, listed: Exposures, times: FrameTimes) -> None:
-    """Raise UnknownPlanes if frames are missing, and a list has not one row for each frame.
+    """Raise UnknownPlanes if frames are missing, and the rows are not one for each existing frame.
 
-    The list probably has rows for the missing frames too. The error proposes the list without them.
+    The list probably has rows for the missing frames, too. The error proposes the list without
+    these rows.
     """
     if not times.gaps or len(listed.rows) == len(times):
         return

@@ -66,7 +66,7 @@ def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
         roots = [(path, "")]
 
     # Folders of images and videos come first, then photographs. Clips are made and shown in this
-    # order.
+    # order. `also_read` prevents a warning that `clips_in` cannot read the photographs.
     sources = []
     photo_endings = IMAGE_SUFFIXES if photos else ()
     for root, split in roots:

@@ -206,9 +206,9 @@ def _since_begin(
 
 
 # Fractions of an interval are rounded to multiples of 1 / STEPS. A float64 has 53 bits. 32 of them
-# hold the fraction, so sums up to 2^20 are exact. Then the sums of a stream and of the reversed
-# stream are equal to the bit, which test_spike_represent.py checks. With more steps, long sums
-# would be rounded. With fewer steps, fractions would be less exact.
+# hold the fraction, and 21 are left for the whole part, so sums up to 2^20 are exact. Then the sums
+# of a stream and of the reversed stream are equal to the bit, which test_spike_represent.py checks.
+# With more steps, long sums would be rounded. With fewer steps, fractions would be less exact.
 STEPS = 2.0**32
 
 
@@ -223,7 +223,8 @@ def window_light(
 
         light from a to b = light until b - light until a
 
-    intervals: `intervals_of` the stream, from a caller that asks several times.
+    intervals: the result of `intervals_of(stream)`, from a caller that needs the light of one stream
+    several times. None: the intervals are computed here.
     """
     if intervals is None:
         intervals = intervals_of(stream)

@@ -61,7 +61,8 @@ class Representation:
     # channels show the time between `center` and the next plane. `_center_in_reversed`
     # (represent.py) needs it to reverse time exactly.
     lag_in_half_planes: Callable[..., int] = _no_lag
-    # Whether the function uses `center`. Windows that are spread over the whole stream do not.
+    # Whether the function uses `center`. Windows that are spread over the whole stream do not use
+    # `center`.
     is_centered: Callable[..., bool] = _always
     # How time is reversed. True: the channels are put in reverse order. False: the function gets
     # the reversed stream. True is needed for windows that are spread over the stream, because their

@@ -69,9 +69,10 @@ def represent(
     rate: spikes per plane at full light. A proportional representation is divided by it, so that
     full light gives 1.
     light: what the sensor integrated, linear light or display values of gamma 2.2.
-    gamma: gamma of the returned channels. 1: linear light, 2.2: display values. No effect on a
-    representation that is neither proportional to light nor a ratio of lights, such as "raw".
-    outside: number of context planes (before, after) the exposure in the stream.
+    gamma: gamma of the returned channels. 1: linear light, 2.2: display values. It has no effect on
+    a representation that is neither proportional to light nor a ratio of lights, such as "raw".
+    outside: (before, after), numbers of context planes: the planes of the stream that lie before
+    and after the exposure.
     Raises ValueError if the stream is too short for the representation.
     """
     chosen = REPRESENTATIONS[name]
@@ -163,7 +164,7 @@ def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> floa
     test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold would fail.
 
     planes: number of planes of the stream, with context. center: plane of the sharp frame.
-    outside: number of context planes (before, after) the exposure.
+    outside: (before, after), numbers of context planes before and after the exposure.
     """
     before, after = outside
     first_counted = before + 1

@@ -1,13 +1,17 @@
 """Change matrix and times by one round of Gauss-Newton on all pixels.
 
+A round changes the present estimate once, and rounds.py repeats rounds until the estimate stays.
+The change is
+
     step = -(H + P)^-1 (g + P p)                                  (k,)
 
 H (k, k) and g (k,) are sums over the pixels of all views (equations.py). P and p come from the
 priors: a time is probably near its nominal value, which the files say. P (k, k) is diagonal and
 holds the weight of each prior. p (k,) holds how far each time is now from its nominal value. The k
-unknowns are four changes of the matrix (right, down, larger, turned), middle, length and roll of
-the exposure, and five coefficients of the features. The three times are left out if the stream has
-no room to fit them: too few planes before or after the exposure.
+unknowns are four changes of the matrix (right, down, larger, turned), three times of the exposure,
+and the coefficients of the five features of the frame (fit.py). The times are its middle, its
+length, and its roll: how much later lower rows are exposed. They are left out if the stream has too
+few planes before or after the exposure to fit them.
 
 What must stay: the order of the unknowns (derivatives.py), and the values of the priors.
 test_the_other_values_follow_a_time_that_stops_at_its_limit tries the solution.
@@ -104,7 +108,7 @@ def _priors(
     A value without a prior has 0 in both. A prior has the weight noise / spread^2: the noisier the
     clip, the more the prior counts.
 
-    noise: from `shared_noise`.
+    noise: the result of `shared_noise`.
     fits_middle: False lets the middle go back to its nominal value.
     """
     P = np.zeros(len(H))
@@ -149,7 +153,7 @@ def step_within_limits(
     least, most = limits
     times = np.arange(len(least)) + MIDDLE_COLUMN  # columns of the times
     is_at_limit = np.zeros(len(step), bool)
-    # Each turn puts at least one more time at a limit, so the turns end.
+    # Each repetition puts at least one more time at a limit, so the loop ends.
     while True:
         is_beyond = (step[times] < least) | (step[times] > most)
         if not is_beyond.any():

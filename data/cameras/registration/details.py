@@ -203,7 +203,8 @@ def _compared_pixels(
     is_compared = (u > margin) & (v > margin)
     is_compared &= (u < width - 1 - margin) & (v < height - 1 - margin)
 
-    # The blurred mask is a little above 0 even far from a lamp, so a share of 2 % is accepted.
+    # `overexposed` is blurred, so it is a little above 0 even far from an overexposed lamp. So a
+    # share of up to 2 % is accepted.
     is_compared &= cv2.remap(overexposed, u, v, cv2.INTER_LINEAR) < 0.02
 
     # Two spike pixels at each edge of the plane. They are `border` pixels of the result, because

@@ -43,7 +43,8 @@ class Estimate:
     The times are in planes. The middle counts from the nominal start of the exposure, which is the
     start that the files say.
 
-        matrix   M (3, 3), spike pixel -> RGB pixel, both binned
+        matrix   M (3, 3), spike pixel -> RGB pixel, both binned (fit.py joins pixels of large
+                 planes)
         middle   middle of the exposure
         length   length of the exposure
         roll     a row at y is exposed roll * y planes later than the middle row. In a square plane,

@@ -32,10 +32,10 @@ class Explanation:
     explained: float  # fraction of the variance of s that F a explains
 
 
-# A residual beyond this number of standard deviations counts less. Of normal noise, 1 residual in
-# 80 is beyond. A smaller number would also give good pixels a smaller weight. Without a limit, the
-# scene of test_registration_fit.py has an offset of 0.17 planes where 0 is true, and of 0.03 with
-# this limit.
+# A residual beyond this number of standard deviations counts less. If the noise is normal, 1
+# residual in 80 is beyond. A smaller number would also give good pixels a smaller weight. In the
+# scene of test_registration_fit.py, the true offset is 0. The fit finds 0.03 planes with this
+# limit, and 0.17 planes without a limit.
 HUBER_DEVIATIONS = 2.5
 # Standard deviation of normal noise, divided by the median of its absolute values.
 DEVIATION_OF_MEDIAN = 1.4826
@@ -59,8 +59,8 @@ def explain(views: Sequence[Details]) -> Explanation:
         a = _coefficients(features, spikes, weights)
         # r (n,) of each view
         residuals = [s - F @ a for F, s in zip(features, spikes, strict=True)]
-        # One limit for all views. The median is not moved by the few large residuals. 1e-9: the
-        # limit is a divisor, and would be 0 if all residuals are 0.
+        # One limit for all views. The few large residuals hardly change the median. The limit is a
+        # divisor, so 1e-9 is added in case that all residuals are 0.
         sizes = np.abs(np.concatenate(residuals))
         limit = HUBER_DEVIATIONS * DEVIATION_OF_MEDIAN * np.median(sizes) + 1e-9
         weights = [huber_weights(r, limit) for r in residuals]

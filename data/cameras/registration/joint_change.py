@@ -53,8 +53,8 @@ def join_shifts(
     J = motions_of_places(changes, places)  # (t, 2, k)
     degrees_of_freedom = 2 * len(shifts) - len(changes)
     # Bisection: a larger extra variance makes the weights smaller, and with them the sum of the
-    # squares. It ends if `extra` is known within 0.1 %, or if `extra` is below 1e-9, which has the
-    # effect of 0.
+    # squares. The bisection ends if `extra` is known within 0.1 %, or if `extra` is below 1e-9,
+    # which has the effect of 0.
     low = 0.0
     high = 1.0  # in squared half sides of the plane, larger than any parallax
     while high > 1e-9:

@@ -64,7 +64,8 @@ DOUBTFUL_OWN_MIDDLE = 0.3
 def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
     """Return what the clip says about the middle, i.e. whether it differs from a moved camera.
 
-    If the matrix is fixed, no camera can move, so the middle differs from it for sure.
+    If the matrix is fixed, the fit cannot move a camera. So a later middle cannot be confused with
+    a moved camera.
     """
     amounts, own = _own_part(equations, MIDDLE_COLUMN)
     is_told_apart = estimate.is_matrix_fixed or own.is_above(LEAST_OWN_MIDDLE)
