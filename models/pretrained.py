@@ -35,10 +35,11 @@ def load_pretrained(
     # A file may hold the weights twice: the normal weights under the key "params", and their
     # running average under the key "ema_state_dict".
     container = "params" if which == "netG" else "ema_state_dict"
-    path = str(file_of(path))  # a path, also for the name of published weights such as "vrt/006"
+    # `path` may be the name of published weights, such as "vrt/006". `file_of` returns their file.
+    file = str(file_of(path))
     # The error for a missing file advises: "correct path.pretrained_netG, or set it to null".
     key = f"path.pretrained_{which}, or set it to null"
-    weights = read_weights(path, prefer=container, key=key)
-    report = load_weights(net, weights, path, strict)
-    logger.info("Pretrained %s %s: %s", which, path, report)
+    weights = read_weights(file, prefer=container, key=key)
+    report = load_weights(net, weights, file, strict)
+    logger.info("Pretrained %s %s: %s", which, file, report)
     return report

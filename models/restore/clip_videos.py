@@ -1,7 +1,7 @@
 """Open the videos that a test saves of a clip: the result, a comparison, and slow motion.
 
-In: a clip, and what is saved (`Outputs`), from finished_clip.py. Out: open videos, by kind, into
-which finished_clip.py writes a frame at a time.
+In: a clip, and what is saved (`Outputs`), from finished_clip.py. Out: a table {kind: open video}.
+finished_clip.py writes the frames into the videos, one by one.
 
 What must stay: a video of a film has the time stamps of the film
 (tests/stories/test_main_test.py compares them). Free to change: how the pixels are encoded.
@@ -42,7 +42,7 @@ def open_videos(
             stamps = _slowmotion_times(times, outputs.instants)
         video = VideoWriter(
             outputs.file(kind, clip.name),
-            # Single frames have no frame rate of their own, so the user's flag --fps counts.
+            # A folder of frames has no frame rate, so the user's flag --fps gives it.
             fps=clip.fps or outputs.fps,
             times=stamps or None,  # None: a constant frame rate
             # A comparison is for players everywhere, and many players only play 4:2:0 (colour in
@@ -69,8 +69,9 @@ def _slowmotion_times(times: Sequence[Fraction], instants: int) -> list[Fraction
     last_duration = times[-1] - times[-2]
     end = times[-1] + last_duration
     stamps = []
-    # The slow video is longer by the factor `instants`. So a frame from `begin` to `after` becomes
-    # instants from instants * begin to instants * after, (after - begin) each.
+    # The slow video takes `instants` times as long. A frame that the film shows from `begin` to
+    # `after` is shown from instants * begin to instants * after. Each of its instants is shown for
+    # after - begin.
     for begin, after in itertools.pairwise([*times, end]):
         duration = after - begin
         for instant in range(instants):

@@ -50,9 +50,10 @@ def spikes_for_network(
         return None
     # A section may be only its type, e.g. "dat".
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
-    # Forget rate and light of the training, because they may differ in a user's spikes. Keep them
-    # in two cases. The rate "match" is measured in each clip, so it fits all spikes. An old weights
-    # file lacks `spike_data`, so nothing else says what rate and light are.
+    # Rate and light of the training may be wrong for a user's spikes, so they are forgotten. There
+    # are two exceptions. The rate "match" is measured in each clip, so it is right for all spikes.
+    # An old weights file, without `spike_data`, keeps both, because nothing else says what they
+    # are.
     if saved.spike_data is not None and spike.get("rate") != "match":
         spike |= {"rate": None, "light": None}  # None: not known
     # Drop the keys that describe the files of the training. A user's files have their own.
@@ -82,10 +83,12 @@ def changed_spikes(
 
     E.g. "spike.rate=0.4" sets its key "rate" to 0.4, and --spike-size 250 400 its keys "h" and "w".
 
-    files: the user's files, with the changes. source: the file of `spike`, for errors.
-    keys_of_method: keys that the method `method_name` sets, so that the user cannot change them.
+    files: the user's files, with the changes.
+    source: the file that `spike` comes from, which errors name. "": no file.
+    keys_of_method: keys that the formula of --method sets, so that the user cannot change them.
+    method_name: name of this formula, for the error.
 
-    Raises OptionError for a change of these keys, and for options of other sections.
+    Raises OptionError for a change of one of `keys_of_method`, and for options of other sections.
     """
     # `apply_override` changes a table of sections, {name of a section: its keys}.
     table = {"spike": dict(spike)}

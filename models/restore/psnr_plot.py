@@ -35,7 +35,8 @@ def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     plot_width = width - left - right
     plot_height = height - above - below
     frame_count = max(len(values) for values in lines.values())
-    steps = max(frame_count - 1, 1)  # between the first and the last frame; not 0, a divisor
+    # Steps from the first to the last frame. At least 1, because `x` is divided by this number.
+    steps = max(frame_count - 1, 1)
     polylines = {}
     for kind, values in lines.items():
         level = (np.minimum(values, high) - low) / (high - low)  # 0 (low) to 1 (high)

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 # Limits of the page. Together its videos have at most 24 MiB. With larger limits the page would
 # open slowly.
 MOST_CLIPS_IN_REPORT = 24  # number of clips whose pictures are shown
-MOST_BYTES_OF_VIDEO = 2**20  # a video of as many bytes or more is not shown
+MOST_BYTES_OF_VIDEO = 2**20  # 1 MiB; a video of this size or a larger video is not shown
 # Lines of the protocol that the log shows, if the method has them. A network has the line
 # "weights", a formula the line "method". table.txt and metrics.json have the whole protocol.
 LINES_OF_LOG = ("weights", "method", "tile", "speed")
@@ -52,7 +52,7 @@ LINES_OF_LOG = ("weights", "method", "tile", "speed")
 def write_report(job: Job) -> None:
     """Write metrics.json, table.txt and report.html about the finished clips of the job.
 
-    The log shows the table too.
+    The log shows the table, too.
     """
     watchdog.phase("report")
     folder = job.outputs.folder
@@ -120,7 +120,8 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
     # Papers differ in which pixels they exclude from the scores. So say that none are excluded.
     protocol["crop"] = "none"
     protocol["border"] = "nothing excluded"
-    # After an out-of-memory error, the tiles of later clips are smaller.
+    # Usually all clips have the same tiles. After an out-of-memory error, later clips have smaller
+    # tiles.
     different_tiles = {entry["tile"] for entry in entries}
     protocol["tile"] = ", or ".join(sorted(different_tiles))
     protocol["SpikeVRT"] = VERSION

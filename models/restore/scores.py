@@ -45,7 +45,11 @@ OTHER_MEANS = {
 
 
 def protocol_text(values: str, mean: str) -> str:
-    """Return how frames are scored and averaged, in words. values, mean: keys of VALUES, MEANS."""
+    """Return how frames are scored and averaged, in words.
+
+    values: value of the option metric.values, a key of VALUES.
+    mean: value of the option metric.mean, a key of MEANS.
+    """
     return (
         f"{VALUES[values]}; MSE over RGB in float64; "
         "SSIM with an 11x11 Gaussian (sigma 1.5), valid region, mean over channels; "
@@ -54,8 +58,8 @@ def protocol_text(values: str, mean: str) -> str:
 
 
 # If LPIPS is computed, the report appends LPIPS_NOTE to `protocol_text`: network and version of
-# LPIPS. scripts/compare_runs.py compares protocols without this note, so it searches for
-# START_OF_LPIPS_NOTE. This text must stay, because files of finished tests have it.
+# LPIPS. scripts/compare_runs.py compares protocols without this note, so it searches for the start
+# of the note, "; LPIPS". The start must stay, because files of finished tests have it.
 START_OF_LPIPS_NOTE = "; LPIPS"
 LPIPS_NOTE = f"{START_OF_LPIPS_NOTE}: AlexNet, version 0.1"
 
@@ -72,8 +76,8 @@ def collect(
     E.g. for one clip of 10 frames, with mean "clips":
 
         {"clips": {"street": {"frames": 10, "per_frame": {...}, "restored": {"psnr": 30.1}, ...}},
-         "averages": {"restored": {"psnr": 30.1,             the mean that `mean` asks for
-                                   "psnr_frame_mean": 30.1,  the other mean
+         "averages": {"restored": {"psnr": 30.1,             mean over clips
+                                   "psnr_frame_mean": 30.1,  mean over frames
                                    "mean": "clips", "frames": 10, "clips_found": 1,
                                    "clips_expected": 1, "complete": true}, ...}}
 
@@ -111,17 +115,19 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
         mean gets a longer key, e.g. "psnr_frame_mean" (OTHER_MEANS).
     """
     averages: dict[str, Any] = {}
-    frame_count = 0  # each metric has one value for each frame, so all metrics have this count
+    frame_count = 0
     for metric in rows[0][kind]:
         values_of_frames: list[float] = []  # values of this metric, of all frames of all clips
         for row in rows:
             values_of_frames += row["per_frame"][kind][metric]
-        frame_count = len(values_of_frames)
+        frame_count = len(values_of_frames)  # the same for each metric: one value per frame
         mean_over = {
             "clips": sum(row[kind][metric] for row in rows) / len(rows),
             "frames": sum(values_of_frames) / frame_count,
         }
         other = OTHER_MEANS[mean]
+        # E.g. with mean "clips": averages["psnr"] is the mean over clips, and
+        # averages["psnr_frame_mean"] is the mean over frames.
         averages[metric] = mean_over[mean]
         averages[other.key.format(metric=metric)] = mean_over[other.over]
     return averages | {

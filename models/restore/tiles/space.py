@@ -62,7 +62,7 @@ def restore_space(
     """Restore one tile in time, tile by tile in space: (B, n, C', sH, sW) on the CPU.
 
     inputs: the n frames lq (B, n, C, H, W), and with spikes their channels (B, n, S, H, W).
-    tick: called after each batch of tiles with the share of the work that the batch was, 0 ... 1.
+    tick: called after each batch of tiles, with the share of the tiles that the batch had, 0 to 1.
     """
     height, width = inputs[0].shape[-2:]
     scale = tiling.spec.scale
@@ -116,10 +116,10 @@ def _patch_weight(patch: _Patch, tops: list[int], lefts: list[int], tiling: Tili
     tops, lefts: first rows and first columns of all tiles, in pixels of the input.
     """
     scale = tiling.spec.scale
-    # Neighbouring tiles share `overlap` pixels of the input, which are scale * overlap pixels of
-    # the output. The published code does not multiply by the scale: with an overlap of 20, it trims
-    # 10 output pixels at the border of a tile at any scale. "kair" does the same, because it
-    # reproduces the published numbers.
+    # The overlap in pixels of the output. In pixels of the input it is size_patch_overlapping, so
+    # it is `scale` times as large in the output. But the published code does not multiply by the
+    # scale. E.g. with an overlap of 20, it trims 10 output pixels at the border of a tile, at any
+    # scale. The blend "kair" does the same, because it reproduces the published numbers.
     overlap = tiling.size_patch_overlapping
     if tiling.blend == "smooth":
         overlap *= scale

@@ -53,8 +53,8 @@ def stream_clip(
 ) -> Iterator[Tensor]:
     """Yield the restored frames `wanted` in order, (B, C', sH, sW) each, on the CPU.
 
-    Only the tiles that contain wanted frames are computed. (With flip_seq all tiles are computed,
-    because the second result of frame 0 is in the last tile.) The network must be in eval mode.
+    Only the tiles that contain wanted frames are computed. With flip_seq all tiles are computed,
+    because the second result of frame 0 is in the last tile. The network must be in eval mode.
 
     net: takes the tensors that `read` returns, and returns (B, n, C', sH, sW).
     read: reads moments of the clip. A moment is (index of a frame, whether time runs backwards).
@@ -102,9 +102,10 @@ def _stream_both_ways(
             mirrored = count - 1 - index  # e.g. frame 0 of 3: positions 0 and 5 of 6
             # A network may restore K instants of each frame, one behind the other along the
             # channels. In the reversed clip the last instant comes first, so reverse their order.
-            instants = results.read(mirrored).unflatten(-3, (tiling.spec.out_instants, -1))
-            in_order = instants.flip(-4)  # (B, K, 3, sH, sW)
-            backward = in_order.flatten(-4, -3)  # (B, C', sH, sW), where C' is 3 K
+            channels = results.read(mirrored)  # (B, C', sH, sW), where C' is 3 K
+            instants = channels.unflatten(-3, (tiling.spec.out_instants, -1))  # (B, K, 3, sH, sW)
+            in_order = instants.flip(-4)  # the axis of the K instants
+            backward = in_order.flatten(-4, -3)  # (B, C', sH, sW)
             yield (forward + backward) / 2
 
 
@@ -123,8 +124,8 @@ def _stream_moments(
     else:
         size = min(tiling.num_frame_testing, length)
     starts = tile_starts(length, size, tiling.num_frame_overlapping)  # e.g. 0, 10, 20
-    # With the blend "kair", all frames of a tile have the weight 1: overlap 0. This blend trims
-    # only the borders of tiles in space.
+    # The blend "kair" does not fade frames in or out: each frame of a tile has the weight 1. So no
+    # overlap is blended in time.
     overlap = tiling.num_frame_overlapping if tiling.blend == "smooth" else 0
 
     # Index and start of each tile that contains a wanted frame.
@@ -134,8 +135,8 @@ def _stream_moments(
         if start < wanted.stop and stop > wanted.start:
             needed_tiles.append((tile_index, start))
 
-    # The sums of the frames from the start of the present tile on, in the order of time. A sum is
-    # complete if the next tile begins after its frame.
+    # The sums of the frames from the start of the present tile on, in the order of time. If the
+    # next tile begins after a frame, nothing more is added to the sum of this frame: it is yielded.
     pending: deque[_WeightedSum] = deque()
     for tile_index, start in needed_tiles:
         # (lq,) or (lq, spike), read by `Restorer._read`.
