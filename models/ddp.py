@@ -1,8 +1,8 @@
 """Wrap the trained network in DDP (DistributedDataParallel), and unwrap it.
 
 DDP sums the gradients of all ranks, the processes of a training. model_vrt.py wraps the network at
-the first step, and again whenever other parameters are trained. Everything that reads names,
-attributes or weights of the network unwraps it first.
+the first step, and again when other parameters are trained from then on. Code that reads names,
+attributes or weights of the network unwraps the network first.
 
 "Collective" in a docstring: every rank must call this at the same point of the program, because the
 ranks wait for each other.

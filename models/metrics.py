@@ -47,8 +47,8 @@ class Column:
 
     title: header of the column. digits: decimals of the values.
     on_luma: whether the metric compares the luma (H, W) instead of RGB. The luma is the brightness,
-        16 for black and 235 for white (`rgb_to_y`). If a method restores grey frames, only metrics
-        on the luma score them, because they have no colours to compare.
+        16 for black and 235 for white (`rgb_to_y`). Grey frames have no colours to compare, so only
+        metrics on the luma score them.
     """
 
     title: str

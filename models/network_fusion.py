@@ -19,13 +19,16 @@ from utils.contract import InputSpec
 from utils.errors import OptionError
 
 
-# `given`: the program gives this argument, and no option file.
+# `given`: the names of the arguments that the program supplies. They are no options.
 @NETWORKS.register("fusion", given=("spike_channels",))
 class FusionNet(nn.Module):
     """Restores each frame by a fusion operator: (B, N, 3, H, W) in [0, 1] -> the same shape.
 
-    fusion: an operator that gives a frame, with base "fused". The result is the frame to which VRT
-    would add its output. So this network is fast, and shows what VRT adds to its operator.
+    fusion: an operator that makes a frame, with the option base "fused". spike_channels: number of
+    spike channels per frame.
+
+    In a whole VRT, VRT would add its output to the frame of the operator. Here this frame is the
+    result. So this network is fast, and a comparison with the whole VRT shows what VRT adds.
     """
 
     def __init__(
@@ -43,8 +46,8 @@ class FusionNet(nn.Module):
                 expected='"exposure" or "gated", base "fused": the result is a frame',
                 do='choose "exposure" or "gated" with base "fused", or net_type vrt',
             )
-        # Called only for its error: it refuses data without spikes. The argument None stands for
-        # netG.in_chans, which this network does not have.
+        # `channels` raises an error if the data have no spikes. Its result is not needed. The
+        # argument None stands for netG.in_chans, which this network does not have.
         options.constructor.channels(None, spike_channels)
         self.fusion = FUSIONS.build(options, "netG.fusion", spike_channels=spike_channels)
         self.input_spec = InputSpec(spike_channels=spike_channels)

@@ -193,9 +193,9 @@ def _check_equal_kinds(train_spike: Section, test_spike: Section) -> None:
     first_difference = next(kind_differences(train_spike.plain(), test_spike.plain()), None)
     if first_difference is None:
         return
-    key, training_value, other_value = first_difference
+    key, training_value, test_value = first_difference
     raise OptionError(
-        what=f"datasets.test.spike has the {key} {other_value}, datasets.train.spike "
+        what=f"datasets.test.spike has the {key} {test_value}, datasets.train.spike "
         f"{training_value}",
         where=f"datasets.test.spike.{key}",
         expected=f"{training_value}, because one network takes the clips of both",
@@ -209,17 +209,17 @@ def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
     gt_size: side of a crop of the sharp frame. The crop of the input is `scale` times smaller.
     """
     multiple = spec.multiple  # of the sides of the input
-    # Crops are square, so each side must suffice for height and width. E.g. VRT with windows of
-    # 6 x 8: the least size is 8 times a window, 48 x 64, because the U-net halves the sides three
-    # times. The multiple is the least common multiple of 8, 6 and 8, which is 24. Then the smallest
-    # crop is 72, the first multiple of 24 from 64 on.
+    # Crops are square, so the side must be large enough for height and width. E.g. VRT with windows
+    # of 6 x 8 needs inputs of at least 48 x 64, with sides that are multiples of 24. Then the
+    # smallest side is 72, the first multiple of 24 from 64 on.
     least_side = math.ceil(max(spec.least_size) / multiple) * multiple
     side = gt_size // scale  # of the crop of the input
     is_whole = gt_size % scale == 0
     if is_whole and side % multiple == 0 and side >= least_side:
         return
     # Propose the valid size that is nearest to `gt_size`. E.g. gt_size 203, scale 4, multiple 8:
-    # side is 50, so the nearest side is 48, and the proposal is 192.
+    # side is 50, so the nearest side is 48, and the proposal is 192. `least_side` is a multiple,
+    # too, so the larger of both numbers is valid.
     nearest_side = max(least_side, round(side / multiple) * multiple)
     key = "datasets.train.gt_size"
     raise OptionError(
@@ -269,9 +269,9 @@ def _check_task(
             expected="true",
             do="set it to true, or choose another dataset",
         )
-    # Such a network needs the channel in a test, too. sigma is null if the test dataset adds no
-    # noise, and so no channel. Without a test dataset, or without the key sigma, getattr gives 0,
-    # so that nothing is refused.
+    # With netG.nonblind_denoising, the test clips need the noise map, too. They have a noise map if
+    # datasets.test.sigma is a number, and none if sigma is null (None). Without a test dataset, or
+    # without the key sigma, getattr gives 0, so that nothing is refused.
     if spec.noise_map and getattr(test, "sigma", 0) is None:
         raise OptionError(
             what="netG.nonblind_denoising is true, and the test clips have no noise",
