@@ -85,7 +85,7 @@ class CpuAttention(torch.autograd.Function):
         qkv, bias, out, log_sums, offset = ctx.saved_tensors
         q, k, v = heads_of(qkv, ctx.mutual)
         n, heads, t, hd = q.shape
-        windows = windows_at_once(q)
+        round_size = windows_at_once(q)
         precise_dtype = log_sums.dtype  # float32 or float64
 
         # Memory for the results. grad_q, grad_k and grad_v are views of grad_qkv: writing to them
@@ -94,12 +94,12 @@ class CpuAttention(torch.autograd.Function):
         grad_q, grad_k, grad_v = heads_of(grad_qkv, ctx.mutual)
         grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise_dtype)
         # Memory for the T x T matrices of a round. Each round overwrites it.
-        p_memory, x_memory = q.new_empty(2, min(windows, n) * heads, t, t)
+        p_memory, x_memory = q.new_empty(2, min(round_size, n) * heads, t, t)
 
         wide = append_two_channels(q, k, v, grad=grad, out=out, log_sums=log_sums, scale=scale)
-        for first in range(0, n, windows):
-            in_round = slice(first, first + windows)
-            windows_in_round = min(windows, n - first)  # the last round may have fewer windows
+        for first in range(0, n, round_size):
+            in_round = slice(first, first + round_size)
+            windows_in_round = min(round_size, n - first)  # the last round may have fewer windows
             batch = windows_in_round * heads
             # `gradients_of_round` cuts `offset` to the windows of the round itself.
             gradients = gradients_of_round(
@@ -146,10 +146,10 @@ def _offset_of_round(
     if key not in tape.offsets:
         added = logit_offset(bias, mask, q.dtype, factor=LOG2_E)  # (1, heads or 1, T, T)
         if added is not None:
-            windows = windows_at_once(q)
+            round_size = windows_at_once(q)
             heads = q.shape[1]
             # Repeat it for each window and head of a round.
-            added = added.expand(windows, heads, *added.shape[2:])  # (windows, heads, T, T)
+            added = added.expand(round_size, heads, *added.shape[2:])  # (windows, heads, T, T)
             added = added.flatten(0, 1)  # (windows * heads, T, T)
         tape.offsets[key] = added
     return tape.offsets[key]

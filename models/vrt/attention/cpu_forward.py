@@ -73,15 +73,15 @@ def _weighted_sums(
         overflows. The other arguments are as in `cpu_attention`.
     """
     n, heads, t, hd = q.shape
-    windows = windows_at_once(q)
+    round_size = windows_at_once(q)
     v_and_ones = q.new_ones(n, heads, hd + 1, t)
     v_and_ones[:, :, :hd] = v.transpose(2, 3)
-    p_memory = q.new_empty(min(windows, n) * heads, t, t)  # used again in each round
+    p_memory = q.new_empty(min(round_size, n) * heads, t, t)  # used again in each round
     out_and_sums = torch.empty_like(v_and_ones)
     largest = q.new_zeros(n, heads, t, 1)
 
-    for first in range(0, n, windows):
-        in_round = slice(first, first + windows)
+    for first in range(0, n, round_size):
+        in_round = slice(first, first + round_size)
         q_of_round = q[in_round].reshape(-1, t, hd)  # (windows * heads, T, hd)
         k_of_round = k[in_round].reshape(-1, t, hd)
         p = logits(q_of_round, k_of_round, offset, scale * LOG2_E, out=p_memory[: len(q_of_round)])
@@ -124,14 +124,14 @@ def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tenso
     return torch.baddbmm(added, q, k.transpose(1, 2), beta=beta, alpha=scale, out=out)
 
 
-# Most bytes of the T x T matrices that are computed at once, 3 MB. The matrices should fit the
-# cache of a CPU core. With a larger number they would leave the cache. With a smaller number there
-# would be more calls.
+# Most bytes of the T x T matrices of a round, 3 MB. The matrices should fit the cache of a CPU
+# core. With a larger number they would leave the cache. With a smaller number there would be more
+# calls.
 CORE_BYTES = 3_000_000
 
 
 def windows_at_once(q: Tensor) -> int:
-    """Return how many windows are computed at once, so that their T x T matrices take CORE_BYTES.
+    """Return how many windows a round has, so that their T x T matrices take at most CORE_BYTES.
 
     q: (n, heads, T, hd). E.g. 128 tokens, 6 heads, float32: 393 kB per window, so 7 windows.
     """

@@ -12,7 +12,7 @@ times log2(e), and the log-sum-exp comes from the forward pass.
 
 A number is subtracted from each row of two T x T matrices: the log-sum-exp, and sum(G * O).
 `append_two_channels` widens q, k, v and G, so that the matrix products subtract the numbers.
-Otherwise each would be one more pass over a T x T matrix.
+Otherwise each subtraction would be one more pass over a T x T matrix.
 
 Letters: n windows, T tokens in a window, hd channels of a head.
 

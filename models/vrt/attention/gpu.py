@@ -1,7 +1,7 @@
 """Window attention on an NVIDIA GPU, in Triton: softmax(scale q k^T + bias + mask) v and gradients.
 
-models.vrt.attention.window calls `window_attention` for bfloat16 and float16, if kernels/tiles.py
-knows the sizes. The kernels are in the folder kernels/:
+models.vrt.attention.window calls `window_attention` for bfloat16 and float16, if the kernels take
+windows and heads of these sizes (kernels/tiles.py). The kernels are in the folder kernels/:
 
     tiles.py            which windows they take, and the sizes of their tiles
     regions.py          what they read instead of masks
@@ -11,10 +11,10 @@ knows the sizes. The kernels are in the folder kernels/:
     several_passes.py   backward for larger windows
     launches.py         how many programs of each kernel run
 
-The kernels replace torch's attention. torch needs q, k and v in three tensors, and heads of a
-multiple of 8 channels, and writes one gradient of the bias per window. Our kernels read q, k and v
-where the linear layer has written them, in one tensor. So nothing is transposed, split, padded or
-copied. One launch computes all windows of a call, although they have different masks.
+The kernels replace torch's attention. torch needs q, k and v in three tensors, needs heads whose
+channels are a multiple of 8, and writes one gradient of the bias per window. Our kernels read q, k
+and v where the linear layer has written them, in one tensor. So nothing is transposed, split,
+padded or copied. One launch computes all windows of a call, although they have different masks.
 
 What must stay: the results up to rounding, which tests/parts/models/test_triton.py compares with
 float64. It needs no GPU, because Triton's interpreter runs the kernels on a CPU. test_cuda.py does

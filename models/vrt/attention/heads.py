@@ -55,7 +55,9 @@ def logit_offset(
     """Return factor * (bias + mask), which is added to the logits: (1, heads or 1, T, T).
 
     bias: (heads, T, T) or None. mask: (T, T) or None. dtype: of the result, the dtype of q.
-    factor: LOG2_E for the form for CPUs, which computes 2^x. Returns None if both are None.
+    factor: log2(e) for our attention for CPUs, which computes 2^x in place of e^x. Otherwise 1.
+
+    Returns None if bias and mask are both None.
     """
     if mask is None:
         total = bias  # (heads, T, T), or None

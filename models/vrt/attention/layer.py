@@ -16,8 +16,8 @@ What must stay, and which test notices (in tests/parts/models):
     their random initial weights                         test_exact_step.py has the numbers of a
                                                          step
 
-Free to change: what `compute` computes, in all forms at once. The layer is then no longer the
-published one.
+Free to change: what `compute` computes, in all forms at once. But then the layer is no longer the
+published layer.
 """
 
 import math

@@ -3,7 +3,7 @@
 `window_attention` is what a block calls. It chooses among three forms of the same computation:
 
     our kernels     gpu.py, on GPUs and for windows that `attention_has_kernel` accepts
-    torch's         `attend`, on every device
+    torch's form    `attend`, on every device
     our own form    cpu.py, on CPUs, if the caller gives a tape. Between forward and backward it
                     keeps the output, but no T x T matrices
 

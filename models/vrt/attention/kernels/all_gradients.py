@@ -17,7 +17,7 @@ Computing P again comes from FlashAttention-2 (Dao 2023, arXiv 2307.08691). A pr
 many windows and sums dS in registers, so no T x T matrix of a window reaches memory.
 
 P and dS are computed transposed, (KEYS, QUERIES), because dV and dK need P^T and dS^T. Transposing
-them afterwards would lead through shared memory, which is slower.
+them afterwards would be slower, because it needs shared memory.
 
 What must stay: the order of the sums, because another order changes the last bits of a training. No
 test notices: tests/parts/models/test_triton.py runs the kernels in Triton's interpreter, which sums
@@ -86,8 +86,9 @@ def all_gradients(
     head, _ = _head_and_tile(HEADS, TILES=1)
     first, end = _windows_of_group(group, group_size, n)
 
-    # A row of qkv is the query, the key and the value of a token, and a row of grad_qkv has their
-    # gradients. So all have the same distance from a token to the next one: stride.
+    # Pointers to the first key and the first value, and to their gradients. A token has 3 * HEADS *
+    # HD numbers in qkv (its query, key and value), and as many in grad_qkv. So `stride` is the
+    # distance from a token to the next token in both tensors.
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     grad_keys = grad_qkv + HEADS * HD

@@ -108,11 +108,13 @@ class BackwardPass(NamedTuple):
     region_row: Tensor | None  # (n,), the masks of regions.mask_table, or None without masks
     regions: Tensor | None  # (rows, T), the masks of regions.mask_table, or None without masks
     out: Tensor  # O, n * T * heads * channels numbers
-    grad: Tensor  # dO, the gradient of O, with its rows at equal distances in memory
+    grad: Tensor  # dO, the gradient of O. All its rows are `grad.stride(1)` numbers apart.
     log_sums: Tensor  # L, (n, heads, T)
     delta: Tensor | None  # memory for the row sums of dO * O, (n, heads, T); None for one pass
     grad_qkv: Tensor  # memory for the result, packed like qkv
-    scale: float  # factor of the logits, without log2(e)
+    # Factor of the logits. The kernels compute exp2 in place of exp, so `launch` also passes
+    # scale * log2(e) to them.
+    scale: float
     constants: dict[str, Any]  # result of `kernel_constants`
 
     def launch(
@@ -127,8 +129,9 @@ class BackwardPass(NamedTuple):
 
         All backward kernels take the same arguments, and ignore what they do not need.
 
-        bias: the bias times log2(e), (heads, keys, queries). For `gradient_of_queries` it is
-            (heads, queries, keys). None if there is no bias.
+        bias: the bias times log2(e), or None. Its layout is the one that the kernel reads:
+            (heads, queries, keys) for `gradient_of_queries`, and (heads, keys, queries) for the
+            other kernels.
         tiles: number of tiles of a head in one window.
         group_size: number of successive windows that a program goes through.
         grad_bias: memory for the sums of dS, one for each group, (groups, heads, keys, queries).
@@ -220,7 +223,8 @@ def _group_size(log_sums: Tensor, tiles: int) -> int:
     """Return how many windows a program goes through if it sums dS.
 
     All heads, tiles and groups together should be about PROGRAMS programs. E.g. 6 heads, 1 tile,
-    1000 windows: 528 / 6 = 88 programs for each head, so 12 windows for each program.
+    1000 windows: 528 / 6 = 88 programs for each head, and 1000 / 88, rounded up, is 12 windows for
+    each program.
 
     log_sums: (n, heads, T). tiles: number of tiles of a head in one window.
     """

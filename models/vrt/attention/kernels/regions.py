@@ -1,10 +1,11 @@
 """Make what the attention kernels read instead of masks: the region of each token.
 
-Tokens of one region attend to each other, tokens of two regions do not. A number for each token is
-enough, where a mask has a T x T matrix for a window of T tokens.
+Tokens of one region attend to each other, tokens of two regions do not. So one number for each
+token is enough. A mask would be a T x T matrix for a window of T tokens.
 
-What must stay: two tokens have the same number exactly if the mask allows them to attend to each
-other. tests/parts/models/test_triton.py has cases with masks. Free to change: the numbers.
+What must stay: two tokens have the same number if the mask allows them to attend to each other, and
+different numbers otherwise. tests/parts/models/test_triton.py has cases with masks. Free to change:
+the numbers.
 """
 
 from functools import lru_cache

@@ -3,13 +3,13 @@
 A kernel computes a T x T matrix of a window (T tokens) in parts, the tiles. A larger tile reads
 memory less often, but it must fit into the registers of a program.
 
-What must stay, and which test notices (in tests/parts/models):
+What must stay:
 
-    T is a multiple of both sides of a tile      test_triton.py. Otherwise the kernels give wrong
-                                                 numbers without an error
-    the sizes of the tiles, and their warps      none: others change the order of sums, and so the
-                                                 last bits of a training. Existing runs would not
-                                                 resume exactly
+    T is a multiple of both sides of a tile. Otherwise the kernels give wrong numbers without an
+    error. tests/parts/models/test_triton.py notices.
+
+    The sizes of the tiles, and their warps. Other sizes change the order of sums, and so the last
+    bits of a training: existing runs would not resume exactly. No test notices.
 
 To take larger windows or heads, raise a limit, and add a case of this size to SHAPES in
 tests/helpers/triton_errors.py. Free to change: stages, which only decide the speed.
@@ -40,7 +40,9 @@ class Tile(NamedTuple):
     queries: int  # queries of a tile: rows of the part. QUERIES in the kernels
     keys: int  # keys of a tile: columns of the part. KEYS in the kernels
     warps: int  # groups of 32 threads in a program
-    stages: int  # rounds of the loop over tiles that overlap, because later tiles are loaded ahead
+    # Number of rounds of the loop over tiles that run at a time: while one round computes, the
+    # tiles of the next rounds are loaded.
+    stages: int
 
 
 def forward_tile(tokens: int) -> Tile:
