@@ -93,8 +93,11 @@ def _deform_conv_by_sampling(
     columns = _columns(x, offset, mask)  # (n, c, 9, h w)
 
     # The convolution is a matrix product for each weight group. A weight group reads c/k channels
-    # with nine taps each, and makes c'/k channels: (k, c'/k, 9 c/k) @ (n, k, 9 c/k, h w). Weights
-    # and columns are float32 (both float64 in a float64 network). Under autocast, @ converts both.
+    # with nine taps each, and makes c'/k channels. So the matrices (k, c'/k, 9 c/k) are multiplied
+    # by the columns (n, k, 9 c/k, h w). All n images use the same matrices (broadcasting).
+    #
+    # Weights and columns are float32 (both float64 in a float64 network). Under autocast, @
+    # converts both.
     weight_groups = c // weight.shape[1]  # k
     outputs_of_group = len(weight) // weight_groups  # c'/k
     matrices = weight.view(weight_groups, outputs_of_group, -1)
@@ -113,8 +116,9 @@ def _columns(x: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
     # A product of tensors of two dtypes takes five times as long, so convert the mask first.
     mask = mask.to(offset.dtype)
 
-    # Each offset group is one image for grid_sample, which makes one output image of it. So the
-    # nine taps, each of h rows, are stacked into one output image of 9 h rows.
+    # grid_sample reads each image of a batch, and makes one output image of it. An offset group
+    # needs nine output images, one for each tap. So an offset group is one image of the batch, and
+    # its nine output images of h rows are stacked into one output image of 9 h rows.
     images = x.reshape(n * groups, -1, h, w).to(offset.dtype)  # (n g, c/g, h, w)
     grid = _sampling_grid(offset, groups)  # (n g, 9 h, w, 2)
     samples = nn.functional.grid_sample(images, grid, align_corners=True)  # (n g, c/g, 9 h, w)
@@ -125,7 +129,7 @@ def _columns(x: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
         columns = samples * factors
     else:
         columns = samples.mul_(factors)  # in place: without a graph nobody needs the samples
-    return columns.flatten(1, 2)  # the offset groups, one after the other, are the c channels
+    return columns.flatten(1, 2)  # (n, g, c/g, 9, h w) -> (n, c, 9, h w)
 
 
 def _sampling_grid(offset: Tensor, groups: int) -> Tensor:
@@ -144,8 +148,8 @@ def _sampling_grid(offset: Tensor, groups: int) -> Tensor:
     scale_x = 2.0 / max(w - 1, 1)
     sample_x = (dx + base_x) * scale_x - 1.0
     sample_y = (dy + base_y) * scale_y - 1.0
-    # grid_sample takes pairs (x, y), in any layout in memory. Writing the pairs next to each other
-    # is slower, so write all x, then all y, and permute.
+    # grid_sample takes pairs (x, y). The two numbers of a pair need not be next to each other in
+    # memory. Writing pairs is slower than writing all x and then all y, so do this, and permute.
     grid = torch.stack((sample_x, sample_y), dim=1)  # (n g, 2, 9, h, w)
     return grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)
 

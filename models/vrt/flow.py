@@ -49,7 +49,8 @@ Flows = list[FlowsOfLevel]
 def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     """Estimate the flows of a clip (B, N, 1 or 3, H, W) in [0, 1].
 
-    distance: distance of the farthest neighbour, in frames.
+    distance: distance of the farthest neighbour, in frames. Flows of all distances from 1 to this
+        distance are returned.
 
     SpyNet runs once, on a batch of all pairs of adjacent frames in both directions. It builds the
     pyramid of each frame once. The flows between frames that are further apart follow from the

@@ -5,7 +5,7 @@ No other file of the network asks for the kind of a device. A layer can have sev
     the CPU form        on a CPU: small chunks that stay in the cache, and our own attention
     our kernels         in bfloat16 and float16, on an NVIDIA GPU of Ampere or newer (RTX 30, A100),
                         if Triton compiles there, but not under torch.compile
-    torch's operators   in all other cases, e.g. for windows of a size that our kernels do not know
+    torch's operators   in all other cases, e.g. for windows of a size that our kernels do not take
 
 The log says once which form runs. If torch's operators run, the log says why.
 

@@ -9,9 +9,11 @@ What must stay, and which test notices (in tests/parts/models):
 
     the names fc11, fc12, fc2, which are in
     the released weights                        test_vrt_modules.py
-    the results and gradients of both forms     test_block.py, test_triton.py
-    the size of the chunks                      none: the gradients of weights are summed chunk by
-                                                chunk, so their last bits would change
+    the results and gradients, computed in
+    chunks or as a whole                        test_block.py, test_triton.py
+
+The size of the chunks must stay, too. The gradients of the weights are summed chunk by chunk, so
+another size changes the last bits of these gradients. No test notices this.
 
 Free to change: how `geglu` computes, as long as its results stay.
 """
@@ -35,8 +37,8 @@ def geglu(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
     """Return the hidden layer gelu(fc11(u)) * fc12(u): (tokens, C) -> (tokens, hidden).
 
     w: the weights "fc11", "fc11_bias", "fc12" and "fc12_bias".
-    is_plain: whether torch's operators are used on every device. The plain form must use them,
-        because torch.compile cannot trace our kernels.
+    is_plain: True uses only torch's operators, which torch.compile needs, because it cannot trace
+        our kernels. False uses our kernel on a device that has kernels.
     """
     if not is_plain and has_kernels(u):
         # Imported here, because Triton is not installed everywhere.
@@ -80,26 +82,30 @@ class GatedMlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Compute the MLP: (..., inputs) -> (..., outputs)."""
         w = self.weights()
-        if not runs_in_chunks(self.kernels):
-            # As a whole under autograd.
-            return recompute_in_backward(
-                lambda u: self.fc2(geglu(u, w)), x, weights=w.values(), when=self.checkpoint
-            )
+        if runs_in_chunks(self.kernels):
+            return self._in_chunks(x, w)
 
-        return self._in_chunks(x, w)
+        # Compute all tokens at once, with gradients by autograd.
+        def compute(u: Tensor) -> Tensor:
+            return self.fc2(geglu(u, w))
+
+        return recompute_in_backward(compute, x, weights=w.values(), when=self.checkpoint)
 
     def _in_chunks(self, x: Tensor, w: Weights) -> Tensor:
         """Compute the MLP chunk by chunk: (..., inputs) -> (..., outputs). w: the weights by name.
 
-        The MLP computes each token separately, so a chunk is any slice of consecutive tokens.
+        The MLP computes each token separately, so a chunk is any slice of consecutive tokens. It
+        reads the tokens `rows`, and writes the tokens `results`. Here both are the same slice.
         """
         tokens = x.to(compute_dtype(x)).flatten(0, -2)  # (tokens, inputs)
         tokens_at_a_time = most_tokens(tokens)
         chunks = []
         for first in range(0, len(tokens), tokens_at_a_time):
-            of_chunk = slice(first, first + tokens_at_a_time)
-            chunks.append(Chunk(rows=of_chunk, results=of_chunk))
+            slice_of_tokens = slice(first, first + tokens_at_a_time)
+            chunks.append(Chunk(rows=slice_of_tokens, results=slice_of_tokens))
         work = Work(_hidden_of_mlp, chunks, names=tuple(w))
+        # `InChunks` computes the chunks of each sample. These chunks go through the tokens of all
+        # samples, so all tokens are one sample for it.
         as_one_sample = tokens[None]  # (1, tokens, inputs)
         # No autocast, because `tokens` already has the dtype of autocast.
         with torch.autocast(x.device.type, enabled=False):
@@ -121,8 +127,9 @@ class GatedMlp(nn.Module):
 def _hidden_of_mlp(
     tokens: Tensor, chunk: Chunk, factors: Factors, w: Weights, tape: Tape | None
 ) -> tuple[None, Tensor]:
-    """Compute the MLP without its last linear layer: `hidden` of Work. It has no residual sum.
+    """Return the residual, which is None, and the hidden layer. This is the `hidden` of its Work.
 
-    A `Work` passes chunk, factors and tape to each `hidden`. This layer needs none of them.
+    `InChunks` computes the last linear layer, fc2, and adds the residual. The MLP has no residual.
+    Every `hidden` gets chunk, factors and tape. This layer needs none of them.
     """
     return None, geglu(tokens, w, is_plain=False)

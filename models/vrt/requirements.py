@@ -27,9 +27,9 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     # new frames from the features of all frames.
     interpolates = design.pa_frames == 0
 
-    # Mutual attention adds a table of positions, which has the size of a whole window. So a window
-    # must fit into the clip in each stage that has mutual attention, e.g. in stage 4, which has 1/8
-    # of the resolution.
+    # Mutual attention adds a table of positions, which has the size of a whole window. So in each
+    # stage that has mutual attention, a window must fit into the frame. E.g. stage 4 has 1/8 of the
+    # resolution, so the input must have 8 times the height and width of a window.
     largest_scale = 0  # size of the input / size in the smallest of these stages
     for entry, scale in enumerate(STAGE_SCALES):
         if design.mutual_depth(entry) > 0:

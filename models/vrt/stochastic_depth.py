@@ -6,7 +6,8 @@ so that the mean over many steps does not change. E.g. probability 0.2: factors 
 
     draw_drop      draws the factors of a step
     Drop           the factors of a step, per token for a GPU, or per sample for a CPU
-    Factors        the two factors of a chunk, by name
+    Factors        the two factors of a chunk, by name. A chunk is a few windows of tokens of one
+                   sample, which are computed together (chunk.py).
     is_dropped     whether a branch is skipped
     scale_branch   multiplies a branch by its factor
 

@@ -97,13 +97,12 @@ def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -
 
     need: the estimate for a step with every branch recomputed, in bytes.
     """
+    # `fit_memory` computes need = MARGIN * (parameter_bytes + activations). Solved for activations:
+    activations = need / MARGIN - parameter_bytes
+    room_for_activations = budget_gb * GB / MARGIN - parameter_bytes
     # The share of the present activations that would fit. Activations grow with the area of a crop,
     # so the side of the crop shrinks by the square root of the share. If the parameters take more
     # than the budget, the room is negative, and the share is 0.
-    #
-    # `fit_memory` computes need = MARGIN * (parameter_bytes + activations). Solved for activations:
-    room_for_activations = budget_gb * GB / MARGIN - parameter_bytes
-    activations = need / MARGIN - parameter_bytes
     share = max(0.0, room_for_activations / activations)
     logger.warning(
         "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every "

@@ -1,7 +1,7 @@
 """Count what autograd saves for backward, in bytes.
 
 What must stay: the count is what a step allocates (test_the_count_is_what_a_step_allocates in
-tests/parts/models/test_fit_memory.py), and counting changes no number.
+tests/parts/models/test_fit_memory.py), and counting changes no result of the step.
 """
 
 from collections.abc import Generator
@@ -21,7 +21,7 @@ def saved_bytes(net: nn.Module) -> Generator[dict[int, int]]:
     tensors_of_net = (*net.parameters(), *net.buffers())
     addresses_of_net = {tensor.untyped_storage().data_ptr() for tensor in tensors_of_net}
     sizes: dict[int, int] = {}
-    alive: list[Tensor] = []  # keeps the tensors, so that no address is used twice
+    alive: list[Tensor] = []  # keeps the tensors, so that no second tensor gets their addresses
 
     def pack(tensor: Tensor) -> Tensor:
         # torch calls this for each tensor that it saves, and keeps what it returns.
