@@ -223,8 +223,8 @@ def window_light(
 
         light from a to b = light until b - light until a
 
-    intervals: the result of `intervals_of(stream)`, from a caller that needs the light of one stream
-    several times. None: the intervals are computed here.
+    intervals: the result of `intervals_of(stream)`, from a caller that needs it several times.
+    None: the intervals are computed here.
     """
     if intervals is None:
         intervals = intervals_of(stream)
