@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 # The part of the page before the rows.
 HEAD = """# Reliability
 
-**If something goes wrong, the run ends with an error that names the cause, and the same command resumes it.** This page says which faults were tried, how often, and with which result. [ddp.md](ddp.md#what-happens-if-something-fails) says what you do after a failure.
+**If something goes wrong, the run ends with an error that names the cause, and the same command resumes it.** This page says which faults were tried, how often, and with which result. [ddp.md](ddp.md#it-has-ended) says what you do after a failure.
 
 | question | answer | section |
 |---|---|---|
