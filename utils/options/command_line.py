@@ -3,7 +3,8 @@
 `parse_command_line` turns every flag into an override, so that an option has one form from here on:
 `--use_amp` is "train.amp.enable=true". utils/options/override.py applies the overrides.
 
-`OptionParser` raises errors in place of argparse's exit, because argparse would print on each rank.
+`OptionParser` raises an error where argparse would print the error and exit. In a run of several
+ranks, each rank reads the command line, so argparse would print the error once for each rank.
 
 Tests: test_the_command_line_has_short_flags_for_the_commonest_options and the tests below it
 (tests/parts/utils/test_option.py).
@@ -29,14 +30,15 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
 
     usage: the text that `--help` prints before the arguments
     """
-    refuse_train_flags(argv)  # flags of other programs, with the advice what to use here
+    refuse_train_flags(argv)  # refuses flags of other programs, and says what to use here
     args = _train_parser(usage).parse_intermixed_args(list(argv))
     check_launch_flags(args)
     # The flags come last, because the last override of a key counts
     # (test_the_command_line_has_short_flags_for_the_commonest_options).
     overrides = [*args.overrides, *args.flags]
     if _asks_for_epochs_only(overrides):
-        # Otherwise the total_iter of the file could end the run before these epochs.
+        # The option file may have train.total_iter, which could end the run before these epochs.
+        # null removes this limit.
         overrides.append("train.total_iter=null")
     return args.opt, overrides
 
@@ -104,7 +106,7 @@ def _resume_override(path: str) -> str:
 
 
 class OptionParser(argparse.ArgumentParser):
-    """A parser that raises OptionError. argparse itself would print and exit, once on every rank.
+    """A parser that raises OptionError. argparse itself would print the error and exit.
 
     expected, do: what the error says that was expected, and what the user can do
     """

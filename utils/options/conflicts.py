@@ -1,8 +1,9 @@
 """Raise OptionError for values of options that contradict one another, or the file system.
 
-pydantic first checks each key separately. Then `Options` calls these functions, and the first
-contradiction is raised. A contradiction between an option and the network, or between an option and
-the data, is found later, when the network or the data are loaded.
+pydantic first checks each key of an option file separately. Then `Options` (models.py) calls these
+functions one after the other. The first contradiction is raised. A contradiction between an option
+and the network, or between an option and the data, is found later, when the network or the data are
+loaded.
 
 Free to change: a new check is one function here, and one line at the end of
 `Options._check_conflicts`. What must stay: a check reads values and changes none.
@@ -21,8 +22,9 @@ from utils.options.train_options import TrainOptions
 def refuse_task(task: str) -> None:
     """Raise OptionError if `task` cannot be the name of the folder of a run."""
     try:
-        # ".preflight" is the name of `Options.checks_folder`. File systems take at most 255 bytes
-        # a name, and a Chinese character has 3 bytes in UTF-8.
+        # ".preflight" is the name of `Options.checks_folder`, beside the folders of the runs. File
+        # systems allow at most 255 bytes for a name. The bytes are counted, and not the characters:
+        # a Chinese character has 3 bytes in UTF-8.
         is_no_folder = task == ".preflight" or len(os.fsencode(task)) > 255
     except UnicodeEncodeError:  # the locale has no such character, e.g. an ASCII locale
         is_no_folder = True
@@ -43,8 +45,8 @@ def refuse_static_graph(
 ) -> None:
     """Raise OptionError if use_static_graph is set with an option that DDP cannot combine with it.
 
-    DDP is torch's DistributedDataParallel. With a static graph, DDP takes the first step as a model
-    for all later steps.
+    DDP is torch's DistributedDataParallel, which adds up the gradients of the ranks. With a static
+    graph, DDP assumes that every later step uses the same parameters as the first step.
     """
     if not use_static_graph:
         return
@@ -55,7 +57,9 @@ def refuse_static_graph(
             expected="one of them: a static graph already copes with unused parameters",
             do="set find_unused_parameters to false",
         )
-    # pytorch #143580: no_sync() with static_graph crashes, or silently misses reductions.
+    # With accumulation, only the last of the backward passes of a step adds up the gradients of the
+    # ranks. The others run within DDP's no_sync() (models/ddp.py). With a static graph, no_sync()
+    # crashes, or silently leaves reductions out (pytorch issue #143580).
     if accumulation_steps > 1:
         raise OptionError(
             what=f"train.accumulation_steps is {accumulation_steps} and use_static_graph is true",
@@ -79,7 +83,8 @@ def refuse_endless_run(train: TrainOptions) -> None:
 def refuse_slow_loader(loader: LoaderOptions | None, stall_s: float) -> None:
     """Raise OptionError if the watchdog would end the run before the loader gives up.
 
-    A time-out of null is not checked: data/loader.py then takes 4/5 of stall_s (SHARE_OF_STALL).
+    The loader gives up after datasets.train.dataloader_timeout_s. If this key is null, nothing is
+    checked: data/loader.py then gives up after 4/5 of stall_s (SHARE_OF_STALL).
 
     stall_s: seconds after which the watchdog ends the run.
     """

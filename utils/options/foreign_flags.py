@@ -2,8 +2,8 @@
 
 A user who comes from one of them types its flags out of habit. There are three kinds of flags:
 
-    flags of a launch (--dist, --launcher)   accepted, without effect. Refused if they contradict
-                                             the environment variables that the launcher has set.
+    flags of a launch (--dist, --launcher)   accepted, and without effect. They are refused if they
+                                             contradict the environment variables of the launcher.
     flags of a training (--auto_resume)      refused. The error says what to type here.
     flags of KAIR's main_test_vrt.py         refused. The error has the whole command for our
                                              main_test_vrt.py.
@@ -12,7 +12,7 @@ docs/coming_from.md has the table. utils/options/command_line.py and models/rest
 this module.
 
 What must stay: no flag of this project is refused. So the tables below contain only flags that this
-project does not have, except for the flags of SHARED_NAMES, which both programs have
+project does not have. The exception is SHARED_NAMES, the flags that both programs have
 (test_a_tile_in_our_form_is_no_flag_of_kairs). The command in the advice runs
 (test_the_command_that_answers_kairs_is_one_that_this_program_takes).
 Free to change: a flag may be added to a table. Then change the table of docs/coming_from.md, too,
@@ -112,7 +112,8 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
             expected="True or False",
             do="leave it out",
         )
-    # --local-rank must equal LOCAL_RANK. Without LOCAL_RANK there is a single process, number 0.
+    # --local-rank must equal LOCAL_RANK. If LOCAL_RANK is not set, there is a single process, and
+    # its number is 0.
     if local_rank is not None and str(local_rank) != env.get("LOCAL_RANK", "0"):
         raise OptionError(
             what=f"--local-rank is {local_rank}, LOCAL_RANK is {env.get('LOCAL_RANK', 'not set')}",
@@ -120,8 +121,8 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
             expected="the same, as torch.distributed.launch and torchrun give them",
             do="start with torchrun, or set the variables of the launch (docs/ddp_reference.md)",
         )
-    # --launcher slurm needs srun, which sets SLURM_PROCID, or a launcher within srun, such as
-    # torchrun, which sets RANK.
+    # --launcher slurm needs srun, which sets SLURM_PROCID. A launcher within srun is accepted, too,
+    # such as torchrun, which sets RANK.
     if launcher == "slurm" and "SLURM_PROCID" not in env and "RANK" not in env:
         raise OptionError(
             what="--launcher slurm, but SLURM has not started this process",
@@ -129,8 +130,8 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
             expected="a task of srun, which has SLURM_PROCID",
             do="start it with srun, or with ./submit_job.sh (docs/ddp.md)",
         )
-    # A user who asks for several processes without a launcher gets a warning and no error, because
-    # one process can train, too.
+    # A user may ask for several processes although no launcher has started this one. This is only a
+    # warning, because one process can train, too.
     is_launched = "RANK" in env or "SLURM_PROCID" in env
     is_dist = dist is not None and TRUTHS[dist.lower()]
     if (launcher == "pytorch" or is_dist) and not is_launched:
@@ -178,7 +179,7 @@ def refuse_kair_test_flags(argv: Sequence[str]) -> None:
 
 
 def _our_arguments(values: Mapping[str, Sequence[str]], argv: Sequence[str]) -> list[str]:
-    """Return the arguments of our main_test_vrt.py that do what KAIR's flags did there.
+    """Return the arguments of our main_test_vrt.py that do the same as KAIR's flags.
 
     E.g. --task 001_VRT_videosr_bi_REDS_6frames --folder_lq CLIPS
     -> --weights vrt/001 --input CLIPS --output results/001_VRT_videosr_bi_REDS_6frames.
@@ -187,23 +188,23 @@ def _our_arguments(values: Mapping[str, Sequence[str]], argv: Sequence[str]) -> 
     argv: the whole command line. Only --sigma is read from it. Both programs have this flag in the
         same form, so it is not in KAIR_TEST, and not in `values`.
     """
-    # A command without --task gets task 006, which deblurs as this project does.
+    # A command without --task gets task 006, because its network deblurs, as this project does.
     task = "006"
     if "--task" in values:
         task = values["--task"][0]
     folder = "FOLDER"  # the user fills it in
     if "--folder_lq" in values:
         folder = values["--folder_lq"][0]
-    # The first three digits of a task are the number of its weights. models/released.py fetches
-    # them, as KAIR does.
+    # The first three digits of a task are the number of its weights. models/released.py downloads
+    # these weights, as KAIR does.
     weights_number = task[:3]
     ours = ["--weights", f"vrt/{weights_number}", "--input", folder, "--output", f"results/{task}"]
     if "--folder_gt" in values:
         ours += ["--gt", *values["--folder_gt"]]
     for kair_flag, our_flag in (("--tile", "--tile"), ("--tile_overlap", "--overlap")):
         if kair_flag in values:
-            # KAIR gives frames, height and width: KAIR_TEST asks for three values. Our tiles are
-            # square, so the width is dropped.
+            # The three values of KAIR are frames, height and width of a tile. Our tiles are square,
+            # so the width is dropped.
             frames, height, _ = values[kair_flag]
             ours += [our_flag, f"{frames},{height}"]
     if "--sigma" in argv[:-1]:  # as the last argument, it would have no value

@@ -48,8 +48,8 @@ KAIR_ONLY = {
         "recal_all_flows": "it never had an effect",
     },
 }  # fmt: skip
-# The keys of KAIR_ONLY that former versions of this project saved, too. If a file has only these
-# keys of KAIR_ONLY, it may come from this project. So the numbers of its loader are per GPU.
+# The keys of KAIR_ONLY that former versions of this project saved, too. A file that has only these
+# keys of KAIR_ONLY is taken as a file of this project: the numbers of its loader are per GPU.
 FORMERLY_OURS = {"spike_channels", "spike_data"}
 
 
@@ -63,7 +63,7 @@ def note_on_totals(keys: list[str], loader: Any, ranks: int) -> str:
     keys: the field `kair_totals` of the options, e.g. ["dataloader_batch_size"].
     loader: the section datasets.train. ranks: number of processes.
     """
-    # One rank: a total and a number per GPU are the same.
+    # With one rank, the total and the number per GPU are the same.
     if ranks == 1 or not keys:
         return ""
     totals = []  # e.g. "dataloader_batch_size 8 x 4 ranks = 32 in all, in KAIR 8"
@@ -75,8 +75,9 @@ def note_on_totals(keys: list[str], loader: Any, ranks: int) -> str:
         if key == "dataloader_batch_size" and value % ranks:
             indivisible.append(f"a batch of {value} cannot be divided evenly among {ranks} ranks")
         else:
-            # At least 1 worker per rank is left if KAIR had any: 0 would read the samples in the
-            # training process. A value of 0 in the file stays 0.
+            # If KAIR had workers, each rank gets at least 1. E.g. 2 workers for 4 ranks: 2 // 4 is
+            # 0, and with 0 workers the training process would read the samples itself. A value of 0
+            # in the file stays 0.
             value_per_rank = max(1, value // ranks) if value else 0
             overrides.append(f"datasets.train.{key}={value_per_rank}")
     return (

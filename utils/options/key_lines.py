@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from utils.errors import OptionError
 
-# The tokens of JSON5, as far as needed to find the keys. The group of a match says its kind. A
-# comment or text without its closing mark ends at the end of the file or line. If the closing mark
-# were required, a file of many opening marks would be searched to its end for each mark.
+# The tokens of JSON5, as far as needed to find the keys. The named group that matches says the kind
+# of the token. The closing mark of a comment or of a text may be missing: then the comment ends at
+# the end of the file, and the text at the end of its line. If the closing mark were required, a
+# file of many opening marks would be searched to its end for each mark.
 TOKEN = re.compile(
     r"""
     (?P<skip> // [^\n]*                                # a comment up to the end of the line
@@ -46,8 +47,8 @@ class _Bracket:
     def name_of_value(self) -> str:
         """Return the dotted key of the value that is read now.
 
-        Each item of a list has a name of its own, e.g. "logging.writers.2". Otherwise the keys of
-        two objects in one list would look as if one key were given twice.
+        Each item of a list has a name of its own, e.g. "logging.writers.2". Without the number, two
+        objects in one list would seem to give the same key twice.
         """
         if self.is_list:
             return _dotted(self.name, str(self.index))
@@ -56,7 +57,7 @@ class _Bracket:
 
 def _dotted(section: str, key: str) -> str:
     """Return the dotted key of a key within a section, e.g. "train", "amp" -> "train.amp"."""
-    return f"{section}.{key}".lstrip(".")  # the whole file has the name ""
+    return f"{section}.{key}".lstrip(".")  # the whole file is the section "": ".train" -> "train"
 
 
 def key_lines(text: str, where: str) -> list[tuple[str, int]]:
@@ -86,8 +87,8 @@ def key_lines(text: str, where: str) -> list[tuple[str, int]]:
     where: the file, for the message
     """
     lines_of_keys: list[tuple[str, int]] = []
-    # The open brackets, the innermost last. The first one stands around the brackets of the file.
-    # So the outermost bracket of the file gets the name "".
+    # The open brackets, the innermost last. The first one is no bracket of the text: it stands
+    # around the whole file. So the outermost bracket of the text gets the name "".
     whole_file = _Bracket(name="", is_list=False)
     open_brackets = [whole_file]
     word = ""  # the last text, word or number; it is a key if a colon follows
@@ -100,7 +101,7 @@ def key_lines(text: str, where: str) -> list[tuple[str, int]]:
         counted_up_to = token.start()
         bracket = open_brackets[-1]  # the innermost open bracket
         # A token is a word, a text or a mark. Comments are tokens too, and match no case below.
-        mark = token["mark"]
+        mark = token["mark"]  # None if the token is no mark
         if token["word"]:
             word = token["word"]
             word_line = line
@@ -124,8 +125,8 @@ def key_lines(text: str, where: str) -> list[tuple[str, int]]:
 
 
 # Number of brackets within one another. Files of this project need 6, so 64 are more than enough.
-# json and json5 call themselves for each bracket, and Python allows some 1000 calls within one
-# another.
+# The limit must be below about 1000: json and json5 call themselves for each bracket, and Python
+# allows some 1000 calls within one another.
 DEEPEST = 64
 
 
@@ -145,9 +146,9 @@ def _refuse_depth(depth: int, line: int, where: str) -> None:
         )
 
 
-# Number of characters of a dotted key, such as "netG.fusion.type". Our longest key has some 50.
-# Each key holds the names of the sections around it. So without a limit, 20,000 keys in a section
-# whose name has 500,000 characters would take 10 GB.
+# Number of characters of a dotted key, such as "netG.fusion.type". Our longest key has some 50. The
+# limit bounds the memory, because each dotted key holds the names of the sections around it. E.g.
+# 20,000 keys in a section whose name has 500,000 characters would take 10 GB.
 MOST_KEY_CHARACTERS = 500
 
 

@@ -51,8 +51,8 @@ class LoaderOptions(Section):
     @property
     def spike_channels(self) -> int:
         """Return S, the number of spike channels of a sample, e.g. 12. S is 0 without spikes."""
-        # `constructor` is the class of the data set that `dataset_type` names. A data set without
-        # spikes need not have the function.
+        # `constructor` is the class of the data set that `dataset_type` names. The class of a data
+        # set without spikes may lack the function `spike_channels`.
         dataset_class = self.constructor
         if not hasattr(dataset_class, "spike_channels"):
             return 0

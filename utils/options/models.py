@@ -10,12 +10,13 @@ Each section is a class, in a module of its own:
     path              here
 
 A registered part is a network, a dataset or a loss. A key that only one part has is a parameter of
-its constructor: utils/options/registry.py reads it there.
+the constructor of this part: utils/options/registry.py reads it there.
 
 One class is one section, and one field is one key. The first paragraphs of the class docstrings and
-the descriptions of the fields are printed in docs/options.md and in options/schema.json. KAIR is
-the program in which VRT was published. A key that KAIR has, too, has KAIR's name here, so that its
-option files can be read (kair_keys.py).
+the descriptions of the fields are printed in docs/options.md and in options/schema.json.
+
+KAIR is the program in which VRT was published. If KAIR has the same key, the key has KAIR's name
+here, so that option files of KAIR can be read (kair_keys.py).
 
 What must stay, here and in these pages: keys and their defaults, because old option files rely on
 both (test_keys_that_the_file_leaves_out_have_their_defaults). Free to change: a description, and a
@@ -68,9 +69,9 @@ class Options(Section):
 
     `netG`, `datasets.*` and `train` also hold the keys of the registered part that they name.
 
-    Two fields are not options. opt_path is the option file. kair_totals is empty unless the file
-    comes from KAIR. Then it names the keys of datasets.train whose values are totals over all GPUs
-    in KAIR, without the keys that the command line changes.
+    Two fields are not options. opt_path is the option file. kair_totals is only used if the file
+    comes from KAIR; else it is empty. It names the keys of datasets.train whose values are totals
+    over all GPUs in KAIR. A key that the command line changes is not among them.
     """
 
     # The pattern lets through the name of one folder below path.root: no "/", and not "." or "..".
@@ -89,8 +90,9 @@ class Options(Section):
         description="A note for the reader, without effect: the launcher says how many "
         "processes there are.",
     )
-    # Both are false for the networks here. A network of your own needs the first if a step does not
-    # use all parameters, and the second if a step uses a parameter twice (docs/troubleshooting.md).
+    # The networks here need neither of these two. A network of your own needs
+    # find_unused_parameters if a step does not use all parameters, and use_static_graph if a step
+    # uses a parameter twice (docs/troubleshooting.md).
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
     use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")
     dist_timeout_s: float = Field(
@@ -110,8 +112,8 @@ class Options(Section):
     logging: LoggingOptions = LoggingOptions()
     debug: DebugOptions = DebugOptions()
     watchdog: WatchdogOptions = WatchdogOptions()
-    # No keys of a file: `read_options` of utils/options/typed.py fills these fields. `exclude`
-    # keeps them out of what is saved and compared.
+    # These two fields are no keys of a file: `read_options` of utils/options/typed.py fills them.
+    # `exclude` keeps them out of what is saved and compared.
     opt_path: str = Field("", exclude=True)  # the option file, e.g. "options/vrt/000_train.json"
     kair_totals: list[str] = Field([], exclude=True)  # e.g. ["dataloader_batch_size"]
 
@@ -165,7 +167,7 @@ class Options(Section):
         The file is <folder>/<name of the option file>_<time>.json, e.g. 000_251106_100000.json.
         """
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
-        # A run that was started twice within one second gets "_2" after the time.
+        # If the run was started twice within one second, the second file gets "_2" after the time.
         earlier_files = [path for path in folder.glob("*.json") if path.name.startswith(name)]
         if earlier_files:
             name += f"_{len(earlier_files) + 1}"

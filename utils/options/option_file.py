@@ -3,9 +3,9 @@
 An option file is JSON with // comments; a short one may use all of JSON5. The key `base` names a
 second file, whose keys fill in what the file leaves out (`read_with_base`).
 
-A user may give the path of any file by mistake, and a file may be hostile. So its size is limited
-before it is read, its depth and the length of its keys before it is parsed (key_lines.py), and a
-key that is given twice is refused.
+A user may give the path of any file by mistake, and a file may be hostile. So at most 1 MiB is
+read, and a longer file is refused. Brackets that are too deep and keys that are too long are
+refused before the text is parsed (key_lines.py). A key that is given twice is refused, too.
 
 What must stay:
 
@@ -57,7 +57,8 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
             expected="an option file",
             do="correct base",
         )
-    # A base may have no base. So whoever reads an option file has to open two files at most.
+    # A base must not have a base of its own. So a person who wants to know all options has to open
+    # two files at most.
     base, base_places = _read_file(base_path)
     if "base" in base:
         raise OptionError(
@@ -74,27 +75,27 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
 def _merge(
     base: dict[str, Any], file: dict[str, Any], where: str, sources: Sources
 ) -> dict[str, Any]:
-    """Return the keys of a section from a file and from its base. A key of the file counts.
+    """Return the keys of a section from a file and from its base.
 
-    Sections within the section are merged in the same way. A list is replaced as a whole. E.g.
+    If both have a key, the value of the file is taken. Sections within the section are merged in
+    the same way. A list is replaced as a whole. E.g.
 
         base    {"a": 1, "b": {"c": 2, "d": 3}}
         file    {"b": {"c": 9}}
         result  {"a": 1, "b": {"c": 9, "d": 3}}
 
-    `base` and `file` are not changed. `sources` gets the inherited keys. Test:
-    test_an_option_file_of_the_project_is_valid, because most files of the project have a base.
+    `base` and `file` are not changed. `sources` gets the inherited keys. Most files of the project
+    have a base. Test: test_an_option_file_of_the_project_is_valid.
 
     where: dotted key of the section with a dot at its end, e.g. "train.", or "" for the whole file
     """
-    # The file names another nested part than the base, e.g. another `netG.fusion.type`. A section
-    # of a nested part holds only keys of this part. The keys in the base belong to the old part, so
-    # none of them is taken.
+    # Case 1: the file names another nested part than the base, e.g. another `netG.fusion.type`. All
+    # keys in such a section of the base belong to the old part, so none of them is taken.
     if "type" in file and file["type"] != base.get("type"):
         return copy.deepcopy(file)
-    # The file names another network, dataset or loss. Some keys of the base, e.g. total_iter, fit
-    # every part, and other keys fit only the old part. So all keys are taken, and marked as
-    # inherited: `read_options` (typed.py) drops the keys that do not fit.
+    # Case 2: the file names another network, dataset or loss. Some keys of the base, e.g.
+    # total_iter, fit every part, and other keys fit only the old part. So all keys are taken, and
+    # marked as inherited. Later, `read_options` (typed.py) drops inherited keys that do not fit.
     names_new_part = False
     for key in TYPE_KEYS:
         if key in file and file[key] != base.get(key):
@@ -124,8 +125,8 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     E.g. {"task": "a"} gives {"task": "a"} and {"task": "train.json, line 1"}.
     """
     text = _read_text(path)
-    # This order must stay. `_places_of_keys` refuses a text with too many brackets. On such a text,
-    # `json` and `json5`, which `_values_of_text` calls, could crash.
+    # This order must stay: `_places_of_keys` refuses a text with too many brackets. json and json5,
+    # which `_values_of_text` calls, could crash on such a text.
     places = _places_of_keys(text, path)
     values = _values_of_text(text, path)
     options = {}
@@ -180,9 +181,9 @@ def _values_of_text(text: str, path: Path) -> dict[str, Any]:
     return raw
 
 
-# Number of bytes, 1 MiB. The longest option file of this project has about 9,000 bytes, so the file
-# of a user may be 100 times as long. A larger limit would let a hostile file take more time and
-# memory.
+# Most bytes of an option file: 1 MiB. The longest option file of this project has about 9,000
+# bytes, so the file of a user may be 100 times as long. With a larger limit, a hostile file could
+# take more time and memory.
 MOST_FILE_BYTES = 2**20
 
 
@@ -214,8 +215,8 @@ def _read_text(path: Path) -> str:
             expected="a JSON file in UTF-8",
             do="save it as UTF-8",
         ) from e
-    # An option with the character NUL could become the name of a file, and no file can have such a
-    # name. The text holds NUL as one character, or as the escape \u0000 of JSON
+    # An option could become the name of a file, and no file can have the character NUL in its name.
+    # The text holds NUL as one character, or as the escape \u0000 of JSON
     # (test_a_file_with_the_character_nul_is_refused).
     if "\0" in text or "\\u0000" in text:
         raise OptionError(
@@ -240,9 +241,9 @@ def _cannot_read(path: Path, error: OSError) -> OptionError:
     )
 
 
-# Number of characters of a file that may use all of JSON5. The package json5 reads about 10 kB per
-# second, so a file of this length takes 1.6 s. The only addition that a longer file may have is
-# comments, because json, which is fast, reads it.
+# Most characters of a file that may use all of JSON5. The package json5 reads about 10 kB per
+# second, so a file of this length takes 1.6 s. A longer file is read by the fast package json, and
+# may only add comments to JSON.
 MOST_JSON5_CHARACTERS = 2**14
 
 
@@ -261,7 +262,8 @@ def _parse(text: str) -> Any:
         return json.loads(plain)
     except json.JSONDecodeError as e:
         note = f"; above {MOST_JSON5_CHARACTERS} characters, a file must be JSON with comments"
-        # "<string>:LINE" is how json5 begins its messages. `_values_of_text` turns it into a line.
+        # json5 begins its messages with "<string>:LINE", so this message does, too.
+        # `_values_of_text` turns this beginning into "line LINE:".
         raise ValueError(f"<string>:{e.lineno} {e.msg} at column {e.colno}{note}") from e
 
 

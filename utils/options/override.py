@@ -52,9 +52,9 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     # two cases:
     # * `type`, e.g. of netG.fusion: the section holds only parameters of the old part, so it
     #   becomes empty.
-    # * TYPE_KEYS, e.g. G_lossfn_type in "train": the section also holds keys that every part of
-    #   this kind has, e.g. total_iter. So all keys stay, and are marked as inherited:
-    #   `read_options` (typed.py) drops the keys that the new part does not have.
+    # * TYPE_KEYS, e.g. G_lossfn_type in "train": the section also holds keys that fit every part of
+    #   this kind, e.g. total_iter. So all keys stay, and are marked as inherited. Later,
+    #   `read_options` (typed.py) drops the inherited keys that the new part does not have.
     is_new_part = section.get(last_name) != value
     if last_name == "type" and is_new_part:
         section.clear()
@@ -62,8 +62,8 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
         for other_name in section:
             sources.inherited.add(".".join([*section_names, other_name]))
 
-    # The key itself is the user's wish, so it is not marked as inherited: if the part does not have
-    # it, that is an error.
+    # The user has typed this key, so it is not marked as inherited. If the part does not have the
+    # key, that is an error.
     section[last_name] = value
     sources.inherited.discard(key)
     sources.overridden.add(key)
@@ -119,8 +119,8 @@ def argument_without_secrets(argument: str) -> str:
     value = _value_of(text)
     name = key.lstrip("-").replace("-", "_")  # `--api-key=...` counts as the key api_key
     clean = redact(value, name, "***")
-    # The value holds no secret. The argument as a whole may still look like a secret, e.g. like a
-    # URL with a password.
+    # `redact` changed nothing: the value holds no secret. The argument as a whole may still look
+    # like a secret, e.g. like a URL with a password.
     if not equals or clean == value:
         return redact(argument, replacement="***")
     clean_text = clean if isinstance(clean, str) else json.dumps(clean)

@@ -94,7 +94,8 @@ _TOKEN_FORMS = {
     "Docker": r"dckr_pat_[\w-]{16,64}",
 }
 _TOKEN = re.compile(rf"\b(?:{'|'.join(_TOKEN_FORMS.values())})")
-# A private key as OpenSSL and SSH write it to a file, also if its end is cut off.
+# A private key as OpenSSL and SSH write it to a file: at most 20,000 characters, and then END, or
+# the end of the text if the key was cut off.
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END|$)")
 
 # ---- Names of secrets in a message --------------------------------------------------------------
@@ -104,12 +105,15 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:--
 #     cannot read "wandb: {api_key: VALUE}"
 #     unknown flag --wandb-api-key VALUE
 #
-# What stands before the value is a name with ":" or "=" after it, e.g. 'password = ' or '"pwd": ',
+# What stands before the value has one of two forms. The first form is a name and ":" or "=". It
+# matches 'password = ' and '"pwd": ', and not "password ".
 _NAME_IN_TEXT = rf"""{_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}"""
-# or a flag with "=" or a blank after it, e.g. "--wandb-api-key=" or "--hfToken ".
+# The second form is a flag and "=" or a blank. After "--" there may be other words, up to 40
+# characters. They end with "_", "-", or a small letter before a capital letter. The form matches
+# "--token=", "--wandb-api-key=" and "--hfToken ", and not "--compat ".
 _FLAG = rf"--(?:[\w-]{{0,40}}(?:[_-]|[a-z](?=[A-Z])))?{_NAME}[ =]"
-# The value is a text in quotes, whose end may be cut off, or a word. These repetitions have no
-# bound, because the search goes on after the text that they match, so no text is read twice.
+# The value is a text in quotes, whose end may be cut off, or a word. Its repetitions need no upper
+# bound: the search continues behind a match, so each character is read once.
 _VALUE_IN_TEXT = "|".join(
     (
         r'"(?:\\.|[^"\\])*"?',  # in double quotes, perhaps with escapes: "a\"b"
@@ -117,8 +121,8 @@ _VALUE_IN_TEXT = "|".join(
         r"[^\s,;&}\]]+",  # a word: up to a blank, one of ",;&", or a closing bracket
     )
 )
-# Group 1 stays in the text, group 2 is the value. (?<![^\W_]) says that no letter or digit stands
-# in front of the name: the name begins a word.
+# Group 1 stays in the text, group 2 is the value. (?<![^\W_]) says that the name begins a word: no
+# letter or digit stands in front of it. So 'db_pwd: ' matches, and 'mypwd: ' does not.
 _IN_TEXT = re.compile(rf"(?<![^\W_])({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
 
 
@@ -141,12 +145,13 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
     """
     is_message = replacement is not None
     is_secret = is_secret_key(key) or (is_message and _resembles(key))
-    # Everything below a secret key is secret, e.g. 1 in {"token": {"a": 1}}: "a" counts as "token".
+    # Everything below a secret key is secret. E.g. in {"token": {"a": 1}}, the number 1 is treated
+    # as if its key were "token".
     if isinstance(value, Mapping):
         clean = {}
         for inner_key, inner in value.items():
-            key_that_counts = key if is_secret else str(inner_key)
-            clean[inner_key] = redact(inner, key_that_counts, replacement)
+            effective_key = key if is_secret else str(inner_key)
+            clean[inner_key] = redact(inner, effective_key, replacement)
         return clean
     # The items of a list have the key of the list.
     if isinstance(value, (list, tuple)):
@@ -154,8 +159,9 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
     # A bool holds no secret, e.g. "use_auth": true. Test it first: in Python a bool is an int.
     if isinstance(value, bool):
         return value
-    # What is saved keeps counts, because a resumed run needs them: small numbers, and numbers under
-    # keys such as "num_tokens".
+    # A message hides each number under a secret key. What is saved hides only numbers that are no
+    # counts, because a resumed run needs the counts. Counts are small numbers, and numbers under
+    # keys such as "num_tokens" (`_is_secret_number`).
     if isinstance(value, (int, float)):
         is_hidden = is_secret and (is_message or _is_secret_number(value, key))
         return replacement if is_hidden else value

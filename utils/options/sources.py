@@ -1,7 +1,7 @@
 """Note where each option of a run came from: a line of a file, its base, or the command line.
 
-A message about a wrong option names this place. `Sources` also marks inherited keys: keys of a base
-that were meant for another part than the one that the file names.
+A message about a wrong option names this place. `Sources` also marks inherited keys. Such a key
+comes from the base, and was meant for another part (e.g. another network) than the file names.
 
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py.
 """
@@ -16,8 +16,8 @@ TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
 class Sources:
     """Where each option came from, for messages.
 
-    The functions of this file fill it in place: `read_with_base` (option_file.py) sets the places
-    of a file, and `apply_override` (override.py) adds the place of an override.
+    Two functions fill the object in place: `read_with_base` (option_file.py) sets the places of a
+    file, and `apply_override` (override.py) adds the place of an override.
     """
 
     main_file: str
@@ -34,8 +34,8 @@ class Sources:
     def place(self, where: str) -> str:
         """Return where a dotted key was given, e.g. "train.epochs" -> "a.json, line 3".
 
-        If the key itself was not given, this is the place of a key within it, or the place of the
-        nearest section around it. Then the key follows in brackets, e.g. "a.json, line 2
+        If the key itself was not given, the result is the place of a key within it, or the place of
+        the nearest section around it. Then `where` follows in brackets, e.g. "a.json, line 2
         (train.epochs)".
         """
         # First choice: the key itself. Second choice: the first key within it.

@@ -15,9 +15,9 @@ from pydantic import Field
 from utils.options.section import Count, Section
 
 # The tile for the option "auto", in frames and in pixels. It is the same on every machine, so that
-# no score depends on the memory of a machine. With another tile all scores change that were made
-# with "auto": the network sees less of the clip in a smaller tile, and needs more memory for a
-# larger one. models/restore/tiles/plan.py rounds both up to whole windows of the network.
+# no score depends on the memory of a machine. A change would change all scores that were made with
+# "auto". In a smaller tile the network sees less of the clip; a larger tile needs more memory.
+# models/restore/tiles/plan.py rounds both numbers up to whole windows of the network.
 AUTO_FRAMES = 12
 AUTO_SIDE = 256
 
