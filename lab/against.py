@@ -6,7 +6,7 @@ Each of PROGRAMS runs in both checkouts in turn, as a process of its own, and pr
 
 network: CPU seconds of a training step and of a restoration with network 006, in float32 and
     bfloat16; peak memory of the step in GB. `gradients` is the sum of the absolute values of all
-    gradients. If it is equal in both, both compute the same numbers.
+    gradients. If this sum is equal in both checkouts, both compute the same numbers.
 samples: CPU seconds of reading eight training samples.
 start: CPU seconds of a training of one step, with its imports.
 
@@ -77,7 +77,7 @@ with torch.autocast("cpu", torch.bfloat16):
 
 net.zero_grad(set_to_none=True)
 step()
-# No cost: the ratio of this figure must be 1, else the checkouts compute different numbers.
+# This figure is no cost: its ratio must be 1, else the checkouts compute different numbers.
 gradients = [p.grad for p in net.parameters() if p.grad is not None]
 figures["gradients"] = sum(float(gradient.abs().sum()) for gradient in gradients)
 

@@ -37,7 +37,7 @@ from lab.tools import NAMED, environment
 
 
 def main(argv: list[str]) -> int:
-    """Run one command. Returns the exit code 0. An existing --json file is an AssertionError."""
+    """Run one command. Returns the exit code 0. Fails if the file of --json exists already."""
     args = parse(argv)
     assert not (args.json and args.json.exists()), f"{args.json} exists already"
 

@@ -13,11 +13,12 @@ px: distance between where the found and the true matrix map a spike pixel, the 
 planes: error of the time of the middle of the exposure, in spike planes.
 share: error of the exposure time, as a fraction of the frame interval.
 sure: whether the registration says that it is sure of matrix, middle and exposure time.
-bits: a digest of all numbers of the fit. It stays if a change of the code changes no number.
+bits: a digest of all numbers of the fit. After a change of the code, it is the same only if all
+    numbers are the same.
 rig: the true rig.
 
 After the trials it prints, for all trials and for groups of similar rigs, which share of the errors
-is within LIMITS, and how many of the sure results are:
+is within LIMITS, and how many of the sure results are right:
 
     all (50) | 92% (45 of 46 sure) | ...
 
@@ -79,8 +80,8 @@ def trial(number: int) -> dict[str, Any]:
     # docs/benchmarks/calibration.md.
     rng = np.random.default_rng([26, number])
     rig = Rig.random(rng)
-    # `fit` begins at the matrix of two cameras with the same view, `nominal_matrix`. All that it is
-    # told of the true rig is whether the spike camera sees linear light or display values.
+    # `fit` begins at the matrix of two cameras with the same view, `nominal_matrix`. It knows only
+    # one fact of the true rig: whether the spike camera sees linear light or display values.
     found = fit(recorded_views(rig, rng), nominal_matrix(SPIKE, RGB), rig.light)
 
     errors = {
@@ -96,7 +97,8 @@ def trial(number: int) -> dict[str, Any]:
 
 def digest_of(found: FitResult) -> str:
     """Return 12 hex digits that change with the last bit of any number of a fit."""
-    # JSON has all digits of a float64. An array becomes a list, and another number a Python number.
+    # JSON has all digits of a float64. `tolist` makes a list of an array, and a Python number of a
+    # number of numpy.
     text = json.dumps(asdict(found), default=lambda value: value.tolist())
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

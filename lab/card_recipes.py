@@ -2,8 +2,9 @@
 
     python lab/card_recipes.py
 
-Every recipe trains the published batch of 8 clips per step: GPUs x clips at once x passes. A GPU
-with little memory takes few clips at once, and sums the gradients of several passes.
+Every recipe trains the published batch of 8 clips per step = GPUs x clips at once x passes. E.g. 4
+GPUs x 1 clip x 2 passes. A GPU with little memory takes few clips at once, and sums the gradients
+of several passes.
 
 The memory of a step is computed from the memory of one clip, which docs/memory.md says
 ("A = 4.47 GB"). It is more than what a GPU uses: an H200 took 34.3 GB for 8 clips where 39.7 GB are

@@ -3,8 +3,8 @@
 
     python lab/house.py
 
-Counted are the files that git tracks, and new files that git does not ignore. The product is
-everything outside of lab/ and tests/.
+The program counts the files that git tracks, and new files that git does not ignore. The product
+is everything outside of lab/ and tests/.
 
 Nothing else uses this file, and no test runs it: change it freely.
 """
@@ -82,7 +82,7 @@ class Counts:
     longest_name: str = ""  # its file and name, e.g. "data/clip.py: checked_name"
 
     def add_module(self, path: Path) -> None:
-        """Add the functions and imports of a module, also functions and imports in functions."""
+        """Add the functions and imports of a module, including those inside of functions."""
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self.import_lines += lines_of_node(node)

@@ -15,8 +15,8 @@ joint`, or weights/motion.pth. All ways restore the same clips. --part says what
 
 A condition says how the clips are recorded: with a rig of data/cameras/rig.py, e.g. `ideal`, or
 with one of two false models of the frame. `means` takes means of display values instead of light,
-and `curve` another curve from light to display values. No way is told anything about the cameras:
-spike.calibration=auto finds their place and the times of the exposures.
+and `curve` uses another curve from light to display values. No way is told anything about the
+cameras: spike.calibration=auto finds their place and the times of the exposures.
 
 The program writes the scores of each condition to <out>/<way>_<part>_<condition>.json, where <way>
 is the last way, and prints a table. docs/benchmarks/quality.md has the figures.

@@ -153,9 +153,9 @@ CALLS = {
     "opens": {"open", "openat"},
     "lists": {"getdents64"},
 }
-LATENCY_US = 500  # microseconds of a call on a network file system
+LATENCY_US = 500  # microseconds by which a call is slowed, as on a network file system
 
-# A training on the set is measured twice. The first training ends after 4 steps, its last
+# A training on the set is measured twice. The first training ends after step 4, where it writes a
 # checkpoint. The second training is the same command with total_iter=6, so it resumes after step 4.
 # `_command` sets the number, and the number in `_options` does not count.
 STEPS_OF_START = {"first": 4, "again": 6}

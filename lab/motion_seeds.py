@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     """
     args = read_arguments(argv)
     out = (args.out or ROOT / "experiments/motion_seeds").resolve()
-    # One thread, as in lab/train_motion.py: the sums then have one order.
+    # One thread, as in lab/train_motion.py, so that sums are always added in the same order.
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
 

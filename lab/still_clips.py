@@ -202,7 +202,8 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
     for frame in range(FRAMES):
         # The light of each plane, (HEIGHT, WIDTH, 3), at the middle of its time: hence 0.5.
         lights = [scene(frame * PLANES + plane + 0.5) for plane in range(PLANES)]
-        # The blurry frame is the mean light of the exposure, the sharp frame the light of a plane.
+        # The blurry frame is the mean light of the exposure. The sharp frame is the light of one
+        # plane.
         blurry = np.mean(lights, axis=0)
         for kind, picture in (("blur", blurry), ("sharp", lights[SHARP_PLANE])):
             path = folder / "rgb" / clip / kind / f"{frame:03d}.png"

@@ -15,19 +15,19 @@ from models.fusion.motion_windows import EDGES
 PLANES = 88  # planes of an exposure
 HALF = 44  # planes of half an exposure
 SHARP = 44.5  # the sharp instant, in planes from the start of the exposure: the middle of plane 44
-BEFORE = 40  # planes of a scene before the exposure, and as many after it
+BEFORE = 40  # planes of a scene before the exposure; the same number comes after the exposure
 STEP = 2  # two planes in a row see the same light, which halves the time for drawing a scene
 # The instants at which a scene is drawn, (84,): the middles of pairs of planes, in planes after the
 # sharp instant. E.g. the first pair, planes -40 and -39, has its middle at -39, and -39 - 44.5 is
 # -83.5.
 INSTANTS = np.arange(-BEFORE, PLANES + BEFORE, STEP) + STEP / 2 - SHARP
 # The middles of the 15 windows of `MotionNet`, (15,), in planes after the sharp instant. EDGES are
-# in elevenths of an exposure from its middle, and USUAL_PLANES is the planes of an eleventh. E.g.
+# in elevenths of an exposure from its middle, and an eleventh has USUAL_PLANES planes. E.g.
 # the middle window has its middle at 0 elevenths, which is 44 planes after the start of the
 # exposure and so at 44 - 44.5 = -0.5.
 _MIDDLES_OF_EDGES = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2
 MIDDLES = (_MIDDLES_OF_EDGES * USUAL_PLANES + HALF) - SHARP
 SIDE = 64  # height and width of a scene, in spike pixels
-# A layer is larger than the scene by this number of pixels on each side, so that its picture goes
-# on where the layer moves into the scene.
+# A layer is larger than the scene by this number of pixels on each side. So a part of its picture
+# is outside of the scene, and this part can move into the scene.
 MARGIN = 32

@@ -32,7 +32,7 @@ class Layer:
     trajectory: np.ndarray  # (N, 2) x and y of its shift at INSTANTS, in pixels
     turn: np.ndarray  # (2,) angle in radians: turn[0] * tau + turn[1] * tau^2
     zoom: np.ndarray  # (2,) logarithm of its size: zoom[0] * tau + zoom[1] * tau^2
-    shear: np.ndarray  # (2,) shear of x by y, and of y by x, for each tau
+    shear: np.ndarray  # (2,) shear of x by y, and of y by x, at tau = 1
 
     def linear(self, tau: float) -> np.ndarray:
         """Return the matrix A(tau), (2, 2): a rotation times a scale, plus a shear."""

@@ -1,8 +1,8 @@
 """Random scenes whose motion is known exactly.
 
-What must stay: the order of the draws. With another order, the same seed gives other scenes. The
-ranges of the draws were judged: they shall contain what users film. No measurement of other ranges
-is recorded. Free to change, for the next training: the ranges.
+What must stay: the order of the draws. With another order, the same seed gives other scenes. Free
+to change, for the next training: the ranges of the draws. They were chosen by judgement: they shall
+contain what users film. No measurement of other ranges is recorded.
 """
 
 from collections.abc import Sequence

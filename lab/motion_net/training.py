@@ -1,4 +1,4 @@
-"""The training of the network that finds the motion, by time.
+"""The training of the network that finds the motion, for a given time.
 
 The shipped network was trained with the values below. No measurement of other values is recorded.
 

@@ -78,7 +78,7 @@ class AllMethods:
     def __call__(self, z_0: Tensor, inputs: AreaInputs) -> Tensor:
         """Return the frame as each method restores it, (methods, 3, H, W).
 
-        `MotionRestorer` keeps the pixels of z_0 that stand still in each of them.
+        In each of these frames, `MotionRestorer` keeps the pixels of z_0 where nothing moves.
 
         z_0: the first estimate, which is the frame of the operator, (3, H, W). inputs: the spikes
         and the equations of the frame.

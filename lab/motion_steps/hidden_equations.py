@@ -6,9 +6,10 @@ The conv net of a learned step reads two results of `Equations`
     evidence    what is known at a pixel before any step, e.g. how far the motion may be wrong
     pulls       how the equations would change the present frame
 
-A mask has an entry for each channel. The entry is True if the control must not see the channel.
+HIDDEN_EVIDENCE and HIDDEN_PULLS are masks: each has an entry for each channel. The entry is True if
+the control must not see the channel.
 
-What must stay: if `Equations` gets a new channel, its mask needs a new entry.
+What must stay: if `Equations` gets a new channel, the mask needs a new entry.
 test_the_control_sees_neither_the_motion_nor_its_equations notices a channel that shows the motion.
 """
 

@@ -1,8 +1,8 @@
 """The loss of the learned steps, and their gain over the first estimate.
 
-The shipped weights/motion.pth was trained with the values below, apart from --worse-weight: some of
-its trainings had a larger value (weights/README.md). Free to change, for the next training: all of
-it. lab/joint_gain.py measures what a change gains, because no test does.
+weights/README.md says how the shipped weights/motion.pth was trained: its last training had the
+values below, apart from --worse-weight. Free to change, for the next training: all of it.
+lab/joint_gain.py measures what a change gains, because no test does.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """The training of the learned steps, on samples that are ready.
 
-The shipped weights/motion.pth was trained with the values below.
+weights/README.md says how the shipped weights/motion.pth was trained: its last training had the
+values below, apart from the largest rate.
 
 What must stay: the order of the random draws, because with another order the same seed gives other
 weights. test_a_training_is_repeated_by_its_seed notices a number that does not come from the seed,
@@ -131,7 +132,7 @@ def draw(
     sampler: generator that chooses samples and how they are turned.
     rng: generator of the wrong motion.
     """
-    # A set by its weight, and a sample of the set, all samples alike.
+    # A set is drawn by its weight. All samples of the set are equally likely.
     set_weights = [SETS[name].weight for name in samples]
     [set_name] = sampler.choices(list(samples), set_weights)
     sample = sampler.choice(samples[set_name])

@@ -1,7 +1,7 @@
 """The score of moving pixels: how well a method restores the part of a frame that is blurred.
 
 What must stay: the three numbers below, because the scores of finished runs were computed with
-them. test_the_score_of_moving_pixels_leaves_still_ones_out
+them. Test: test_the_score_of_moving_pixels_leaves_still_ones_out
 """
 
 from pathlib import Path
@@ -17,8 +17,8 @@ MOVING_LEVELS = 12
 # Pixels at this distance from a moving pixel, or nearer, count as moving, too: a restored edge may
 # lie beside the true edge.
 MOVING_AROUND = 7
-# A frame without at least this share of moving pixels has no score of moving pixels, because a few
-# pixels would decide it.
+# A frame with a smaller share of moving pixels has no score of moving pixels, because a few pixels
+# would decide the score.
 LEAST_MOVING = 0.01
 
 
@@ -26,7 +26,7 @@ def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
     """Return the PSNR in dB of the moving pixels: {"restored": dB, "input": dB of the blurry}.
 
     It is the mean over the frames in which more than LEAST_MOVING of the pixels move.
-    lab/joint_gain.py uses it as well. Test: test_the_score_of_moving_pixels_leaves_still_ones_out
+    lab/joint_gain.py uses this score as well.
 
     restored: folder of the restored frames. clip: folder with the folders sharp and blur.
     """

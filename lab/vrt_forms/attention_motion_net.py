@@ -6,7 +6,7 @@ show windows of time within the exposure. Two pictures show windows before it, a
 8, 4, 2 or 1 spike pixels. Each level has a conv net of its own, which corrects the motion.
 
 What must stay: the network has about as many parameters as `MotionNet`, within 5 %
-(test_the_motion_is_found_by_both_networks). Free to change: the sizes below, if it stays so.
+(test_the_motion_is_found_by_both_networks). Free to change: the sizes below, within this limit.
 """
 
 import torch

@@ -106,7 +106,7 @@ def clips_of(out: Path, name: str, clip_set: ClipSet, source: Path) -> list[Clip
 
 
 def draw_clip(clips: Sequence[Sequence[Any]], rng: np.random.Generator) -> Any:
-    """Draw a set, all sets alike, and a clip of this set."""
+    """Draw a set, and a clip of this set. All sets are equally likely."""
     clips_of_set = clips[int(rng.integers(len(clips)))]
     return clips_of_set[int(rng.integers(len(clips_of_set)))]
 

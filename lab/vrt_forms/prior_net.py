@@ -8,8 +8,8 @@ equations. The prior sees all frames. The shipped weights of the steps stay as t
 
 What must stay: a new prior changes nothing (test_a_new_network_changes_nothing), and both networks
 of the form have about the same number of parameters
-(test_both_networks_of_a_form_are_trained_for_the_same_time). Free to change: the sizes below, if it
-stays so.
+(test_both_networks_of_a_form_are_trained_for_the_same_time). Free to change: the sizes below, if
+both networks keep about the same number of parameters.
 """
 
 import torch

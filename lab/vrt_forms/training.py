@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lab.vrt_forms.form import Form
 
 # Settings of the training. They are usual values for Adam, and no comparison with others is
-# recorded. Both networks of a form have the same.
+# recorded. Both networks of a form have the same settings.
 #
 # The moving average keeps this share of its old weights in each step, so it is about the mean of
 # the last 1 / (1 - 0.99) = 100 steps.

@@ -53,8 +53,8 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
         except BrokenPipeError:
             if not _is_reader_gone():
                 raise  # it was another pipe, to a process that the script has started
-            # Let what is still in the buffer go to the null device, because at its end Python
-            # would fail to write it.
+            # The buffer may still hold text. Python would write it at its own end, and fail. So
+            # connect stdout to the null device.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return READER_GONE
 

@@ -47,8 +47,9 @@ WEIGHTS = {
     path.stem: f"weights/{path.name}" for path in sorted(SHIPPED_WEIGHTS.parent.glob("*.pth"))
 }
 WEIGHTS |= {name: name for name in ("vrt/005", "vrt/006", "vrt/007")}
-# What a stranger may ask of the machine. The limits were judged: a larger value lets a visitor use
-# more disk, memory and time. Tests: tests/parts/scripts/test_uploaded_clip.py
+# What a stranger may ask of the machine. The limits were chosen by judgement, not measured. A
+# larger value lets a visitor use more disk, memory and time. Tests:
+# tests/parts/scripts/test_uploaded_clip.py
 MOST_FILE = 256 * 2**20  # bytes of one file; app.py hands it to gradio
 MOST_BYTES = 512 * 2**20  # bytes of all files together
 MOST_FRAMES = 120
@@ -87,7 +88,7 @@ class Work:
         return as_uploaded(text, self.folder)
 
     def cancel(self) -> None:
-        """End the process, and wait until it has ended. A process that has ended stays so."""
+        """End the process, and wait until it has ended. It may have ended before."""
         self.is_cancelled = True
         self.process.kill()
         self.process.wait()

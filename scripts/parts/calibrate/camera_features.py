@@ -79,7 +79,7 @@ def _from_features(views: Sequence[View], light: str) -> Start:
     # RANSAC draws at random. With this seed the same pairs give the same matrix.
     cv2.setRNGSeed(0)
     # affine is (2, 3). is_inlier is (matches, 1), 0 or 1. RANSAC stops as soon as its confidence is
-    # reached. With many wrong matches this takes many of its rounds, at most maxIters.
+    # reached. With many wrong matches it needs many rounds, at most maxIters.
     affine, is_inlier = cv2.estimateAffine2D(
         in_spikes,
         in_frame,
@@ -110,8 +110,9 @@ class Match(NamedTuple):
 def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     """Return the features that are in both images.
 
-    "Near" is meant of descriptors, which say what a feature looks like. Two features match if each
-    is nearest to the other, and clearly nearer than the second nearest feature (CLEAR_MATCH).
+    The descriptor of a feature says what the feature looks like. A feature is "near" another one if
+    their descriptors are alike. Two features match if each is nearest to the other, and clearly
+    nearer than the second nearest feature (CLEAR_MATCH).
     """
     # A wide frame is reduced by a whole factor, because the spike image has few pixels. A narrow
     # frame stays as it is: factor 1.

@@ -13,8 +13,8 @@ from data.cameras.registration.view import View
 from data.spike.geometry import Crop
 from scripts.parts.calibrate.camera_pairs import images_of
 
-# Side of a square of the overlay, in RGB pixels. Smaller squares are too small to compare by eye,
-# larger squares leave long stretches without a border between frame and spikes.
+# Side of a square of the overlay, in RGB pixels. Smaller squares are too small to compare by eye.
+# Larger squares leave long stretches without a border between frame and spikes.
 TILE = 64
 
 
@@ -53,7 +53,7 @@ def _on_frame(rates: np.ndarray, frame: np.ndarray, grid: CalibratedGrid) -> np.
     rates: (h, w) of the spike camera. frame: (H, W).
     """
     # Bring the spikes to the pixels of the whole frame. `to_rgb` takes and returns several
-    # channels. Here it is one channel.
+    # channels. Here there is one channel.
     height, width = frame.shape
     window = grid.window(Crop(top=0, left=0, height=height, width=width))
     seen = window.covered  # (H, W): the pixels that the spike camera sees

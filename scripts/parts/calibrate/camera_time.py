@@ -1,11 +1,10 @@
 """Find when frames were exposed: the time offset, and the share of the planes.
 
     find_time   both, as a `FitResult`, if the cameras' positions are known and the scene moves
-    share_of    the share that is written to the file
+    share_of    the share that is written to the calibration file
 
 --planes gives the planes first ... first + count - 1. The true exposure of a frame may lie at
-another time and be shorter. Its planes are the planes around the middle m, and it has the share s
-of their number:
+another time and be shorter. Its middle is the plane m, and it has the share s of the count planes:
 
     m = first + (count - 1) / 2 + offset
     number of exposed planes = s * count

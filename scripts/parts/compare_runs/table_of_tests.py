@@ -35,7 +35,7 @@ class InputOfClip(NamedTuple):
 
 
 class ScoredTest(NamedTuple):
-    """A test, with what another test must have too, so that the two can be compared."""
+    """A test, and what must be the same in another test so that the two can be compared."""
 
     name: str  # name of the test in the table
     scoring: str  # how metrics were computed, in words
@@ -45,8 +45,9 @@ class ScoredTest(NamedTuple):
 def tests_table(folders: Mapping[str, Path]) -> Table:
     """Return a table of several tests on the same frames: first the input, then a row for each.
 
-    A metric that a test does not have, such as RGB PSNR of grey frames, is a dash. Raises DataError
-    if a test has no scores, or if two tests were scored differently or on different frames.
+    A metric that a test does not have is a dash. E.g. a test of grey frames has no RGB PSNR. Raises
+    DataError if a test has no scores, or if two tests were scored differently or on different
+    frames.
     """
     table_rows: dict[str, TestRow] = {}
     first: ScoredTest | None = None
@@ -84,8 +85,8 @@ def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
 
     result: the content of its metrics.json.
     """
-    # If LPIPS was computed, the text goes on with its network and weights, e.g. "...; LPIPS: ...".
-    # Tests with other weights of LPIPS may be compared, so this part is cut off.
+    # If LPIPS was computed, the text goes on with the network and weights of LPIPS, e.g.
+    # "...; LPIPS: ...". Tests with other weights of LPIPS may be compared, so this part is cut off.
     scoring, _, _ = result["protocol"].get("metrics", "").partition(START_OF_LPIPS_NOTE)
     # The frames of each clip and the scores of its input tell two test sets apart.
     clips = {}

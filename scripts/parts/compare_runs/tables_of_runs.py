@@ -66,8 +66,8 @@ def run_cells(run: Path) -> list[Any]:
     """
     scalars = history.read_history(run)
 
-    # The best validation. Of equal validations it is the last one, because `max` compares the steps
-    # of equal values. A validation with NaN does not count.
+    # The best validation. If several have the same PSNR, `max` compares their steps, so it takes
+    # the last one. A validation with NaN does not count.
     best = "-"
     best_step = "-"
     validations = []

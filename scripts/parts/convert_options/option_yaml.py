@@ -17,8 +17,7 @@ from utils.errors import OptionError
 from utils.options.key_lines import DEEPEST
 
 # Most bytes of a YAML file. PyYAML reads about 50 kB per second, so the program would seem to hang
-# with a larger file.
-# The option files of S-VRT have less than a tenth of this size.
+# with a larger file. The option files of S-VRT have less than a tenth of this size.
 MOST_YAML_BYTES = 2**16
 # Most values of a YAML file. A few lines with aliases can stand for billions of values, which would
 # fill the memory. Option files have some hundreds.

@@ -6,7 +6,8 @@ the network gets
     in S-VRT   (f - mean) / std
     here       (f / rate) ** (G / gamma),   G = 2.2 if the sensor integrated display values, else 1
 
-So `spike.rate` = std and `spike.gamma` = G give the channels of S-VRT, if its mean is 0.
+With `spike.rate` = std and `spike.gamma` = G, the power is 1, and the network gets f / std. This is
+the channel of S-VRT if its mean is 0.
 
 What must stay: the network gets the same channels as in S-VRT, except for the reported differences
 (test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding).
@@ -28,6 +29,7 @@ def convert_spikes(conversion: Conversion, split: str, spike_size: list[int] | N
 
     spike_size: [height, width] of --spike-size
     """
+    # E.g. `datasets.train.spike_h`, `.dataroot_spike` or `.middle_tfp_center`.
     pattern = re.compile(rf"{split}\.((dataroot_)?spike|middle_tfp)")
     if not any(pattern.match(key) for key in conversion.values):
         return

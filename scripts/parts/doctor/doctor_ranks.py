@@ -24,7 +24,7 @@ from utils.run.timing import seconds_of
 
 def check_ranks() -> Iterator[Finding]:
     """Yield where the ranks are, and whether their sums are right and fast. Collective."""
-    # Of each rank: its host, and its version of torch.
+    # For each rank: its host, and its version of torch.
     ranks = utils_dist.gather_objects((os.uname().nodename, torch.__version__))
     hosts = sorted({host for host, _ in ranks})
     versions = {version for _, version in ranks}
@@ -85,9 +85,10 @@ def check_bandwidth(device: torch.device) -> Finding:
 
 
 def from_all_ranks(findings: list[Finding]) -> list[Finding]:
-    """Return the findings of rank 0, and of other ranks the findings that are not "ok". Collective.
+    """Return all findings of rank 0, and the bad findings of the other ranks. Collective.
 
-    A finding that several ranks have is returned once, with the numbers of these ranks.
+    A bad finding has another status than "ok". If several ranks have the same bad finding, it is
+    returned once, with the numbers of these ranks.
 
     findings: what this rank found.
     """

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from utils.errors import OptionError
 
-# Frames that are shown of a test clip. The page holds every image, so more frames make it larger.
+# Number of frames of a test clip that are shown. The page holds every image, so more frames make
+# the page larger.
 SHOWN = 6
 
 

@@ -34,9 +34,9 @@ from scripts.parts.spike_tool.spike_sizes import correlation
 # Sizes that fit the length of a file are named in one line below the table, at most this number.
 # More would fill the screen.
 MOST_NAMED = 40
-# By how much the smoothness of the right bit order must be larger. This number is smaller than
-# CLEAR_LEAD of spike_ranking.py, because a wrong bit order changes the correlation along the rows
-# only.
+# By how much the smoothness of one bit order must be larger than the smoothness of the other order.
+# This number is smaller than CLEAR_LEAD of spike_ranking.py, because a wrong bit order changes only
+# the correlation along the rows.
 CLEAR_ORDER = 0.01
 
 

@@ -128,7 +128,8 @@ class Simulation:
     def planes(self) -> Iterator[np.ndarray]:
         """Yield each plane as (1, h, w), so that only one plane is in memory."""
         for n in tracked(range(self.count), self.count, "simulating", "planes"):
-            t = n / self.planes_per_frame  # in frames, e.g. plane 12 of 8 a frame: 1.5
+            # In frames. E.g. with 8 planes per frame, plane 12 has the time 12 / 8 = 1.5.
+            t = n / self.planes_per_frame
             yield self.sensor.step(self.light.at(t))[None]
 
 

@@ -26,11 +26,10 @@ from utils.output_folder import publish_folder, scratch_folder
 from utils.video.container import WRITABLE_SUFFIXES
 from utils.video.writer import VideoWriter
 
-# Images that are lower than this number of pixels are enlarged by a whole factor, so that single
-# pixels can be seen.
-LEAST_HEIGHT = 320
-# `play` makes at most this number of video frames, unless --step is given: 20 s at 25 frames a
-# second.
+# Small images are enlarged, so that single pixels can be seen. The factor is the largest whole
+# number with which the height is at most this number of pixels. E.g. 128 pixels become 256.
+MOST_ENLARGED_HEIGHT = 320
+# Without --step, `play` makes at most this number of video frames: 20 s at 25 frames per second.
 MOST_FRAMES = 500
 
 # ---- Chosen planes: recon ---------------------------------------------------------------------
@@ -62,7 +61,7 @@ def write_images(
     tick_hz: planes per second, for the titles; None: the titles have no time.
     """
     # Each image is made only when it is written. So a video or a folder of many planes needs the
-    # memory of one image. `_` is the plane itself, which recon does not show.
+    # memory of one image. `_` is the plane (h, w) in {0, 1}, which recon does not show.
     images = tracked(rendering.images(planes), len(planes), rendering.name, "planes")
     suffix = out.suffix.lower()
     if suffix in WRITABLE_SUFFIXES:
@@ -144,6 +143,6 @@ def panels(images: dict[str, np.ndarray]) -> np.ndarray:
     """
     first_image = next(iter(images.values()))
     height, width = first_image.shape
-    factor = max(1, LEAST_HEIGHT // height)
+    factor = max(1, MOST_ENLARGED_HEIGHT // height)
     shown = {name: cv2.cvtColor(image, cv2.COLOR_GRAY2RGB) for name, image in images.items()}
     return comparison_strip(shown, (factor * height, factor * width))
