@@ -37,7 +37,7 @@ from torch.utils.data import Dataset
 from data.augment import CAMERAS, Augment, CameraDraw
 from data.cameras import spike_grid, spike_source
 from data.cameras.channels_of_frame import read_channels
-from data.cameras.self_calibration import calibrated
+from data.cameras.self_calibration import calibrate_clips
 from data.clip import Clip
 from data.clip_sources import ClipSources
 from data.clips.clip_cache import CacheReader
@@ -123,9 +123,9 @@ class ClipDataset(ClipSources, Dataset):
         clips_of_roots = [self.backend.clips(source) for source in self.sources]
         self.clips: Sequence[Clip] = join_clips(clips_of_roots)
         # With spike.calibration "auto", the calibration of a clip is estimated from its own frames
-        # and spikes. `calibrated` returns as many clips, in the same order, with calibrations.
+        # and spikes. `calibrate_clips` returns as many clips, in the same order, with calibrations.
         if any(is_auto(source) for source in self.sources):
-            self.clips = calibrated(self.clips, self.backend)
+            self.clips = calibrate_clips(self.clips, self.backend)
         # Number of the first clip of each root, then the number of all clips. E.g. two roots of 2
         # clips and 1 clip give [0, 2, 3].
         self.first_clips = begins_of([len(clips) for clips in clips_of_roots])

@@ -1,6 +1,6 @@
 """Calibrate two cameras from a clip itself: `spike.calibration` "auto".
 
-`calibrated` is called once, when the clips of a data set are listed. For each clip it compares
+`calibrate_clips` is called once, when the clips of a data set are listed. For each clip it compares
 FRAMES blurry frames with the spikes around their exposures (data/cameras/registration), and
 gives the clip the calibration that it finds.
 
@@ -64,7 +64,7 @@ AROUND = 40
 logger = logging.getLogger(__name__)
 
 
-def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
+def calibrate_clips(clips: Sequence[Clip], files: Any) -> list[Clip]:
     """Return the clips, with the calibrations that their frames show. Logs the result of each fit.
 
     A clip stays as it is if its `spike.calibration` is not "auto", or if dataset.json gives its

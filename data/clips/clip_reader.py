@@ -2,10 +2,10 @@
 
 For `main_test_vrt.py --input`, data/own_clips.py calls `user_clips`, which works in these steps:
 
-    _find_clips   finds the clips below a path
-    user_clip     matches the files of frames, spikes and sharp frames of a clip, and checks them
-                  (data/clips/user_clip.py)
-    calibrated    with spike.calibration "auto": finds where the spike pixels lie on the frames
+    _find_clips       finds the clips below a path
+    user_clip         matches the files of frames, spikes and sharp frames of a clip, and checks
+                      them (data/clips/user_clip.py)
+    calibrate_clips   with spike.calibration "auto": finds where the spike pixels lie on the frames
 
 The result is a list of readers (data/clips/readers.py), one for each clip.
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.cameras import spike_source
-from data.cameras.self_calibration import calibrated
+from data.cameras.self_calibration import calibrate_clips
 from data.cameras.spike_grid import warn_uncovered
 from data.cameras.unknown_planes import UnknownPlanes, joined_errors
 from data.cameras.user_spikes import user_spikes
@@ -109,9 +109,9 @@ def user_clips(
     if refused:
         raise joined_errors(refused)
 
-    # With spike.calibration "auto", `calibrated` estimates where the spike pixels lie on the
+    # With spike.calibration "auto", `calibrate_clips` estimates where the spike pixels lie on the
     # frames. With other values it changes nothing.
-    clips = calibrated(clips, DiskFiles())
+    clips = calibrate_clips(clips, DiskFiles())
     for clip in clips:
         if clip.spikes:
             path_of_frames = str(clip.opened["lq"].path)

@@ -155,7 +155,7 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
     width = frame_width // recipe.ratio
     # With light "display", the sensor integrates display values, so the curve is a straight line.
     gamma = recipe.gamma if recipe.light == "linear" else 1.0
-    path = LightPath(grey_light(frames, (height, width), gamma), len(frames), recipe.method)
+    light_path = LightPath(grey_light(frames, (height, width), gamma), len(frames), recipe.method)
     sensor = IntegrateAndFire(
         height,
         width,
@@ -175,7 +175,7 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
         for p in range(planes):
             t = e * average + p / recipe.interpolate
             if t <= len(frames) - 1:  # the last raw frame
-                yield sensor.step(path.at(t))[None]  # (1, h, w)
+                yield sensor.step(light_path.at(t))[None]  # (1, h, w)
 
     # The exposures must be made in the order of time, because each plane changes the sensor: the
     # charge that is left after one exposure is the first charge of the next exposure.

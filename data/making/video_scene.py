@@ -46,8 +46,8 @@ def video_scene(
         return cv2.LUT(picture, LIGHT_OF_DISPLAY_VALUE)
 
     # The frames of the intervals, with one frame before and one frame after them (FRAMES_BESIDE).
-    path = LightPath(light_of, count=cut.frames(intervals=count))
-    height, width = path.at(0.0).shape[:2]
+    light_path = LightPath(light_of, count=cut.frames(intervals=count))
+    height, width = light_path.at(0.0).shape[:2]
     corners = _corners_of_crop(height, width, crop=crop, count=count, planes=planes, rng=rng)
 
     # Times are in frames of the cut. The first sharp instant is at the first frame that has half an
@@ -61,7 +61,7 @@ def video_scene(
         planes_since_sharp = plane - first_sharp_plane
         time = first_sharp_time + cut.average * planes_since_sharp / planes
         x, y = (corner + (crop - 1) / 2).tolist()  # middle of the crop
-        yield cv2.getRectSubPix(path.at(time), (crop, crop), (x, y))
+        yield cv2.getRectSubPix(light_path.at(time), (crop, crop), (x, y))
 
 
 def _corners_of_crop(
