@@ -18,7 +18,7 @@ from data.clip_dataset import TrainClips
 from data.clip_reading import Draw
 
 # What is compared. With these numbers, a check takes about a second with frames of 720p. The time
-# grows with their product.
+# grows with the product of both numbers.
 SAMPLES = 4  # number of samples
 FRAMES = 2  # number of frames in each sample
 # Share of the samples that must be wrong for a warning, e.g. 3 of 4. It is below 1, so that one
@@ -73,7 +73,7 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
 
 
 def _name_and_advice(sample: _Sample, option_file: str) -> tuple[str, str]:
-    """Return two texts for a warning: the name of a sample, and advice how to look at it."""
+    """Return two texts for a warning: the name of a sample, and how the user can look at it."""
     draw = sample.draw
     if sample.index is None:
         frame = draw.frames[0]
@@ -88,11 +88,12 @@ def _name_and_advice(sample: _Sample, option_file: str) -> tuple[str, str]:
 
 
 def _samples_of_training(dataset: Any) -> list[_Sample]:
-    """Return some samples of the first epoch of a training set, none if it has no spikes."""
+    """Return some samples of the first epoch of a training set. Without spikes, returns none."""
     # A user's dataset of another class has no method `draw`, so nothing can be compared.
     if not isinstance(dataset, TrainClips):
         return []
-    # An RGB dataset has no spikes. All clips of a dataset have spikes, or none has.
+    # An RGB dataset has no spikes. The first clip tells it, because either all clips of a dataset
+    # have spikes, or none of them.
     if not dataset.clips[0].spikes:
         return []
     samples = []

@@ -46,7 +46,7 @@ def pairs_of_sample(
     dataset: reads a `Draw` by its method `read`. draw: clip, frames and crop of the sample.
     kind: "gt" or "lq", the frames to read.
     """
-    # E.g. for a sample of 6 frames and count 2, the positions 0, 3 (the middle) and 5.
+    # E.g. for a sample of 6 frames and count 2, read the positions 0, 3 (the middle) and 5.
     frame_count = len(draw.frames)
     middle_position = frame_count // 2
     positions = {middle_position, *evenly_spaced(frame_count, wanted=count)}
@@ -66,7 +66,7 @@ def evenly_spaced(count: int, wanted: int) -> list[int]:
     if count == 0:
         return []
     exact = np.linspace(0, count - 1, wanted)
-    # If count < wanted, neighbours are rounded to the same number. The set has it once.
+    # If count < wanted, some neighbours are rounded to the same number. The set keeps it once.
     return sorted({round(number) for number in exact})
 
 
@@ -122,12 +122,13 @@ def with_mean_of_exposure(draw: Draw) -> Draw:
     )
     exposures = []
     for exposure in draw.clip.exposures:
-        # Read the planes of the exposure without context. The sharp instant is set to their middle.
+        # Read only the planes of the exposure. `center`, the sharp instant, is set to their middle,
+        # because the mean shows the whole exposure.
         planes = exposure.own
         exposures.append(
             Exposure(
                 own=planes,
-                pieces=(planes,),  # one range of planes: no plane between two files is missing
+                pieces=(planes,),  # all planes that are read
                 before=0,  # no context before `own`
                 center=(planes.count - 1) / 2,
                 origin=exposure.origin,

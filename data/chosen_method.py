@@ -1,13 +1,13 @@
 """Make what --method of main_test_vrt.py asks for: a formula, the joint solution, or both.
 
 models/restore/request.py has turned --method and method.key=value into two sections of options.
-`choose_method` checks them and returns a `ChosenMethod`. From this, main_test_vrt.py makes the
-method that restores the clips.
+`choose_method` checks both sections and returns a `ChosenMethod`. From it, main_test_vrt.py makes
+the method that restores the clips.
 
 A *formula* computes a frame from spikes without weights (data/reconstruct.py), e.g. tfp or
 exposure. The *joint solution* improves first estimates of the frames, which come from a formula or
-from a network. Here only its options are read (data/motion/joint_options.py); main_test_vrt.py
-makes the method (data/motion/joint_method.py).
+from a network. Only the options of the joint solution are read here (data/motion/joint_options.py).
+main_test_vrt.py makes its method (data/motion/joint_method.py).
 
 What must stay: each refusal comes before a file of clips or weights is read
 (tests/stories/test_bad_input.py). A new formula is an entry in data/reconstruct.py.

@@ -68,7 +68,8 @@ class FrameFiles(FileReading):
     meta_info_file: Root | None = Field(
         None, description="List of the clips to use; null: all folders."
     )
-    # Three parts, each may be missing: a 0, a width of up to two digits, and a "d". E.g. "08d".
+    # A format of numbers, e.g. "08d". It has three parts, and each may be missing: a 0, a width of
+    # up to two digits, and a "d".
     filename_tmpl: Annotated[str, Field(pattern=r"^0?[0-9]{0,2}d?$")] | None = Field(
         None, description='Form of the frame numbers, e.g. "08d"; null: any.'
     )

@@ -70,12 +70,12 @@ class Draw:
 class ClipDataset(ClipSources, Dataset):
     """The base of the training and test datasets: their clips, and reading frames of one clip.
 
-    Subclasses may override (the methods without a page are in data/clip_sources.py):
+    Subclasses may override these methods. `frames_of` is below, the others are in
+    data/clip_sources.py:
 
     * `places` for other folders or keys,
     * `sources_of` and `check` for other kinds of files,
-    * `frames_of` (below) to read other frames of a kind, e.g. to leave out every second blurry
-      frame,
+    * `frames_of` to read other frames of a kind, e.g. to leave out every second blurry frame,
     * `may_share_frames` to allow that blurry and sharp frames are the same files, e.g. because
       `frames_of` reads different frames of them.
 
@@ -133,9 +133,9 @@ class ClipDataset(ClipSources, Dataset):
     def _warn_uncovered(self) -> None:
         """Warn once for each frame size if the spike camera does not see the whole frame."""
         warned_sizes = set()
-        # A form is a combination of size, number of instants and spike settings. One clip of each
-        # form is enough. `self.clips` may be a table of a million clips, which makes a `Clip` only
-        # when somebody asks for it. So a loop over all clips would be slow.
+        # One clip of each form is enough. (A form is a combination of size, number of instants and
+        # spike settings.) A loop over all clips would be slow: `self.clips` may be a table of a
+        # million clips, which makes each `Clip` when it is asked for.
         for clip in one_of_each_form(self.clips):
             if clip.spikes and clip.size not in warned_sizes:
                 warned_sizes.add(clip.size)

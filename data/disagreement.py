@@ -2,9 +2,10 @@
 
 Three causes are tried one after the other:
 
-    flipped    some flip of the spikes correlates with the frame
+    flipped    the spikes correlate with the frame after a flip
     shifted    the phase correlation is sure of a shift
-    unknown    neither: other spikes, another size, or a picture without texture
+    unknown    neither of both. E.g. the spikes belong to another frame, the size of the planes is
+               wrong, or the picture has no texture
 
 What must stay: the options that a text names, because the user checks them. Free to change: the
 other words.
@@ -55,8 +56,8 @@ def what_differs(
     )
 
 
-# The flips that are tried on the spikes, as an index into (H, W): np.s_[::-1] reverses the rows.
-# The words are part of the warning.
+# The flips that are tried on the spikes: {words of the warning: index into a picture (H, W)}. E.g.
+# np.s_[::-1] reverses the rows.
 FLIPS = {
     "upside down (spike.flip)": np.s_[::-1],
     "mirrored left to right (spike.calibration, key mirror)": np.s_[:, ::-1],

@@ -174,8 +174,8 @@ def _refuse_exposures(columns: Columns) -> None:
     rows = rows_in(by_row(numbers))  # one `Row` for all rows, in which each field is (rows,)
     _demand_all(rows.plane_count >= 1, "exposures")
 
-    # The center must be between the first and the last plane of the frame. If it was an int, it
-    # must have no fraction.
+    # The center must be between the first and the last plane of the frame. If the row says that the
+    # center was an int, the stored float must have no fraction.
     _demand_all(np.isfinite(centers), "centers")
     _demand_all((centers >= 0) & (centers <= rows.plane_count - 1), "centers")
     _demand_all(rows.has_whole_center <= 1, "centers")

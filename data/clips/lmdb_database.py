@@ -10,8 +10,8 @@ environment. Two properties of LMDB can end the process or give wrong data:
   parent. So there is one environment for each root, and none is open during a fork
   (test_threads_that_begin_together_open_an_lmdb_once).
 
-What must stay: both. Free to change: the texts of the errors, and the settings of `lmdb.open` that
-only concern speed.
+What must stay: the protection from both. Free to change: the texts of the errors, and the settings
+of `lmdb.open` that only concern speed.
 
 Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_any_bytes.py
 """
@@ -119,7 +119,8 @@ def _refuse_short_lmdb(root: str, environment: Any) -> None:
     """Close and refuse an LMDB if its file has fewer bytes than its first pages say.
 
     LMDB maps the file into memory. A read beyond the end of the file would kill the process
-    (SIGBUS). Opening an LMDB reads only its first two pages, so it does not notice a short file.
+    (SIGBUS). A page is a block of the file, usually of 4096 bytes. Opening an LMDB reads only its
+    first two pages, so it does not notice a short file.
 
     environment: the opened LMDB, an object of the package lmdb.
     """

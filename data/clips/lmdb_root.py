@@ -9,8 +9,8 @@ What must stay:
 
 * names and order of clips and frames, because samples are numbered in this order
   (test_an_lmdb_of_frames_gives_the_samples_of_the_files),
-* the sizes of the values are read in a process of their own, because damage within the file can end
-  the process that reads it.
+* the sizes of the values are read in a separate process, because damage within the file can end the
+  process that reads the file.
 
 Free to change: how the lines of meta_info.txt are read, as long as they give the same keys.
 

@@ -4,8 +4,8 @@ A network file system answers each call slowly, but answers many calls at the sa
 are computed faster too, because OpenCV and NumPy let other threads work meanwhile.
 
 What must stay: the results come in the order of the items, and an error of an item reaches the
-caller. All checks of data rely on both. E.g. test_sound_data_are_not_read_again fails if the order
-changes.
+caller. All checks of data rely on the order and on the error. E.g.
+test_sound_data_are_not_read_again fails if the order changes.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_manifest.py
 """
@@ -21,9 +21,9 @@ from typing import TypeVar
 # threads than cores. Fewer threads would make a check on a network file system slower, and more
 # threads would take more memory.
 THREADS = 16
-# Number of items that a thread takes at once. Each handing over takes some microseconds, so a
-# smaller number would be slow for a million files. With a larger number, the last threads would
-# work alone at the end.
+# Number of items that a thread takes at once. It takes some microseconds to give items to a thread,
+# so a smaller number would be slow for a million files. With a larger number, a few threads would
+# still work at the end while the other threads have nothing to do.
 ITEMS_AT_ONCE = 32
 
 Item = TypeVar("Item")

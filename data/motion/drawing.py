@@ -2,15 +2,15 @@
 
 `scripts/show_motion.py`, `scripts/show_sample.py` and the report of a test show the pictures. The
 hue of a pixel is the direction of its motion, with the colours of Baker et al., "A database and
-evaluation methodology for optical flow" (IJCV 2011). But the saturation is the length of the
-motion, divided by the length that has the full colour in this picture. Still pixels are white.
+evaluation methodology for optical flow" (IJCV 2011). The saturation is the length of the motion,
+divided by the length that has the full colour in this picture. Still pixels are white.
 
 What must stay: PICTURE_NAMES, because they name the pictures in the folder of a test. LEGEND says
 the colours and the limits in words, so both change together. All else is free, because no frame
 depends on a picture.
 
-Tests: tests/stories/test_motion_pictures.py notices another hue,
-tests/parts/data/test_drawing.py another limit of `untrusted_pixels`. No test looks at the
+Tests: tests/stories/test_motion_pictures.py notices another hue, and
+tests/parts/data/test_drawing.py notices another limit of `untrusted_pixels`. No test looks at the
 grey levels of `error_picture`.
 """
 
@@ -27,7 +27,8 @@ from utils.contract import FramePicture
 # share of the pixels has longer ways. If the longest way of all were taken instead, one wrong way
 # could make all others pale.
 SHARE_ABOVE_FULL_COLOUR = 0.05
-# Least length with the full colour, in pixels. So if all ways are short, the picture is pale.
+# Only ways of at least this length, in pixels, have the full colour. So if all ways of a picture
+# are shorter, the picture is pale.
 FULL_COLOUR_AT_LEAST = 1.0
 # A motion is drawn as not trusted if both hold (`untrusted_pixels`):
 #

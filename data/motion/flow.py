@@ -12,8 +12,8 @@ the sharp instant to nine times of the exposure (shifts.py; the sharp instant is
                       less noise than a single picture
         second search DIS from the mean picture to each other picture (the shifts there), and from
                       every second of these pictures to the mean picture (the shifts back)
-        errors        large where the shifts there and back do not end where they began. A time
-                      without shifts back gets the mean difference of the two times beside it
+        errors        large where the way there and back does not end where it began. A time without
+                      shifts back gets the mean difference of the two times beside it
         curves        near the shifts there, each weighted by its expected error
 
 A picture of some planes (binary pictures of the spike camera) is far sharper than the blurry frame,
@@ -39,8 +39,9 @@ from data.motion.shifts import INSTANTS, Motion, lengths_of, motion_times, value
 from data.motion.spike_pictures import pictures_at
 from data.motion.view import View
 
-# If pictures are noisy, the noise misleads the shifts there and back alike, so their difference
-# says too little. So all expected errors are multiplied by this factor.
+# If pictures are noisy, the noise leads the shifts there and the shifts back astray in the same
+# way. So their difference is too small, and the expected errors would be, too. All expected errors
+# are then multiplied by this factor.
 FACTOR_IF_NOISY = 2.5
 
 
@@ -162,10 +163,11 @@ def _second_search(
 
 
 def _is_between(index: int, sharp: int) -> bool:
-    """Return whether a time has no search back: an odd number of times from the sharp instant.
+    """Return whether a time has no search back, as every second time.
 
-    E.g. of the nine times 0 to 8 with the sharp instant 4: 1, 3, 5 and 7. With a search back at all
-    times, the motion takes a sixth more time, and the PSNR changes by -0.02 to +0.01 dB.
+    E.g. of the nine times 0 to 8 with the sharp instant 4, the times 1, 3, 5 and 7 have none. With
+    a search back at all times, the motion takes a sixth more time, and the PSNR changes by -0.02 to
+    +0.01 dB.
     """
     return (index - sharp) % 2 == 1
 

@@ -194,9 +194,9 @@ def _clipped_pixels(exposures: list[ExposureLight]) -> np.ndarray:
     return is_clipped
 
 
-# Least usual gain, in spikes per plane. It matters only for a clip without any spike: its gain
-# would be 0, and a grey value, rate / gain, would divide by 0. No real camera has a gain as small
-# as one spike in a million planes.
+# Least usual gain, in spikes per plane. It matters only for a clip without any spike. The gain of
+# this clip would be 0, and its grey values, rate / gain, would divide by 0. No real camera has a
+# gain as small as one spike in a million planes.
 LEAST_GAIN = 1e-6
 
 

@@ -25,7 +25,7 @@ class JointOptions(Section):
     """
 
     type: Literal["joint"] = "joint"  # chooses this section among the sections of all methods
-    # Number of planes that are read before and after an exposure. None: half as many as the
+    # Number of planes that are read before and after an exposure. None: half as many as the longest
     # exposure has. Set 0 if there are gaps between the spike files of a clip. Otherwise planes from
     # after a gap would count as the planes that follow the exposure.
     context: Count | None = None
@@ -33,7 +33,7 @@ class JointOptions(Section):
     # group are taken to have the same motion, so with fewer groups a fast scene loses sharpness.
     groups: Positive = Solver.groups
     # Number of times that the equations are linearised, and number of steps of conjugate gradients
-    # after each linearisation. More of them make the frame sharper and noisier.
+    # after each linearisation. With larger numbers the frame is sharper and noisier.
     linearisations: Positive = Solver.linearisations
     steps: Positive = Solver.steps
     # Least standard deviation that is assumed for the error of a blurry pixel, in display values (0

@@ -46,13 +46,14 @@ class LearnedParts:
 
 
 # The steps for few spikes are used if a pixel of median light has fewer spikes than this in an
-# exposure. Below 6 spikes they are better, and above 14 they may be worse than the steps for good
-# light (docs/benchmarks/quality_details.md, "Why two sets of steps").
+# exposure. Below 6 spikes, the steps for few spikes are better than the steps for good light. Above
+# 14 spikes, they may be worse (docs/benchmarks/quality_details.md, "Why two sets of steps").
 FEW_SPIKES = 10.0
 # Least area of a spike pixel, in RGB pixels. If spike pixels are smaller, the learned steps are not
-# used. With the area 1 they gain as much as in their training, with 1/4 they lose 2.5 dB
-# (docs/benchmarks/quality_details.md, "What the cameras change"). The limit is below 1, so that
-# spike pixels that are as large as RGB pixels pass, even if the calibration is a little wrong.
+# used. With the area 1 the steps gain as much as in their training, but with the area 1/4 they lose
+# 2.5 dB (docs/benchmarks/quality_details.md, "What the cameras change"). The limit is a little
+# below 1. So spike pixels that are as large as RGB pixels pass it, even if the calibration is a
+# little wrong.
 LEAST_AREA = 0.6
 
 

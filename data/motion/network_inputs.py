@@ -121,7 +121,7 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     lengths: (K, 1, 1), of the windows in usual planes.
     inside: which windows divide the exposure.
     """
-    # A window without any plane has no light. The length 1 only keeps 0 / 0 away.
+    # A window without any plane has no light. It is divided by 1, because 0 / 0 is no number.
     divisors = np.where(lengths > 0, lengths, 1)
     # The light up to an edge never falls from one edge to the next. So a rate is negative only by
     # rounding, which `maximum` mends.
@@ -187,7 +187,7 @@ def _deviations(counts: np.ndarray, lengths: np.ndarray, brightness: _Brightness
 # Least number of spikes in an eleventh around a pixel: the logarithm of 0 is infinite.
 LEAST_AROUND = 8e-3
 # Factor of the contrast of the blurry frame. Most display values differ from their mean by less
-# than 0.5, so that most contrasts are below 1.
+# than 0.5, so with this factor most contrasts are below 1.
 CONTRAST = 2.0
 
 

@@ -39,7 +39,7 @@ class RecordedClip:
 
     reader: the clip.
     context: number of planes that are read before and after an exposure. None: half as many as the
-    longest exposure has. At the beginning and at the end of a clip there are fewer, or none.
+    longest exposure has. At the beginning and at the end of a clip, fewer planes are read, or none.
 
     Raises DataError if the clip has no spikes.
     """

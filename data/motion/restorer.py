@@ -113,7 +113,7 @@ class MotionRestorer:
     solver: settings of the equations.
     improve: function that makes a first estimate better.
     context: number of planes that are read before and after an exposure. None: half as many as the
-    exposure has.
+    longest exposure of the clip has.
     least_area: least area of a spike pixel, in RGB pixels. If spike pixels are smaller, all frames
     keep their first estimate. 0: no area is too small.
     """

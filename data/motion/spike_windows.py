@@ -4,13 +4,15 @@ A plane is one binary picture (h, w) of the spike camera, and a window is some p
 pixel fires when it has collected a fixed amount of light, so the light of an interval between two
 spikes is one spike, spread evenly over the interval:
 
-    count   spikes of a pixel in a window
-    light   the same, but an interval that lies partly in the window counts by its part
+    count   number of spikes of a pixel in a window
+    light   number of intervals of a pixel in a window. An interval that lies partly in the window
+            counts by this part, e.g. as 0.5 if half of it lies in the window
 
 In dim light an interval reaches over several windows. Then the light is the same in all of these
 windows, and only the count tells when light came. So the network sees both.
 
-Both are differences of sums up to the edges of a window. The light up to the time t is
+Count and light are differences: the value up to the end of a window, minus the value up to its
+begin. The light up to the time t is
 
     light up to t = n + (t - last) / (following - last)
 
@@ -64,8 +66,8 @@ def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
     counts = np.diff(np.stack(spikes_before), axis=0).astype(np.float32)  # (K, h, w)
     light = np.diff(np.stack(light_before), axis=0).astype(np.float32)  # (K, h, w)
     lengths = np.diff(edges)
-    # In an exposure of few planes a window may have no plane. It tells nothing, so it counts as not
-    # recorded.
+    # In an exposure of few planes a window may have no plane. Such a window tells nothing, so it
+    # counts as not recorded.
     are_recorded = (edges[:-1] >= 0) & (edges[1:] <= planes) & (lengths > 0)
     return Windows(counts, light, lengths.astype(np.float32), are_recorded)
 

@@ -72,7 +72,7 @@ class View:
         Returns (h m, w n, 2) float32, X and Y in RGB pixels. The points of the spike pixel in row r
         and column c of the plane are at [r m : (r + 1) m, c n : (c + 1) n].
 
-        They are computed once, so the array must not be changed.
+        The array is computed once and returned by each call, so it must not be changed.
         """
         return self._points_on_frame
 
@@ -87,7 +87,7 @@ class View:
     def pixels_on_plane(self) -> np.ndarray:
         """Return where the RGB pixels lie on the plane: (H, W, 2) float32, x and y.
 
-        It is computed once, so the array must not be changed.
+        The array is computed once and returned by each call, so it must not be changed.
         """
         return self._pixels_on_plane
 

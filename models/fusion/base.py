@@ -114,9 +114,9 @@ class ImageFusion(Fusion):
 
     They have a small residual conv net, `features_of`, whose modules are `head` and `body`.
 
-    base: the frame to which the network adds its output: the "blurry" one, or the "fused" one,
+    base: the frame to which the network adds its output: the "blurry" frame, or the "fused" frame,
     which `on_input` has returned.
-    inputs: channels before the conv net. features: channels after it.
+    inputs: number of input channels of the conv net. features: number of its output channels.
     layers: number of its residual convolutions.
     """
 
@@ -143,7 +143,7 @@ class ImageFusion(Fusion):
 def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
     """Return `spike` if it fits the frames. Raises DataError otherwise.
 
-    Callers go on with the returned tensor: a type checker knows of it that it is not None.
+    Callers use the returned tensor in place of `spike`, because its type says that it is not None.
 
     rgb: the frames (B, T, 3, H, W). spike: must be (B, T, channels, H, W).
     """

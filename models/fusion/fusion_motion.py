@@ -13,8 +13,9 @@ that are made of them. lab/train_motion.py trains the steps.
 
 What must stay: the order of the input channels and of the outputs of the conv net, and the names of
 modules, because weights files depend on both (tests/stories/test_motion_weights.py restores with
-the shipped weights). The options of `MotionFusion` are keys of option files. The shipped weights
-fit every constant below that says so: another value gives worse frames, without an error.
+the shipped weights). The options of `MotionFusion` are keys of option files. The comments of some
+constants below say that the trained weights fit their value. With another value, the shipped
+weights give worse frames, without an error.
 
 Sizes: H x W pixels of a frame. A frame z is (3, H, W), display values in [0, 1].
 
@@ -73,8 +74,8 @@ class Turn(NamedTuple):
     """One of the eight ways to turn and mirror pictures (..., H, W).
 
     lab/train_motion.py draws a turn for each sample, so that the conv net sees eight times as many
-    pictures. This works because no channel contains a direction: the numbers in a channel with x or
-    y of a motion would have to change as well.
+    pictures. Turning the pictures is enough because no channel contains a direction. In a channel
+    with x or y of a motion, the numbers would have to be turned, too.
     """
 
     mirrored: bool = False
@@ -148,7 +149,7 @@ class MotionSteps(nn.Module):
         """
         evidence = equations.evidence()  # (6, H, W)
         # By how much the spikes of the sharp instant are brighter than z_0, (1, H, W). The first
-        # round sets it, because z is still z_0 there.
+        # step sets it, because z is still z_0 then.
         spikes_minus_z_0: Tensor | None = None
         z = z_0
         frames = []
@@ -233,8 +234,8 @@ def _channels_at_full_size(
 ) -> Tensor:
     """Return what a step sees at full size, (CHANNELS_AT_FULL_SIZE, H, W).
 
-    Each line has 3 channels, one for each colour, but g_s has 1. The scale brings the differences
-    to about 1.
+    Each tensor below has 3 channels, one for each colour, but g_s has 1 channel. The scale brings
+    the differences to about 1.
 
     to_proposal: proposal - z.
     """
@@ -255,7 +256,8 @@ def _channels_at_half_size(
 ) -> Tensor:
     """Return what a step sees at half size, but still of each pixel: (CHANNELS_AT_HALF_SIZE, H, W).
 
-    The evidence has 6 channels, each other line has 1. number: of the step, from 0.
+    The evidence has 6 channels, and each other tensor below has 1. number: number of the step,
+    counted from 0.
     """
     # Negative where z fits the spikes of the sharp instant better than z_0.
     growth_of_misfit = pulls.spikes_minus_z.abs() - spikes_minus_z_0.abs()
@@ -324,7 +326,7 @@ class MotionFusion(ExposureFusion):
         self.linearisations = linearisations
         self.proposal_steps = proposal_steps
         self.steps = MotionSteps(step_features, step_layers, step_count)
-        # A second set of steps for exposures with few spikes. (The name is in weights files.)
+        # A second set of steps for exposures with few spikes. Weights files contain its name.
         self.few_steps = None
         if motion_by == "both":
             self.few_steps = MotionSteps(step_features, step_layers, step_count)

@@ -26,8 +26,9 @@ LEAST_SQUARES = 8
 # almost 0. With this number added, its motion is near 0. A larger number would also make the motion
 # of weak texture too small.
 ADDED_TO_SQUARED_GRADIENT = 2e-3
-# Least squares: the largest motion that is believed, in pixels of the level (`MotionNet` works at
-# several resolutions, its levels). A gradient describes a picture only within a pixel or two.
+# Least squares: the result is limited to this motion, in pixels of the level (`MotionNet` works at
+# several resolutions, its levels). A gradient describes a picture only within a pixel or two, so a
+# larger motion is not believed.
 LARGEST_MOTION = 2.0
 # Least squares are taken over SQUARE_SIDE x SQUARE_SIDE pixels around each pixel. The number is
 # odd, so that there is a middle pixel. A larger number averages over more noise, and mixes the
@@ -46,10 +47,10 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     Each of the 5 x 5 pixels around a pixel gives one such equation. The motion (x, y) of the pixel
     is the least-squares solution of these 25 equations.
 
-    The values of a pixel in the 11 windows are a function of the time tau. A parabola is fitted to
-    this function. The slope and the curvature of the parabola are two changes. The light of the
+    A pixel has a value in each of the 11 windows, which are at 11 times tau. A parabola in tau is
+    fitted to these values, and its slope and its curvature are two changes. The light of the
     windows gives two changes, and their number of spikes gives two more. The equations are solved
-    for each of the four changes on its own, so there are four motions (x, y).
+    for each of the four changes separately, so there are four motions (x, y).
 
     moved_pictures: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant. 30 are
     15 windows with 2 pictures each.

@@ -72,8 +72,9 @@ CHANGES = COEFFICIENTS + 1
 
 # Dilations of the inner convolutions of a conv net, repeated from the first.
 DILATIONS = (2, 1, 3, 1)
-# A conv net sees coefficients divided by this usual size, so that the inputs are about 1. Its
-# output is not multiplied by this value: a change is in pixels of the level, see `forward`.
+# A conv net sees coefficients divided by this usual size, so that the inputs are about 1. The
+# output of a conv net is not multiplied by this value, because it is a change in pixels of the
+# level (see `forward`).
 USUAL_SHIFT = 4.0
 # Factor of the initial weights of the last convolution. It is small, so that the curves begin near
 # no motion.
@@ -227,10 +228,10 @@ def _fit_of_parabola(tau: np.ndarray) -> np.ndarray:
 
 
 def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequential:
-    """Build a conv net of `layers` convolutions, whose output begins near 0.
+    """Build a conv net of `layers` convolutions, whose output is near 0 before the training.
 
-    So the first curves hardly move. Because of the dilations, few layers see far: the output of a
-    pixel depends on 17 x 17 pixels with 5 layers, and on 11 x 11 pixels with 4 layers.
+    So an untrained network finds hardly any motion. Because of the dilations, a few layers see far:
+    the output of a pixel depends on 17 x 17 pixels with 5 layers, and on 11 x 11 pixels with 4.
 
     inputs, outputs: numbers of channels. features: number of channels in between.
     """

@@ -43,7 +43,7 @@ class NoFusion(Fusion):
 
 
 # given: arguments that the network passes to the constructor. They are no keys of the option file.
-# Also for "gated" below, and for "exposure" (exposure.py).
+# The operators "gated" (below), "exposure" and "motion" get the same argument.
 @FUSIONS.register("concat", given=("spike_channels",))
 class ConcatFusion(Fusion):
     """Concatenates RGB and spike channels: in_chans = 3 + S."""

@@ -21,9 +21,10 @@ All spike pixels are taken to be as large as the middle one, and turned in the s
 camera is tilted, this is a little wrong near the edges. The time of K grows with the number of
 points in a spike pixel: with 2 x 2 points it is a tenth of the time of the samples.
 
-What must stay: `adjoint` is the adjoint of `__call__`, or conjugate gradients do not converge. In
-tests/parts/data/joint/test_cameras.py, test_the_cameras_see_what_their_equations_say notices other
-means, and test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations another adjoint.
+What must stay: `adjoint` is the adjoint of `__call__`. Otherwise conjugate gradients do not
+converge. In tests/parts/data/joint/test_cameras.py, test_the_cameras_see_what_their_equations_say
+notices other means, and test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations notices
+another adjoint.
 """
 
 import math
@@ -134,7 +135,7 @@ class AreaMeans:
 def _parts_of(points: np.ndarray) -> list[tuple[int, int, float]]:
     """Return the pixels that the mean over points is made of: y, x and weight of each.
 
-    points: (N, 2), x and y in pixels. Each of them is interpolated from four pixels.
+    points: (N, 2), x and y in pixels. Each point is interpolated from four pixels.
     """
     weights: dict[tuple[int, int], float] = {}  # (y, x) -> weight
     for point_x, point_y in points.tolist():

@@ -18,19 +18,19 @@ the groups:
     V_g    samples at v + u_g(v), one for each spike pixel; v is its middle (chunk.py)
 
 In truth a spike pixel sees the mean of the moved picture, and not the moved mean. Both are the same
-where all of its RGB pixels move alike. On clips of videos they differ by 1 to 3 % of the expected
-error of y. The moved mean is computed, because it needs only one sample for each spike pixel. The
-mean of the moved picture would need one for each RGB pixel.
+where all of its RGB pixels move alike. On clips of videos the two means differ by 1 to 3 % of the
+expected error of y. The moved mean is computed, because it needs only one sample for each spike
+pixel. The mean of the moved picture would need a sample for each RGB pixel.
 
 A = (B, S) is both maps together. Its adjoint A^T maps back, from the values of the cameras to a
 frame: <A x, y> = <x, A^T y> for all x and y, where < , > is the sum of the products. A solution
 computes A and A^T about 15 times each, which takes most of its time.
 
-What must stay: `Cameras.adjoint` is the adjoint of `Cameras.__call__`, or conjugate gradients do
-not converge. Whoever changes one of them changes both. In tests/parts/data/joint/test_cameras.py,
-test_the_cameras_see_what_their_equations_say notices a wrong `__call__`, and
-test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations a wrong `adjoint`. Free to
-change: how many groups are computed at a time, and in which order.
+What must stay: `Cameras.adjoint` is the adjoint of `Cameras.__call__`. Otherwise conjugate
+gradients do not converge. Whoever changes one of the two methods must change both. In
+tests/parts/data/joint/test_cameras.py, test_the_cameras_see_what_their_equations_say notices a
+wrong `__call__`, and test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations notices a
+wrong `adjoint`. Free to change: how many groups are computed at a time, and in which order.
 """
 
 import math

@@ -8,9 +8,9 @@ map, here
     A        linear map from a frame to the values of both cameras, (3, H, W) and (M, h, w)
     prior    positive, (H, W): how strongly each pixel of d is held near 0
 
-Each step goes along a direction that is conjugate to all earlier directions, to the point on it
-where the error is smallest. After few steps, what the cameras see clearly has converged, and noise
-has not.
+Each step goes along a direction that is conjugate to all earlier directions. It ends at the point
+of this direction where the error is smallest. After a few steps, what the cameras see clearly has
+converged, and noise has not.
 
 The residuals are divided by M, a number for each pixel and colour (a preconditioner). The nearer M
 is to N, the fewer steps are needed. If all numbers are 1, M has no effect.
@@ -19,7 +19,7 @@ The algorithm is 9.1 of Saad, Iterative Methods for Sparse Linear Systems, 2003.
 
     direction p    residual r    divided_residual z    step_length alpha    energy (r, z)
 
-What must stay: each step, because callers stop after a few of them, before the solution is reached.
+What must stay: each step, because callers stop after a few steps, before the solution is reached.
 tests/parts/data/joint/test_conjugate_gradients.py notices a wrong step.
 """
 
@@ -52,7 +52,8 @@ def conjugate_gradients(
     divided_residual = residual / divisor  # M^-1 residual
     direction = divided_residual.clone()
     energy = _product(residual, divided_residual)  # <residual, M^-1 residual>
-    # A residual may become 0 after few steps. Then `energy` is 0, too, and 0 / 0 would be NaN.
+    # A residual may become 0 after a few steps. Then `energy` is 0, too, and 0 / 0 would be NaN. So
+    # divisors are at least `tiny`.
     tiny = torch.finfo(right_side.dtype).tiny
     # In place, because each tensor of a large frame has ten megabytes or more.
     for number in range(1, steps + 1):

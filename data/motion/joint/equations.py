@@ -48,10 +48,11 @@ class Solver:
     groups: largest G, number of groups of planes. A slow motion gets fewer groups (`group_count`).
     linearisations: number of times that the equations are linearised.
     steps: number of steps of conjugate gradients after each linearisation.
-    noise: least sigma_b, error of a blurry pixel in display values. A noisy frame has more.
+    noise: least sigma_b, the expected error of a blurry pixel in display values. A noisy frame has
+    a larger sigma_b (rgb_equations.py).
     guard: ratio of the squared errors of z and z_0 at which both count alike when they are blended.
-    E.g. with 2.5, z counts more as long as its squared error is less than 2.5 times the squared
-    error of z_0. With 0, z is not blended.
+    E.g. with 2.5, z counts more than z_0 as long as its squared error is less than 2.5 times the
+    squared error of z_0. With 0, z is not blended.
     """
 
     groups: int = 20
@@ -67,9 +68,9 @@ class Equations:
     `solve` is for `--method joint`. `blurry`, `proposal`, `evidence` and `pulls` are for the fusion
     "motion" (utils.contract.JointEquations): their names and what they return must stay.
 
-    The results of an object do not change after it is made, so it may be solved, and then be given
-    to a network. Whoever adds a setting adds it to `Solver`, and whoever adds a kind of equations
-    makes a module for it and adds it to `System`.
+    The results of an object do not change after it is made. So `solve` may be called first, and
+    then the object may be given to a network. Whoever adds a setting adds it to `Solver`. Whoever
+    adds a kind of equations makes a module for it and adds it to `System`.
 
     Attributes:
     solver, pixels: the arguments of the constructor.

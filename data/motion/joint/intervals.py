@@ -1,8 +1,9 @@
 """Find the intervals between two spikes of a pixel, as numpy arrays.
 
 A pixel of the spike camera fires a spike each time when it has integrated a fixed amount of light,
-its threshold. So between two of its spikes it has collected a known amount: as many thresholds as
-it has spikes after the first of the two, up to the second. spike_equations.py makes an equation of
+its threshold. So between two of its spikes it has collected a known amount of light: one threshold
+for each spike after the first of the two spikes, up to the second. E.g. from a spike to the third
+spike after it, the pixel has collected three thresholds. spike_equations.py makes an equation of
 each interval.
 
     plane    one binary picture (h, w) of the spike camera; 1 where a pixel fired
@@ -56,7 +57,7 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
     """
     nearest = _nearest_spikes(stream, edges)
     # Two neighbouring edges may have the same nearest spike, or a pixel may have no spike at all.
-    # Then the counts are equal, so there are 0 thresholds, which means: no interval here.
+    # Then the counts are equal, so `thresholds` is 0: the pixel has no interval here.
     return SpikeIntervals(
         begins=nearest.times[:-1].astype(np.float32),
         ends=nearest.times[1:].astype(np.float32),

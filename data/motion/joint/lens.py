@@ -1,8 +1,8 @@
 """Blur pictures as the lens of the spike camera does.
 
-SpikePixels (spike_pixels.py) blurs what the spike camera sees, and AreaMeans (area_means.py) the
-sharp frame. test_the_cameras_see_what_their_equations_say in
-tests/parts/data/joint/test_cameras.py notices if one of them does not blur.
+SpikePixels (spike_pixels.py) blurs what the spike camera sees, and AreaMeans (area_means.py) blurs
+the sharp frame. test_the_cameras_see_what_their_equations_say in
+tests/parts/data/joint/test_cameras.py notices if one of the two classes does not blur.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def gaussian_kernel(sigma: float) -> Tensor:
-    """Return a Gaussian kernel (n,) whose sum is 1. n is odd and reaches to 3 sigma."""
+    """Return a Gaussian kernel (n,) whose sum is 1. It reaches to 3 sigma, and n is odd."""
     radius = int(np.ceil(3 * sigma))
     distance = torch.arange(-radius, radius + 1) / sigma
     kernel = torch.exp(-(distance**2) / 2)

@@ -10,7 +10,7 @@ that are wanted. But if z changes by a small d, what the cameras see changes in 
 
 The normal equations of the change d need three things of A, with W = w^2:
 
-    A^T W A d    in two steps: `weighted_change` gives w A d, and `adjoint` gives A^T w of it
+    A^T W A d    in two steps: `weighted_change` gives y = w A d, and `adjoint` gives A^T w y
     A^T W r      `gradient`; r are the residuals at z
     R            `row_sums`: the sum of each row of A^T W A over the pixels of one colour
 
@@ -39,7 +39,8 @@ class Linearised:
         self._r_b, self._r_s = system.residuals(z)
         self._w_b, self._w_s = system.robust_weights(self._r_b, self._r_s)
         self._slope = slope_of(z)  # dx / dz, (3, H, W)
-        # What `gradient` and `row_sums` need of B^T. Two pictures at once take less time.
+        # `gradient` needs B^T w_b^2 r_b, and `row_sums` needs B^T w_b^2. Mapping both pictures back
+        # at once takes less time.
         squares = self._w_b**2
         self._gradient_x, self._sums_x = self._cameras.adjoints_of_blurry(
             torch.stack((squares * self._r_b, squares))
@@ -83,7 +84,8 @@ class Linearised:
         # B 1 = 1, and the sums of B^T w_b^2 B are B^T w_b^2. S takes means, too.
         sums_x = self._sums_x
         sums_l = self._cameras.adjoint_of_spikes(self._w_s**2)
-        # The luma has a weight for each colour. It comes twice, once in S and once in S^T.
+        # The luma has a weight for each colour. The weight is squared, because it is a factor of S
+        # and of S^T.
         sums_rgb = luma_weights(sums_l.device) ** 2 * sums_l  # (3, H, W)
         if self._is_display:
             return self._slope**2 * sums_x + sums_rgb

@@ -21,10 +21,11 @@ The equations change z along their gradients. With r for the residuals b - B x a
 Residuals are limited first, and changes at the end, because an equation may be wrong.
 
 What must stay: the channels, their order, and their scales, because the network was trained on
-them. With other ones it still runs, but its frames are worse. So another value of a constant below
-needs a new training, too. tests/stories/test_motion_weights.py notices if the first two channels of
-`evidence` change places, and tests/parts/data/joint/test_network_channels.py if the changes of
-colours and of grey change places in `pulls`. No test notices a channel of another scale.
+them. With other channels the network still runs, but its frames are worse. So another value of a
+constant below needs a new training, too. tests/stories/test_motion_weights.py notices if the first
+two channels of `evidence` change places. tests/parts/data/joint/test_network_channels.py notices if
+the changes of colours and of grey change places in `pulls`. No test notices a channel of another
+scale.
 """
 
 import math
@@ -170,9 +171,10 @@ def _limited_residuals(system: System, z: Tensor) -> Residuals:
 
 # Limit of a change of z, in display values. A larger change comes from equations that are wrong.
 MOST_PULL = 0.3
-# The spikes know a grey value with a precision p = 1 / variance. They pull it by a Newton step,
-# times p / (p + PRIOR_PRECISION), so a grey value that they hardly know is hardly pulled. E.g. an
-# error of 0.01 gives p = 10000 and 0.96 of the step, and an error of 0.05 gives half of the step.
+# The spikes tell a grey value with a precision p = 1 / variance. They change it by a Newton step,
+# times p / (p + PRIOR_PRECISION), so a grey value with a low precision hardly changes. E.g. an
+# error of 0.01 gives p = 10000 and 0.96 of the step. An error of 0.05 gives p = 400 and half of the
+# step.
 PRIOR_PRECISION = 400.0
 
 

@@ -63,9 +63,10 @@ def rgb_equations(recording: Recording, least_error: float, device: torch.device
 def noise_of(grey: Tensor) -> float:
     """Return the standard deviation of the noise of a picture (H, W).
 
-    It is estimated from second differences, which are 0 on flat places and on ramps without noise.
-    Most places of a picture are flat. So the median of the sizes of the differences shows only the
-    noise. The method is from Immerkaer (CVIU 1996), who takes the mean in place of the median.
+    The noise is estimated from second differences. Without noise, they are 0 on flat places and on
+    ramps, and most places of a picture are flat. So the median of the sizes of the differences
+    shows only the noise. The method is from Immerkaer (CVIU 1996), who takes the mean in place of
+    the median.
     """
     if min(grey.shape) < 3:
         return 0.0  # the picture is smaller than the kernel

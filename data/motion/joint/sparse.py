@@ -2,7 +2,7 @@
 
     sparse_matrix    from entries in any order
     csr_matrix       from entries that are sorted by rows, without a copy
-    product          of such a matrix and dense columns
+    product          of a sparse matrix and dense columns
 
 The layout is CSR (compressed sparse rows), because products with it are fast on a CPU.
 
@@ -26,7 +26,7 @@ def sparse_matrix(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[in
         torch.stack((rows, columns)), values, shape, check_invariants=False
     ).coalesce()
     rows, columns = entries.indices()
-    # bincount: number of entries of each row. Their running sums are where the next row begins.
+    # bincount: number of entries of each row. Their sum up to row i is where row i + 1 begins.
     begins = torch.zeros(shape[0] + 1, dtype=torch.int32, device=rows.device)
     begins[1:] = torch.bincount(rows, minlength=shape[0]).cumsum(0)
     return csr_matrix(begins, columns.int(), entries.values(), shape)
@@ -52,7 +52,7 @@ def product(matrix: Tensor, columns: Tensor) -> Tensor:
     `matrix @ columns` gives the same. But on a CPU it copies its result once more, which takes
     longer than the product itself.
     """
-    # Not `new_empty` and beta=0: without MKL (e.g. on ARM) torch multiplies what is there by beta,
-    # and NaN * 0 is NaN.
+    # The sum must begin at 0. `new_empty` with beta=0 is not enough: without MKL (e.g. on ARM),
+    # torch multiplies the old content of the memory by 0, and NaN * 0 is NaN.
     result = columns.new_zeros(len(matrix), columns.shape[1])
     return torch.addmm(result, matrix, columns, out=result)  # 0 + the product

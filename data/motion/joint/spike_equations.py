@@ -11,7 +11,7 @@ equation per interval between two spikes:
     begin, end    times of the two spikes, in planes (binary pictures of the spike camera)
     c_g           share of group g, a part of the planes (groups.py), in the time from begin to end
     y             n / (gain (end - begin)), the measured grey value
-    n             thresholds that the pixel passed between both spikes: 1 for neighbouring spikes
+    n             number of thresholds of light between both spikes: 1 for neighbouring spikes
     gain          spikes per plane of the spike pixel at full light (l = 1)
 
 E.g. a pixel with the gain 0.6 fires at the times 10 and 15: y = 1 / (0.6 * 5) = 0.33. If group 3
@@ -78,7 +78,7 @@ def spike_equations(
     ends = tensor_of(intervals.ends, device)  # (M, h, w)
     n = tensor_of(intervals.thresholds, device)  # (M, h, w), 0 where a pixel has no interval
     has_interval = n > 0
-    lengths = (ends - begins).clamp(min=1)  # at least 1: it may be 0 without an interval
+    lengths = (ends - begins).clamp(min=1)  # at least 1, because it is 0 where n is 0
     coverage = _coverage(begins, ends, lengths, tensor_of(group_edges, device))
 
     r = n / lengths  # spikes per plane, (M, h, w)

@@ -10,17 +10,18 @@ thresholds of light in the time from begin to end, in planes. The error of n has
 
     var(n) = r^2 / 6 + j^2 n        r = n / (end - begin), the rate in spikes per plane
 
-The variance of Poisson noise would be n, far more. E.g. at 0.12 spikes per plane one interval
-between neighbouring spikes tells the light within 5 %.
+The variance of Poisson noise would be n, which is far larger. E.g. an interval between two
+neighbouring spikes (n = 1) at 0.12 spikes per plane: var(n) = 0.0024 + 0.0004 = 0.0028, so the
+error of n is 0.05. One interval tells the light within about 5 %.
 
 Errors of the motion and of the optics add sigma_s, in display values. So the error is computed in
 display values, and at the end it is turned into the unit of y, by the slope of light over display
 values.
 
-A spike equation counts by 1 / (this error), and the network of the fusion "motion" was trained with
-these equations. The tests notice only errors that are far too small. No test guards SIGMA_S and
-JITTER against larger values, e.g. 0.3 and 0.5. So before one is changed, measure the effect
-(docs/benchmarks/quality_details.md, "Its constants").
+The weight of a spike equation is 1 / (this error), and the network of the fusion "motion" was
+trained with these equations. The tests notice only errors that are far too small. No test guards
+SIGMA_S and JITTER against larger values, e.g. 0.3 and 0.5. So before one of the two is changed,
+measure the effect (docs/benchmarks/quality_details.md, "Its constants").
 """
 
 import torch
@@ -30,8 +31,9 @@ from data.motion.joint.values import DARK, display_of_light, slope_of
 from data.spike.pictures import DISPLAY_GAMMA
 
 # sigma_s: the error of a spike equation that motion and optics cause, in display values. 0.02 is
-# about 5 of 255. It matters for bright pixels, whose other errors are smaller. With a smaller value
-# a motion that is a little wrong would pull them. With a larger one, z would stay nearer to z_0.
+# about 5 of 255. It matters for bright pixels, whose other errors are smaller. With a smaller
+# value, a motion that is a little wrong would change bright pixels. With a larger value, the frame
+# z would stay nearer to the first estimate z_0.
 SIGMA_S = 0.02
 # j: standard deviation of a threshold, as a share of the threshold. It matters for intervals with
 # many spikes. E.g. 50 spikes in 100 planes: var(n) = 0.04 by rounding + 0.02^2 * 50 = 0.02 by the
@@ -42,12 +44,12 @@ JITTER = 0.02
 def grey_errors(y: Tensor, r: Tensor, n: Tensor, is_display: bool) -> Tensor:
     """Return the expected error of each measured grey value y, in the unit of y.
 
-    y: grey values, light or display values. r: spikes per plane. n: thresholds between two spikes,
-    0 without an interval. All (M, h, w), as the result.
+    y: grey values, light or display values. r: spikes per plane. n: number of thresholds between
+    two spikes, 0 where there is no interval. All three and the result are (M, h, w).
     is_display: whether the camera integrates display values, so that y is a display value.
     """
     # var(n) = r^2 / 6 + j^2 n. y is proportional to n, so both have the relative error
-    # sqrt(var(n)) / n. At least 1, because n is 0 without an interval.
+    # sqrt(var(n)) / n. Divide by at least 1, because n is 0 where there is no interval.
     variance_of_n = r**2 / 6 + JITTER**2 * n
     relative_error = variance_of_n.sqrt() / n.clamp(min=1)
 

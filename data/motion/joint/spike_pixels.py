@@ -1,4 +1,4 @@
-"""Map pictures from RGB pixels to spike pixels, as the spike camera sees them, and values back.
+"""Map pictures from RGB pixels to spike pixels, as the spike camera sees them, and map values back.
 
 The spike camera has a lens of its own, and its pixels cover other areas than the RGB pixels. So a
 spike pixel sees the mean of a part of the frame:
@@ -15,7 +15,7 @@ The area of a spike pixel is sampled at m x n points, about one for each RGB pix
 row of D has an entry for each point and each of its four RGB pixels.
 
 One map leads back, from spike pixels to RGB pixels: `to_frame` interpolates values that are known
-for spike pixels, e.g. how far each of them is trusted.
+for spike pixels, e.g. how far each spike pixel is trusted.
 
 For a scene in motion, the equations of an exposure take the mean at each place of the sharp frame
 (`area_means`, area_means.py).
@@ -165,8 +165,8 @@ def _entries_of_D(positions: Tensor, view: View) -> MatrixEntries:
     for offset, weights in zip(corners.offsets, weights_of_pixels, strict=True):
         # If both cameras are aligned, most weights are 0. Entries of 0 are left out, so that the
         # matrix is smaller.
-        counts = weights > 0
-        spike_pixels.append(spike_pixel_of_point[counts])
-        pixels.append(corners.corner[counts] + offset)
-        values.append(weights[counts] / (down * across))
+        is_used = weights > 0
+        spike_pixels.append(spike_pixel_of_point[is_used])
+        pixels.append(corners.corner[is_used] + offset)
+        values.append(weights[is_used] / (down * across))
     return MatrixEntries(torch.cat(spike_pixels), torch.cat(pixels), torch.cat(values))

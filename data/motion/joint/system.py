@@ -17,8 +17,9 @@ equations is minimised, in place of the sum of (w r)^2:
 
     rho(e) = c^2 log(1 + (e / c)^2)        Cauchy's function
 
-It is about e^2 for a small error e, and far less for a large one. The minimum of rho is found by
-least squares with smaller weights where residuals are large (`System.robust_weights`).
+rho(e) is about e^2 for a small error e, and far less than e^2 for a large error. The minimum of the
+sum is found by least squares with smaller weights where residuals are large
+(`System.robust_weights`).
 
 What must stay: residuals and weights, because the network of the fusion "motion" was trained on
 them. In tests/parts/data/joint/test_equations.py,
@@ -38,7 +39,7 @@ from data.motion.joint.values import light_of, luma
 Residuals = tuple[Tensor, Tensor]
 
 # c of Cauchy's rho, in multiples of the expected error. A smaller value would weaken equations that
-# are right but noisy. A larger value would let wrong equations pull.
+# are right but noisy. With a larger value, wrong equations would change the frame more.
 CAUCHY = 2.0
 
 

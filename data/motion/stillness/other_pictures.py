@@ -14,10 +14,10 @@ The planes after the exposure are left out in the same way, by the evidence at t
 exposure.
 
 If spikes were recorded only during the exposures, the picture of a moving scene jumps from each
-exposure to the next, too. All its planes stay, because it also changes within the exposure.
+exposure to the next, too. But this picture also changes within the exposure, so all planes stay.
 
-Of 668 frames of clips that were recorded without gaps, one lost planes wrongly, in dim light. No
-trained weights depend on this file, so its rule may change.
+Of 668 frames of clips that were recorded without gaps, one frame lost planes wrongly, in dim light.
+No trained weights depend on this file, so its rule may change.
 test_planes_that_show_another_picture_are_left_out and test_planes_of_the_same_motion_stay notice
 another rule.
 

@@ -45,8 +45,9 @@ from data.motion.view import View
 LEAST_REACH = 1.2
 REACH_BY_LIGHT = 4.5
 REACH_POWER = 0.7
-# Fewer spikes than this count as this number. Stars on black have a median near 0, although their
-# motion is seen well. Without this least number, they would have to move by 20 pixels.
+# If n is below this number, it counts as this number. In a picture of stars on black, n is near 0,
+# although the motion of the stars is seen well. Without this least number, the stars would have to
+# move by 20 pixels to count as moving.
 FEWEST_COUNTED = 0.6
 # The share is 0 below STILL_BELOW times the reach of 1/2, and 1 above MOVING_ABOVE times the same
 # reach. With closer limits, pixels with nearly the same shift would get different frames.
@@ -114,8 +115,8 @@ def _parabolas(motion: Motion) -> np.ndarray:
 def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np.ndarray:
     """Return a share (H, W) float32 in [0, 1]: 0 where the spikes change no more than noise does.
 
-    The planes before and after the exposure count too, because a thing that moves then moves in the
-    exposure as well, and noise is smaller in more planes.
+    The planes before and after the exposure count, too. A thing that moves in these planes probably
+    moves in the exposure as well, and noise is smaller in more planes.
 
     is_good: (h, w) bool, whether each spike pixel can be trusted.
     """
