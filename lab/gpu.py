@@ -44,7 +44,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from lab.speed.network import Clip, networks
-from lab.tools import NAMED, compared, environment, matmul_rate, seconds
+from lab.tools import NAMED, environment, matmul_rate, measure_in_turn, seconds
 from models.vrt.layers import tf32
 from models.vrt.memory.fit_memory import MARGIN, fit_memory
 from tests.helpers.tensor_clip import restore_clip
@@ -213,8 +213,8 @@ def figures_of(run: Callable[[], Any], device: str, repeats: int = 3) -> Figures
     s: median wall time in seconds. peak GB: peak memory of the tensors on a GPU. On a CPU it is the
     peak memory of the process, because torch does not count its tensors there.
     """
-    runs = {"run": run}  # `compared` measures several functions, here one
-    figures = compared(runs, torch.device(device), repeats, warmup=1)["run"]
+    runs = {"run": run}  # `measure_in_turn` measures several functions, here one
+    figures = measure_in_turn(runs, torch.device(device), repeats, warmup=1)["run"]
     if "allocated_mb" in figures:
         peak_mb = figures["allocated_mb"]
     else:

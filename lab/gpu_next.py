@@ -44,7 +44,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.gpu import prepare
-from lab.tools import compared
+from lab.tools import measure_in_turn
 from models.vrt.deform_conv import TAPS
 from models.vrt.deform_conv import deform_conv as by_torchvision
 
@@ -84,9 +84,9 @@ def main(argv: list[str]) -> int:
 def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
     """Compare the present form of deformable sampling, by torchvision, with the form in Triton.
 
-    Returns the times of both forms, "present" and "triton", as `lab.tools.compared` gives them, and
-    the largest error of each result of the Triton form. The results are the output and the
-    gradients of the five inputs. An error is divided by the largest value of the same result by
+    Returns the times of both forms, "present" and "triton", as `lab.tools.measure_in_turn` gives
+    them, and the largest error of each result of the Triton form. The results are the output and
+    the gradients of the five inputs. An error is divided by the largest value of the same result by
     torchvision in float32.
 
     pairs: number of pairs of frames. side: height and width of the features.
@@ -112,7 +112,7 @@ def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
         "present": lambda: _forward_and_backward(by_torchvision, inputs),
         "triton": lambda: _forward_and_backward(by_triton, inputs),
     }
-    figures = compared(forms, torch.device(device), repeats=REPEATS, warmup=WARMUP)
+    figures = measure_in_turn(forms, torch.device(device), repeats=REPEATS, warmup=WARMUP)
     return {"side": side, "errors": errors, **figures}
 
 
@@ -244,8 +244,8 @@ def graph(device: str) -> dict[str, Any]:
             for tensor in state_of_parameter.values():
                 tensor.zero_()
     losses, first_bad = watched_losses(step, outputs)
-    # `compared` measures several functions, here one.
-    figures = compared({"step": step}, torch.device(device), repeats=REPEATS, warmup=WARMUP)
+    # `measure_in_turn` measures several functions, here one.
+    figures = measure_in_turn({"step": step}, torch.device(device), repeats=REPEATS, warmup=WARMUP)
     return {
         "losses without": losses_without,
         "losses": losses,

@@ -116,10 +116,10 @@ def main(argv: Sequence[str]) -> int:
         ways = FORMULAS | ways
     last_way = list(ways)[-1]
 
-    sources = linked_sources(args.videos, out / "sources" / args.part, args.part)
+    sources = link_sources_of_part(args.videos, out / "sources" / args.part, args.part)
     scores_of_conditions: dict[str, ScoresOfWays] = {}
     for condition in args.conditions:
-        clips = made_clips(out, args.part, condition, sources)
+        clips = make_clips_of_condition(out, args.part, condition, sources)
         scores = {}
         for way, flags in ways.items():
             results = out / "tests" / clips.name / way.replace(" ", "_")
@@ -179,7 +179,7 @@ def write_scores(file: Path, part: str, condition: str, scores_of_ways: ScoresOf
 # ---- Clips and their scores --------------------------------------------------------------------
 
 
-def linked_sources(videos: Path, folder: Path, part: str) -> Path:
+def link_sources_of_part(videos: Path, folder: Path, part: str) -> Path:
     """Link the videos or photographs of a part into `folder`. Return `folder`.
 
     Ends the program if a video is missing.
@@ -195,12 +195,12 @@ def linked_sources(videos: Path, folder: Path, part: str) -> Path:
     return folder
 
 
-def made_clips(out: Path, part: str, condition: str, sources: Path) -> Path:
+def make_clips_of_condition(out: Path, part: str, condition: str, sources: Path) -> Path:
     """Make the clips of a condition, as lab/quality.py makes its clips. Return their folder.
 
     Clips that are already there are kept.
 
-    sources: folder of `linked_sources`
+    sources: folder of `link_sources_of_part`
     """
     rig = FALSE_FRAMES.get(condition, condition)  # most conditions have the name of a rig
     what_to_make = PARTS[part]

@@ -37,7 +37,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lab.joint_gain import linked_sources, made_clips
+from lab.joint_gain import link_sources_of_part, make_clips_of_condition
 from lab.motion_runs.restoring import Scores, scores_of
 from lab.motion_runs.runs import TrainedRun, runs_of
 from lab.motion_runs.table import table_of
@@ -118,8 +118,8 @@ def clips_of(out: Path, videos: Path, name: str) -> Path:
     name: a key of CLIPS. videos: folder of the videos.
     """
     shown, condition = CLIPS[name]
-    sources = linked_sources(videos, out / "sources" / shown, shown)
-    return made_clips(out, shown, condition, sources)
+    sources = link_sources_of_part(videos, out / "sources" / shown, shown)
+    return make_clips_of_condition(out, shown, condition, sources)
 
 
 def write_scores(file: Path, name: str, trained_runs: Sequence[TrainedRun], scores: Scores) -> None:

@@ -1,14 +1,14 @@
 """What the measurements of lab/ share: networks by name, timing, peak memory, speed of a device.
 
-lab/benchmark.py, lab/gpu.py and lab/gpu_next.py time functions with `compared`. It returns figures
-such as
+lab/benchmark.py, lab/gpu.py and lab/gpu_next.py time functions with `measure_in_turn`. It returns
+figures such as
 
-    compared({"ours": step, "naive": other_step}, device, repeats=3, warmup=1)
+    measure_in_turn({"ours": step, "naive": other_step}, device, repeats=3, warmup=1)
     -> {"ours": {"median_s": 7.5, "median_cpu_s": 7.4, "min_s": 7.3, "runs": 3,
                  "process_mb": 4300.0},
         "naive": ...}
 
-`compared` calls `measured` for one run, and `measured` calls `seconds`.
+`measure_in_turn` calls `measure_once` for one run, and `measure_once` calls `seconds`.
 
 What must stay: the keys of the figures, which are keys of files in docs/benchmarks, and the
 networks of NAMED, because figures of two versions are compared. Free to change: how a time is
@@ -116,7 +116,7 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
+def measure_once(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
     """Call a function once, and measure its time and its peak memory.
 
     Returns
@@ -145,7 +145,7 @@ def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
     return figures
 
 
-def compared(
+def measure_in_turn(
     runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int
 ) -> dict[str, dict[str, float]]:
     """Measure several functions in turn. Returns the figures of each.
@@ -165,7 +165,7 @@ def compared(
     for round_index in range(warmup + repeats):
         figures_of_round = {}
         for name, run in runs.items():
-            figures_of_round[name] = measured(run, device)
+            figures_of_round[name] = measure_once(run, device)
         if round_index >= warmup:
             measured_rounds.append(figures_of_round)
 
@@ -177,7 +177,7 @@ def compared(
 
 
 def _summary(calls: list[dict[str, float]]) -> dict[str, float]:
-    """Return the figures of a function in `compared`. calls: the figures of each of its calls."""
+    """Return the figures of a function over all its calls. calls: the figures of each call."""
     wall = [call["s"] for call in calls]
     cpu = [call["cpu_s"] for call in calls]
     summary = {

@@ -51,7 +51,7 @@ from data.motion.flow import ERROR_BY_LENGTH, LEAST_ERROR
 from data.motion.joint.equations import Solver
 from data.motion.shifts import Motion, motion_times
 from data.motion.view import View
-from lab.joint_gain import PARTS, linked_sources, made_clips
+from lab.joint_gain import PARTS, link_sources_of_part, make_clips_of_condition
 from lab.motion_runs.restoring import OPERATOR_METHOD, SHIPPED_METHOD, AllMethods, clip_scores
 from lab.motion_runs.table import gains_of, mean_gain
 from lab.motion_steps.made_samples import readers_of_set
@@ -95,10 +95,10 @@ def main(argv: Sequence[str]) -> int:
 
     # A folder with links to the photographs, from which the clips are made. They come with Python
     # packages, so the first argument, the folder of the videos, is not read.
-    sources = linked_sources(out, out / "sources", "photos")
+    sources = link_sources_of_part(out, out / "sources", "photos")
     scores_of_conditions: dict[str, Scores] = {}
     for condition in args.conditions:
-        folder = made_clips(out, "photos", condition, sources)
+        folder = make_clips_of_condition(out, "photos", condition, sources)
         scores_of_conditions[condition] = scores_of(folder)
         print(f"{condition} is measured", flush=True)
     about = {"measured": environment(), "psnr": scores_of_conditions}

@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.clips.cache_builder import build_cache
-from scripts.parts.exit_codes import tracked, with_exit_code
+from scripts.parts.exit_codes import with_exit_code, with_progress
 from utils.errors import OptionError
 from utils.options.load import load_options
 
@@ -55,16 +55,16 @@ def main(arguments: list[str] | None = None) -> int:
             do="choose another split",
         )
 
-    def with_progress(clips: Sequence[Any]) -> Iterable[Any]:
+    def with_cache_progress(clips: Sequence[Any]) -> Iterable[Any]:
         """Return the clips, and show on the terminal how many are done."""
-        return tracked(clips, len(clips), f"cache {command.split}", "clips")
+        return with_progress(clips, len(clips), f"cache {command.split}", "clips")
 
     # A source is a folder of clips. If there are several sources, each has a folder of the cache,
     # and a clip is named after its folder, e.g. "video/clip_a".
     clips = []
     for source in section.constructor.sources_of(section):
         folder = Path(command.out, source.name_prefix)
-        clips += build_cache(source, str(folder), with_progress)
+        clips += build_cache(source, str(folder), with_cache_progress)
 
     files = [file for file in Path(command.out).rglob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files)

@@ -24,8 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.parts.doctor.doctor_failures import FAIL, Finding, read_log, table
-from scripts.parts.exit_codes import shown as show_progress
-from scripts.parts.exit_codes import with_exit_code
+from scripts.parts.exit_codes import show_progress, with_exit_code
 from utils.dist import process
 from utils.errors import DataError
 from utils.options.load import load_options

@@ -35,7 +35,7 @@ from data.spike import simulate
 from data.spike.formats import write_spikes
 from data.spike.geometry import SpikeGeometry
 from data.spike.pictures import bin_pixels, to_display, to_grey, to_uint8
-from scripts.parts.exit_codes import tracked, with_exit_code
+from scripts.parts.exit_codes import with_exit_code, with_progress
 from scripts.parts.make_sample_data.sample_layers import PLANES, SIZE, make_layers, render
 from utils.arguments import seed
 from utils.errors import DataError, OptionError
@@ -171,8 +171,8 @@ def write_clips(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
 
     # Each thread takes one clip at a time (at_once).
     made = map_in_threads(make, clips, at_once=1, threads=usable_cores())
-    for _ in tracked(made, len(clips), "making", "clips"):
-        pass  # `tracked` shows the progress
+    for _ in with_progress(made, len(clips), "making", "clips"):
+        pass  # `with_progress` shows the progress
 
 
 def _has_content(folder: Path) -> bool:

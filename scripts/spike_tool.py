@@ -34,7 +34,7 @@ from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.spike import formats
 from data.spike.geometry import SpikeGeometry
 from scripts.parts.default_output import default_output
-from scripts.parts.exit_codes import tracked, with_exit_code
+from scripts.parts.exit_codes import with_exit_code, with_progress
 from scripts.parts.spike_tool.spike_geometry import (
     GeometryOptions,
     add_geometry,
@@ -182,10 +182,10 @@ def convert(command: argparse.Namespace) -> None:
         count = candidate.file.planes - command.first
     print_how_read(command, candidate)
 
-    # Each block holds some planes, (t, h, w). `tracked` yields the blocks and shows how many planes
-    # were yielded: a block has `len(block)` planes.
+    # Each block holds some planes, (t, h, w). `with_progress` yields the blocks and shows how many
+    # planes were yielded: a block has `len(block)` planes.
     blocks = candidate.file.parts(command.first, count)
-    blocks = tracked(blocks, count, "converting", "planes", size=len)
+    blocks = with_progress(blocks, count, "converting", "planes", size=len)
     formats.write_spikes(command.out, blocks, written)
 
     if formats.is_array(command.out):

@@ -22,7 +22,7 @@ from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.light import median_spikes
 from data.motion.recording import RecordedClip
 from lab.motion_steps.sample import CPU, Sample
-from lab.motion_steps.sets import SETS, ClipSet, made_sources
+from lab.motion_steps.sets import SETS, ClipSet, make_sources
 from lab.quality_suite.sets import make_clips
 from models.fusion.fusion_motion import MotionFusion
 from models.saved_network import SavedNetwork
@@ -69,7 +69,7 @@ def training_samples(
     an optical flow, by its own small network `net.motion_net`, or by both (data/motion/finder.py).
     names: the sets, in the order of SETS.
     """
-    sources = made_sources(out, videos)
+    sources = make_sources(out, videos)
     # A function that finds the motion within an exposure.
     find_motion = finder_of(net.motion_by, net.motion_net, CPU)
     samples = {}

@@ -71,7 +71,7 @@ SETS = {
 }
 
 
-def made_sources(out: Path, videos: Path) -> dict[str, Path]:
+def make_sources(out: Path, videos: Path) -> dict[str, Path]:
     """Collect what the clips are made from. Returns kind of source -> its folder.
 
     "videos" has links to the videos, "stills" has frames of them as files, and "photos" has links

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lab.tools import CHECKPOINTED, NAMED, compared, matmul_rate
+from lab.tools import CHECKPOINTED, NAMED, matmul_rate, measure_in_turn
 from models.network_vrt import VRT
 from tests.helpers.naive_vrt import NaiveVRT
 from utils.results import markdown_table as table
@@ -67,7 +67,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     jobs = {name: _job(net, clip, is_training) for name, net in nets.items()}
     # The figures of each network, e.g. {"ours": {"median_s": 1.2, "min_s": 1.1, "process_mb": 800,
     # ...}, "naive": {...}}.
-    numbers["runs"] = compared(jobs, clip.device, args.repeats, warmup)
+    numbers["runs"] = measure_in_turn(jobs, clip.device, args.repeats, warmup)
 
     model_flops = flops(options, clip.size)
     if is_training:

@@ -23,7 +23,7 @@ from data.spike.formats import write_spikes
 from data.spike.geometry import SpikeGeometry
 from data.spike.pictures import to_grey, to_linear
 from data.spike.simulate import IntegrateAndFire
-from lab.tools import compared
+from lab.tools import measure_in_turn
 from scripts.parts.make_sample_data.sample_layers import texture
 from utils.results import markdown_table as table
 
@@ -69,8 +69,8 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         counter = count()
         for name, dataset in datasets.items():
             runs[name] = partial(_read_next_sample, dataset, counter)
-        # Call the ways in turn. Of each way `compared` returns e.g. the median time, median_s.
-        figures_of_ways = compared(runs, torch.device("cpu"), args.repeats, warmup=2)
+        # For each way `measure_in_turn` returns e.g. the median time, median_s.
+        figures_of_ways = measure_in_turn(runs, torch.device("cpu"), args.repeats, warmup=2)
 
     ms = {name: 1e3 * figures["median_s"] for name, figures in figures_of_ways.items()}
     _print_ways(args, ms)

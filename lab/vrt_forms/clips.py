@@ -20,7 +20,7 @@ from data.motion.finder import finder_of
 from lab.motion_steps.made_samples import samples_of
 from lab.motion_steps.network import OPERATOR_WEIGHTS, SHIPPED_WEIGHTS, network_of
 from lab.motion_steps.sample import CPU, Sample
-from lab.motion_steps.sets import SETS, ClipSet, made_sources
+from lab.motion_steps.sets import SETS, ClipSet, make_sources
 from lab.quality_suite.sources import VIDEOS, link_files, video_files
 from lab.vrt_forms.form import LIGHTS
 from models.portable import read_saved
@@ -68,7 +68,7 @@ def training_clips(videos: Path, out: Path) -> list[list[Clip]]:
 
     videos: folder of the videos of lab/quality.py.
     """
-    sources = made_sources(out, videos)
+    sources = make_sources(out, videos)
     clips = []
     for name, clip_set in TRAINING_SETS.items():
         clips.append(clips_of(out, name, clip_set, sources[clip_set.source]))

@@ -104,7 +104,7 @@ def _is_reader_gone() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))  # 0: do not wait
 
 
-def shown(
+def show_progress(
     total: int, name: str, unit: str, quiet_s: float = QUIET_S
 ) -> AbstractContextManager[Any]:
     """Return the progress of `total` units: a bar on a terminal, else lines.
@@ -118,7 +118,7 @@ def shown(
     return open_progress("bar", total, name, unit, say=say, quiet_s=quiet_s, is_kept=True)
 
 
-def tracked(
+def with_progress(
     items: Iterable[T], total: int, name: str, unit: str, size: Callable[[T], int] = lambda _: 1
 ) -> Iterator[T]:  # fmt: skip
     """Yield the items, and show the progress.
@@ -127,7 +127,7 @@ def tracked(
     name, unit: what the progress shows, e.g. "converting" and "planes".
     size: function that returns the number of units of an item. By default an item is one unit.
     """
-    with shown(total, name, unit) as progress:
+    with show_progress(total, name, unit) as progress:
         for item in items:
             yield item
             progress.update(size(item))

@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from scripts.parts.exit_codes import shown
+from scripts.parts.exit_codes import show_progress
 from utils.dist.process import die_with_parent
 from utils.errors import DataError
 
@@ -46,7 +46,7 @@ def run_counted(
     units_of_calls = counts if counts else [1] * len(calls)
     processes = min(workers, len(calls))
     # quiet_s=0: show the progress from the start, not only after some seconds.
-    with shown(sum(units_of_calls), name, unit, quiet_s=0) as progress:
+    with show_progress(sum(units_of_calls), name, unit, quiet_s=0) as progress:
 
         def on_result(call_index: int, result: Any) -> None:
             results[call_index] = result

@@ -20,7 +20,7 @@ from data.clips.user_frames import FrameSource
 from data.making.frame_light import grey_light
 from data.making.light_path import LightPath
 from data.spike import simulate
-from scripts.parts.exit_codes import tracked
+from scripts.parts.exit_codes import with_progress
 from utils.arguments import seed
 from utils.errors import DataError, OptionError
 
@@ -127,7 +127,7 @@ class Simulation:
 
     def planes(self) -> Iterator[np.ndarray]:
         """Yield each plane as (1, h, w), so that only one plane is in memory."""
-        for n in tracked(range(self.count), self.count, "simulating", "planes"):
+        for n in with_progress(range(self.count), self.count, "simulating", "planes"):
             # In frames. E.g. with 8 planes per frame, plane 12 has the time 12 / 8 = 1.5.
             t = n / self.planes_per_frame
             yield self.sensor.step(self.light.at(t))[None]

@@ -18,7 +18,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from scripts.parts.exit_codes import tracked
+from scripts.parts.exit_codes import with_progress
 from scripts.parts.spike_tool.spike_rendering import Rendering
 from utils.errors import OptionError
 from utils.image import comparison_strip, imwrite_rgb
@@ -62,7 +62,7 @@ def write_images(
     """
     # Each image is made only when it is written. So a video or a folder of many planes needs the
     # memory of one image. `_` is the plane (h, w) in {0, 1}, which recon does not show.
-    images = tracked(rendering.images(planes), len(planes), rendering.name, "planes")
+    images = with_progress(rendering.images(planes), len(planes), rendering.name, "planes")
     suffix = out.suffix.lower()
     if suffix in WRITABLE_SUFFIXES:
         with VideoWriter(out, fps) as video:
@@ -118,7 +118,7 @@ def write_video(
 
     fps, tick_hz: as in `write_images`
     """
-    images = tracked(rendering.images(planes), len(planes), "video", "frames")
+    images = with_progress(rendering.images(planes), len(planes), "video", "frames")
     with VideoWriter(out, fps) as video:
         for number, plane, image in images:
             title = f"spikes  {moment(number, tick_hz)}"
