@@ -28,9 +28,9 @@ from utils.errors import DataError
 class CalibratedGrid:
     """The grid of a spike camera with a view of its own.
 
-    If spike pixels are smaller than RGB pixels, one point would miss some of them. Then an RGB
-    pixel takes the mean of n x n points, spread evenly over it, where n is the number of spike
-    pixels across an RGB pixel, rounded up.
+    If spike pixels are smaller than RGB pixels, one point of an RGB pixel would miss some spike
+    pixels. Then an RGB pixel takes the mean of n x n points, spread evenly over it. n is the number
+    of spike pixels across an RGB pixel, rounded up.
     """
 
     step = 1  # crops of the frame may start at every pixel

@@ -3,7 +3,7 @@
 `read_channels` does this for each frame of a sample, within the crop of the sample:
 
     planes               read by the io backend of the data set (e.g. data/clips/disk_files.py)
-    simulated camera     changes them, if there is one
+    simulated camera     changes the planes, if the sample has such a camera
     rate                 spikes per plane at full light: of the options, or from measured_rate.py
     channels             `DatSpikes.represent`, which calls data/spike/represent.py
     pixels of the frame  by a `Window` (spike_grid.py)

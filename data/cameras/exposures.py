@@ -32,7 +32,7 @@ Length = Annotated[float, Field(strict=True, ge=0.5, le=MOST_PLANES, allow_inf_n
 class Exposures(BaseModel, frozen=True, extra="forbid"):
     """The exposures of the frames of a clip, in planes of its one file.
 
-    Either `rows` lists them, or they follow one another at a period:
+    Either `rows` lists the exposures, or the exposures follow one another at a period:
 
         first plane of frame i = start + i * period, rounded
         number of planes = length, rounded

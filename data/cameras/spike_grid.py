@@ -1,13 +1,13 @@
 """Say what a grid is: which spike pixel belongs to which pixel of a frame.
 
 A spike plane and an RGB frame have different sizes, and with two cameras also different views. A
-grid is for whole frames, and a window for one crop of them:
+grid is for whole frames, and a window is for one crop of a frame:
 
     ScaledGrid, ScaledWindow           both cameras have the same view (scaled_grid.py)
     CalibratedGrid, CalibratedWindow   the spike camera has a view of its own
                                        (calibrated_grid.py, calibrated_window.py)
 
-A sample uses them in three steps (data/cameras/channels_of_frame.py):
+A sample uses a grid in three steps (data/cameras/channels_of_frame.py):
 
     window = grid.window(crop_of_the_frame)
     stream = <read only the spike pixels of window.crop>

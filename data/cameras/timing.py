@@ -13,9 +13,14 @@ A plane is one read-out of the spike camera. Spike files come in two kinds:
              positive offset means that the spike camera started first
     share    the fraction of the planes of a frame that is read, in their middle
 
-`Timing.span` returns the planes of a frame in three steps: the planes that belong to the frame,
-moved by the offset; the share of them; a refusal if the file lacks some. The planes around a frame
-(`spike.context`) are added later, in context_planes.py.
+`Timing.span` finds the planes of a frame in three steps:
+
+    1. Take the planes that belong to the frame, moved by the offset.
+    2. Keep the share of these planes, in their middle.
+    3. Leave out planes that the file lacks. But if the user gave the numbers of the planes, refuse
+       the frame.
+
+The planes around a frame (`spike.context`) are added later, in context_planes.py.
 
 What must stay, and which test notices (in tests/parts/data):
 
@@ -207,13 +212,14 @@ class Timing:
 
         ranges: the result of `plane_ranges`, if the clip has one file. None: `exposures` says the
         planes, or there is a file for each frame.
-        Raises DataError if the planes reach outside of the file, and for a frame that
-        `spike.exposure` lacks.
+        Raises DataError if planes that the user numbered lie outside of the file, if the file has
+        no plane of the frame, and for a frame that `spike.exposure` lacks.
         """
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)
         first, end = of_frame.middle_part(self.share)
-        # After a shift by the offset, planes may lie outside of the file. Leave them out. But if
-        # the user gave plane numbers, refuse such planes, because the numbers may be wrong.
+        # After a shift by the offset, planes may lie outside of the file. Leave these planes out.
+        # But if the user gave the numbers of the planes, refuse the frame below, because the
+        # numbers may be wrong.
         has_numbers_of_user = self.exposures is not None or self.count is not None
         if not has_numbers_of_user:
             first = min(max(first, 0), planes)

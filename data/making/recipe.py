@@ -3,8 +3,8 @@
 scripts/prepare_gopro_spike.py has a flag for each setting. There are two ways to make a clip:
 
     without a rig   The raw frames of a fast video (240 fps) are averaged in groups of `average`,
-                    which gives the blurry frames. The light between them is interpolated, and a
-                    simulated sensor turns it into spikes.
+                    which gives the blurry frames. The light between the raw frames is
+                    interpolated, and a simulated sensor turns it into spikes.
     with a rig      Any video or photograph is shown to a simulated pair of cameras
                     (data/cameras/rig.py), which move and have flaws.
 

@@ -92,8 +92,8 @@ def find_cuts(
         cut = Cut(first, frames_in_interval, side)  # the side becomes smaller below, if needed
         steps_of_part = np.array(steps[first : first + cut.frames(intervals) - 1])
 
-        # A part may contain no step that is longer than allowed, and no change of the scene (inf).
-        # If this part does, try a part that begins after the last of these steps. Step i of this
+        # A part is rejected if a step in it is longer than allowed, or is a change of the scene
+        # (inf). Then try a part that begins after the last of these steps. Step i of the rejected
         # part leads to frame first + i + 1.
         too_long = np.flatnonzero(steps_of_part > most_step).tolist()
         if too_long:

@@ -33,8 +33,8 @@ def video_scene(
     The crop moves smoothly, as if a person held the camera. The sharp instant of each interval is
     its middle plane, planes // 2. The light of this plane becomes the sharp frame of the made clip,
     so nothing in it may be interpolated. Two things ensure this: the sharp instant has the time of
-    a frame of the video, and the corner of the crop is on a whole pixel then. If one of them is
-    wrong, test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame fails.
+    a frame of the video, and the corner of the crop is on a whole pixel at this time. If the time
+    or the corner is wrong, test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame fails.
 
     count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
     rng: generator of the motion. The order of its draws must stay, because it decides the clips.

@@ -1,7 +1,7 @@
 """Describe a plane of the spike camera: its size, how a file stores it, and a part of it.
 
-    SpikeGeometry   size and storage of packed planes, which have no header: whoever reads a file
-                    must know them
+    SpikeGeometry   size and storage of packed planes. Packed planes have no header, so whoever
+                    reads a file must know both
     Crop            a rectangle of an image, in rows and columns
 
     SpikeGeometry(250, 400).plane_bytes                      # 12500: 250 x 400 bits

@@ -20,7 +20,8 @@ def _lag_of_tfi(**_: Any) -> int:
     """Return 1, in half planes: with the center m = 5, TFI shows the time 5.5.
 
     TFI searches half_window planes up to plane 5, and half_window planes from plane 6 on. The
-    middle of all of them is 5.5. `represent` (represent.py) needs the lag to reverse time exactly.
+    middle of all these planes is 5.5. `represent` (represent.py) needs the lag to reverse time
+    exactly.
     """
     return 1
 

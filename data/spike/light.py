@@ -81,8 +81,9 @@ def intervals_of(stream: np.ndarray) -> Intervals:
     # The numbers are signed from here on, because `begin` may be negative.
     first = first.astype(np.int32)
     last = last.astype(np.int32)
-    # Pixels with a single spike. Pixels without a spike are among them, because they have
-    # first = last = 0. Their intervals do not matter, because their light is set to 0 at the end.
+    # True for pixels with a single spike. It is also true for pixels without a spike, which have
+    # first = last = 0. The intervals of pixels without a spike do not matter: their light is set to
+    # 0 at the end.
     is_single = first == last
     after_first = np.where(is_single, planes, after_first.astype(np.int32))
     before_last = np.where(is_single, planes, before_last.astype(np.int32))

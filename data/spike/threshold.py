@@ -89,7 +89,7 @@ def _collect(
 
     charge: charge in thresholds, changed in place.
     added: what the plane adds to the charge. It is overwritten with the number of whole thresholds
-    in the charge. One of them is the spike.
+    in the charge. One of these thresholds is for the spike.
     is_darker: bool, true where the light has decreased. There a kept spike is dropped.
     may_reach_two: whether the charge may become 2 or more.
     """

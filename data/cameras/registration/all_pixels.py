@@ -70,7 +70,8 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
 
 
 # Standard deviations of the priors of the times. With wider priors, a clip with little motion would
-# give times that are mostly noise. With narrower priors, a clip with motion could not change them.
+# give times that are mostly noise. With narrower priors, a clip with motion could not change the
+# times.
 SPREAD_OFFSET = 15.0  # planes
 SPREAD_SHARE = 0.3  # of the planes of the exposure
 SPREAD_ROLL = 0.1  # of the planes of the exposure; from the middle row to the bottom row

@@ -76,7 +76,7 @@ def frame_features(estimate: Estimate, sigma: float) -> list[Features]:
 def comparable_views(estimate: Estimate, features: list[Features], sigma: float) -> list[Details]:
     """Return the details of each view that can be compared at the present estimate.
 
-    Other views are left out: their stream is too short, or no pixel of them can be compared.
+    Other views are left out: their stream is too short, or none of their pixels can be compared.
 
     features: of the frame of each pair, from `frame_features`. sigma: size of the details in spike
     pixels.
@@ -111,8 +111,8 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
     around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
 
-    # The same places in the frame. Two neighbours among them are `every` spike pixels apart, so
-    # details of `sigma` spike pixels are `sigma / every` places large.
+    # The places of the spike pixels in the frame. Two neighbouring places are `every` spike pixels
+    # apart, so details of `sigma` spike pixels are `sigma / every` places large.
     u, v = _places_in_frame(estimate.matrix, exposure_counts.shape, every)
     features_at_places = _details_at(features.values, u, v, sigma_in_places=sigma / every)
     is_compared = _compared_pixels(

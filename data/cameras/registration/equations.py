@@ -106,8 +106,8 @@ def _jacobian(
 
 
 # The spread of what the tiles add to g gives the errors of the times. The plane is cut into TILES x
-# TILES tiles. Pixels near one another have similar errors, e.g. all pixels of one moving object. A
-# tile should hold them together: with smaller tiles, the errors would come out too small.
+# TILES tiles. Pixels near one another have similar errors, e.g. all pixels of one moving object. So
+# these pixels should lie in one tile. With smaller tiles, the errors would come out too small.
 TILES = 4
 
 

@@ -8,8 +8,8 @@ Such a pixel has a large residual, and must not change the result much. So w is 
 and small for large residuals (Huber).
 
 What must stay: every round calls `explain` first, and computes its step with the same residuals and
-weights. test_pixels_with_large_residuals_count_less tries the weights. Whole fits change too little
-without them for a test to fail, but lab/calibration_trials.py shows other bits.
+weights. test_pixels_with_large_residuals_count_less tries the weights. Without weights, whole fits
+change so little that no test fails, but lab/calibration_trials.py shows other bits.
 
 Tests: tests/parts/data/test_registration_all_pixels.py
 """

@@ -69,8 +69,8 @@ def fit(
     start: the matrix (3, 3) to begin with, spike pixel -> RGB pixel.
     light: what the spikes integrate, "linear" light or "display" values.
     model: which changes of the matrix the last rounds fit: "similarity" (shift, scale and turn),
-    "affine" or "homography", see MODELS in matrix.py. Earlier rounds fit shift, scale and turn with
-    any of them. None: the matrix is fixed, and its error is infinite.
+    "affine" or "homography", see MODELS in matrix.py. With each of these models, the earlier rounds
+    fit only shift, scale and turn. None: the matrix is fixed, and its error is infinite.
     most_offset: largest offset that is searched, in planes.
     """
     # Large planes are binned, and their frames as well: factor x factor pixels become one. The

@@ -52,7 +52,7 @@ def join_shifts(
     """
     J = motions_of_places(changes, places)  # (t, 2, k)
     degrees_of_freedom = 2 * len(shifts) - len(changes)
-    # Bisection: a larger extra variance makes the weights smaller, and with them the sum of the
+    # Bisection: a larger extra variance makes the weights smaller, and so the sum of the weighted
     # squares. The bisection ends if `extra` is known within 0.1 %, or if `extra` is below 1e-9,
     # which has the effect of 0.
     low = 0.0

@@ -68,7 +68,7 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     """Change the matrix by one round, and set its error. The times stay.
 
     Returns the amounts (k,) of the change, one for each of the k changes of the model. If the clip
-    does not determine them, they are zeros, which end the rounds (rounds.py).
+    does not determine the amounts, returns zeros, which end the rounds (rounds.py).
 
     views: at least one. sigma: size of the details in spike pixels.
     """

@@ -1,8 +1,8 @@
 """Decide what a clip tells about the times of the exposure, and how exact they are.
 
-The middle of the exposure gives the offset, and its length the exposure share of the planes. A clip
-does not always tell them. In a pan (everything moves at one speed), a later middle looks like a
-moved camera, and a shorter exposure like a sharper lens.
+The middle of the exposure gives the offset, and its length the exposure share of the planes. Not
+every clip shows middle and length. In a pan (everything moves at one speed), a later middle looks
+like a moved camera, and a shorter exposure like a sharper lens.
 
 This shows in J, whose columns are the derivatives of the residuals by the unknowns. Let c be the
 column of a time. In a pan, the column of the middle is nearly a linear combination of the columns
