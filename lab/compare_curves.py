@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     reference, curve_of_second, *curves_of_seeds = curves
     difference_of_runs = difference(curve_of_second, reference)
     differences_of_seeds = [difference(curve, reference) for curve in curves_of_seeds]
-    # Of several seeds, the largest difference counts.
+    # If there are several seeds, the largest difference counts.
     noise = {}
     for key in difference_of_runs:
         noise[key] = max(of_seed[key] for of_seed in differences_of_seeds)

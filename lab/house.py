@@ -38,7 +38,7 @@ def lines_of(path: Path) -> int:
 def reachable(start: str) -> set[str]:
     """Return the modules that a program imports, directly or through other modules.
 
-    An empty module, such as most __init__.py, does not count.
+    Empty modules do not count, e.g. most __init__.py.
 
     start: name of the program's module
     """

@@ -299,7 +299,7 @@ def row_of(condition: str, scores: ScoresOfWays) -> dict[str, str]:
     gains_of_moving = [measured[clip].moving - base[clip].moving for clip in measured]
     row["moving pixels"] = f"{statistics.fmean(gains_of_moving):+.2f}"
 
-    # The clip that gains least. Of equal gains, `min` takes the first name.
+    # The clip that gains least. If several clips gain equally, `min` takes the first name.
     gains = [(psnr_of_measured[clip] - psnr_of_base[clip], clip) for clip in measured]
     least_gain, worst_clip = min(gains)
     row["worst clip"] = f"{least_gain:+.2f} ({worst_clip})"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Find out which method restores best: train option files alike, test them, and compare them.
+"""Find out which method restores best: train and test option files in the same way, and compare.
 
     python lab/quality.py
     python lab/quality.py --suite real --videos VIDEOS --steps 500
@@ -64,7 +64,8 @@ def main(argv: list[str]) -> int:
         data = make_real(out, args.videos, args.part, args.conditions)
     else:
         data = make_made(out)
-    # All files of --opt, also those that --only does not train: the tables show their results.
+    # Read all files of --opt, also the files that --only leaves out, because the tables show their
+    # results, too.
     methods = []
     for steps in args.steps:
         for file in args.opt:

@@ -200,7 +200,7 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
     width = WIDTH // BINS
     camera = IntegrateAndFire(height, width, rate=rate, rng=np.random.default_rng(SEED))
     for frame in range(FRAMES):
-        # The light of each plane, (HEIGHT, WIDTH, 3), at the middle of its time: hence 0.5.
+        # The light of each plane, (HEIGHT, WIDTH, 3). The middle of its time is at plane + 0.5.
         lights = [scene(frame * PLANES + plane + 0.5) for plane in range(PLANES)]
         # The blurry frame is the mean light of the exposure. The sharp frame is the light of one
         # plane.

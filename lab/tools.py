@@ -12,7 +12,8 @@ figures such as
 
 What must stay: the keys of the figures, which are keys of files in docs/benchmarks, and the
 networks of NAMED, because figures of two versions are compared. Free to change: how a time is
-taken, if it is taken alike for all functions that are compared. Test: tests/parts/house/test_lab.py
+measured, if it is measured in the same way for all functions that are compared. Test:
+tests/parts/house/test_lab.py
 """
 
 import ctypes

@@ -10,9 +10,9 @@ torchvision on a GPU. The two forms differ in their cost:
                     16 bits they would be rounded, which would move the samples. The backward pass
                     samples once.
 
-Expected on an H200 (network 006, 8 clips of 6 x 192 x 192): 0.2 s of a step in place of 0.46 s.
-`lab/gpu_next.py` measures it. If this form saves at least 3 % of a step, move it to models/vrt.
-Otherwise remove it.
+On an H200 (network 006, 8 clips of 6 x 192 x 192) this form should take 0.2 s of a step, and
+torchvision takes 0.46 s. `lab/gpu_next.py` measures both. If this form saves at least 3 % of a
+step, move it to models/vrt. Otherwise remove it.
 
 A column is what one output pixel reads. The convolution is a matrix product of columns and weights.
 The kernels make the columns: lab/triton_kernels.py has them, and the words for all sizes.
@@ -70,7 +70,7 @@ class _DeformConv(torch.autograd.Function):
     """Sample the columns, then multiply them by the weights.
 
     The backward pass adds atomically. So its sums have another order each time, and the last bits
-    of the gradient of x differ from run to run. They differ with torchvision, too.
+    of the gradient of x differ from run to run. With torchvision they differ as well.
     """
 
     @staticmethod

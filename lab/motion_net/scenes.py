@@ -125,8 +125,8 @@ def random_thing(
     camera: the motion of the camera. Its trajectory is the one that is seen at the depth of the
     thing: near things move farther.
     """
-    # The motion of the camera, plus the motion of the thing itself. Eight in ten things shift by
-    # themselves, by 0.3 to 10 pixels within the exposure.
+    # The motion of the camera, plus the motion of the thing itself. Eight in ten things have their
+    # own shift, 0.3 to 10 pixels within the exposure.
     center = rng.uniform(0, SIDE, size=2)
     trajectory = camera.trajectory
     if rng.random() >= 0.2:

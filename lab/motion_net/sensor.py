@@ -100,7 +100,8 @@ def noise_of_plane(light: np.ndarray, charge_of_plane: np.ndarray, sensor: Senso
         relative = charge_of_plane / sensor.rate
     else:
         relative = light
-    # `maximum` only excludes the root of a negative number: neither light nor charge is negative.
+    # Neither light nor charge is negative, so `maximum` changes nothing. It only makes sure that
+    # the root exists.
     c = np.float32(sensor.rate) * np.maximum(relative, 0)
     return np.float32(sensor.jitter) * np.sqrt(c)
 

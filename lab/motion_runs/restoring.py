@@ -134,7 +134,7 @@ def scores_of(folder: Path, trained_runs: Sequence[TrainedRun]) -> Scores:
             reader, operator=operator, methods=methods, find_motion=find_motion, solver=solver
         )
         if methods.frames_without_steps:
-            print(f"{reader.name} is left out: other steps serve for its light", flush=True)
+            print(f"{reader.name} is left out: it needs steps that were not trained", flush=True)
             continue
         for name, psnr_of_clip in scores_of_clip.items():
             scores[name][reader.name] = psnr_of_clip

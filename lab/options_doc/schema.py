@@ -255,7 +255,8 @@ def without_references(schema: Any, definitions: Schema) -> Any:
         schema = definitions[name] | others
     plain = {}
     for key, value in schema.items():
-        # An option may have such a name, too. Its value is then a schema, an object.
+        # An option may have the name "title", too. Then the value is the schema of the option, an
+        # object, and it stays.
         is_dropped = key in ("title", "pattern", "required") and not isinstance(value, dict)
         if not is_dropped:
             plain[key] = without_references(value, definitions)

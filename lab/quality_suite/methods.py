@@ -89,7 +89,7 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
         "logging.use_tensorboard": False,
         "logging.use_wandb": False,
     }
-    # If a file freezes parameters for all of its steps, they stay frozen for all steps here, too.
+    # A file may freeze parameters in all of its steps. Then they are frozen in all steps here, too.
     train = raw.get("train") or {}
     frozen_steps = train.get("fix_iter") or 0
     all_steps = train.get("total_iter") or 0

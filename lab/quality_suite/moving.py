@@ -14,7 +14,7 @@ from data.clips.pictures import read_bgr
 # A pixel counts as moving if the blurry and the sharp frame differ by more than this, in levels of
 # 8 bits. A lower limit would count noise as motion.
 MOVING_LEVELS = 12
-# Pixels at this distance from a moving pixel, or nearer, count as moving, too: a restored edge may
+# Pixels within this distance of a moving pixel count as moving, too, because a restored edge may
 # lie beside the true edge.
 MOVING_AROUND = 7
 # A frame with a smaller share of moving pixels has no score of moving pixels, because a few pixels

@@ -38,7 +38,7 @@ def read_view(
     """Read one pair: the frame and the spikes of its exposure.
 
     path: the spike file. geometry: height, width and storage of its planes.
-    frame: an image. Of a folder or a video, the mean of all images is taken.
+    frame: an image. For a folder or a video, the mean of all images is taken.
     planes: first plane and number of planes of the exposure. None: all planes of the file.
     search_planes: largest time offset that is searched, which needs `planes`. None: the time is
         known.

@@ -1,4 +1,4 @@
-"""Leave out keys of S-VRT that have no counterpart: those that change no result, and --drop.
+"""Leave out keys of S-VRT without a counterpart: keys that change no result, and keys of --drop.
 
 What must stay: secrets are never copied
 (test_secrets_of_services_reach_neither_the_new_file_nor_the_output), and each key that is left out

@@ -51,7 +51,7 @@ class Layer:
 def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list[Layer]:
     """Return a background and three objects, from the farthest to the nearest.
 
-    A nearer layer shifts more when the camera shakes. Objects also move by themselves.
+    A nearer layer shifts more when the camera shakes. Each object also has a motion of its own.
 
     planes: number of planes of the clip.
     side: side of the frame, in pixels.
@@ -131,7 +131,7 @@ def render(layers: list[Layer], plane: int) -> np.ndarray:
             [cos, -sin, middle + shift_x - centre * cos + centre * sin],
             [sin, cos, middle + shift_y - centre * sin - centre * cos],
         ])  # fmt: skip
-        # WARP_INVERSE_MAP: the matrix leads from the result to the source, as here.
+        # WARP_INVERSE_MAP: the matrix maps a pixel of the result to a pixel of the source.
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
         seen = cv2.warpAffine(
             layer.sheet, to_sheet, (side, side), flags=flags, borderMode=cv2.BORDER_REFLECT

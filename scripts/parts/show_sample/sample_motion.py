@@ -6,7 +6,7 @@ sample of training look like a test clip.
 Some values have the type Any, and a comment names their class. Their modules import torch, and
 --help must not wait for torch.
 
-What must stay: the motion is that of `--method joint`, of the whole frame
+What must stay: the page shows the motion of the whole frame, as `--method joint` finds it
 (test_the_motion_within_the_exposure_is_shown_if_asked_for).
 """
 

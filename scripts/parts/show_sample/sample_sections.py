@@ -6,7 +6,7 @@
         frames_of_network   the blurry and the sharp frames
         spike_channels      every spike channel of every frame
 
-What must stay: the frames and channels are those that the network gets
+What must stay: the page shows the frames and channels that the network gets
 (test_the_page_shows_the_frames_of_the_sample, test_the_page_shows_every_channel_of_the_spikes).
 Free to change: all else. A new section is an entry in the list of `sections`.
 
