@@ -25,7 +25,7 @@ from data.select_dataset import build_dataset
 from data.spike.pictures import to_linear
 from data.spike.simulate import IntegrateAndFire
 from main_train_vrt import read_options
-from models.schedules import first_step_at_floor, stretched_by
+from models.schedules import first_step_at_floor, stretching_option
 from tests.helpers.checked import not_none
 from tests.helpers.clip_files import data_section, write_dat, write_info
 from tests.helpers.small_disk import disk
@@ -529,7 +529,7 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(
     opt = options_with(tmp_path, changes)
 
     health_of(opt).judge_schedule(
-        first_step_at_floor(opt.train, total_iter=1000), stretched_by(opt.train)
+        first_step_at_floor(opt.train, total_iter=1000), stretching_option(opt.train)
     )
 
     # The last tenth of a run may be at the floor.
