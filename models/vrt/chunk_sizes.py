@@ -34,7 +34,8 @@ def most_tokens(x: Tensor) -> int:
 
 
 # On a GPU torch's attention writes one bias gradient per window. All bias gradients of a chunk
-# together take at most this number of bytes, 537 MB. So a chunk of large windows has fewer of them.
+# together take at most this number of bytes, 537 MB. The gradient of a large window takes more
+# bytes, so a chunk has fewer large windows.
 MOST_BYTES_OF_BIAS_GRADIENTS = 1 << 29
 
 

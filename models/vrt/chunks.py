@@ -162,8 +162,8 @@ class InChunks(torch.autograd.Function):
 
             # 3. Run backward through the graph of this chunk, to its tokens and to the weights.
             # This frees what the graph has saved, before the next chunk: do not retain the graph.
-            # The names of this round (tokens, y, h, ...) keep their tensors until the next round
-            # gives them new values, so the values of one more chunk are in memory.
+            # The variables tokens, y, h, ... keep the tensors of this chunk until they get new
+            # values. So while the next chunk is computed, these tensors are in memory, too.
             inputs = [tokens] + [w[name] for name in names_with_graph]
             grad_tokens, *grads_of_weights = _through_graph(outputs, gradients, inputs)
             for name, grad_weight in zip(names_with_graph, grads_of_weights, strict=True):

@@ -142,7 +142,7 @@ def attention_has_kernel(x: Tensor, tokens: int, channels: int) -> bool:
     """
     if not has_kernels(x):
         return False
-    return tiles.knows(tokens, channels)
+    return tiles.takes_windows(tokens, channels)
 
 
 @cache

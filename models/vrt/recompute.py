@@ -52,9 +52,8 @@ class RecomputeInBackward(torch.autograd.Function):
         ctx.count = count
         device_type = tensors[0].device.type
         # The settings of autocast, for both runs. Autocast can keep each weight that it converts in
-        # a cache. The cache is off, because the weights would stay there after backward, and take
-        # memory. Nobody could use the cached weights: autograd is off in this method, so they have
-        # no graph.
+        # a cache. The cached weights would take memory until after backward, and nobody could use
+        # them: autograd is off in this method, so they have no graph. So the cache is off.
         ctx.autocast = {
             "device_type": device_type,
             "dtype": torch.get_autocast_dtype(device_type),
@@ -73,18 +72,20 @@ class RecomputeInBackward(torch.autograd.Function):
         needs_gradient = ctx.needs_input_grad[2:]
 
         # The second run makes a graph of its own. This graph must end at the arguments, and not
-        # lead on into the earlier layers. So give the function detached arguments. The weights
-        # need no detached copies. The function does not get them as arguments: it reads the same
-        # tensors as before, e.g. self.weight, and autograd is asked below for the gradients of
-        # exactly these tensors.
+        # lead on into the earlier layers. So give the function detached arguments.
+        #
+        # The weights need no detached copies, because they are no arguments of the function. The
+        # function reads the same tensors as before, e.g. self.weight, and autograd is asked below
+        # for the gradients of exactly these tensors.
         args = []
         for tensor, is_needed in zip(saved[: ctx.count], needs_gradient[: ctx.count], strict=True):
             args.append(tensor.detach().requires_grad_(is_needed))
         weights = saved[ctx.count :]
         inputs = [*args, *weights]
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
-            # A scalar from which backward starts, because torch.autograd.grad with `grad` imports
-            # a slow package (`Seed`). The output has no name here, so that it is freed early.
+            # `Seed` makes a scalar from which backward starts. torch.autograd.grad with `grad`
+            # would do the same, but it imports a slow package. The output of the function has no
+            # name here, so that it is freed early.
             seed = Seed.apply(ctx.function(*args), grad)
 
         # Ask autograd only for the needed gradients, and put each gradient at the index of its

@@ -93,9 +93,9 @@ class SpyNet(nn.Module):
         modules: Any = self.basic_module
         for level, module in enumerate(modules):
             if level > 0:
-                # This scale has twice as many pixels along an axis as the scale before. So the same
-                # shift is twice as many pixels. align_corners is True here and False elsewhere, as
-                # in the published network.
+                # This scale has twice as many pixels along an axis as the scale before. So a shift
+                # of 1 pixel at the scale before is a shift of 2 pixels here. align_corners is True
+                # here and False elsewhere, as in the published network.
                 flow_so_far = 2.0 * F.interpolate(
                     flow, scale_factor=2, mode="bilinear", align_corners=True
                 )

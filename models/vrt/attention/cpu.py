@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from models.vrt.attention.cpu_forward import LOG2_E, cpu_attention, windows_at_once
 from models.vrt.attention.cpu_gradients import append_two_channels, gradients_of_round
-from models.vrt.attention.heads import heads_of, logit_offset, put_queries_of_other_frames
+from models.vrt.attention.heads import heads_of, logit_offset, put_gradients_of_swapped_queries
 from models.vrt.tape import Tape
 
 
@@ -119,7 +119,7 @@ class CpuAttention(torch.autograd.Function):
                     grad_bias += gradients.logits.view(-1, heads, t, t).sum(0)
 
         if ctx.mutual:
-            put_queries_of_other_frames(grad_q, grad_qkv)
+            put_gradients_of_swapped_queries(grad_q, grad_qkv)
         # One result for each argument of forward: qkv, bias, mask, scale, mutual, tape.
         return grad_qkv, grad_bias, None, None, None, None
 

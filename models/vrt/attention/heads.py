@@ -36,7 +36,7 @@ def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
     return q_of_other_frame.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
 
 
-def put_queries_of_other_frames(grad_q: Tensor, grad_qkv: Tensor) -> None:
+def put_gradients_of_swapped_queries(grad_q: Tensor, grad_qkv: Tensor) -> None:
     """Write the gradients of the queries of mutual attention into grad_qkv, in place.
 
     grad_q: (2 n, heads, T / 2, hd). Each window of grad_q is a frame, and holds the gradients of

@@ -130,9 +130,10 @@ def _flops_of_block(block: Block, x: Tensor) -> list[float]:
     # Linear layers: a token takes a multiplication and an addition for each weight.
     attn_weights = _weights_in_layers(attn)
     mlp_weights = _weights_in_layers(block.mlp)
-    # Self attention has two products, q k^T and p v. In each of them a token takes a multiplication
+    # Self attention has two products, q k^T and p v. In each product a token takes a multiplication
     # and an addition for each channel and each token of its window. Mutual attention has two more
-    # products. There a token meets only half of the window, so both together count as one product.
+    # products, but in these a token meets only half of the window. So these two count as one
+    # product: 3 in all.
     products = 3 if attn.mutual else 2
     tokens_of_window = math.prod(window)
     in_products = products * tokens_of_window * channels

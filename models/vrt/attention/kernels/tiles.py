@@ -24,7 +24,7 @@ MOST_TOKENS = 512  # of a window
 MOST_CHANNELS_OF_HEAD = 32
 
 
-def knows(tokens: int, channels: int) -> bool:
+def takes_windows(tokens: int, channels: int) -> bool:
     """Say whether the kernels compute windows of this many tokens with heads of these channels.
 
     forms.attention_has_kernel asks this before each call of the kernels. tokens: T, the tokens that
