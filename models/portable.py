@@ -36,8 +36,8 @@ from utils.run.torch_file import is_zip
 
 logger = logging.getLogger(__name__)
 
-# The keys under which our files describe their network. They are part of the file format: a new
-# key must be optional, as "spike_data" is, which files of older versions lack.
+# The keys under which our files describe their network. They are part of the file format. A file of
+# an older version lacks a new key, so a new key must be optional. E.g. "spike_data" is optional.
 DESCRIPTION = ("scale", "netG", "spike_channels", "spike", "spike_data")
 # Keys of the section `spike` that say what the spike channels show, besides all keys that begin
 # with "representation.". The other keys describe the camera and its files.

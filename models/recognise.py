@@ -98,8 +98,8 @@ def _shapes_of_released(name: str) -> dict[str, torch.Size]:
 def _most_bytes(name: str) -> int:
     """Return the largest size, in bytes, of a file with the published network `name`.
 
-    The right file must pass, so 10 % and 5 MB are added to the bytes of the tensors: a file also
-    has the names of the tensors. A much larger file must not fill the disk.
+    A file also has the names of the tensors, so 10 % and 5 MB are added to the bytes of the
+    tensors. A much larger file is not the right file, and must not fill the disk.
     """
     network = _network_of_release(name, Path(name), weights={})
     tensors = _tensors_of(network)

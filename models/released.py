@@ -169,7 +169,7 @@ def _one_at_a_time(file: Path) -> Generator[None]:
         try:
             yield
         finally:
-            # A process that waits has opened this file, and a process that starts later makes a new
-            # file. So both may run at once. This does no harm: they find the weights, or fetch them
-            # under two temporary names.
+            # A process that waits has opened this lock file, and a process that starts later makes
+            # a new lock file. So both may run the context at once. This does no harm: each process
+            # finds the weights, or fetches them under a temporary name of its own.
             lock_path.unlink(missing_ok=True)

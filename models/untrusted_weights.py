@@ -1,4 +1,4 @@
-"""Refuse weights files that would fill the memory or the time of this machine.
+"""Refuse weights files that would fill the memory of this machine, or take very long to load.
 
 Weights files may be downloads from anywhere, so nothing in them is trusted: e.g. a file of 1 kB may
 state a tensor of 1 TB. Each function here raises an error before this program would run out of
@@ -110,8 +110,8 @@ def refuse_larger(
             )
 
 
-# A larger number in the options of a file counts as this number (`_numbers_in`). The check
-# squares some of them, and the square, 1e60, is still a finite float.
+# A larger number in the options of a file counts as this number (`_numbers_in`). `refuse_larger`
+# squares some of the numbers, and the square of this number, 1e60, is still a finite float.
 LARGEST_NUMBER = 1e30
 
 

@@ -60,9 +60,9 @@ class NetworkMethod:
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
         # can_cut: whether several ranks may each restore a part of a clip. This saves no time if
-        # any part needs all tiles of the clip. It does if a tile is the whole clip, and with
-        # flip_seq, which averages with the time-reversed clip. With center_frame_only there is only
-        # one frame to restore.
+        # each part needs all tiles of the clip. Each part needs all tiles if a tile is the whole
+        # clip, or with flip_seq, which averages with the time-reversed clip. With center_frame_only
+        # there is only one frame to restore, so there is nothing to cut.
         is_whole_clip = tiling.num_frame_testing == WHOLE
         needs_whole_clip = is_whole_clip or tiling.flip_seq
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only
@@ -165,10 +165,10 @@ def _tiling(
 ) -> Tiling:
     """Return the tiles that options and flags ask for.
 
-    If a thing has several values, the first in this order counts: a flag, `fields`,
-    `tile_options`, a default. `Tiling.of` replaces a size "auto" by a number. For "auto" it has
-    other defaults of `blend` and `may_halve`. A network that interpolates always gets tiles of its
-    own length.
+    A field of `Tiling` may have a value in several places. The first place in this order counts: a
+    flag, `fields`, `tile_options`, the default. `Tiling.of` replaces a size "auto" by a number, and
+    for "auto" the defaults of `blend` and `may_halve` are others. A network that interpolates
+    always gets tiles of the length that it takes.
 
     tile_options: keys and values of the section `val`; they are changed in place. flags: the flags
     of the command line. fields: fields of `Tiling` that `val` does not have, e.g. blend="smooth".
@@ -189,8 +189,9 @@ def _tiling(
     if flags.blend:
         fields["blend"] = flags.blend
     val = read_section(ValOptions, tile_options, "val")
-    # A network that interpolates gets the frames around each gap, one gap after the other. Both
-    # flags would reverse or lengthen this row of frames, and not the clip.
+    # A network that interpolates gets the frames around each gap, one gap after the other.
+    # --flip-seq would reverse this row of frames, and --pad-seq would lengthen it. Neither would
+    # change the clip itself.
     if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
         raise OptionError(
             what="these weights interpolate new frames",

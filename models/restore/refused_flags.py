@@ -29,8 +29,8 @@ from utils.errors import OptionError
 from utils.output_folder import refuse_overlap
 
 # Flags of a network and its tiles, without dashes. A formula (--method) has no network, so these
-# flags are refused with a formula. `sigma`, the noise level that a denoiser is told, is also in
-# FLAGS_OF_CLIPS, because for datasets.test it comes from the option file.
+# flags are refused with a formula. `sigma` is the noise level that the user states for a denoiser.
+# It is also in FLAGS_OF_CLIPS, because for datasets.test it comes from the option file.
 FLAGS_OF_NETWORK = (
     "weights",
     "sigma",

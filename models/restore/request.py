@@ -11,8 +11,8 @@ There are two forms of a command line: the user's own clips (--input, or --spike
 or the clips of an option file (--opt, datasets.test). In the second form own_files is None.
 
 What must stay: a missing flag is None here, because later pages then look for the value elsewhere.
-The first source that has it wins: the command line, the option file, the weights file, the
-dataset.json beside the spikes (test_weights_on_the_command_line_come_first).
+The value comes from the first of these sources that has it: the command line, the option file, the
+weights file, the dataset.json beside the spikes (test_weights_on_the_command_line_come_first).
 
 Free to add: a flag. It needs a line in flags.py, a field in one of the classes below, and a line in
 `read_request`. If it excludes other flags, it also needs a refusal (refused_flags.py).
@@ -86,7 +86,7 @@ class NetworkFlags:
 class OwnFiles:
     """The user's own clips: blurry frames, spikes and sharp frames, each a file or a folder.
 
-    data/own_clips.py opens them. own_spikes.py takes the two last fields.
+    data/own_clips.py opens them. own_spikes.py takes `spike_size` and `overrides`.
     """
 
     input: str | None
@@ -104,7 +104,8 @@ class ResultFlags:
 
     # The folder of the results. Always given for a user's own clips.
     output: str | None
-    # What is saved, e.g. ("frames", "comparison"). () if it follows from the input.
+    # What is saved, e.g. ("frames", "comparison"). () if --save is not given. Then the kind of the
+    # input decides, e.g. a video for a video.
     save: tuple[str, ...]
     # Frames per second of a video that is made from single frames.
     fps: float

@@ -133,9 +133,9 @@ def restore_share(
 ) -> None:
     """Restore the pieces of clips that this rank has.
 
-    Each frame is written as soon as it is restored, so that an interrupted test loses one frame. If
-    the restorer has pictures of how it restores, they are written for the example frame, too. A
-    clip that was not cut between ranks is scored at once.
+    Each frame is written as soon as it is restored, so that an interrupted test loses one frame.
+    Some restorers have pictures of how they restore a frame. These pictures are written for the
+    example frame. A clip that was not cut between ranks is scored at once.
 
     share: the pieces of this rank.
     more_scores: a function (restored frame, sharp frame) -> scores, e.g. {"lpips": 0.12}. None:

@@ -33,8 +33,8 @@ class FrameCache:
         """Wrap a clip.
 
         capacity: number of frames that are kept.
-        selection: indices of frames of the clip, e.g. [0, 1, 2, 3, 1, 2, 3, 4]. A frame may come
-        several times, and the order is free. None selects all frames.
+        selection: indices of frames of the clip, in any order, e.g. [0, 1, 2, 3, 1, 2, 3, 4]. An
+        index may come several times. None selects all frames.
         """
         self.name = clip.name
         self._selection = range(len(clip.stems)) if selection is None else selection

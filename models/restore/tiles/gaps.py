@@ -132,8 +132,8 @@ class LeftOutFrames:
                 "between",
                 do="leave the clip out",
             )
-        # For each gap, the index of its left-out frame in the clip: the frame after the given frame
-        # before the gap.
+        # For each gap, the index of its left-out frame in the clip. E.g. gap 1 lies after the given
+        # frame 1, which is frame 2 of the clip. So frame 3 is left out.
         self._left_out = [self.given_frames[gap] + 1 for gap in self.gaps]
         self.stems = [clip.stems[left_out] for left_out in self._left_out]
 

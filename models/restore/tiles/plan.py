@@ -99,8 +99,8 @@ class Tiling:
         """
         # If `changes` has a key of `val`, the value of `changes` counts.
         fields: dict[str, Any] = val.plain() | changes
-        # All other options of `val` are fields of this class. This one says whether a validation
-        # saves pictures.
+        # save_img says whether a validation saves pictures. All other options of `val` are fields
+        # of this class.
         del fields["save_img"]
 
         # Replace "auto" by a number: AUTO_TILE, rounded up to whole windows, and for the side also
@@ -155,8 +155,9 @@ class Tiling:
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
     """Return the starts of the tiles along one axis, in time or in space.
 
-    The last tile ends with the axis, so it may overlap its neighbour by more than `overlap`. E.g.
-    length 10, size 4, overlap 1 -> 0, 3, 6; length 9 -> 0, 3, 5.
+    The last tile ends where the axis ends, so it may overlap its neighbour by more than `overlap`.
+    E.g. size 4, overlap 1: length 10 -> 0, 3, 6. Length 9 -> 0, 3, 5, where the last two overlap
+    by 2.
 
     The published code has these starts. With other starts the published numbers are no longer
     reproduced (test_published_tiling_is_reproduced). So change nothing here.
