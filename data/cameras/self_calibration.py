@@ -56,9 +56,10 @@ from utils.files import write_whole
 FORMAT = 3
 # Number of frames of a clip that are compared, spread evenly over the clip.
 FRAMES = 8
-# Number of planes before and after the exposure that are read, too, or fewer at the ends of the
-# files. The clocks of both cameras may differ, so an exposure may really lie earlier or later than
-# the options say. The fit looks for it among the planes that are read.
+# Number of additional planes that are read before the exposure, and after it. At the ends of the
+# files there may be fewer planes. The clocks of both cameras may differ, so an exposure may really
+# lie earlier or later than the options say. The fit searches it up to 20 planes away (MOST_OFFSET
+# in registration/fit.py), and compares up to 8 planes more (MOST_REACH in registration/view.py).
 AROUND = 40
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,9 @@
 """Compute what a round compares: the details of the spikes, and of the frame at the same places.
 
-"Details" are what a band-pass filter keeps of an image: structures between sigma and 8 sigma
-pixels. The filter removes slow changes of brightness, and the noise of single pixels. For a view,
-at the present matrix and times of the estimate:
+A round improves the matrix and the times of the estimate once (rounds.py). "Details" are what a
+band-pass filter keeps of an image: structures between sigma and 8 sigma pixels. The filter removes
+slow changes of brightness, and the noise of single pixels. For a view, at the present matrix and
+times of the estimate:
 
     s  details of the summed spikes of the exposure      (h, w)
     F  details of five features of the frame, taken at the places of the spike pixels  (h, w, 5)

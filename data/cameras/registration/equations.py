@@ -1,7 +1,8 @@
 """Sum the normal equations of a round over all pixels of all views: H = J' W J and g = J' W r.
 
-A view with n compared pixels has the residuals r (n,) and their weights w (n,), which are the
-diagonal of W (explanation.py). J (n, k) = dr / d(unknowns) has a column for each of the k unknowns:
+A round improves the matrix and the times once (rounds.py). A view with n compared pixels has the
+residuals r (n,) and their weights w (n,), which are the diagonal of W (explanation.py). J (n, k)
+has a column for each of the k unknowns, the derivative of r by this unknown:
 
     columns   unknowns
     4         changes of the matrix: shift right, shift down, scale, turn

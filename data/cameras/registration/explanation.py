@@ -7,9 +7,10 @@ A pixel may show an object that the frame does not show at this place, e.g. beca
 Such a pixel has a large residual, and must not change the result much. So w is 1 for most pixels,
 and small for large residuals (Huber).
 
-What must stay: every round calls `explain` first, and computes its step with the same residuals and
-weights. test_pixels_with_large_residuals_count_less tries the weights. Without weights, whole fits
-change so little that no test fails, but lab/calibration_trials.py shows other bits.
+What must stay: every round (rounds.py) calls `explain` first, and computes its step with the same
+residuals and weights. test_pixels_with_large_residuals_count_less tries the weights. Without
+weights, whole fits change so little that no test fails, but lab/calibration_trials.py shows other
+bits.
 
 Tests: tests/parts/data/test_registration_all_pixels.py
 """

@@ -1,8 +1,9 @@
-"""Change the matrix by one round on parts of the plane, and say how exact it is.
+"""Change the matrix by one round on parts of the plane, and say how exact the matrix is.
 
-The plane is cut into PARTS x PARTS parts. Each part t is matched separately: it is shifted by
-d_t (2,), to the right and down, so that its residuals r become smallest. r_i is the derivative of r
-by shift i, and w are the weights of the residuals. With sums over the compared pixels of a part,
+A round improves the estimate once (rounds.py). The plane is cut into PARTS x PARTS parts. Each part
+t is matched separately: it is shifted by d_t (2,), to the right and down, so that its residuals r
+become smallest. r_i is the derivative of r by shift i, and w are the weights of the residuals. With
+sums over the compared pixels of a part,
 
     H_ij = sum of w r_i r_j        g_i = sum of w r_i r        d = -H^-1 g
 

@@ -21,8 +21,10 @@ import numpy as np
 
 from data.cameras.calibration import scale_of, share_to_read
 
-# The matrix counts as found if it keeps both of these limits.
-LEAST_EXPLAINED = 0.25  # fraction of the variance of the spikes' details; 0 for another scene
+# The matrix counts as found if it keeps the next two limits.
+# Fraction of the variance of the spikes' details (details.py) that the frames explain. It is about
+# 0 for frames of another scene.
+LEAST_EXPLAINED = 0.25
 FOUND_WITHIN_PX = 0.5  # error of the matrix, in RGB pixels
 # A value is sure if its error is at most this limit. On 100 random rigs, 95 % of the sure matrices
 # were within 0.2 RGB pixels of the true matrix.

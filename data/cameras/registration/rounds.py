@@ -1,6 +1,7 @@
 """Run the rounds of a fit, and take the best of three estimates.
 
-A round improves the estimate with details of one size. The rounds go from coarse to fine details,
+A round improves the estimate (the matrix and the times) once, with details of one size. Details are
+what a band-pass filter keeps of an image (details.py). The rounds go from coarse to fine details,
 because fine details match at wrong places if the start is off by many pixels:
 
     size of the details             what a round finds
@@ -171,7 +172,8 @@ def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
     TIME_SIGMA say little about the times. So a round on such details changes only the matrix, from
     parts of the plane.
     """
-    # The features do not depend on the times, and hardly on the matrix, so they are computed once.
+    # The features of the frames (details.py) do not depend on the times, and hardly on the matrix.
+    # So they are computed once.
     features = frame_features(estimate, sigma)
     for _ in range(rounds):
         views = comparable_views(estimate, features, sigma)

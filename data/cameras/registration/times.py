@@ -41,7 +41,7 @@ from data.cameras.registration.estimate import Estimate
 
 
 class Middle(NamedTuple):
-    """What a round can say about the middle of the exposure."""
+    """What one round of the fit (rounds.py) tells about the middle of the exposure."""
 
     is_fitted: bool  # False: the middle keeps its nominal value
     is_doubtful: bool  # whether it is fitted, but looks nearly like a moved camera

@@ -1,12 +1,13 @@
 """Prepare a blurry frame and its spikes for the fit.
 
-A `View` has what the files say. Before the rounds, a `Pair` is made from it. The rounds call two
-methods of the pair:
+A `View` has what the files say. A fit first makes a `Pair` from each view. Then it improves the
+matrix and the times in rounds (rounds.py), which call two methods of the pair:
 
     features(sigma)       five features of the frame: its colours, and what may differ otherwise
     spikes_until(times)   how many spikes each pixel fired up to a time, also between two planes
 
-The pair also mends broken spike pixels, and bins pixels of large planes.
+The pair also mends broken spike pixels. It bins the pixels of large planes: e.g. 2 x 2 pixels
+become one.
 
 To add a feature of the frame, add a channel in `Pair.features`, and raise FEATURES. The order of
 the channels is free. Any other change of a value changes the results of all fits.
