@@ -99,8 +99,8 @@ class Clip:
     exposures: tuple[Exposure, ...] = ()  # the planes of each frame; () without spikes
     # How the files `spike` are read, a data.cameras.spike_source.DatSpikes; None without spikes.
     spikes: Any = None
-    # Only for a user's clip, else None: {"lq" or "gt": its frames}. They are `UserFrames` of
-    # data/clips/user_frames.py, which read themselves.
+    # Only for a user's clip, else None: {"lq" or "gt": its frames}. The frames of a kind are a
+    # `UserFrames` (data/clips/user_frames.py), whose method `read` returns a frame.
     opened: Any = None
     # Only for a user's clip, else None: {"input", "gt" or "spike": path as the user gave it}, for
     # the report. This is unrelated to `Exposure.origin`, which is a number.

@@ -147,10 +147,10 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
 
     @classmethod
     def places(cls, section: DenoisingTrainKeys) -> dict[str, Any]:
-        """Return the folders: the folder of the sharp frames is the folder of lq, and gt has none.
+        """Return the folders: lq is read from the folder of the sharp frames, and gt is not read.
 
-        A sample is read from one folder, the sharp frames. `transform` then makes both lq and gt of
-        them. Raises OptionError for keys that contradict one another.
+        `transform` then makes both lq and gt of the sharp frames. Raises OptionError for keys that
+        contradict one another.
         """
         _refuse_other_blurry_frames(section)
         _refuse_empty_range(section)
@@ -348,8 +348,8 @@ def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tenso
     # seconds.
     from torchvision.transforms import functional as F
 
-    # What must stay: the order of these draws. Each takes the next numbers of rng, so another order
-    # would give other samples.
+    # What must stay: the order of these draws. Each draw takes the next numbers of rng, so another
+    # order would give other samples.
     brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, size=3)
     hue = rng.uniform(-JITTER, JITTER)
     changes = (

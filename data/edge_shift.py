@@ -5,8 +5,8 @@
     3. A phase correlation (cv2.phaseCorrelate) finds the shift between the two, and says by a
        number, the response, how sure the shift is.
 
-What must stay: how two pictures are compared, because the limits below were measured with it. Two
-tests in tests/parts/scripts/test_show_sample.py notice a change:
+What must stay: how two pictures are compared, because the limits below were measured with this
+comparison. Two tests in tests/parts/scripts/test_show_sample.py notice a change:
 
     test_spikes_that_are_shifted_are_named           a stronger blur, or a wrong sign of the shift
     test_a_small_shift_beside_a_large_one_is_named   another length of the sides
@@ -69,8 +69,9 @@ def measure(pairs: Sequence[Pair], pixel_side: int) -> Measures:
     return Measures(correlation, (right, down), response)
 
 
-# A picture has no texture if its gradients have a smaller standard deviation, for values 0 to 1.
-# The limit only excludes uniform pictures, for which a correlation would be 0 / 0.
+# A picture counts as without texture if the standard deviation of its gradients is below this
+# number, for values from 0 to 1. The limit only excludes uniform pictures, for which a correlation
+# would be 0 / 0.
 NO_TEXTURE = 1e-6
 
 
@@ -78,8 +79,8 @@ def _measure_frame(pair: Pair, pixel_side: int) -> Measures:
     """Measure how well the spikes fit one frame. pixel_side: RGB pixels along a spike pixel."""
     edges_of_spikes = _gradients(pair.spikes, pixel_side)
     edges_of_frame = _gradients(pair.frame, pixel_side)
-    # A single row or column of spike pixels has no shift across it, and OpenCV refuses it.
-    # Nothing correlates with a picture without texture.
+    # A single row or column of spike pixels tells no shift across the row or column, and OpenCV
+    # refuses it. Nothing correlates with a picture without texture.
     has_one_line = min(edges_of_spikes.shape) < 2
     lacks_texture = edges_of_spikes.std() < NO_TEXTURE or edges_of_frame.std() < NO_TEXTURE
     if has_one_line or lacks_texture:
@@ -88,7 +89,7 @@ def _measure_frame(pair: Pair, pixel_side: int) -> Measures:
     correlation = np.corrcoef(edges_of_spikes.ravel(), edges_of_frame.ravel())[0, 1]
     # The window fades out the borders, because a phase correlation takes the picture as periodic.
     # `phaseCorrelate` multiplies both pictures of edges by the window, in place. So the correlation
-    # must be computed before.
+    # must be computed first, as above.
     height, width = edges_of_spikes.shape
     window = cv2.createHanningWindow((width, height), cv2.CV_32F)
     shift_of_frame, response = cv2.phaseCorrelate(edges_of_spikes, edges_of_frame, window)

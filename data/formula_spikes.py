@@ -2,8 +2,8 @@
 
 A formula decides some keys of the section `spike` itself (`SET_BY_METHOD`). All other keys stay as
 they are, e.g. h, w and exposure. If nobody gives the firing rate at full light, `spike_section`
-sets it to "match", so that it is measured from the frames. A user's clip comes to
-data/cameras/user_spikes.py afterwards, which therefore never has to assume a rate.
+sets it to "match", so that it is measured from the frames. So data/cameras/user_spikes.py, which
+gets the section of a user's clip afterwards, never has to assume a rate.
 
     spike_section      the section `spike`, of a user's clip or of a test set
     section_for        the whole section `datasets.test`

@@ -1,4 +1,4 @@
-"""The training loader: the workers that read samples, and what is said if one hangs or dies.
+"""The training loader: the workers that read samples, and the errors if a worker hangs or dies.
 
     sampler (data/sample_order.py)          yields (epoch, index) of each sample of this rank
       -> BatchSampler of torch              groups them into micro-batches
@@ -42,7 +42,7 @@ from utils.run.position import DataOrder
 
 logger = logging.getLogger(__name__)
 
-# Texts of torch's errors if /dev/shm has no room for a micro-batch. The first one is the name of a
+# Texts of torch's errors if /dev/shm has no room for a micro-batch. The first text is the name of a
 # file in /dev/shm, e.g. "</torch_4711_815>".
 OUT_OF_SHM = re.compile(r"</torch_\w+>|shared memory|[Bb]us error")
 # Advice in the errors of this module.
@@ -202,9 +202,9 @@ class TrainLoader:
     def deaths_named(self) -> Generator[None]:
         """Turn torch's error for a dead loader worker into a DataError, within a `with` block.
 
-        If a worker dies, torch's signal handler raises a RuntimeError in the main thread, wherever
-        it is at this moment. E.g. it may be within a training step. So the training loop runs in
-        this block.
+        If a worker dies, torch's signal handler raises a RuntimeError in the main thread, whatever
+        this thread does at the moment. E.g. it may compute a training step. So the whole training
+        loop runs in this block.
         """
         try:
             yield

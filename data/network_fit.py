@@ -1,7 +1,8 @@
 """Refuse clips that do not fit the network: its scale, and its number of sharp instants.
 
 The main programs call `check_clips` when data and network are known, before the first step. Without
-it, a wrong scale would end in an error of torch, or in a loss between pictures of different sizes.
+this check, a wrong scale would end in an error of torch, or in a loss between pictures of different
+sizes.
 
 What must stay: the refusals. Free to change: their texts, together with the tests.
 

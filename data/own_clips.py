@@ -90,7 +90,7 @@ def clip_of_spikes(spike: str, gt: str | None, section: Any) -> OwnClips:
 
 @contextmanager
 def naming_spike_size_flag() -> Generator[None]:
-    """Let an error about the unknown size of a spike plane name the flag, not the option.
+    """Within a `with` block: let an error about an unknown size of spike planes name the flag.
 
     The functions that read spikes know only the keys spike.h and spike.w. But a user who gave
     --spike types --spike-size.

@@ -57,7 +57,8 @@ def spikes_of(
 def properties_of(section: Any, info: DatasetInfo) -> dict[str, Any]:
     """Return `ClipSources.spike_data` for a single root.
 
-    section: the section `spike` of the options. Its rate counts before dataset.json.
+    section: the section `spike` of the options. If it has a rate, the rate of dataset.json is not
+    used.
     info: what dataset.json of the root says. `trained_rate` is the rate for a training on all its
     clips: a number, "match" if the clips differ, or None if it is not known.
     """
@@ -79,7 +80,7 @@ def _calibration_of_all_clips(option: str | None, info: DatasetInfo) -> Calibrat
 
     option: the option spike.calibration. info: what dataset.json of the root says.
     """
-    if option is None:  # both cameras have one view
+    if option is None:  # both cameras see the same picture, so there is no calibration
         return None
     if option == "auto":  # each clip is calibrated from its own frames
         return None
@@ -92,8 +93,9 @@ def common_properties(properties_of_roots: list[dict[str, Any]]) -> dict[str, An
     """Return one value for each property of `ClipSources.spike_data`, for several roots together.
 
     E.g. the rates 0.5 and 0.7 become "match", and the planes 40 and 56 become None. "match" means
-    that each clip has its own rate, and None that the value is not known or not common. For the
-    calibration an absent key means the same as None. So if only some roots have one, there is none.
+    that each clip has its own rate, and None that the value is not known or not common. A root
+    without a calibration has no key "calibration". If only some roots have a calibration, there is
+    no common one.
     """
     # The values of properties that differ between roots. All other properties become None.
     if_different = {"rate": None, "light": "linear"}

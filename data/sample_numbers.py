@@ -68,8 +68,9 @@ class SampleNumbers:
     def serial_number(self, epoch: int, position: int) -> int:
         """Return the serial number of the sample at a position of an epoch.
 
-        An epoch takes as many samples of a root as the share of the root says, and continues where
-        the epoch before stopped. So over many epochs all frames of a root are used equally often.
+        An epoch takes as many samples of a root as the share of the root says. It begins with the
+        sample after the last one of the previous epoch. So over many epochs all samples of a root
+        are used equally often.
 
         E.g. two roots with the serial numbers 0 ... 2 and 3 ... 7 give 2 and 6 samples to an epoch:
 
@@ -85,8 +86,8 @@ class SampleNumbers:
         first, end = first_and_end(self.epoch_begins, root)
         first_serial, end_serial = first_and_end(self.begins_of_roots, root)
 
-        # Number of samples that the root has given before this one, in all epochs. After the last
-        # sample of the root, the first one comes again.
+        # Number of samples that the root has given before this position, in all epochs. After the
+        # last sample of the root, its first sample comes again.
         in_earlier_epochs = (epoch + later_epochs) * (end - first)
         in_this_epoch = position - first
         samples_of_root = end_serial - first_serial

@@ -52,8 +52,8 @@ def refuse_output_among_data(folder: Path, dataset: Any) -> None:
 def count_of_expected_clips(dataset: Any, clips: Sequence[ClipReader]) -> int:
     """Return the number of clips in the folder of a test set, also of clips that are not tested.
 
-    datasets.test.meta_info_file may list only some clips of the folder. All are counted, so that
-    the report says that its averages leave clips out
+    datasets.test.meta_info_file may list only some clips of the folder. All clips of the folder are
+    counted, so that the report can say that its averages leave clips out
     (test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete).
 
     clips: the clips that are tested.
@@ -84,8 +84,8 @@ def frames_of_test_set(section: LoaderOptions, interpolates: bool) -> str:
     # num_frame: -1 is all frames. A data set that a user has registered may lack the key.
     num_frame = getattr(section, "num_frame", -1)
     frames = f"the first {num_frame} of each clip" if num_frame > 0 else "all"
-    # The report scores the input beside the result. An interpolated frame has no blurry frame of
-    # its own, so the mean of the two frames around it is scored as its input.
+    # The report has scores of the result and of the input. An interpolated frame has no blurry
+    # frame of its own, so the mean of the two frames around it is scored as its input.
     if interpolates:
         return f"made between every second of {frames}; input: mean of both neighbours"
     return frames

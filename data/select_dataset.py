@@ -19,10 +19,11 @@ from utils.options.section import Section
 
 
 class DatasetRegistry(Registry):
-    """A registry that says first if a dataset is not for its split.
+    """A registry whose error names a dataset that is in the section of the wrong split.
 
-    A training dataset in `datasets.test` lacks keys that only training needs, e.g. `num_frame`. An
-    error about these keys would mislead the user, because the wrong name is the cause.
+    The splits are "train" and "test". E.g. a training dataset in `datasets.test` lacks keys that
+    only training needs, such as `num_frame`. An error about these keys would mislead the user,
+    because the cause is the wrong name of the dataset.
     """
 
     def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Any:

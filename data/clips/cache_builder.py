@@ -1,14 +1,16 @@
 """Build a clip cache: files with every clip of a data set as raw arrays.
+
 scripts/build_clip_cache.py calls `build_cache`. data/clips/cache_format.py has the form of the
 files, and data/clips/clip_cache.py reads them.
 
-The cache appears complete or not at all: it is written to another folder beside it, and this folder
-gets the final name at the end. After an interruption, a second call writes only the missing clips.
+The cache appears complete or not at all: its files are written to a folder with another name, which
+gets the name of the cache at the end. After an interruption, a second call writes only the missing
+clips.
 
 What must stay: every refusal comes before the first clip is written, and the old cache is only
-removed when the new cache is complete. Only a cache with a clip in common is ever replaced
-(test_a_cache_is_not_replaced_by_one_of_another_split,
-test_a_cache_replaces_no_foreign_file).
+removed when the new cache is complete. An old cache is only replaced if it has a clip in common
+with the new cache (test_a_cache_is_not_replaced_by_one_of_another_split), and other files are never
+replaced (test_a_cache_replaces_no_foreign_file).
 
 Tests: tests/parts/data/test_clip_cache.py
 """

@@ -59,8 +59,9 @@ class CacheReader:
         Source folders that are not on this machine are not compared. Raises DataError for a cache
         that does not match or is broken.
 
-        What must stay: every check. Each refuses a change of data or of options that would make the
-        cached frames wrong. A new option of this kind needs a check here (test_clip_cache.py).
+        What must stay: every check. Each check refuses a change of data or of options that would
+        make the cached frames wrong. A new option that changes what the cache must hold needs a
+        check here (test_clip_cache.py).
         """
         # With several data roots, each root has a prefix "0/", "1/", ... for the names of its
         # clips, and its cache is in a folder with the name of the prefix.
@@ -135,7 +136,7 @@ class CacheReader:
         for kind in ("gt", "gt_instants", "spike"):
             if kind not in kinds:
                 values[kind] = ()
-        # `own_spikes` has the clips with other spike settings than most clips have.
+        # `own_spikes` has the settings of clips whose spike settings differ from most clips.
         spikes = source.own_spikes.get(record["name"], source.spikes)
         return Clip(**values, spikes=spikes)
 

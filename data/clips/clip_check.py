@@ -5,7 +5,7 @@
     find_files    is there a folder with files for each kind: blurry frames ("lq"), sharp frames
                   ("gt"), several sharp frames of an exposure ("gt_instants"), spikes ("spike")?
     find_stems    which file of each kind belongs to which frame?
-    find_frames   which frames has the clip?                    (all three: frame_files.py)
+    find_frames   which frames does the clip have?              (all three: frame_files.py)
     SpikePlanes   which planes of the spike files belong to each frame?     (spike_planes.py)
     the rest      do the sizes of blurry frame, sharp frame and spike plane fit?
 
@@ -17,8 +17,8 @@ checks of data sets (manifest.py, root_check.py, unchanged_data.py) and of a use
 What must stay: if `problems` is empty, the clip is complete, so every tuple of the `Clip` has an
 entry for each frame. Callers rely on this. test_a_fault_of_the_data_is_named_before_training tries
 one fault after the other.
-Free to add: a rule. Then add 1 to the number FORMAT in data/clips/kept.py, because the results that
-are already stored were not checked for it.
+Free to add: a rule. Then add 1 to the number FORMAT in data/clips/kept.py, because stored results
+of earlier checks were not checked for the new rule.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py,
 tests/parts/data/test_user_folders.py, tests/parts/data/test_instants.py
@@ -51,7 +51,7 @@ class ClipCheck:
     kind is None if its folder is missing, and {} if the folder has no such file.
     sizes: sizes of lq and gt, if they are known. None: the sizes of the first frames are looked up.
     size_of: a function: path -> size of the picture in this file.
-    problems: what is wrong with the clip. Every step may add to it, and none removes from it.
+    problems: what is wrong with the clip. Every step may add a problem, and none removes one.
     """
 
     name: str

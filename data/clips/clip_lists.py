@@ -99,9 +99,9 @@ def planes_of(clips: Sequence[Clip]) -> set[int]:
 def one_of_each_form(clips: Sequence[Any]) -> Iterator[Any]:
     """Yield enough clips to check properties that most clips share, such as their scale.
 
-    E.g. three clips of a table have the heights 720, 720 and 480: the first and the third clip are
-    yielded. A clip is left out if a yielded clip before it has the same sizes, the same number of
-    sharp instants and the same spike settings. Clips that are in no table are all yielded.
+    A clip of a table is left out if an earlier clip has the same sizes, the same number of sharp
+    instants and the same spike settings. E.g. three clips of a table have the heights 720, 720 and
+    480: the first and the third clip are yielded. Clips that are in no table are all yielded.
     """
     if isinstance(clips, ClipTable):
         for number in clips.first_of_each_form():

@@ -6,8 +6,8 @@ data.
 
 What must stay: every hashed text and byte, and their order. Otherwise the scores in all existing
 checkpoints would count as scores of other clips. test_the_digest_that_is_stored_with_a_score_stays
-notices another text, and test_a_large_file_is_sampled_from_its_beginning_to_its_end blocks at other
-places.
+notices another text, and test_a_large_file_is_sampled_from_its_beginning_to_its_end notices blocks
+at other places.
 
 Tests: tests/parts/data/test_content.py
 """

@@ -118,8 +118,9 @@ class DiskFiles:
 
 
 class LmdbFiles(DiskFiles):
-    """Reads files as "disk" does, and reads each dataroot whose name ends in .lmdb as a database in
-    the layout of KAIR and BasicSR.
+    """Reads files as "disk" does. A dataroot whose name ends in .lmdb is a database in the layout
+    of KAIR and BasicSR.
     """
 
-    # All methods are inherited, because data/clips/file_content.py reads both files and databases.
+    # All methods are inherited, because the functions that they call (data/clips/file_content.py)
+    # read both files and databases.

@@ -1,13 +1,13 @@
 """Find which file of each kind belongs to which frame of a clip, and report what is missing.
 
 A kind of file is "lq" (blurry frames), "gt" (sharp frames), "gt_instants" (several sharp frames of
-an exposure) or "spike". Files are matched by the number in their names, 47.png with 000047.dat. A
-meta file is a list of the clips of a data set, with the number of frames of each clip.
+an exposure) or "spike". Files are matched by the number in their names, e.g. 47.png with
+000047.dat. A meta file lists the clips of a data set, with the number of frames of each clip.
 
     find_files    is there a folder with files for each kind?
     find_stems    which file of each kind belongs to which frame?
-    find_frames   which frames has the clip, and in which order? Reports missing files, gaps in the
-                  numbers, and wrong names
+    find_frames   which frames does the clip have, and in which order? Reports missing files, gaps
+                  in the numbers, and wrong names
 
 `ClipCheck` (data/clips/clip_check.py) calls the three in this order.
 
@@ -18,8 +18,8 @@ What must stay:
 * which files belong to one frame,
 * every problem that is reported (test_a_fault_of_the_data_is_named_before_training).
 
-Free to add: a rule. Then raise FORMAT in data/clips/kept.py, because the results that are already
-stored were not checked for it.
+Free to add: a rule. Then raise FORMAT in data/clips/kept.py, because stored results of earlier
+checks were not checked for the new rule.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """

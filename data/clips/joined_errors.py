@@ -1,4 +1,4 @@
-"""Join several errors of the data to one, so that a user sees all of them at once.
+"""Join several errors of the data into one error, so that a user sees all of them at once.
 
 list_source (source.py) joins the errors of the roots, and manifest.py the problems of all roots.
 
@@ -26,13 +26,13 @@ def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
 
 
 def joined_texts(texts: Iterable[str]) -> str:
-    """Join the first lines of texts to one line, and put the other lines of the texts below it.
+    """Join the first lines of texts into one line, and put the other lines of the texts below it.
 
-    E.g. "a; b" and "b; c\\nd" -> "a; b; c\\nd". First lines are split at semicolons. A piece that
-    occurs again is left out, like the second "b" here. Other lines that are equal also appear once.
+    First lines are split at semicolons, and a piece that occurs again is left out. E.g. "a; b" and
+    "b; c\\nd" -> "a; b; c\\nd". Equal texts below the first lines also appear once.
     """
-    # The keys are the result, each once. These are dicts and not sets, because dicts keep the
-    # order.
+    # The keys are the pieces, each once, and the values mean nothing. Dicts keep the order of their
+    # keys, and sets do not.
     pieces: dict[str, None] = {}
     below: dict[str, None] = {}
     for text in texts:

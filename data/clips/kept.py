@@ -22,9 +22,9 @@ After one "no", the record is ignored and the data check runs again. So a wrong 
 but is never used.
 
 What must stay: every one of these questions, and a higher FORMAT for every change of the check.
-test_a_wrong_record_is_not_used forges records. It does not notice every missing
-rule, because a forged record mostly breaks another rule, too. Free to change: how many files a
-repeated start looks at (SHARE; LEAST_FILES in unchanged_data.py).
+test_a_wrong_record_is_not_used forges records. It does not notice every missing rule, because most
+forged records break another rule, too. Free to change: how many files a repeated start looks at
+(SHARE; LEAST_FILES in unchanged_data.py).
 
 Tests: tests/parts/data/test_kept.py, tests/parts/data/test_preflight.py
 """
@@ -85,8 +85,8 @@ def digest_of_options(source: Source) -> str:
     """Return 16 hex digits that change with every option of the check, but not with the files.
 
     Whoever adds an option to the check must add it here. Otherwise a record would also be used for
-    another value of the option. Another order of the values does no harm: it gives other digits, so
-    all existing records are ignored once.
+    another value of the option. The order of the values may change: this gives other digits, so all
+    existing records are ignored once, and the data are checked again.
     """
     spikes = source.spikes
     options: list[Any] = [
@@ -113,8 +113,8 @@ def digest_of_options(source: Source) -> str:
                 spikes.timing.describe(),
             ]
         )
-        # Clips in `own_spikes` have spike settings of their own. They follow from dataset.json,
-        # which is in `spikes.info`. Only their calibrations come from other files.
+        # Clips in `own_spikes` have spike settings of their own. These settings follow from
+        # dataset.json, which is in `spikes.info`. Only their calibrations come from other files.
         for settings in (spikes, *source.own_spikes.values()):
             if settings.calibration:
                 options.append(settings.calibration.digest())
@@ -142,8 +142,8 @@ def checked_clips(source: Source) -> ClipTable | None:
     name, digest = record_id
     try:
         content = read_bounded(folder / f"{name}.npz")
-        # Another run may have replaced the record since this run has checked the data. If the
-        # digest is the same, rank 0 has checked these very arrays. So they are not checked again.
+        # Another run may have replaced the record since this run checked the data. If the digest is
+        # the same, the arrays are those that rank 0 has checked. So they are not checked again.
         if hashlib.sha256(content).hexdigest() != digest:
             return None
         columns = columns_in(content, types_of(kinds_of(source)))

@@ -55,8 +55,8 @@ class Look(NamedTuple):
     # (H, W) of a picture. None for a spike file, and for a picture that cannot be read.
     shape: tuple[int, int] | None = None
     flaw: str = ""  # why the file cannot be read; "" if it can
-    # A message if the end of a PNG is missing, else "". It is not in `flaw`, because the header can
-    # be read. The data check uses the size from the header, and reports a wrong size first. It
+    # A message if the end of a PNG is missing, else "". The message is not in `flaw`, because the
+    # header of this PNG can be read. The data check reports a wrong size from the header first, and
     # reports `missing_end` only if the size is right.
     missing_end: str = ""
     # Whether reading the picture as 8-bit RGB may lose something, e.g. the lower 8 bits of a 16-bit

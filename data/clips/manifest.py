@@ -55,7 +55,7 @@ SAME_FILES = (
     "gt and lq are the same files, so a network would learn to change nothing: the sharp frames of "
     "the clip are also its blurry ones"
 )
-# Text of the warning that they are different files with the same content.
+# Text of the warning that lq and gt are different files with the same content.
 SAME_CONTENT = "the sharp frames of all clips are copies of the blurry ones"
 
 
@@ -125,8 +125,8 @@ def entries_of(
 def gone_error(source: Source, listings: Mapping[str, Listing]) -> DataError:
     """Return the error for broken links. It names the first broken link of each kind of file.
 
-    listings: {kind: {clip: its files}}. All files are looked up again, so call this only after such
-    a link was found.
+    listings: {kind: {clip: its files}}. All files are looked up again, so call this only after a
+    broken link was found.
     """
     errors = []
     for listing in listings.values():
@@ -255,8 +255,8 @@ def _without_repeats(texts: Iterable[str]) -> list[str]:
 def same_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
     """Return a problem for each clip that has the same files as blurry and as sharp frames.
 
-    Paths are compared after links are followed. The first frame of a clip is enough, because lq and
-    gt come from one folder then.
+    Paths are compared after links are followed. The first frame of a clip is enough: if it is the
+    same file in lq and gt, both come from one folder.
     """
     if source.may_share_frames or not source.dataroot_gt:
         return []

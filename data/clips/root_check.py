@@ -3,8 +3,9 @@
 `RootCheck.run` lists all files, then takes them in groups (FILES_AT_ONCE):
 
     _look_at_files    open each file once, in threads
-    _check_clips      do the names, sizes and numbers of files fit (ClipCheck)?
-    _warn_of_content  what is lost in reading, do spikes and frames fit (spike_check)?
+    _check_clips      do the names, sizes and numbers of files fit (clip_check.py)?
+    _warn_of_content  is anything lost in reading (picture_losses.py)? Do spikes and frames fit
+                      (spike_check.py)?
 
 A look at a file gives a `Look` (data/clips/look.py): size and time of change of the file, size of
 the picture, and what is wrong. Later steps read the looks and not the files. Only
@@ -13,8 +14,8 @@ one `Report`.
 
 What must stay: every rule, and the order of problems and warnings, because the order is part of the
 output (test_a_fault_of_the_data_is_named_before_training).
-Free to add: a rule. Then raise FORMAT in data/clips/kept.py, because the results that are already
-stored were not checked for it.
+Free to add: a rule. Then raise FORMAT in data/clips/kept.py, because stored results of earlier
+checks were not checked for the new rule.
 Free to change: the size of a group of files, and what runs in threads.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_manifest.py,
@@ -361,8 +362,8 @@ def _what_is_wrong(look: Look, kind: str, size: Size) -> str:
 def _slow_files(source: Source, clips: ClipTable) -> list[Problem]:
     """Return a warning if spike files are slow to read, because every read begins at their start.
 
-    E.g. an .npz, which is compressed. The list has at most one warning. The paths are read from the
-    table, because making every clip would take long for a large data set.
+    This is so e.g. for an .npz, which is compressed. The list has at most one warning. The paths
+    are read from the table, because making every clip would take long for a large data set.
     """
     # A file for each frame is short, so reading it from its start is fast.
     if not source.has_one_spike_file:

@@ -42,8 +42,8 @@ class SharedImages:
     def reserve(self, clips: Sequence[Clip]) -> bool:
         """Reserve memory for the images of these clips. Returns whether the host has enough.
 
-        If not, nothing is reserved, and a warning says so. Reserving takes no memory yet: the
-        system gives a page when an image is written to it.
+        If the host has too little memory, nothing is reserved, and a warning says so. Reserving
+        takes no memory yet: the system takes memory when an image is written.
         """
         # {(clip, kind): shape of its array in `_rows`}.
         shapes = {}

@@ -87,8 +87,8 @@ class Source:
     # Whether a clip without a picture `.<filename_ext>` may have pictures with another ending.
     accepts_other_images: bool = False
     spikes: DatSpikes | None = None  # how the spikes are read; None for a dataset without spikes
-    # {clip: how its spikes are read}, only for clips for which dataset.json has other values than
-    # for the rest, e.g. another firing rate.
+    # {clip: how its spikes are read}, only for clips that have values of their own in dataset.json,
+    # e.g. another firing rate.
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     # Clips in the folders that are not part of the data set.
     excluded_clips: frozenset[str] = frozenset()
@@ -102,8 +102,8 @@ class Source:
     name_prefix: str = ""
 
     # The last three fields are for a clip of a user's own files.
-    # Whether the source is such a clip. Then a root is the folder or the file of the clip itself,
-    # and not a folder of clips.
+    # Whether the source is a clip of a user's own files. Then a root is the folder or the file of
+    # the clip itself, and not a folder of clips.
     is_user_clip: bool = False
     # Properties of the spikes of the network's training, e.g. {"rate": 0.5, "planes": 40}. If the
     # user's files do not say which plane is the sharp frame, the check of the clip takes the plane
@@ -220,7 +220,8 @@ class Source:
                 number_of_all = clip_count + len(left_out)
                 what = (
                     f"{len(left_out)} of {number_of_all} clips are left out, "
-                    f"{', '.join(left_out)}: KAIR trains on them, as null does here"
+                    f"{', '.join(left_out)}: KAIR trains on them; "
+                    "to do the same, set val_partition to null"
                 )
                 warnings.append(Problem("val_partition", what, self.dataroot_lq))
         return warnings

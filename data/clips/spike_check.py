@@ -2,7 +2,8 @@
 
     _wrong_position   the rows have the opposite order (spike.flip), or the spikes belong to
                       another frame
-    _wrong_light      the spikes have integrated another kind of light than is assumed
+    _wrong_light      the spikes have integrated another kind of light than is assumed. The kinds
+                      are linear light and display values
     _wrong_frames     the blurry frames are means of another kind of light than the spikes integrate
     _narrow_windows   the windows of the representation are too short for this firing rate
 

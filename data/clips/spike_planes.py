@@ -1,8 +1,9 @@
 """Find which planes of the spike files belong to each frame of a clip.
 
 A plane is one binary picture of the spike camera. A clip has a spike file for each frame, or one
-file with the planes of all frames. In the second case, the times of the frames say which planes are
-whose. An exposure is the planes of one frame, with the plane of its sharp frame, the center.
+file with the planes of all frames. In the second case, the times of the frames say which planes
+belong to which frame. An exposure is the planes of one frame, with the plane of its sharp frame,
+the center.
 
 What must stay: a frame never gets planes of another frame. If it is not certain which planes belong
 to which frame, a problem is reported, e.g. for a file with fewer planes than the other files
@@ -277,7 +278,7 @@ class SpikePlanes:
             return spikes.info.gt_plane_of(self.clip, length) is not None
         # If the user gives no center, `spikes` has the center of the training, which the weights
         # file holds. The center of the training says nothing of the user's spikes. So a center that
-        # equals it counts as not given.
+        # is equal to the center of the training counts as not given.
         trained = self.source.trained
         return trained is None or spikes.center != trained.get("center")
 
@@ -290,8 +291,8 @@ class SpikePlanes:
 
         length: number of planes of an exposure.
         """
-        # "gt_plane" is the plane of the sharp frame in training, e.g. plane 20 of 40. Plane 20
-        # would be another instant in an exposure of 60 planes.
+        # "gt_plane" is the plane of the sharp frame in training, e.g. plane 20 of 40. In an
+        # exposure of 60 planes, plane 20 would be another instant. So the lengths must be equal.
         trained = self.source.trained
         if trained and trained["planes"] == length and trained["gt_plane"] is not None:
             center = trained["gt_plane"]

@@ -26,7 +26,7 @@ from data.clips.source import Source
 class Clips(Sequence[Clip]):
     """The base of sequences that make a clip when somebody asks for it. A subclass has `_clip`.
 
-    The sequences behave like lists: negative numbers count from the end, and slices are lists.
+    The sequences behave like lists: negative numbers count from the end. A slice is a plain list.
     """
 
     @overload
@@ -147,9 +147,8 @@ class ClipTable(Clips):
             gt_size=(gt_height, gt_width),
             gt_instants=paths.get("gt_instants", ()),
             exposures=read_spikes.exposures,
-            # How the spikes are read, from the options. `own_spikes` has an entry for each clip for
-            # which dataset.json has other values than for most clips, under the name without
-            # prefix.
+            # How the spikes are read. `own_spikes` has an entry for each clip that has values of
+            # its own in dataset.json, under its name without the prefix.
             spikes=self.source.own_spikes.get(name, self.source.spikes),
             times=times,
         )

@@ -14,9 +14,9 @@ a file is added, removed or renamed. It stays the same if only the content of a 
 last question looks at files. For all files of a large data set this would take long. So each start
 looks at some of the clips, and at other clips than the start before.
 
-What must stay: every question, because anybody may have written the record. The comment or
-docstring at each one says what would go unnoticed without it. Free to change: how many files are
-looked at (LEAST_FILES, and SHARE in data/clips/kept.py).
+What must stay: every question, because anybody may have written the record. The docstring of each
+question says what would go unnoticed without it. Free to change: how many files are looked at
+(LEAST_FILES, and SHARE in data/clips/kept.py).
 
 Tests: tests/parts/data/test_kept.py
 """
@@ -47,10 +47,12 @@ FOLDERS_AT_ONCE = 2**14
 
 def is_as_before(table: ClipTable, columns: Columns, share: float) -> bool:
     """Return whether no folder has changed since the check, and no file of the clips looked at.
+
     table: the clips of the record. share: fraction of the files to look at, 0 to 1.
     columns: the arrays of the record, {name: array}. data/clips/columns.py shows the arrays of the
     clips. Two more arrays have the states: "folders" has the paths of the folders, and
     "folder_states" has two numbers for each folder.
+
     Raises OSError if a folder is gone, and the errors of the check.
     """
     folders = Texts(columns["folders"])
@@ -145,9 +147,9 @@ def _has_all_clips(table: ClipTable) -> bool:
 def _clips_to_look_at(table: ClipTable, share: float) -> range:
     """Return the numbers of the clips whose files are looked at. Each start looks at other clips.
 
-    The numbers are evenly spaced. E.g. a share of 0.01 of 100,000 files is 1000, which is less than
-    LEAST_FILES, so 4096 files are wanted. 100,000 / 4096 is 24.4, so every 24th clip is looked at:
-    5, 29, 53, ... at one start, and 17, 41, 65, ... at another.
+    The numbers are evenly spaced. At least LEAST_FILES = 4096 files are looked at. E.g. a share of
+    0.01 of 100,000 files is 1000, so 4096 files are wanted. 100,000 / 4096 is 24.4, so every 24th
+    clip is looked at: the clips 5, 29, 53, ... at one start, and 17, 41, 65, ... at another start.
 
     share: fraction of the files to look at, 0 to 1.
     """

@@ -84,8 +84,8 @@ def clips_in(root: Path, inner: str = "", also_read: Sequence[str] = ()) -> list
 def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
     """Return the path of the files of a clip.
 
-    It is a file with one of the suffixes, e.g. "<path>.dat", if there is such a file; else the
-    folder "<path>/<inner>" if it exists; else `path` itself.
+    It is the first of these that exists: a file with one of the suffixes, e.g. "<path>.dat", the
+    folder "<path>/<inner>", and `path` itself.
     """
     for suffix in suffixes:
         # Cameras and Windows write endings in capital letters, too.

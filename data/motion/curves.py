@@ -70,7 +70,8 @@ def _coefficients_of(tau: np.ndarray, shifts: np.ndarray, errors: np.ndarray) ->
 
     tau: (K,). shifts, errors: as in `curves_of`.
     """
-    # At the sharp instant, tau is 0, so its weight has no effect. Its error is 0: 1 / 0 is avoided.
+    # At the sharp instant, tau is 0, so its weight has no effect. Its error is 0. It is replaced by
+    # 1, because 1 / 0 would be infinite.
     w = 1 / np.where(errors > 0, errors, 1) ** 2  # (K, H, W)
     weighted_shifts = w[..., None] * shifts  # (K, H, W, 2)
 
@@ -94,17 +95,18 @@ def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
 
     A camera that shakes fast, e.g. on a motor, moves back and forth within an exposure. No curve of
     third degree does this. But the shake moves all pixels alike, and noise does not. So the shake
-    at a time is the median of (shift - curve) over the pixels. Without a shake, this median is
-    noise, too. So it is added only if it is longer than its usual distance from a pixel.
+    at a time is the median of (shift - curve) over the pixels. Without a shake, this median is only
+    noise. So the median is added only if it is longer than the distance from the median to the
+    (shift - curve) of a usual pixel.
 
-    In dim light callers leave the shake out: dim photographs lost 0.1 dB by it.
+    In dim light callers leave the shake out, because dim photographs lost 0.1 dB with it.
 
     curves, shifts: (K, H, W, 2), for the same times.
     """
     for curve, shift in zip(curves, shifts, strict=True):
         residuals = (shift - curve)[::STEP_OF_SHAKE, ::STEP_OF_SHAKE]  # (H / 4, W / 4, 2)
         shake = np.median(residuals, axis=(0, 1))  # x and y
-        # Half of the pixels lie closer to the shake than this.
+        # Half of the residuals are nearer to the shake than this distance.
         noise = np.median(np.linalg.norm(residuals - shake, axis=-1))
         if np.linalg.norm(shake) > noise:
             curve += shake
@@ -121,7 +123,8 @@ def _solve_for_pixels(
     left = [list(row) for row in matrix]
     right = list(right_sides)
     n = len(left)
-    # Take a multiple of each equation from all equations below it, so that they lose an unknown.
+    # Subtract a multiple of each equation from all equations below it, so that each of these loses
+    # an unknown.
     # E.g. the equation 2 a + b = 3, and 4 a + 5 b = 9 below it: the factor is 4 / 2 = 2. The second
     # equation minus two times the first equation is 3 b = 3.
     for above in range(n):

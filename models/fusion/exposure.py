@@ -82,8 +82,8 @@ class ExposureFusion(ImageFusion):
     other ratios are only inputs of the conv net.
     features: width of the conv net. layers: number of its residual convolutions.
     colour_radius: radius in pixels of the windows in which colours are fitted.
-    base: the frame to which the network adds its output: the "blurry" one, as in VRT, or the
-    "fused" one, which the operator has made.
+    base: the frame to which the network adds its output: the "blurry" frame, as in VRT, or the
+    "fused" frame, which the operator has made.
     """
 
     representation = "relative"

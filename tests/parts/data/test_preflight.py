@@ -246,9 +246,8 @@ def test_each_check_warns_once_of_held_out_clips_and_of_pictures_that_lose_bits(
         grey = frame(root, "blur/000000.png", "100")
         deep = frame(root, "sharp/000000.png", "100")
         assert warnings == [
-            # "null" is the value val_partition: null, which leaves no clip out.
-            "data train: val_partition: 2 of 5 clips are left out, 011, 020: "
-            f"KAIR trains on them, as null does here  [{root}/GOPRO_Large/train]",
+            "data train: val_partition: 2 of 5 clips are left out, 011, 020: KAIR trains on them; "
+            f"to do the same, set val_partition to null  [{root}/GOPRO_Large/train]",
             f"data train: 100: lq is a grey image: its value is used for R, G and B  [{grey}]",
             f"data train: 100: gt has 16 bits: they are cut to 8  [{deep}]",
         ]
