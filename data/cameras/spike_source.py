@@ -56,8 +56,9 @@ SPIKE_SOURCES = Registry("spike source", "type")
 
 
 # The arguments of `__init__` are `info`, which the program adds, and the keys of the section
-# `spike`. The fields have other values, so `__init__` is written by hand (init=False).
-# Many clips share one object, so two are equal only if they are the same object (eq=False).
+# `spike`. The fields are computed from the arguments, so `__init__` is written by hand
+# (init=False). eq=False: `==` asks whether two objects are the same object, and does not compare
+# their fields. Many clips share one object.
 @SPIKE_SOURCES.register("dat", given=("info",))
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class DatSpikes:
@@ -155,11 +156,10 @@ class DatSpikes:
         calibration: str | None = None,
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
     ) -> None:
-        # Each group below reads some keys, compares them with dataset.json, and sets the fields of
-        # the group (see the class). The first wrong key raises an error.
+        # Each group below reads some keys, compares these keys with dataset.json, and sets the
+        # fields of the group (see the class). The first wrong key raises an error.
         #
-        # The files.
-        # None without a calibration, and for "auto".
+        # The files. `calibration_of_file` is None without a calibration, and for "auto".
         calibration_of_file = file_calibration(calibration, info)
         geometry = agreed_geometry(
             info,

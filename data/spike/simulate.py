@@ -27,7 +27,7 @@ class IntegrateAndFire:
 
     Per pixel and plane, with the light I >= 0 (1 at full light) and the charge A:
 
-        A <- A + rate * threshold * I + noise
+        A <- A + rate * threshold * I + dark + noise        dark: dark_rate * threshold
         s = A >= threshold
         A <- A mod threshold   where s
 
@@ -67,9 +67,9 @@ class IntegrateAndFire:
             raise ValueError(f"rate is {rate}, threshold is {threshold}, expected numbers above 0")
         self.rng = rng
         # Charges that a pixel collects in one plane.
-        self.shot_noise = shot_noise * threshold  # standard deviation at full light
-        self.dark = dark_rate * threshold  # without light
-        self.gain = rate * threshold  # at full light
+        self.shot_noise = shot_noise * threshold  # standard deviation of the charge at full light
+        self.dark = dark_rate * threshold  # charge without light
+        self.gain = rate * threshold  # charge at full light
         # The order of the two draws decides which spikes a seed gives: do not change it.
         spread = 1.0 + threshold_mismatch * rng.standard_normal((height, width))
         # A pixel with a threshold near 0 or below would fire in every plane, so a threshold is at
@@ -81,7 +81,7 @@ class IntegrateAndFire:
 
     def step(self, light: np.ndarray) -> np.ndarray:
         """Integrate one plane of light (H, W). Returns its spikes (H, W) uint8 in {0, 1}."""
-        # A <- A + rate * threshold * I + noise
+        # A <- A + rate * threshold * I + dark + noise
         self.charge += self.gain * light.astype(np.float32) + self.dark
         if self.shot_noise:
             noise = self.rng.standard_normal(light.shape, dtype=np.float32)

@@ -232,11 +232,11 @@ def _variance_from_spread(
 
     H, g: (v, t, 2, 2) and (v, t, 2). inverse: H_t^-1 (t, 2, 2). shifts: d (t, 2).
     """
-    views = len(H)
+    number_of_views = len(H)
     # gradient[v, t, i] = g[v, t, i] + sum over j of H[v, t, i, j] d[t, j]
     gradient = g + np.einsum("vtij,tj->vti", H, shifts)  # (v, t, 2)
     # m[v, t, i] = sum over j of inverse[t, i, j] gradient[v, t, j]
     moves = np.einsum("tij,vtj->vti", inverse, gradient)  # m, (v, t, 2)
     # The sum over v of m[v, t, i] m[v, t, j], which is m m' of each part.
     sum_of_squares = np.einsum("vti,vtj->tij", moves, moves)  # (t, 2, 2)
-    return sum_of_squares * views / (views - 1)
+    return sum_of_squares * number_of_views / (number_of_views - 1)
