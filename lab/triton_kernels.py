@@ -36,8 +36,8 @@ tl: Any = triton.language
 jit: Any = triton.jit
 
 
-# A program (one instance of a kernel) computes ROWS = PIXELS output pixels of one group, in
-# parallel. Names of the values in a kernel:
+# A program is one instance of a kernel. It computes ROWS output pixels of one group in parallel.
+# ROWS is 128, PIXELS in lab/triton_sampling.py. Names of the values in a kernel:
 #
 #     pixels          a number      how many output pixels all images have: n * h * w
 #     pixel           (ROWS,)       number of the output pixel, counted through all images

@@ -29,13 +29,10 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     Returns the numbers for --json: the setting, the figures of each network under the key "runs",
     and with --against naive also the difference and the ratio of both networks.
     """
+    if args.quick:
+        _make_quick(args)
     # Runs before the timed runs, in which caches are filled.
     warmup = 0 if args.quick else 1
-    if args.quick:
-        args.config = "small"
-        args.frames = 2
-        args.crop = [32]
-        args.repeats = 1
     if args.threads:
         torch.set_num_threads(args.threads)
     is_training = args.command == "train"
@@ -46,11 +43,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     nets = networks(options, args.device, is_checkpointed=args.checkpoint, with_naive=has_naive)
     for net in nets.values():
         net.train(is_training)
-    # --crop has one number, for height and width, or two.
-    height = args.crop[0]
-    width = args.crop[-1]
-    size = (args.frames, height, width)
-    clip = Clip(options, size, batch=args.batch, device=args.device, dtype=args.dtype)
+    clip = _clip_of(options, args)
 
     # These are the keys of the file --json. docs/benchmarks cites them, so they must stay.
     numbers: dict[str, Any] = {
@@ -86,6 +79,23 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
             numbers["largest_difference"],
         )
     return numbers
+
+
+def _make_quick(args: argparse.Namespace) -> None:
+    """Set the small network, a small clip and a single run, for --quick. Changes `args`."""
+    args.config = "small"
+    args.frames = 2
+    args.crop = [32]
+    args.repeats = 1
+
+
+def _clip_of(options: dict[str, Any], args: argparse.Namespace) -> "Clip":
+    """Return a clip of the size that the command line asks for. options: arguments of VRT."""
+    # --crop has one number, for height and width, or two.
+    height = args.crop[0]
+    width = args.crop[-1]
+    size = (args.frames, height, width)
+    return Clip(options, size, batch=args.batch, device=args.device, dtype=args.dtype)
 
 
 def _ratio_to_naive(runs: dict[str, dict[str, float]]) -> dict[str, float]:

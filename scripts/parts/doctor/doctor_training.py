@@ -211,27 +211,16 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
         model.netG.zero_grad(set_to_none=True)
 
     world = utils_dist.get_world_size()  # number of ranks
-    alone = 0.0
-    if utils_dist.is_main_process():
-        alone = seconds_of(step, model.device, TIMED_STEPS)
-    utils_dist.barrier()  # the other ranks are idle until rank 0 has finished
+    alone = seconds_alone(step, model.device)
     if world == 1:
         return Finding(OK, "step", f"{alone:.2f} s forward and backward")
-
-    # Wrapped in DDP, the network exchanges gradients in each backward pass. Take the wrapper off
-    # afterwards, because the next check wraps the network itself.
-    net = unwrap_ddp(model.netG)
-    model.netG = model.wrap(net)
-    seconds_of_ranks = utils_dist.gather_objects(seconds_of(step, model.device, TIMED_STEPS))
-    model.netG = net
-    together = max(seconds_of_ranks)  # seconds of a step on the slowest rank
-    alone_of_rank_0 = utils_dist.gather_objects(alone)[0]
-    efficiency = alone_of_rank_0 / together
+    together = seconds_together(step, model)
+    efficiency = alone / together
     is_cpu = devices.kind() == "cpu"
     shared_cores = " (ranks share the cores)" if is_cpu else ""
     what = (
         f"{efficiency * world:.2f} x on {world} ranks ({efficiency:.0%}): a step takes "
-        f"{alone_of_rank_0:.2f} s alone, {together:.2f} s together{shared_cores}"
+        f"{alone:.2f} s alone, {together:.2f} s together{shared_cores}"
     )
     if efficiency < LEAST_EFFICIENCY and not is_cpu:
         return Finding(
@@ -242,6 +231,29 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
             cure="look at the bandwidth above",
         )
     return Finding(OK, "scaling", what)
+
+
+def seconds_alone(step: Callable[[], None], device: torch.device) -> float:
+    """Time a step on rank 0 while the other ranks wait. All ranks get the result. Collective."""
+    seconds = 0.0
+    if utils_dist.is_main_process():
+        seconds = seconds_of(step, device, TIMED_STEPS)
+    utils_dist.barrier()  # the other ranks are idle until rank 0 has finished
+    return utils_dist.gather_objects(seconds)[0]
+
+
+def seconds_together(step: Callable[[], None], model: ModelVRT) -> float:
+    """Time a step of all ranks, with the exchange of gradients. Collective.
+
+    step: a forward and a backward pass of model.netG. Returns the time of the slowest rank.
+    """
+    # Wrapped in DDP, the network exchanges gradients in each backward pass. Take the wrapper off
+    # afterwards, because the next check wraps the network itself.
+    net = unwrap_ddp(model.netG)
+    model.netG = model.wrap(net)
+    seconds_of_ranks = utils_dist.gather_objects(seconds_of(step, model.device, TIMED_STEPS))
+    model.netG = net
+    return max(seconds_of_ranks)
 
 
 def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
