@@ -1,7 +1,10 @@
 """Choose where torch's compiler keeps its code.
 
-model_state.py calls this before it compiles a network (the option train.compile). Free to change:
-the folder, but only to a folder that no other user can write to.
+model_state.py calls `keep_compiled_code_at_home` before it compiles a network (the option
+train.compile).
+
+What must stay: no other user can write to the folder, because its code is run. Free to change: the
+folder, to another such folder of the user.
 """
 
 import os
@@ -13,7 +16,7 @@ def keep_compiled_code_at_home() -> None:
     """Let torch's compiler keep its code below the user's home.
 
     By default the compiler uses a folder in /tmp with a predictable name. Another user may have put
-    code there first, and we would run it.
+    code into this folder, and our process would run this code.
     """
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:  # the user's choice
         return

@@ -52,15 +52,16 @@ def load_content(path: Path, mmap: bool = False) -> Any:
 
 def _load_with_scalars(path: Path, mmap: bool) -> Any:
     """Read a file as `load_plain` does, but also a file that holds NumPy scalars."""
-    # Few files hold NumPy scalars. If a file holds one, `load_plain` refuses the file, and names
-    # the function that makes the scalar.
+    # Few files hold NumPy scalars, so first read the file without them. If the file holds a scalar,
+    # `load_plain` refuses the file, and names the function that makes the scalar.
     try:
         return load_plain(path, mmap)
     except checkpoint.UNREADABLE as e:
         has_scalars = any(name in str(e) for name in SCALAR_NAMES)
         if not has_scalars:
             raise
-    # Pairs: our stand-in, and the name in a pickle that it replaces.
+    # The file holds scalars. Read it again, with stand-ins for NumPy's functions. Each pair is our
+    # stand-in, and the name in a pickle that it replaces.
     stand_ins: list[Any] = [(_ScalarType, "numpy.dtype")]
     for name in SCALAR_NAMES:
         stand_ins.append((_scalar, name))

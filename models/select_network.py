@@ -55,8 +55,7 @@ def define_G(
         section: Any = opt.netG
         default_channels = opt.spike_channels
     else:
-        netG: Any = opt.get("netG")
-        section = netG
+        section = opt.get("netG")
         default_channels = 0
     if spike_channels is None:
         spike_channels = default_channels

@@ -70,13 +70,16 @@ class ClipScorer:
             if blurry.shape == item["gt"].shape:
                 self._add("input", scored_values(blurry, self.values), sharp, self.metrics_of_input)
         if len(images) > 1 and "gt_instants" in item:
-            instants = item["gt_instants"].unflatten(0, (len(images), -1))  # (K, 3, H, W)
-            truth = scored_values(instants, self.values)
-            for number, (image, sharp) in enumerate(zip(images, truth, strict=True)):
+            sharp_instants = item["gt_instants"].unflatten(0, (len(images), -1))  # (K, 3, H, W)
+            sharp_images = scored_values(sharp_instants, self.values)
+            for number, (image, sharp) in enumerate(zip(images, sharp_images, strict=True)):
                 add_scores(self.scores, f"instant {number}", image, sharp, self.metrics_of_instants)
 
     def _add(
         self, kind: str, image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]
     ) -> None:
-        """Score one image, also with `more_scores`, which are not computed for the instants."""
+        """Score one image with all metrics and with `more_scores`.
+
+        The instants are scored without `more_scores`, so `add` does not call this method for them.
+        """
         add_scores(self.scores, kind, image, sharp, metrics, self.more_scores)

@@ -5,11 +5,13 @@
 
 Letters: B clips, N frames, C channels, H x W pixels.
 
-What must stay, and which test notices (in tests/parts/models):
+What must stay:
 
-    the results and their gradients         test_vrt_modules.py compares with the published network
-    how many frames a CPU takes at a time   none: the gradients of weights are summed batch by
-                                            batch, so their last bits would change
+    The results and their gradients. tests/parts/models/test_vrt_modules.py compares them with the
+    published network.
+
+    How many frames a CPU takes at a time. The gradients of weights are summed batch by batch, so
+    another number changes their last bits. No test notices.
 """
 
 import torch

@@ -16,12 +16,11 @@ else is computed again.
 
 What must stay, and which test notices (in tests/parts/models):
 
-    the result and all gradients of a layer             test_block.py compares with the plain form
-    what is in memory at a time                         test_fake_gpu.py counts all tensors
-    the order of the chunks, and of the sums in
-    backward                                            none: with another order, the last bits of a
-                                                        training change, so existing runs would not
-                                                        resume exactly
+    the result and all gradients of a layer    test_block.py compares with the plain form
+    what is in memory at a time                test_fake_gpu.py counts all tensors
+
+The order of the chunks, and of the sums in backward, must stay, too. Another order changes the last
+bits of a training, so existing runs would not resume exactly. No test notices this.
 """
 
 from collections.abc import Sequence

@@ -14,12 +14,12 @@ at x = 13 in frame 1:
 So the names "backward" and "forward" say where a frame is moved by the flow, and not where the flow
 leads.
 
-What must stay, and which test notices (in tests/parts/models):
+What must stay:
 
-    the arithmetic, which the weights rely on    test_network_vrt.py
-    the order of the sums in `estimate_flows`    none: another order changes the last bits of
-                                                 gradients, so existing runs would not resume
-                                                 exactly
+    The arithmetic, which the weights rely on. tests/parts/models/test_network_vrt.py notices.
+
+    The order of the sums in `estimate_flows`. Another order changes the last bits of gradients, so
+    existing runs would not resume exactly. No test notices.
 """
 
 from typing import NamedTuple

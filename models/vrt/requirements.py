@@ -23,7 +23,7 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     E.g. with windows of 6 x 8 x 8 and mutual attention: at least 2 frames of 64 x 64 pixels.
     """
     _, window_height, window_width = design.window
-    # Only the published network for interpolation has pa_frames 0. Its layers behind stage 8 make
+    # pa_frames 0 chooses the published network for interpolation. Its layers behind stage 8 make
     # new frames from the features of all frames.
     interpolates = design.pa_frames == 0
 

@@ -7,13 +7,12 @@ the backward pass (cpu_gradients.py) needs to compute the weights of the attenti
 
 Letters: n windows, T tokens in a window, hd channels of a head.
 
-What must stay, and which test notices (in tests/parts/models):
+What must stay:
 
-    the results are right for logits of any size     test_attention.py
-    the number of windows of a round                 none: the gradient of the bias is summed round
-                                                     by round, so another number changes its last
-                                                     bits, and existing runs would not resume
-                                                     exactly
+    The results are right for logits of any size. tests/parts/models/test_attention.py notices.
+
+    The number of windows of a round. The gradient of the bias is summed round by round, so another
+    number changes its last bits, and existing runs would not resume exactly. No test notices.
 """
 
 import math

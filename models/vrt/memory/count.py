@@ -10,7 +10,9 @@ What must stay, and which test notices (in tests/parts/models/test_fit_memory.py
     counting changes neither gradients nor       test_measuring_changes_neither_the_gradients_nor_
     random numbers                               the_random_numbers
     the count is what a step allocates           test_the_count_is_what_a_step_allocates
-    the count depends on no rank and no chance   none
+
+The count must not depend on the rank or on chance, because all ranks must recompute the same
+branches. No test notices this.
 """
 
 from collections.abc import Callable

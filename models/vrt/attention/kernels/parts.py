@@ -20,14 +20,14 @@ A row is the channels of all heads of one token. qkv is (n, T, 3, HEADS, HD), so
     holds       query        key            value          query
     of head 2   40 ... 59    160 ... 179    280 ... 299    400 ... 419
 
-What must stay, and which test notices (in tests/parts/models):
+What must stay:
 
-    the addresses, and the logits up to rounding     test_triton.py compares with float64, and needs
-                                                     no GPU: Triton's interpreter runs the kernels
-                                                     on a CPU. test_cuda.py does the same on a GPU
-    the order of operations in `_logits`             none: another order changes the last bits of a
-                                                     training, so existing runs would not resume
-                                                     exactly
+    The addresses, and the logits up to rounding. tests/parts/models/test_triton.py compares them
+    with float64. It needs no GPU, because Triton's interpreter runs the kernels on a CPU.
+    test_cuda.py does the same on a GPU.
+
+    The order of operations in `_logits`. Another order changes the last bits of a training, so
+    existing runs would not resume exactly. No test notices.
 
 Free to change: how an address is computed. The names begin with an underscore because only the
 kernels of this folder call these functions.
