@@ -133,7 +133,7 @@ class FrameTimes:
         clocks = f"the film lasts {seconds:.3f} s, its planes {seconds_of_planes:.3f} s"
         return replace(self, doubt=f"{clocks} by the calibration's tick_hz")
 
-    def described(self) -> str:
+    def in_words(self) -> str:
         """Return what is missing and what is in doubt, in words; "" for nothing.
 
         For example "2 of 6 frames are missing: frames 3 to 4".

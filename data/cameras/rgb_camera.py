@@ -1,7 +1,7 @@
 """Simulate the RGB camera of a rig: from light to a blurry frame.
 
-    light of each plane -> `summed` -> mean with `weights` over the exposure -> `light_of_sum`
-        -> `frame`: noise, display curve (`develop`), JPEG -> blurry frame
+    light of each plane -> `values_to_average` -> mean with `weights` over the exposure
+        -> `light_of_average` -> `frame`: noise, display curve (`develop`), JPEG -> blurry frame
 
 A plane is one read-out of the spike camera. The frame interval is the time from one RGB frame to
 the next, and the frame is exposed during the fraction `exposure` in its middle.
@@ -66,14 +66,14 @@ class RgbCamera:
         s_curve = v * v * (3 - 2 * v)
         return to_uint8(v + np.float32(self.contrast) * (s_curve - v))
 
-    def summed(self, light: np.ndarray) -> np.ndarray:
-        """Return what the camera adds up during an exposure: light, or light ** (1 / sum_gamma)."""
+    def values_to_average(self, light: np.ndarray) -> np.ndarray:
+        """Return what the camera averages over an exposure: light, or light ** (1 / sum_gamma)."""
         if self.sum_gamma == 1:
             return light
         return np.power(np.clip(light, 0, 1), np.float32(1 / self.sum_gamma))
 
-    def light_of_sum(self, mean: np.ndarray) -> np.ndarray:
-        """Turn a mean over an exposure back into linear light, the inverse of `summed`."""
+    def light_of_average(self, mean: np.ndarray) -> np.ndarray:
+        """Turn a mean over an exposure back into linear light. Inverse of `values_to_average`."""
         if self.sum_gamma == 1:
             return mean
         return np.power(mean, np.float32(self.sum_gamma))

@@ -40,7 +40,7 @@ import numpy as np
 
 from data.cameras.calibration import Calibration
 from data.cameras.rgb_camera import RgbCamera
-from data.cameras.rig_values import NAMED, drawn_values, numbers_of_changes
+from data.cameras.rig_values import NAMED, draw_values, numbers_of_changes
 from data.cameras.spike_view import Size, are_pixel_centres, delayed_views, places_of_points
 from data.spike.pictures import LUMA, to_display
 from data.spike.simulate import IntegrateAndFire
@@ -127,7 +127,7 @@ class Rig(RgbCamera):
     @classmethod
     def random(cls, rng: np.random.Generator) -> "Rig":
         """Draw the fields in RANGES. The other fields keep their defaults."""
-        values = drawn_values(rng)
+        values = draw_values(rng)
         # The seed of the rig's noise is drawn last. If it were drawn first, the other values would
         # be other draws, and existing data sets could not be made again.
         return cls(**values, seed=int(rng.integers(2**31)))
@@ -301,12 +301,12 @@ class Rig(RgbCamera):
                 exposure = np.zeros(light.shape, np.float32)
             if plane == planes // 2:
                 sharp = self.develop(light)
-            # `summed` returns what the camera adds up: the light itself, or its display values if
-            # `sum_gamma` is not 1. The weights of a row add up to 1, so the sum of all planes is a
-            # mean. `light_of_sum` turns this mean back into light.
-            exposure += weights[plane] * self.summed(light)
+            # `values_to_average` returns the light itself, or its display values if `sum_gamma` is
+            # not 1. The weights of a row add up to 1, so the sum of all planes is a mean.
+            # `light_of_average` turns this mean back into light.
+            exposure += weights[plane] * self.values_to_average(light)
             if plane == planes - 1:
-                blurry = self.frame(self.light_of_sum(exposure), rng)
+                blurry = self.frame(self.light_of_average(exposure), rng)
                 frames.append((blurry, sharp))
             yield light
 

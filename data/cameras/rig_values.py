@@ -97,7 +97,7 @@ RANGES: dict[str, tuple[Any, Any]] = {
 LOGARITHMIC = ("rate", "shot", "read")
 
 
-def drawn_values(rng: np.random.Generator) -> dict[str, Any]:
+def draw_values(rng: np.random.Generator) -> dict[str, Any]:
     """Draw the fields of a random rig: field -> value, in the order of RANGES.
 
     `rolling` becomes smaller than its draw if the exposures of all rows would not fit into the

@@ -45,8 +45,8 @@ class UnknownPlanes(DataError):
         )
 
 
-def joined_errors(errors: Sequence[UnknownPlanes]) -> DataError:
-    """Return one error for several clips, which proposes one `spike.exposure` for all of them.
+def error_for_all_clips(errors: Sequence[UnknownPlanes]) -> DataError:
+    """Return one error for several clips, which proposes one `spike.exposure` for all clips.
 
     Without this, a user would correct one clip, start again, and meet the error of the next clip.
 
@@ -91,7 +91,7 @@ def unknown_times(
     first, count: the planes first ... first + count - 1 of the file belong to the frames.
     tick_hz: planes per second, if they contradict the times of a film.
     """
-    what = f"one spike file for the {len(times)} frames of clip {clip}: {times.described()}"
+    what = f"one spike file for the {len(times)} frames of clip {clip}: {times.in_words()}"
     return UnknownPlanes(what, clip, _guessed_exposures(times, first, count, tick_hz))
 
 
@@ -164,7 +164,7 @@ def _refuse_rows_of_missing_frames(clip: str, listed: Exposures, times: FrameTim
             start, length = listed.rows[place]
             rows.append([start, length])
     what = f"spike.exposure lists {len(listed.rows)} frames of clip {clip}"
-    raise UnknownPlanes(f"{what}: {times.described()}", clip, rows)
+    raise UnknownPlanes(f"{what}: {times.in_words()}", clip, rows)
 
 
 def _refuse_period_of_uneven_frames(clip: str, listed: Exposures, times: FrameTimes) -> None:
@@ -180,7 +180,7 @@ def _refuse_period_of_uneven_frames(clip: str, listed: Exposures, times: FrameTi
         periods = (start - times.begin) / times.step
         begin = Fraction(listed.start) + periods * Fraction(listed.period)
         rows.append([_with_three_digits(begin), listed.length])
-    cause = times.described() or "the frames follow one another at several distances"
+    cause = times.in_words() or "the frames follow one another at several distances"
     what = f"spike.exposure gives one period for the {len(times)} frames of clip {clip}"
     raise UnknownPlanes(f"{what}: {cause}", clip, rows)
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from data.cameras import spike_source
 from data.cameras.self_calibration import calibrate_clips
 from data.cameras.spike_grid import warn_uncovered
-from data.cameras.unknown_planes import UnknownPlanes, joined_errors
+from data.cameras.unknown_planes import UnknownPlanes, error_for_all_clips
 from data.cameras.user_spikes import user_spikes
 from data.clip import Clip
 from data.clip_dataset import TestClips
@@ -107,7 +107,7 @@ def user_clips(
             # one error names all clips, and the user can correct them with one spike.exposure.
             refused.append(e)
     if refused:
-        raise joined_errors(refused)
+        raise error_for_all_clips(refused)
 
     # With spike.calibration "auto", `calibrate_clips` estimates where the spike pixels lie on the
     # frames. With other values it changes nothing.

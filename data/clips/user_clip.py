@@ -147,7 +147,7 @@ def _warn_of_doubtful_times(clip: str, times: FrameTimes, is_film: bool) -> None
     clip: name of the clip. times: times of its frames.
     """
     if times.gaps:
-        logger.warning("frames of %s: %s", clip, times.described())
+        logger.warning("frames of %s: %s", clip, times.in_words())
     elif times.doubt and not is_film:
         text = "frames of %s: taken in the order of their names: %s"
         logger.warning(text, clip, times.doubt)
@@ -197,7 +197,7 @@ def _frames_missing(times: FrameTimes, found: str, where: str) -> DataError:
     times: times of the frames. found: the files, e.g. "40 spike files". where: their path.
     """
     return DataError(
-        what=f"{times.described()}; beside it are {found}, which would belong to other frames",
+        what=f"{times.in_words()}; beside it are {found}, which would belong to other frames",
         where=where,
         expected="a film without gaps, or a file for each frame that can be decoded",
         do="repair the film, or give its frames and their files under equal names",
