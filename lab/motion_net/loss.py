@@ -1,5 +1,8 @@
 """The loss of the network that finds the motion.
 
+The network finds the motion at four levels, from coarse to fine. A pixel of a level has a side of
+8, 4, 2 or 1 spike pixels.
+
 The shipped network was trained with these values. No measurement of other values is recorded. Free
 to change, for the next training: all of it. No test looks at its values: after a change, train for
 two minutes, as the head of lab/train_motion_net.py says.

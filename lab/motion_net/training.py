@@ -1,6 +1,8 @@
 """The training of the network that finds the motion, for a given time.
 
-The shipped network was trained with the values below. No measurement of other values is recorded.
+The network finds the motion at four levels, from coarse to fine. At the finest level a pixel is a
+spike pixel. The shipped network was trained with the values below. No measurement of other values
+is recorded.
 
 What must stay: the order of the draws of `Pool`. Free to change, for the next training: the values.
 No test runs `train`: after a change, train for two minutes, as the head of lab/train_motion_net.py

@@ -1,6 +1,7 @@
 """Restoring clips by all methods at once, and scoring them.
 
-A method is the operator, the shipped weights, or the steps of a run.
+A method is the operator (weights/operator.pth), the shipped weights (weights/motion.pth), or the
+learned steps of a run: small passes that improve the frame of the operator.
 
 What must stay: a frame is restored as main_test_vrt.py restores it
 (test_a_method_scores_as_the_test_program_with_its_weights), and the control does not see the motion

@@ -1,5 +1,7 @@
 """Training the learned steps of all runs.
 
+The learned steps have two parts: one for "good" light, and one for "few" spikes.
+
 Steps that are already in <out>/steps are not trained again. So delete <out>/samples and <out>/steps
 after a change of the training. No test trains here. tests/parts/house/test_train_motion.py tests
 `train`.

@@ -1,5 +1,8 @@
 """The loss of the learned steps, and their gain over the first estimate.
 
+The learned steps are three small passes in which weights/motion.pth improves a frame. The first
+estimate is the frame before them, which weights/operator.pth has restored.
+
 weights/README.md says how the shipped weights/motion.pth was trained: its last training had the
 values below, apart from --worse-weight. Free to change, for the next training: all of it.
 lab/joint_gain.py measures what a change gains, because no test does.

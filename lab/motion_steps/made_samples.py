@@ -1,5 +1,8 @@
 """Making the clips of a set, and a sample of each of their frames.
 
+A sample has a frame, its spikes, its motion, and a proposal: a frame that solves the equations
+along this motion. The learned steps of weights/motion.pth are trained on the samples.
+
 What must stay: clips and samples that are already in <out> are used as they are. So delete
 <out>/samples after a change of SOLVER, because the samples hold the proposals that it made. Free to
 change, for the next training: the values below.

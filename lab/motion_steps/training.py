@@ -1,5 +1,8 @@
 """The training of the learned steps, on samples that are ready.
 
+The learned steps are three small passes in which weights/motion.pth improves a frame. A sample is a
+frame with everything that the steps need (`Sample`).
+
 weights/README.md says how the shipped weights/motion.pth was trained: its last training had the
 values below, apart from the largest rate.
 

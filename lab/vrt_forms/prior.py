@@ -1,6 +1,8 @@
 """Form "prior": attention between the learned steps of weights/motion.pth.
 
-The steps restore all frames of a clip together, with a prior between them (prior_net.py).
+A form is one place where attention over frames may be added (lab/vrt_curve.py). The learned steps
+are small passes that improve a frame along its motion. Here they improve all frames of a clip
+together. Between them stands a prior: a network that sees all frames (prior_net.py).
 
 What must stay: the order of the draws, and that the equations are made before the training, because
 making data does not count as training.

@@ -4,8 +4,9 @@
                     2. the exact position (data/cameras/registration)
                     3. whether it is good enough (`Quality`)
 
-A matrix is (3, 3). It maps a place (x, y, 1) of the spike image to a place of the frame. A patch is
-one of the 25 parts of the spike image that data/cameras/registration/parts.py matches separately.
+A view is a frame and the spikes of its exposure. A matrix is (3, 3). It maps a place (x, y, 1) of
+the spike image to a place of the frame. A patch is one of the 25 parts of the spike image that
+data/cameras/registration/parts.py matches separately.
 
 tests/parts/scripts/test_calibrate.py simulates two cameras and compares the matrix that is found
 with the true one.

@@ -1,8 +1,10 @@
 """Rank the geometries that a spike file may have, by how smooth their images are.
 
-A packed file has no header. A wrong width lets each row begin at a wrong pixel, and a wrong height
-lets the planes begin at wrong rows. Then neighbouring pixels resemble one another less than in the
-right image. So the smoothest image most likely has the right size.
+A packed file holds planes, the readouts of a spike camera, one after the other and without a
+header. A geometry is the height, width and storage of a plane. A wrong width lets each row begin at
+a wrong pixel, and a wrong height lets the planes begin at wrong rows. Then neighbouring pixels
+resemble one another less than in the right image. So the smoothest image most likely has the right
+size.
 
     Candidate   a file read with one geometry, and what speaks against the geometry
     Ranking     the candidates of a file, the smoothest first, and whether the first one is clear

@@ -4,6 +4,8 @@
     Rendering     a file, a method, and the brightness of its images
     PlaneReader   reads the planes around an image, and forgets the planes before
 
+A plane is one readout of the spike camera: a bit for each pixel, 1 if the pixel fired.
+
 What must stay: an image shows what data/spike/represent.py makes of its planes
 (test_recon_is_the_registered_representation), and only some planes are in memory at a time
 (test_a_long_stream_is_never_whole_in_memory).
