@@ -29,11 +29,11 @@ def load_weights(
     strict: whether all names and shapes must match. Otherwise 90 % of the network's tensors must
         match (`LEAST_MATCHED`).
 
-    Raises CheckpointError if the weights do not fit, and SpoiltWeightsError if they hold NaN. Then
-    the network is unchanged: callers rely on this.
+    Raises CheckpointError if the weights do not fit, and SpoiltWeightsError if they hold NaN or
+    integers. After an error the network is unchanged: callers rely on this.
     """
     report, fitting = compare_weights(net, weights, where, strict)
-    _refuse_whole_numbers(net, fitting, where)
+    _refuse_integers(net, fitting, where)
     _refuse_nan(net, fitting, where)
     tensors_of_network = net.state_dict()
     for name in fitting:
@@ -151,14 +151,14 @@ def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor |
     return wide
 
 
-# ---- Weights with NaN ------------------------------------------------------------------------
+# ---- Weights with NaN or integers ------------------------------------------------------------
 
 
 class SpoiltWeightsError(CheckpointError):
-    """Weights that fit the network, but hold NaN."""
+    """Weights that fit the network, but hold NaN, or integers in place of parameters."""
 
 
-def _refuse_whole_numbers(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
+def _refuse_integers(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
     """Raise SpoiltWeightsError if a parameter is an integer, e.g. after a quantization.
 
     torch would load it without a warning, but its scale is missing or its decimals are lost.

@@ -4,9 +4,10 @@ In: the files of the frames, which run_job.py has written, and the clip, with it
 frames are read back, because several ranks may have restored them. `Outputs` (outputs.py) says
 where the files are. Out: strips, videos, and clips/<name>.json with the scores, for report.py.
 
-What must stay: the keys of this JSON. It must be written after all other files of the clip, because
-it tells a continued test that the clip is finished. The scores must stay
-(test_the_numbers_equal_the_numbers_of_a_restoration_by_hand). Free to change: how strips look.
+What must stay: the keys of clips/<name>.json, and the scores
+(test_the_numbers_equal_the_numbers_of_a_restoration_by_hand). The JSON must be written after all
+other files of the clip, because it tells a continued test that the clip is finished. Free to
+change: how strips look.
 
 Tests: tests/parts/utils/test_results.py, test_output_folder.py, tests/stories/test_main_test.py
 """
@@ -76,9 +77,9 @@ def finish_clip(
         **notes,
     }
     write_whole(outputs.file("clip", clip.name), json_bytes(content))
-    # Remove the files that only the scoring needed. This comes after the JSON, because a test that
-    # is interrupted before the JSON must find these files again. Some of the files do not exist,
-    # e.g. the file of a frame that was not restored.
+    # Remove the files that only the scoring needed. Remove them after the JSON is written, because
+    # a test that is interrupted before it writes the JSON must find these files again. Some of the
+    # files do not exist, e.g. the file of a frame that was not restored.
     temporary = outputs.exact_files(clip.name, clip.stems)
     if "frames" not in outputs.save:
         temporary += outputs.frame_files(clip.name, clip.stems)

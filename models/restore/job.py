@@ -5,9 +5,9 @@ its clips, and report.py writes the results of all clips. After this page the co
 option file are not read any more.
 
 What must stay: the frames that `frames_of` returns, because the restoration, the scores and the
-report pair them with the names of the frames. The keys of `reading_options` must stay too, because
-they are stored (test_results_of_other_settings_are_not_taken_over). Free to add: a field. Both
-functions of main_test_vrt.py that make a `Job` must fill it in.
+report pair them with the names of the frames. The keys of `reading_options` must stay, too, because
+they are stored (test_results_of_other_settings_are_not_taken_over). Free to add: a field. Two
+functions of main_test_vrt.py make a `Job`, and both must fill in the new field.
 
 Tests: tests/stories/test_main_test.py
 """

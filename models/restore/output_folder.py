@@ -51,9 +51,9 @@ def claim_folder(
         files that no test wrote             refused
         a training run                       refused
 
-    The file run.json shows that a test of this program made the folder. It holds settings, inputs
-    and the names of all results. It is written only after all checks, so a refused test changes
-    nothing. A new check goes before this write.
+    The file run.json shows that a test of this program made the folder. The file holds settings,
+    inputs and the names of all results. It is written only after all checks, so a refused test
+    changes nothing. Put a new check in front of the line that writes run.json.
 
     settings: everything that the results depend on.
     inputs: name of a clip -> digest of its files.

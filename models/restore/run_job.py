@@ -211,9 +211,9 @@ def finish(
 
     more_scores: function that computes additional scores, e.g. LPIPS. None: only the metrics of the
         options are computed.
-    mean_pace: seconds per frame. This rank does not know the time of each clip, so it takes the
-        mean over all frames that it has restored so far. None if the clip was cut between ranks,
-        because then no rank has restored all of it, or if no frame of the clip was missing.
+    mean_pace: seconds per frame, the mean over all frames that this rank has restored so far. None
+        if the clip was cut between ranks, because then no rank has restored the whole clip. None
+        also if no frame of the clip was missing.
     """
     watchdog.phase(f"score: {clip.name}")
     # `describe` returns the tiles in words, e.g. "tiles of 12 frames x 256 px, ...".

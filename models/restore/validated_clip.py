@@ -95,7 +95,8 @@ class ClipValidator:
         """Write a restored frame (3, H, W) to images/<clip>/<stem>.png, if this rank writes."""
         if self.out is None:
             return
-        # A full disk must not end the training. Then the frame is not written.
+        # `best_effort` warns of an error of the disk, and goes on. So a full disk does not end the
+        # training: the frame is not written.
         with best_effort("restored frames"):
             path = self.out / clip.name / f"{clip.stems[index]}.png"
             imwrite_rgb(path, tensor_to_uint8(frame))

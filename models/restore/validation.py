@@ -97,9 +97,9 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     all_scores = []
     for scores_of_one_rank in utils_dist.gather_objects(own_results.scores):
         all_scores += scores_of_one_rank
-    # `collect` sorts the clips, and returns {"clips": name -> scores, "averages": means}. It notes
-    # if there are fewer scores than clips. metric.mean says over what the averages are: "clips" or
-    # "frames".
+    # `collect` sorts the clips, and returns {"clips": name -> scores, "averages": means}. If there
+    # are fewer scores than clips, it marks the averages as incomplete. metric.mean, "clips" or
+    # "frames", says whether the averages are means over clips or over frames.
     results = collect(all_scores, expected=len(clips), mean=model.opt.metric.mean)
     shown_panels = _gather_panels(clips, shown_indices, own_results.panels)
     metrics = [metric.name for metric in validator.metrics]

@@ -81,9 +81,9 @@ def _neighbours(
 
 
 # Most pixels in one batch of a deformable convolution on a CPU. Larger batches would not fit the
-# cache, smaller batches would need more calls. A batch has at least one frame, even if the frame is
-# larger. A GPU takes all frames at once. Another number also changes the last bits of the gradients
-# of the weights, because they are summed batch by batch.
+# cache, smaller batches would need more calls. Another number also changes the last bits of the
+# gradients of the weights, because these gradients are summed batch by batch. A batch has at least
+# one frame, even if the frame is larger. A GPU takes all frames at once.
 MOST_PIXELS_ON_CPU = 1024
 
 

@@ -35,8 +35,9 @@ from models.vrt.recompute import recompute_in_backward
 class DeformAlign(nn.Module):
     """Flow-guided deformable convolution: offsets are the flow plus a correction.
 
-    A conv net sees the target frame, the source frames warped to it, and the flows. For each sample
-    it estimates a correction of the flow, and a factor (mask). Then the sources are sampled.
+    A conv net sees the target frame, the source frames warped to the target, and the flows. For
+    each sample it estimates a correction of the flow, and a factor (mask). Then the sources are
+    sampled at the corrected positions.
 
     dim: channels of a frame. deformable_groups: number of offset groups, whose channels have the
         same offsets.

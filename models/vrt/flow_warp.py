@@ -48,7 +48,8 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
         # NaN, so the loss is NaN as well, and the step is skipped.
         grid = torch.where(grid.isnan(), 0.0, grid)
     if padding == "border" and lacks_border_padding(grid):
-        # Move positions outside the image onto its border. Then no position meets the zeros.
+        # Move positions outside the image onto its border. No position then lies outside, so
+        # padding by zeros gives the same as padding by the border.
         grid = grid.clamp(-1.0, 1.0)
         padding = "zeros"
     sampled = F.grid_sample(

@@ -1,9 +1,11 @@
 """The gated MLP: fc2(gelu(fc11(x)) * fc12(x)) over the last axis.
 
 The MLP is the GEGLU of Shazeer (2020). The GELU is the exact function with erf, not the
-approximation with tanh. A block computes `geglu` within its own chunks. The last layer of a stage,
-which joins the aligned neighbours, is a `GatedMlp`. It has chunks of its own (chunks.InChunks), or
-is computed as a whole under autograd.
+approximation with tanh. There are two users:
+
+    Block       calls `geglu` for each of its chunks
+    Stage       its last layer, which joins the aligned neighbours, is a `GatedMlp`. The layer is
+                computed in chunks of tokens (chunks.InChunks), or as a whole under autograd
 
 What must stay, and which test notices (in tests/parts/models):
 
@@ -127,9 +129,10 @@ class GatedMlp(nn.Module):
 def _hidden_of_mlp(
     tokens: Tensor, chunk: Chunk, factors: Factors, w: Weights, tape: Tape | None
 ) -> tuple[None, Tensor]:
-    """Return the residual, which is None, and the hidden layer. This is the `hidden` of its Work.
+    """Return (None, hidden layer): the function `hidden` of the `Work` of a GatedMlp (work.py).
 
-    `InChunks` computes the last linear layer, fc2, and adds the residual. The MLP has no residual.
-    Every `hidden` gets chunk, factors and tape. This layer needs none of them.
+    `InChunks` calls it for each chunk, and then computes the last linear layer, fc2. None is the
+    residual, which a GatedMlp does not have. chunk, factors and tape are arguments of each
+    `hidden`, and are not used here.
     """
     return None, geglu(tokens, w, is_plain=False)

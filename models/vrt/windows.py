@@ -30,8 +30,8 @@ What must stay, and which test notices (in tests/parts/models):
                                                         last bits of the sums of gradients, so
                                                         existing runs would not resume exactly
 
-The results depend only on sizes. They are cached and shared by all blocks and networks of the
-process, so nobody may modify them. Free to change: how the numbers are computed.
+The chunks depend only on sizes. They are cached, and all blocks and networks of the process share
+them. So do not modify a chunk. Free to change: how the numbers are computed.
 """
 
 import itertools

@@ -76,7 +76,7 @@ class Work(NamedTuple):
     #   Tensor (2, tokens, 1)       one column per branch, for all tokens (on a GPU)
     #   None                        every factor is 1
     factors: Tensor | Sequence[Sequence[float]] | None = None
-    # Whether `hidden` computes attention by our own operator for CPUs. It then takes a tape.
+    # Whether `hidden` computes attention by our own operator for CPUs, which needs a tape.
     has_own_attention: bool = False
     # Whether the forward pass keeps the results of this attention for backward. Otherwise backward
     # computes them again, which takes more time and less memory.

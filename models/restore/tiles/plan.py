@@ -62,8 +62,8 @@ class Tiling:
         self._refuse_overlap("num_frame", self.num_frame_testing, self.num_frame_overlapping)
         self._refuse_overlap("size_patch", self.size_patch_testing, self.size_patch_overlapping)
         # A tile holds whole attention windows, so that no window is padded. WHOLE is 0, which is a
-        # multiple of any window, so a whole frame passes this check. It is padded later
-        # (padding.py).
+        # multiple of any window, so a tile of the whole frame passes this check. padding.py pads
+        # the whole frame to whole windows.
         side = self.size_patch_testing
         _, window_height, window_width = self.spec.window_size
         window_side = math.lcm(window_height, window_width)  # the side of a tile fits both

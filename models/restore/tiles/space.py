@@ -96,8 +96,8 @@ def restore_space(
             leading_axes = results[0].shape[:-2]  # (B, n, C')
             total = results[0].new_zeros(*leading_axes, height * scale, width * scale)
         # Add each result, times its weight, to the sum at the place of its tile. Both sums are
-        # changed in place. The weights are float32. They take the dtype of the result, which is
-        # float64 if the network computes in float64.
+        # changed in place. The weights are float32. They are converted to the dtype of the result,
+        # which is float64 if the network computes in float64.
         for patch, result in zip(batch, results, strict=True):
             weight = _patch_weight(patch, tops, lefts, tiling)
             rows, columns = patch.area(scale)

@@ -116,7 +116,7 @@ def gradients_of_round(
 
     wide: what `WideTensors.windows` returns, each tensor (windows * heads, T, hd + 2).
     offset: bias and mask, (windows * heads or more, T, T), times log2(e), or None.
-    p_memory, x_memory: memory for P and X, (windows * heads, T, T). It is overwritten.
+    p_memory, x_memory: memory for P and X, (windows * heads, T, T), which is overwritten.
     """
     hd = wide.q.shape[2] - 2  # channels of a head, without the two additional channels
 
@@ -124,8 +124,8 @@ def gradients_of_round(
     # additional channels subtract the log-sum-exp.
     p = logits(wide.q, wide.k, offset, scale * LOG2_E, out=p_memory).exp2_()
 
-    # Gradient of v: P^T G = (G^T P)^T. This transposes the thin matrix G, which costs less than
-    # transposing P. The product is still transposed: (windows * heads, hd, T).
+    # Gradient of v: P^T G = (G^T P)^T. The right side transposes the thin matrix G, which costs
+    # less than transposing P. The product here is still transposed: (windows * heads, hd, T).
     g_transposed = wide.g[..., :hd].transpose(1, 2).contiguous()
     grad_v_transposed = torch.bmm(g_transposed, p)
 

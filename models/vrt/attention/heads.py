@@ -23,8 +23,8 @@ def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
     relies on this: it calls this function with empty memory, and writes the gradients to the
     results.
 
-    With `mutual`, each of the two frames becomes a window, (2 n, heads, T / 2, hd). Then q is a
-    copy, because it holds the queries of the other frame.
+    With `mutual`, each of the two frames becomes a window, (2 n, heads, T / 2, hd). q is a copy in
+    this case and no view, because it holds the queries of the other frame.
     """
     if not mutual:
         heads_first = qkv.transpose(1, 3)  # (n, heads, 3, T, hd)

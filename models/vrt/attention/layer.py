@@ -58,9 +58,9 @@ class WindowAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.mutual = mutual
-        # The published factor of the logits is 1 / sqrt(channels of a head). It keeps the logits
-        # about as large for wide heads as for narrow heads. The option qk_scale replaces it, unless
-        # the option is None or 0.
+        # The published factor of the logits is 1 / sqrt(channels of a head). With this factor the
+        # logits of wide heads are about as large as the logits of narrow heads. The option qk_scale
+        # replaces the factor, unless the option is None or 0.
         channels_of_head = dim // heads
         self.scale = qk_scale or channels_of_head**-0.5
 
@@ -150,8 +150,8 @@ class WindowAttention(nn.Module):
     def weights(self, tokens: int) -> Weights:
         """Return {name: weight} of all weights that `compute` uses.
 
-        tokens: T, the number of tokens in a window. It is less than in the constructor if a clip is
-            smaller than the window.
+        tokens: T, the number of tokens in a window. If a clip is smaller than the window of the
+            constructor, T is smaller, too.
         """
         weights: Weights = {
             # Added to the logits of self attention. It depends on the offset between two tokens.

@@ -86,7 +86,7 @@ def attend(
 ) -> Tensor:
     """Compute the attention by torch's operator: q, k, v (n, heads, T, hd) -> the same shape.
 
-    bias: (heads, T, T) or None. mask: (T, T) or None. Both are the same for all n windows.
+    bias: (heads, T, T) or None. mask: (T, T) or None. All n windows have this bias and mask.
     """
     added = logit_offset(bias, mask, q.dtype)  # (1, heads or 1, T, T), or None
     n, heads, _, channels = q.shape

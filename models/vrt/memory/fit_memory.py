@@ -2,9 +2,10 @@
 
 Autograd keeps tensors for backward. A block can instead compute a branch (attention or MLP) again
 in backward. This is called checkpointing: it saves memory and costs time. `fit_memory` chooses
-which branches are computed again. At first these are all branches, and it counts what a step then
-needs (count.py). Then it stops recomputing branches, those with the most work per byte first, as
-long as the estimate of the peak stays within the budget.
+which branches are computed again. It begins with all branches, and counts what a step then needs
+(count.py). Then it keeps the tensors of one branch after the other, in place of computing the
+branch again, as long as the estimate of the peak stays within the budget. The branch with the most
+work per byte comes first.
 
 What must stay: the choice does not depend on the rank or on chance, because all ranks must
 recompute the same branches. Free to change: which branches are chosen. Recomputing changes no

@@ -172,6 +172,7 @@ class _GatedLinear(torch.autograd.Function):
 def geglu(x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
     """Return gelu(x w11^T + b11) * (x w12^T + b12) of rows (n, C): (n, H).
 
-    The products with w11 and w12 are one matrix product. All else is one pass over its result.
+    The products with w11 and w12 are computed as one matrix product. One kernel then computes the
+    rest in a single pass over the result of this product.
     """
     return _GatedLinear.apply(x, w11, b11, w12, b12)

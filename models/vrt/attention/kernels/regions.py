@@ -32,8 +32,9 @@ def mask_table(
     tokens: number of tokens that attend to each other, T.
 
     Returns (region_row, regions), both int32. regions (rows, T) has a row for each span: the number
-    of the region of each token. region_row (n,) has for each window the number of its row. E.g. two
-    spans of 3 and 2 windows: region_row is 0 0 0 1 1. Both are cached, so do not change them.
+    of the region of each token. region_row (n,) has for each window the number of its row in
+    `regions`. E.g. two spans of 3 and 2 windows: region_row is 0 0 0 1 1. Both tensors are cached,
+    so do not change them.
     """
     if all(span.mask is None for span in spans):
         return None, None
@@ -49,9 +50,9 @@ def _regions_of_tokens(mask: Tensor | None, tokens: int) -> Tensor:
 
     E.g. tokens 0 to 3 and tokens 4 to 7 are two regions: 0 0 0 0 4 4 4 4.
 
-    mask: 0 for two tokens of one region. None: all tokens are one region. It is (T, T), or
-        (2 T, 2 T) for the two frames of a window, which have the same mask. So the first T tokens
-        are enough.
+    mask: 0 for two tokens of one region. None: all tokens are one region. The shape is (T, T). For
+        a window of two frames it is (2 T, 2 T). Both frames have the same mask, so the first T
+        rows and columns are enough.
     """
     if mask is None:
         return torch.zeros(tokens)
