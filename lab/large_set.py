@@ -128,7 +128,7 @@ def _options(folder: Path) -> dict[str, Any]:
     train = {
         "total_iter": 4,
         "G_lossfn_type": "charbonnier",
-        "G_optimizer_lr": 1e-3,  # any rate serves, because nobody looks at the weights
+        "G_optimizer_lr": 1e-3,  # any rate will do, because nobody looks at the weights
         "G_scheduler_periods": 100,
         "checkpoint_print": 1,
         "checkpoint_test": 1000,  # no validation: there is no test set

@@ -119,7 +119,7 @@ class _DeformConv(torch.autograd.Function):
         by_group = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # D, (k, pixels, c'/k)
         grad_bias = grad.float().sum((0, 1, 2))  # (c',)
 
-        # A buffer of this size has 9 times as many numbers as x, so one buffer serves twice. It
+        # A buffer of this size has 9 times as many numbers as x, so one buffer is used twice. It
         # holds the gradient of the columns until the kernel, and the columns after the kernel:
         # the kernel reads each gradient, and writes the column in its place. The kernel sees the
         # buffer as `columns`, and the matrix products see it as `by_pixel`.

@@ -160,7 +160,7 @@ def clip_scores(
         find=find_motion,
         solver=solver,
         improve=methods,
-        context=None,  # read half as many planes before an exposure as it has, and as many after it
+        context=None,  # as many planes before and after an exposure as half an exposure has
         device=CPU,
         least_area=LEAST_AREA,
     )

@@ -147,8 +147,8 @@ def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) ->
 
     net: the operator, which makes the first estimates. find_motion: as in `samples_of`.
     """
-    # The context are the planes that are read around an exposure. None stands for the usual number:
-    # half as many planes as the exposure has before it, and half as many after it.
+    # The context is the planes that are read around an exposure. None stands for the usual number:
+    # as many planes before and after the exposure as half an exposure has.
     clip = RecordedClip(reader, context=None)
     # For each spike pixel, (h, w): its gain, and whether the gain can be trusted.
     gain, is_good = clip.gain()

@@ -77,7 +77,7 @@ def train(
     rate: largest learning rate.
     worse_weight: weight of squares that became worse, see `loss_of`.
     """
-    # Two generators: one chooses samples and how they are turned, the other makes wrong motions.
+    # Two generators. One chooses samples and how they are turned. The other makes wrong motions.
     sampler = random.Random(seed)
     rng = np.random.default_rng(seed)
     optimizer = torch.optim.Adam(net.parameters(), rate, betas=BETAS)

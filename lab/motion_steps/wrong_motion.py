@@ -33,7 +33,7 @@ def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Mot
     """Return a motion that is wrong in one of five ways, drawn at random.
 
         0    all shifts times a factor: too slow or too fast
-        1    the motion of another frame. If its frame has another size, as in 2
+        1    the motion of another frame. If the other frame has another size, way 2 is taken
         2    a smooth error is added
         3    a region stands still
         4    a region has another motion in addition
@@ -112,8 +112,8 @@ def clouds(size: tuple[int, int], sigma: float, rng: np.random.Generator) -> np.
     size: (H, W). sigma: width in pixels of the Gaussian that smooths the noise.
     """
     height, width = size
-    # The noise is drawn and smoothed at a quarter of the size and then enlarged, which is faster. A
-    # sigma of 6 pixels or more loses nothing by this.
+    # The noise is drawn and smoothed at a quarter of the size and then enlarged, which is faster.
+    # With a sigma of 6 pixels or more, no detail is lost.
     noise = rng.standard_normal((height // 4, width // 4)).astype(np.float32)
     smooth = cv2.GaussianBlur(noise, (0, 0), sigma / 4)
     smooth = cv2.resize(smooth, (width, height))

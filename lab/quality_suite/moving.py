@@ -52,7 +52,7 @@ def _moving_pixels(blurry: np.ndarray, sharp: np.ndarray) -> np.ndarray:
     """Return (H, W) bool: where a frame moves. blurry, sharp: (H, W, 3) in levels of 8 bits."""
     largest_difference = np.abs(blurry - sharp).max(axis=2)  # largest of three colours, (H, W)
     differs = (largest_difference > MOVING_LEVELS).astype(np.uint8)
-    # Dilation sets each pixel with a moving pixel in the square around it.
+    # Dilation sets a pixel if any pixel in the square around it moves.
     side = 2 * MOVING_AROUND + 1
     return cv2.dilate(differs, np.ones((side, side))).astype(bool)
 

@@ -33,7 +33,7 @@ Scores = dict[str, dict[str, float]]
 class Form(ABC):
     """The data, the networks, the loss and the tests of a value of --form.
 
-    One object serves both networks of the form, so both get the same data.
+    Both networks of the form use one object, so both get the same data.
 
     `Training` calls `network` and `loss`. lab/vrt_curve.py calls `make`, `references` and
     `scores_of_weights`, which calls `scores`. An argument `arm` is ATTENTION or CONTROL.

@@ -100,7 +100,7 @@ def _file_error(error: OSError) -> DataError:
 def _is_reader_gone() -> bool:
     """Return whether stdout is a pipe that nobody reads any more."""
     poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)  # 0: no event is asked for; POLLERR comes without request
+    poll.register(sys.stdout.fileno(), 0)  # 0: no other event; POLLERR is always reported
     return any(event & select.POLLERR for _, event in poll.poll(0))  # 0: do not wait
 
 

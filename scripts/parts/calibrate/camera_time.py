@@ -29,7 +29,8 @@ from data.cameras.registration.result import (
 from data.cameras.registration.view import LEAST_REACH, View
 from scripts.parts.calibrate.camera_pairs import cannot_calibrate, mirrored
 
-# Largest error of a time offset that is accepted, in planes.
+# Largest error of a time offset that is accepted, in planes. A larger limit would accept offsets
+# from scenes that hardly move.
 MOST_OFFSET_ERROR = 1.0
 
 

@@ -28,7 +28,7 @@ class TestRow(NamedTuple):
 
 
 class InputOfClip(NamedTuple):
-    """What a test read of one clip. Two tests of the same clip must agree in it."""
+    """What a test has read of one clip. It must be equal in two tests of the same clip."""
 
     stems: list[str] | None  # names of the frames
     scores: dict[str, float]  # metric -> score of the blurry frames

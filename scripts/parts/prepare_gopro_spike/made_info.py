@@ -80,7 +80,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     usual_clip = usual_clips[0]
     # The cameras of --rig random differ from clip to clip, so only the clips have a rate. With all
     # other rigs, only the seed differs from clip to clip. It follows from the name of the clip, and
-    # changes neither rate nor light. So any name serves here, e.g. "".
+    # changes neither rate nor light. So any name gives the same rate and light, e.g. "".
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,

@@ -44,7 +44,8 @@ def edges_over(image: np.ndarray, spikes: np.ndarray, rgb_per_spike_pixel: int) 
     largest_y = float(np.abs(gradient_y).max())
     largest = max(largest_x, largest_y, 1e-6)  # 1e-6: an image without edges is not divided by 0
     scale = 10000 / largest
-    # An edge begins among the strongest 8 % of gradients, and goes on among the strongest 20 %.
+    # An edge begins at one of the strongest 8 % of gradients, and continues along gradients of the
+    # strongest 20 %.
     # With larger shares, weak texture would be painted as well.
     strength = scale * (abs(gradient_x) + abs(gradient_y))
     high = float(np.percentile(strength, 92))

@@ -190,8 +190,8 @@ def geometry_of_array(
             expected="(planes, h, w)",
             do="save the array in this form",
         )
-    # As for packed files, --size counts before what the file and dataset.json say. If the shape
-    # differs from it, opening the file is refused.
+    # As for packed files, --size counts before what the file and dataset.json say. If --size
+    # differs from the shape of the array, opening the file raises an error.
     if options.size:
         height, width = options.size
     else:
