@@ -50,12 +50,13 @@ def pairs_of_sample(
     frame_count = len(draw.frames)
     middle_position = frame_count // 2
     positions = {middle_position, *evenly_spaced(frame_count, wanted=count)}
-    # {position: (frame, pair of pictures)}
-    read = {position: _read_pair(dataset, draw, position, kind) for position in sorted(positions)}
-    middle_image, middle_pair = read[middle_position]
+    frames_and_pairs = {}  # {position: (frame, pair of pictures)}
+    for position in sorted(positions):
+        frames_and_pairs[position] = _read_pair(dataset, draw, position, kind)
+    middle_image, middle_pair = frames_and_pairs[middle_position]
     stem = draw.clip.stems[draw.frames[middle_position]]
     middle = MiddleFrame(f"{kind} {stem}", tensor_to_uint8(middle_image), middle_pair.spikes)
-    return [pair for _, pair in read.values()], middle
+    return [pair for _, pair in frames_and_pairs.values()], middle
 
 
 def evenly_spaced(count: int, wanted: int) -> list[int]:

@@ -76,45 +76,46 @@ class ClipCheck:
         problems = ClipProblems(self.name, self.source, found=self.problems)
 
         # Which file belongs to which frame?
-        files = FrameFiles(problems, self.files)
-        files.find_files()
+        frame_files = FrameFiles(problems, self.files)
+        frame_files.find_files()
         if self.problems:
             return None
-        files.find_stems()
+        frame_files.find_stems()
         # Go on with the complete frames, also if the clip lacks files, so that one run shows all
         # problems. A key is what the names of all files of a frame have in common, e.g. the number
         # 47 of "000047.png" and "47.dat" (frame_names.py).
-        keys = [key for key in files.find_frames(meta_entry) if files.is_complete(key)]
+        keys = [key for key in frame_files.find_frames(meta_entry) if frame_files.is_complete(key)]
         if not keys:
             return None
-        # files.stems: {kind: {key: name of the file}}. files.by_kind: {kind: {name: file}}.
-        paths = {kind: files.paths(kind, keys) for kind in files.stems}
-        stems = tuple(files.stems["lq"][key] for key in keys)
+        # `stems` of the frame files is {kind: {key: name of the file}}, and `by_kind` is
+        # {kind: {name: file}}.
+        paths = {kind: frame_files.paths(kind, keys) for kind in frame_files.stems}
+        stems = tuple(frame_files.stems["lq"][key] for key in keys)
 
         # The spike files and the planes of each frame (class SpikesOfFrames).
-        spikes = SpikePlanes(problems, files).find(keys, stems)
+        spikes_of_frames = SpikePlanes(problems, frame_files).find(keys, stems)
         # The sharp frames of each frame, if it has several (gt_instants).
         instants: tuple[str, ...] = ()
-        if "gt_instants" in files.by_kind:
-            instants = _find_instants(problems, files, keys)
+        if "gt_instants" in frame_files.by_kind:
+            instants = _find_instants(problems, frame_files, keys)
         # The sizes of a blurry frame and of a sharp frame.
         if self.sizes:
             size, gt_size = self.sizes
         else:
-            size, gt_size = _find_sizes(problems, paths, self.size_of, spikes.settings)
+            size, gt_size = _find_sizes(problems, paths, self.size_of, spikes_of_frames.settings)
         return Clip(
             name=self.name,
             stems=stems,
             lq=paths["lq"],
             gt=paths.get("gt", ()),
-            spike=tuple(file.path for file in spikes.files),
-            planes=spikes.planes,
+            spike=tuple(file.path for file in spikes_of_frames.files),
+            planes=spikes_of_frames.planes,
             size=size,
             gt_size=gt_size,
             gt_instants=instants,
-            exposures=spikes.exposures,
-            spikes=spikes.settings,
-            times=spikes.times,
+            exposures=spikes_of_frames.exposures,
+            spikes=spikes_of_frames.settings,
+            times=spikes_of_frames.times,
         )
 
 
@@ -127,7 +128,7 @@ class ClipCheck:
 
 
 def _find_instants(
-    problems: ClipProblems, files: FrameFiles, keys: Sequence[FrameKey]
+    problems: ClipProblems, frame_files: FrameFiles, keys: Sequence[FrameKey]
 ) -> tuple[str, ...]:
     """Return the paths of the sharp frames <frame>_0, <frame>_1, ... of each frame in turn.
 
@@ -136,12 +137,12 @@ def _find_instants(
     """
     # {frame: {number of the instant: path}}
     paths_of_instants: dict[FrameKey, dict[int, str]] = {key: {} for key in keys}
-    for stem, file in files.by_kind["gt_instants"].items():
+    for stem, file in frame_files.by_kind["gt_instants"].items():
         frame, _, number = stem.rpartition("_")  # "000012_2" -> "000012", "_", "2"
         key = frame_key(frame)
         if number.isdecimal() and key in paths_of_instants:
             paths_of_instants[key][int(number)] = file.path
-    _report_numbers_of_instants(problems, paths_of_instants, files.stems["lq"])
+    _report_numbers_of_instants(problems, paths_of_instants, frame_files.stems["lq"])
     # `paths_of_instants` has the order of `keys`. So the K paths of the first frame come first, and
     # then the paths of the next frame.
     in_order = []

@@ -256,22 +256,10 @@ class Source:
             clip = "00001/0001"
             frame = "im1"
             remark = "... im7"
-        lines = {}  # {path: its remark}
+        lines: dict[str, str] = {}  # {path: its remark}
         for kind_name, kind in self.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
-            root = kind.root
-            ending = kind.endings[0]
             file_name = f"{frame}_<instant>" if kind_name == "gt_instants" else frame
-            key = f"{clip}/{file_name}"
-            if is_lmdb(root):
-                lines[f"{root}/data.mdb"] = f"a file under each key {key} {remark}"
-                # BasicSR ends each line with 1, the PNG compression level.
-                line_of_key = f"{key}{ending} (<height>,<width>,3) 1"
-                lines[f"{root}/meta_info.txt"] = f"a line for each key: {line_of_key}"
-            elif self.dataroot_spike:
-                # Clips with spikes are in the layout of GoPro, with a folder for each kind.
-                lines[f"{root}/{clip}/[{kind.folder}/]{file_name}{ending}"] = remark
-            else:
-                lines[f"{root}/{key}{ending}"] = remark
+            lines.update(self._paths_of_kind(kind, clip, file_name, remark))
         if self.meta:
             lines[self.meta] = f"a line for each clip: {clip} <frames> (<height>,<width>,3)"
         text = ""
@@ -279,6 +267,27 @@ class Source:
             # rstrip removes the two spaces if there is no remark.
             text += f"\n    {path}  {remark_on_path}".rstrip()
         return text
+
+    def _paths_of_kind(self, kind: Kind, clip: str, file_name: str, remark: str) -> dict[str, str]:
+        """Return {path: its remark} of the files of one kind, for `layout`.
+
+        clip, file_name: names as they are shown, e.g. "<clip>" and "<frame>".
+        remark: text behind the path, e.g. "... im7", or "".
+        """
+        root = kind.root
+        ending = kind.endings[0]
+        key = f"{clip}/{file_name}"
+        if is_lmdb(root):
+            # BasicSR ends each line with 1, the PNG compression level.
+            line_of_key = f"{key}{ending} (<height>,<width>,3) 1"
+            return {
+                f"{root}/data.mdb": f"a file under each key {key} {remark}",
+                f"{root}/meta_info.txt": f"a line for each key: {line_of_key}",
+            }
+        if self.dataroot_spike:
+            # Clips with spikes are in the layout of GoPro, with a folder for each kind.
+            return {f"{root}/{clip}/[{kind.folder}/]{file_name}{ending}": remark}
+        return {f"{root}/{key}{ending}": remark}
 
 
 def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[str, Listing]:

@@ -54,10 +54,13 @@ class SpikesOfFrames(NamedTuple):
 class SpikePlanes:
     """The search for the planes of each frame. Call `find` once."""
 
-    def __init__(self, problems: ClipProblems, files: FrameFiles) -> None:
-        """Prepare the search. problems: what is wrong with the clip. files: its matched files."""
+    def __init__(self, problems: ClipProblems, frame_files: FrameFiles) -> None:
+        """Prepare the search.
+
+        problems: what is wrong with the clip. frame_files: its files, matched with its frames.
+        """
         self.problems = problems
-        self.files = files
+        self.frame_files = frame_files
         self.clip = problems.clip  # name of the clip
         self.source: Source = problems.source
         # How the spikes of this clip are read. `own_spikes` has the clips that dataset.json
@@ -90,15 +93,15 @@ class SpikePlanes:
         spikes, or if it is not clear which planes belong to which frame. keys: the frames.
         """
         # A file for each frame: the files were matched by their names.
-        if "spike" in self.files.stems:
-            stems = self.files.stems["spike"]
-            return [self.files.by_kind["spike"][stems[key]] for key in keys]
+        if "spike" in self.frame_files.stems:
+            stems = self.frame_files.stems["spike"]
+            return [self.frame_files.by_kind["spike"][stems[key]] for key in keys]
         if not self.source.has_one_spike_file:
             return []
 
         # One file for all frames. Any problem, e.g. a missing frame, may shift the planes of all
         # later frames. So no planes are assigned then. Problems of earlier steps count as well.
-        files = list(self.files.by_kind["spike"].values())
+        files = list(self.frame_files.by_kind["spike"].values())
         self._report_unsure_planes(files, first_frame=keys[0])
         if self.problems.found:
             return []
@@ -111,11 +114,11 @@ class SpikePlanes:
         """
         # The first plane of the file belongs to the first frame of the folder. If a meta file lists
         # only later frames, the planes would go to wrong frames.
-        lq_stems = self.files.stems["lq"]
+        lq_stems = self.frame_files.stems["lq"]
         order = order_of(lq_stems.values())  # a function: name -> sort key
         first_of_folder = min(lq_stems, key=lambda key: order(lq_stems[key]))
         if len(files) > 1:
-            shown = names_in_short(self.files.by_kind["spike"])
+            shown = names_in_short(self.frame_files.by_kind["spike"])
             what = f"{len(files)} spike files: {shown}; with spike.exposure a clip has one"
             self.problems.report(what, "spike")
         elif first_frame != first_of_folder:

@@ -46,7 +46,7 @@ class Chunk:
     """
 
     def __init__(self, pixels: SpikePixels, shifts: Tensor, shares: Tensor) -> None:
-        self._groups, height, width = shifts.shape[:3]
+        self._group_count, height, width = shifts.shape[:3]
         size = (height, width)
         positions = positions_of_samples(shifts)  # (groups, H, W, 2)
         self._positions = grid_positions(positions, size)
@@ -82,7 +82,7 @@ class Chunk:
         [[samples]] = F.grid_sample(  # (groups h, w)
             means[None], self._positions_on_means, padding_mode="border", align_corners=True
         )
-        return samples.unflatten(0, (self._groups, -1))
+        return samples.unflatten(0, (self._group_count, -1))
 
     def add_adjoint_of_B(self, x: Tensor, blurry: Tensor) -> None:
         """Add B^T blurry to x, in place. Both are (H W, C), with a column for each colour."""

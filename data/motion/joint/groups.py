@@ -95,11 +95,11 @@ class PlaneGroups(NamedTuple):
 
 
 def plane_groups(
-    recording: Recording, view: View, motion: Motion, groups: int, device: torch.device
+    recording: Recording, view: View, motion: Motion, count: int, device: torch.device
 ) -> PlaneGroups:
     """Divide the exposure of all rows into groups of planes, and find the shifts of each group.
 
-    groups: G, number of groups. E.g. 60 planes from 0 to 60 and 6 groups: the edges are 0, 10, ...
+    count: G, number of groups. E.g. 60 planes from 0 to 60 and 6 groups: the edges are 0, 10, ...
     60, and a group has the shifts at its middle, 5, 15, ... 55.
     """
     # With a rolling shutter some rows are exposed earlier than the middle row, and some later. So
@@ -107,7 +107,7 @@ def plane_groups(
     delays = view.delays()  # of each row after the middle row, in exposures
     begin_of_rows = recording.begin + delays.min() * recording.length
     end_of_rows = recording.end + delays.max() * recording.length
-    edges = np.linspace(begin_of_rows, end_of_rows, groups + 1)
+    edges = np.linspace(begin_of_rows, end_of_rows, count + 1)
     middles = (edges[:-1] + edges[1:]) / 2
 
     # All planes of a group get the shifts at its middle.

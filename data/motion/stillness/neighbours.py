@@ -114,8 +114,8 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
 class _Weights(NamedTuple):
     """The weights g of the mean around a pixel (`blurred` by LIGHT_SIGMA), along one axis."""
 
-    of_itself: np.ndarray  # (n,): for each pixel, the weight of the pixel itself
-    squares: np.ndarray  # (n,): for each pixel, the sum of the squares of all weights
+    of_itself: np.ndarray  # (length,): for each pixel, the weight of the pixel itself
+    squares: np.ndarray  # (length,): for each pixel, the sum of the squares of all weights
 
 
 def _weights_along(length: int) -> _Weights:
