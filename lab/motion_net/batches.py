@@ -1,4 +1,4 @@
-"""Batches: samples as tensors, mirrored and transposed at random.
+"""Make batches of samples: tensors, mirrored and transposed at random.
 
 What must stay: the order of the three draws of `turned`, and that the directions of the shifts are
 turned with the pictures. No test notices a wrong sign.

@@ -1,4 +1,4 @@
-"""A layer: a flat picture that moves along an exact curve.
+"""Move a layer, which is a flat picture, along an exact curve.
 
 What must stay: the picture and the shifts of a layer follow the same equation, which is in the
 docstring of `Layer`.

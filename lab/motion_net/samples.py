@@ -1,4 +1,4 @@
-"""Samples: what the network sees of a scene, through random cameras in random light.
+"""Make samples: what the network sees of a scene, through random cameras in random light.
 
 What must stay: the order of the draws, because with another order the same seed gives other
 samples. The pictures come from `data.motion.network_inputs.pictures_of`, which makes them for the

@@ -1,4 +1,4 @@
-"""Random scenes whose motion is known exactly.
+"""Draw random scenes whose motion is known exactly.
 
 What must stay: the order of the draws. With another order, the same seed gives other scenes. Free
 to change, for the next training: the ranges of the draws. They were chosen by judgement: they shall

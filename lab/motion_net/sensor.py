@@ -1,4 +1,4 @@
-"""The simulated spike camera: light becomes spikes.
+"""Simulate the spike camera, which turns light into spikes.
 
 data/spike/simulate.py has a similar sensor, for the clips of users. This one is faster, because its
 noise is evenly distributed instead of normal.

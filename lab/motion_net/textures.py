@@ -1,4 +1,4 @@
-"""Textures: grey pictures from which the surfaces of things are cut.
+"""Make textures: grey pictures from which the surfaces of things are cut.
 
 All textures are equally likely, so the numbers below decide how often a scene shows a frame, a
 photograph or a drawing.

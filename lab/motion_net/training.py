@@ -1,4 +1,4 @@
-"""The training of the network that finds the motion, for a given time.
+"""Train the network that finds the motion, for a given time.
 
 The network finds the motion at four levels, from coarse to fine. At the finest level a pixel is a
 spike pixel. The shipped network was trained with the values below. No measurement of other values

@@ -1,4 +1,4 @@
-"""Restoring clips by all methods at once, and scoring them.
+"""Restore clips by all methods at once, and score them.
 
 A method is the operator (weights/operator.pth), the shipped weights (weights/motion.pth), or the
 learned steps of a run: small passes that improve the frame of the operator.

@@ -1,4 +1,4 @@
-"""The table of the gains over the operator, with a row for each set of clips.
+"""Make the table of the gains over the operator, with a row for each set of clips.
 
 Free to change: all of it.
 test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed reads a table.

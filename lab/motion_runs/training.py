@@ -1,4 +1,4 @@
-"""Training the learned steps of all runs.
+"""Train the learned steps of all runs.
 
 The learned steps have two parts: one for "good" light, and one for "few" spikes.
 

@@ -1,4 +1,4 @@
-"""Equations without the motion, for the control --plain.
+"""Hide the motion in the equations, for the control --plain.
 
 The conv net of a learned step reads two results of `Equations`
 (data/motion/joint/network_channels.py):

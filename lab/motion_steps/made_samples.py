@@ -1,4 +1,4 @@
-"""Making the clips of a set, and a sample of each of their frames.
+"""Make the clips of a set, and a sample of each of their frames.
 
 A sample has a frame, its spikes, its motion, and a proposal: a frame that solves the equations
 along this motion. The learned steps of weights/motion.pth are trained on the samples.

@@ -1,4 +1,4 @@
-"""The network of weights/motion.pth: how it is built, and how its weights are read and written.
+"""Build the network of weights/motion.pth, and read and write its weights.
 
 What must stay: the keys of the written weights, which models/fusion/fusion_motion.py reads
 (test_the_written_weights_keep_all_of_the_operator_but_its_fusion). Free to change, for the next

@@ -1,4 +1,4 @@
-"""The training of the learned steps, on samples that are ready.
+"""Train the learned steps, on samples that are ready.
 
 The learned steps are three small passes in which weights/motion.pth improves a frame. A sample is a
 frame with everything that the steps need (`Sample`).

@@ -1,4 +1,4 @@
-"""A method: an option file, as it is trained here.
+"""Read a method: an option file, as it is trained here.
 
 What must stay: what is digested (`digest_of_method`), because the names of finished results contain
 the digits. test_no_result_of_other_options_is_used notices an old result that is used again. Free

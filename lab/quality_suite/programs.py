@@ -1,4 +1,4 @@
-"""Running a program of the project in a process of its own.
+"""Run a program of the project in a process of its own.
 
 What must stay: the process ends if this one ends, so that a stopped comparison leaves no training
 behind. Free to change: where its output goes.

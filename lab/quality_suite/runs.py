@@ -1,4 +1,4 @@
-"""A run: a method is trained with a seed, and tested on all test clips.
+"""Train a method with a seed, and test it on all test clips. This is a run.
 
     train_and_test      main_train_vrt.py, then the tests -> results/<run>_<part>.json
     scores_on_tests     main_test_vrt.py                  -> scores of the clips

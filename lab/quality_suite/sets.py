@@ -1,4 +1,4 @@
-"""The sets of clips on which methods are trained and tested.
+"""Make the sets of clips on which methods are trained and tested.
 
 A rig is a pair of simulated cameras. A condition is the rig of a set of test clips.
 

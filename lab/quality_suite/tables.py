@@ -1,4 +1,4 @@
-"""The tables of the report, as Markdown.
+"""Make the tables of the report, as Markdown.
 
 Free to change: all of it. tests/parts/house/test_lab.py reads the tables of numbers that are small
 enough to check by hand. docs/benchmarks has copies of printed tables, which nothing compares.

@@ -1,4 +1,4 @@
-"""The command data: how long a training sample takes, for each way to read it.
+"""Measure how long a training sample takes, for each way to read it: the command data.
 
 What must stay: the names of the ways, which are keys of the numbers in docs/benchmarks. No test
 runs this command: try it after a change. Free to change: the form of the table.

@@ -1,4 +1,4 @@
-"""The command start: how long a training on many clips takes until its first step.
+"""Measure how long a training on many clips takes until its first step: the command start.
 
 lab/large_set.py makes the set and starts the training.
 

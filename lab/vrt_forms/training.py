@@ -1,4 +1,4 @@
-"""The training of one network by CPU time. If it is stopped, a repeated call resumes it.
+"""Train one network for a given CPU time. A training that was stopped is resumed.
 
 What must stay: the learning rate is constant after its rise, and the weights of a point are a
 moving average. So the weights at a point do not depend on how long the training goes on afterwards.

@@ -1,4 +1,4 @@
-"""How scripts end, and how they show their progress.
+"""End scripts with a message and an exit code, and show their progress.
 
 A script ends with a message and an exit code after an error, after Ctrl-C, and if nobody reads its
 output any more.

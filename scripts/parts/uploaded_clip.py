@@ -1,4 +1,4 @@
-"""One restoration of files that somebody uploaded to the page of app.py.
+"""Restore files that somebody uploaded to the page of app.py.
 
 app.py calls `start_work` and then asks the `Work` for frames and messages. The restoration is a
 process of main_test_vrt.py, so that it can be ended and has its own memory. The page may be open to

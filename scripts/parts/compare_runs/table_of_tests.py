@@ -1,4 +1,4 @@
-"""The table of tests of main_test_vrt.py: the scores of each test, on the same frames.
+"""Make the table of tests of main_test_vrt.py: the scores of each test, on the same frames.
 
 What must stay: tests with different frames, or with different ways to score, never stand in one
 table (test_a_test_on_other_frames_is_refused_in_the_table,

@@ -1,4 +1,4 @@
-"""The tables of training runs: their scores, and the options that differ.
+"""Make the tables of training runs: their scores, and the options that differ.
 
 Throughout this file, `runs` is the name of each run in the output -> its path.
 

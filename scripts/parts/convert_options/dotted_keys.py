@@ -1,4 +1,4 @@
-"""Options as sections, and options as dotted keys: {"a": {"b": 1}} and {"a.b": 1}.
+"""Turn sections of options into dotted keys, and back: {"a": {"b": 1}} is {"a.b": 1}.
 
 What must stay: `nested` undoes `flattened`. So a converted file keeps every key that no function
 has changed (test_the_converted_file_trains_on_data_of_its_layout).

@@ -1,4 +1,4 @@
-"""What doctor.py finds, as a table, and what the known failures in a log mean.
+"""Show what doctor.py finds as a table, and explain the known failures in a log.
 
 doctor.py calls `read_log` for its option --log, and `table` for its output. A `Finding` is a row of
 this table.

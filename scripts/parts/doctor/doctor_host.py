@@ -1,4 +1,4 @@
-"""The checks of a host: launch, environment variables, devices, disk and memory.
+"""Check a host: launch, environment variables, devices, disk and memory.
 
 Each rank makes these checks for itself. A check gives a `Finding`: what was seen and, if something
 is wrong, why it matters and the cure.

@@ -1,4 +1,4 @@
-"""The checks of all ranks together: their versions of torch, and whether sums are right and fast.
+"""Check all ranks together: their versions of torch, and whether sums are right and fast.
 
 A rank is one process of a training. A function whose docstring says "Collective" waits for all
 ranks. So every rank must call it, in the same order.

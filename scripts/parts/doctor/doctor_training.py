@@ -1,4 +1,4 @@
-"""The checks of a training: options, data and network, then shards, loader, speed and gradients.
+"""Check a training: options, data and network, then shards, loader, speed and gradients.
 
 A rank is one process of a training. A function whose docstring says "Collective" waits for all
 ranks. So every rank must call it, in the same order.

@@ -1,4 +1,4 @@
-"""The scene of a clip of make_sample_data.py: textured layers that move, under a shaking camera.
+"""Draw the scene of a clip of make_sample_data.py: textured layers under a shaking camera.
 
     make_layers    draws a background and three objects, and their motion
     texture        draws what a layer shows

@@ -1,4 +1,4 @@
-"""The sections of the page of show_sample.py, from the whole frame to the single spike channels.
+"""Make the sections of the page of show_sample.py, from the whole frame to the spike channels.
 
     sections                a list of all sections of a sample
         whole_frame         the first frame, and the crop in it

@@ -1,4 +1,4 @@
-"""Which geometry a spike file has: the height, width and storage of its planes.
+"""Find which geometry a spike file has: the height, width and storage of its planes.
 
 A spike file is a sequence of planes. A plane has one bit per pixel: 1 if the pixel fired. A packed
 file (.dat, .bin) holds the bits without a header. So its geometry comes from the command line, from

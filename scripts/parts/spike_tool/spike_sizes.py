@@ -1,4 +1,4 @@
-"""The sizes of a spike plane that the length of a packed file allows, ranked by their images.
+"""Find the sizes of a spike plane that the length of a packed file allows, and rank them.
 
 A packed file has no header: it is planes of height x width bits, one after the other. So its length
 allows many sizes. The right size gives an image whose neighbouring pixels resemble one another

@@ -1,4 +1,4 @@
-"""When torchrun with --max-restarts starts the ranks again, and when it does not.
+"""Decide when torchrun with --max-restarts starts the ranks again, and when it does not.
 
 A restart helps after a host failed, a connection was lost or a rank hung. It does not help against
 a wrong option, a wrong file or NaN. A run that a signal stopped is not started again either: the
