@@ -174,21 +174,9 @@ class DatSpikes:
         self._set(info=info, geometry=geometry, remainder=remainder)
         _refuse_exposure_with_window(exposure, first, count)
 
-        # What a spike means. Some representations ignore the rate or the light. Then nobody needs
-        # the value, so it counts as known.
+        # What a spike means.
         chosen = read_representation(representation)
-        self._set(
-            rate=agreed_rate(rate, info),
-            light=agreed_value("light", light, info, default="linear"),
-        )
-        is_rate_given = rate is not None or info.rate is not None
-        is_light_given = light is not None or info.light is not None
-        is_rate_ignored = "rate" in chosen.without_effect
-        is_light_ignored = "light" in chosen.without_effect
-        self._set(
-            is_rate_known=is_rate_given or is_rate_ignored,
-            is_light_known=is_light_given or is_light_ignored,
-        )
+        self._set_rate_and_light(rate, light, chosen.without_effect)
 
         # Which planes are read for a frame. A calibration changes `timing` below.
         timing = Timing(first, count, read_exposures(exposure))
@@ -233,6 +221,31 @@ class DatSpikes:
         The class is frozen, so `self.rate = 1` raises an error. Writing to vars(self) does not.
         """
         vars(self).update(values)
+
+    def _set_rate_and_light(
+        self,
+        rate: float | Literal["match"] | None,
+        light: Literal["linear", "display"] | None,
+        without_effect: frozenset[str],
+    ) -> None:
+        """Set the rate and the light of a new object, and whether they are known.
+
+        rate, light: keys of the section. without_effect: keys that the representation ignores.
+        Raises OptionError if a value differs from dataset.json.
+        """
+        info = self.info
+        self._set(
+            rate=agreed_rate(rate, info),
+            light=agreed_value("light", light, info, default="linear"),
+        )
+        # If the representation ignores the rate or the light, nobody needs the value. So the value
+        # counts as known.
+        is_rate_given = rate is not None or info.rate is not None
+        is_light_given = light is not None or info.light is not None
+        self._set(
+            is_rate_known=is_rate_given or "rate" in without_effect,
+            is_light_known=is_light_given or "light" in without_effect,
+        )
 
     def _calibrate(self, calibration: Calibration, path: str) -> None:
         """Set the fields `calibration`, `calibrated_grid` and `timing` of a new object.
