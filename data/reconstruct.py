@@ -48,7 +48,7 @@ class Formula:
     # Function (blurry, channels) -> frame. blurry is the blurry frame (H, W, 3), display values in
     # [0, 1]. channels are (S, H, W). The frame is (H, W, 3) float32 in [0, 1].
     picture: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    is_grey: bool  # whether the frame has no colour; it is then scored on grey values
+    is_grey: bool  # whether the frame has no colour. A grey frame is scored on grey values
     # The channels hold light^(1 / gamma). With gamma 1 they are linear light, with DISPLAY_GAMMA
     # (2.2) display values. The method sets the option `spike.gamma` to this value.
     gamma: float

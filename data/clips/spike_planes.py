@@ -224,13 +224,11 @@ class SpikePlanes:
             exposures = exposures_of(
                 spikes, self.clip, files=planes_of_paths, frames=frames, times=times
             )
+            return exposures, spikes
         except OptionError:  # e.g. the center is unknown
             if not self._lacks_center(spikes, planes_of_first_file, times):
                 raise
-        else:
-            return exposures, spikes
-
-        # The clip is a user's, and its center is not given: try again with an assumed center.
+        # Only a user's clip without a given center comes here. Try again with an assumed center.
         length = self._planes_of_first_exposure(spikes, planes_of_first_file, times)
         center, words = self._assumed_center(length)
         logger.warning(

@@ -60,7 +60,7 @@ def _array_in_npy(content: bytes, expected: Any) -> np.ndarray:
     expected: dtype of the array. Raises ValueError for any other array.
     """
     file = io.BytesIO(content)
-    # NumPy writes version 1.0 for arrays such as ours. Other versions have other headers.
+    # NumPy writes version 1.0 for plain arrays of numbers. Other versions have other headers.
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
         raise ValueError(f"version {version}")

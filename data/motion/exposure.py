@@ -9,8 +9,8 @@ equations of both cameras need each spike, so they read a `Recording`:
               p + 1, so a spike in plane p has the time p + 1
     sharp     the time at which the sharp frame is wanted, usually the middle of the exposure
 
-A frame has H x W RGB pixels. `RecordedClip` (recording.py) reads the recordings of a clip. Which
-planes belong to an exposure is decided before, in data/clip.py (`Exposure`).
+A frame has H x W RGB pixels. `RecordedClip` (recording.py) reads the recordings of a clip.
+data/cameras/frame_planes.py says which planes belong to an exposure.
 
 What must stay: the numbers of `spike_rates`. The shipped weights of the fusion "motion" were
 trained on pictures and gains that are made of these rates. test_exposure.py works out rates and
@@ -33,8 +33,9 @@ from data.spike.light import Intervals, intervals_of, window_light
 class Recording:
     """What both cameras recorded during one exposure, and the spikes around it.
 
-    E.g. an exposure of 60 planes with 30 planes of context on each side: a stream of 120 planes,
-    begin 30, end 90, and sharp 60.5 if the sharp frame is the middle of plane 60.
+    E.g. an exposure has 60 planes, with 30 more planes on each side. Then the stream has 120
+    planes, `begin` is 30 and `end` is 90. If the sharp frame is the middle of plane 60, `sharp` is
+    60.5.
     """
 
     blurry: np.ndarray  # (H, W, 3) float32, display values in [0, 1], R, G, B
@@ -81,7 +82,7 @@ class Recording:
         """Return the spikes per plane in each window, (windows, h, w) float32.
 
         An interval between two spikes counts as one spike. If half of an interval lies in a window,
-        it counts as half a spike. So a short window without a spike is not black.
+        this half counts as half a spike. So a short window without a spike is not black.
 
         windows: (first plane, plane after the last) of each window.
         """
@@ -94,7 +95,7 @@ class Recording:
 
     @cached_property
     def _intervals(self) -> Intervals:
-        # Kept, because the rates of several lists of windows are needed for each frame.
+        # Computed once, because `spike_rates` is called several times for each frame.
         return intervals_of(self.stream)
 
     def with_planes(self, first: int, end: int) -> "Recording":

@@ -1,7 +1,7 @@
 """Improve the frames of another method by the solution of the equations of both cameras.
 
-This is `--method joint` of main_test_vrt.py. It has no weights; only the other method may have
-some. The parts of `MotionRestorer` (restorer.py), which goes through the frames, are here
+This is `--method joint` of main_test_vrt.py. It has no weights, but the other method may have
+weights. The parts of `MotionRestorer` (restorer.py), which goes through the frames, are here
 
     start      the other method, whose frames are the first estimates z_0
     find       optical flow (flow.py)
@@ -94,7 +94,8 @@ class JointMethod:
 def blended_solution(z_0: Tensor, inputs: AreaInputs) -> Tensor:
     """Return the solution z of the equations, blended with z_0, as (3, rows, W).
 
-    The more squared error z has in a place, compared with z_0, the more z_0 counts there.
+    The larger the squared error of z in a place is, compared with the squared error of z_0, the
+    more z_0 counts there (joint/guard.py).
     """
     equations = inputs.equations
     z = equations.solve(z_0)

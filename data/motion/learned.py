@@ -10,8 +10,8 @@ A point moves from the sharp instant, the time of the wanted sharp frame, to the
     q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3        x and y, in spike pixels
 
 tau counts halves of an exposure. If the sharp instant is the middle of the exposure, tau is -1 at
-the beginning of the exposure and 1 at its end. A frame has H x W RGB pixels, the spike camera h x w
-spike pixels.
+the beginning of the exposure and 1 at its end. A frame has H x W RGB pixels, and the spike camera
+has h x w spike pixels.
 
 What must stay: the meaning of q, of tau and of the expected error, because weights/motion.pth was
 trained with them. test_learned.py compares shifts and errors with curves that were chosen by hand.
@@ -89,7 +89,7 @@ def _on_frame(
     on_plane = view.pixels_on_plane()  # (H, W, 2): x and y of each RGB pixel on the spike plane
     c = _coefficients_at(coefficients, on_plane)
 
-    # The error in RGB pixels. A spike pixel with an area of e.g. 9 RGB pixels is 3 of them wide.
+    # The error in RGB pixels. E.g. a spike pixel with an area of 9 RGB pixels is 3 RGB pixels wide.
     error_on_plane = _interpolated(np.exp(log_error), on_plane)  # (H, W) in spike pixels
     mean_error = error_on_plane * np.float32(np.sqrt(view.pixel_area))  # (H, W) in RGB pixels
 

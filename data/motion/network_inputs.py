@@ -108,7 +108,7 @@ class _Brightness:
 
 
 # Sigma in spike pixels by which brightness is smoothed. With a larger value there is less noise,
-# but more of the neighbours is mixed in.
+# but the brightness of a pixel has more of the brightness of its neighbours.
 BRIGHTNESS_SIGMA = 2.0
 # Least mean number of spikes of a pixel in an eleventh. It is a divisor, and in the dark the mean
 # may be 0. With 8e-4, 100 pixels have about one spike in an exposure, so nothing can be seen.
@@ -161,7 +161,8 @@ def _relative_light(brightness: _Brightness) -> np.ndarray:
 # A dark pixel counts as bright as this share of the mean brightness. Otherwise a single spike in
 # the dark would look like a large change.
 LEAST_SHARE_OF_MEAN = 0.1
-# Added to the variance of each count, for the same reason.
+# Added to the variance of each count, so that a single spike in the dark does not look like a large
+# change.
 ADDED_VARIANCE = 0.05
 
 

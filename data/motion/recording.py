@@ -7,9 +7,9 @@
     clip.gain()             spikes per plane of each spike pixel at full light (gain.py)
     clip.gain_in(...)       the same for one frame, whose exposure the RGB camera may have changed
 
-A frame has H x W RGB pixels. A plane is one binary picture (h, w) of the spike camera. The context
-of an exposure are the planes before and after it. With the context, the motion shows better.
-docs/python.md shows these calls to users, so their names and arguments must stay.
+A frame has H x W RGB pixels. A plane is one binary picture (h, w) of the spike camera. The planes
+before and after an exposure are its context. With the context, the motion within the exposure is
+found better. docs/python.md shows these calls to users, so their names and arguments must stay.
 
 Tests: tests/parts/data/test_recording.py
 """

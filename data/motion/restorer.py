@@ -12,8 +12,8 @@ in what makes the first estimate, what finds the motion, and what improves the e
 An exposure with too few spikes (`LEAST_SPIKES`), or with a saturated spike camera, keeps its first
 estimate. So does each pixel that stands still (stillness/).
 
-A frame has H x W RGB pixels, a plane (binary picture of the spike camera) h x w spike pixels. "A
-pixel of median light" is a spike pixel: half of the spike pixels have less light.
+A frame has H x W RGB pixels, and a plane (binary picture of the spike camera) has h x w spike
+pixels. "A pixel of median light" is a spike pixel: half of the spike pixels have less light.
 
 What must stay: `MotionRestorer.frames` sets `used_motion` before it yields a frame, because the
 program calls `pictures()` after each frame, which draws this motion. All bands of a frame get the

@@ -13,8 +13,8 @@ the product of pixel i is
 
 This mean is not quite 0. A lamp changes all pixels near one another alike, so common_change.py
 subtracts from each pixel the mean change of the pixels around (`without_change_of_lamps`). Then c_i
-has a little of the noise of its neighbours. Over a large plane even a small mean adds up, so it is
-computed (`product_of_noise`) and subtracted.
+has a little of the noise of its neighbours. In the sum over a large plane, even a small mean would
+look like a motion. So the mean is computed (`product_of_noise`) and subtracted.
 
 No trained weights depend on this file, so its constants may change.
 test_the_evidence_of_noise_is_0_in_the_mean notices a mean that is not 0: without

@@ -14,9 +14,10 @@ two shares. Each is the answer to a question, from 0 (no) to 1 (yes):
 In dim light, noise alone may look like a motion of many pixels. The second question needs no
 motion, so it has an answer there, too (evidence.py).
 
-A frame has H x W RGB pixels, a plane (binary picture of the spike camera) h x w spike pixels. A
-shift is the way of a pixel from the sharp instant to another time (shifts.py), x and y in RGB
-pixels. n is the number of spikes of a pixel of median light in the exposure.
+A frame has H x W RGB pixels, and a plane (binary picture of the spike camera) has h x w spike
+pixels. A shift is the way of a pixel from the sharp instant to another time (shifts.py), x and y in
+RGB pixels. n is the number of spikes of a pixel of median light in the exposure: half of the spike
+pixels have less light than this pixel.
 
 No trained weights depend on this file, so its constants may change. The tests notice if a still
 pixel counts as moving, or a moving pixel as still.
