@@ -6,9 +6,9 @@
 #   ./launch_train.sh 1 options/vrt/000_train_vrt_sample_rgbspike.json
 #   ./launch_train.sh 4 FILE --use_amp train.accumulation_steps=2
 #
-# N=1 starts python, a larger N starts torchrun. N may be left out if NPROC_PER_NODE is set.
-# Platforms that start one process per node set it. FILE defaults to the GoPro reference experiment.
-# The exit code is the code of the run.
+# N=1 starts python, a larger N starts scripts/torchrun_quiet.py. N may be left out if
+# NPROC_PER_NODE is set. Platforms that start one process per node set it. FILE defaults to the
+# GoPro reference experiment. The exit code is the code of the run.
 set -euo pipefail
 
 # What launch.sh starts, and the option file if the user gives none.
