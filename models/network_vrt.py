@@ -10,8 +10,10 @@ network's arithmetic. Released weights load by name. This file connects the part
 
 The parts are in models/fusion/ (the spikes) and in models/vrt/:
 
-    design.py, check_arguments.py        the options that decide the layers, and which do not fit
-    build.py, stages.py, block.py        the layers: stages of blocks, of attention and MLP
+    design.py, check_arguments.py        the options that decide the layers, and refusals of options
+                                         that do not fit together
+    build.py, stages.py, block.py        the layers: stages consist of blocks, and a block has
+                                         attention and an MLP
     attention/, gated_mlp.py             what a block computes
     spynet.py, flow.py, align_clip.py    the optical flow, and neighbours aligned along it
     chunks.py, memory/                   what backward computes again, to save memory
@@ -59,9 +61,9 @@ from utils.contract import InputSpec
 
 logger = logging.getLogger(__name__)
 
-# Share of a GPU's memory that a step may use with checkpoint "auto", unless memory_budget_gb says
-# otherwise. The need of a step is an estimate, so with a larger share a step may run out of memory.
-# With a smaller share more branches are recomputed, which takes time.
+# Share of a GPU's memory that a step may use with checkpoint "auto", if memory_budget_gb is null.
+# The need of a step is an estimate, so with a larger share a step may run out of memory. With a
+# smaller share more branches are recomputed, which takes time.
 GPU_SHARE = 0.9
 # torch compiles a function again for each kind of input, up to this number of times. Above it,
 # torch runs the function without compiling it. torch's own limit is 8. The blocks of VRT have more

@@ -6,7 +6,9 @@ network_method.py restores a user's clips with the tiles.
 
 What must stay: the arguments, because they decide the names and shapes of the tensors
 (tests/parts/models/test_released.py), and the tiles, with which the published scores were made.
-`[8] * 7 + [4] * 6` are the seven stages and the six layers of stage 8.
+The lists have an entry for each of the stages 1 to 7, and then an entry for each layer of stage 8.
+E.g. depths [8] * 7 + [4] * 6: the seven stages have 8 blocks each, and stage 8 has six layers of 4
+blocks each.
 
 Tests: tests/parts/models/test_released.py, test_weights.py
 """

@@ -45,7 +45,8 @@ class ClipScorer:
         metric: the section `metric` of the options. more_scores: function that computes additional
         scores, or None. is_grey: whether the restored frames have no colour.
         """
-        self.values = metric.values
+        # The number format in which frames are scored, e.g. "uint8": rounded to 8 bits.
+        self.number_format = metric.values
         self.more_scores = more_scores
         self.metrics_of_input = choose_metrics(METRICS_OF_TESTS, metric.more)
         self.metrics_of_restored = self.metrics_of_input
@@ -61,17 +62,18 @@ class ClipScorer:
         images: the instants, or only the frame. The middle instant counts as the frame.
         """
         if "gt" in item:
-            sharp = scored_values(item["gt"], self.values)
+            sharp = scored_values(item["gt"], self.number_format)
             middle = images[len(images) // 2]  # the only image if there is one
             self._add("restored", middle, sharp, self.metrics_of_restored)
             watchdog.go_on()
             blurry = item["lq"][:3]  # without the noise map, which may be a fourth channel
             # In super-resolution the input is smaller, so it has no score.
             if blurry.shape == item["gt"].shape:
-                self._add("input", scored_values(blurry, self.values), sharp, self.metrics_of_input)
+                blurry_image = scored_values(blurry, self.number_format)
+                self._add("input", blurry_image, sharp, self.metrics_of_input)
         if len(images) > 1 and "gt_instants" in item:
             sharp_instants = item["gt_instants"].unflatten(0, (len(images), -1))  # (K, 3, H, W)
-            sharp_images = scored_values(sharp_instants, self.values)
+            sharp_images = scored_values(sharp_instants, self.number_format)
             for number, (image, sharp) in enumerate(zip(images, sharp_images, strict=True)):
                 add_scores(self.scores, f"instant {number}", image, sharp, self.metrics_of_instants)
 

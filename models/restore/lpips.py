@@ -9,7 +9,7 @@ at each pixel. With a learned weight w for each channel:
     distance of a pixel  d = sum over the channels of  w * (f - g)^2
     LPIPS                  = sum over the ReLUs of the mean of d over the pixels
 
-main_test_vrt.py --lpips asks for it.
+main_test_vrt.py computes LPIPS if the flag --lpips names the files of the weights.
 
 What must stay: the arithmetic, because published LPIPS values are compared with ours.
 

@@ -22,7 +22,7 @@ from utils.results import plain_table
 
 # Values of the options metric.values and metric.mean -> their meaning in words, for the report. The
 # texts are part of the protocol of a test, so they must stay.
-VALUES = {
+NUMBER_FORMATS = {
     "uint8": "clamp 0..1, x255, round to uint8",
     "clamped": "clamp 0..1, x255, not rounded",
     "float": "x255, neither clamped nor rounded",
@@ -44,14 +44,14 @@ OTHER_MEANS = {
 }
 
 
-def protocol_text(values: str, mean: str) -> str:
+def protocol_text(number_format: str, mean: str) -> str:
     """Return how frames are scored and averaged, in words.
 
-    values: value of the option metric.values, a key of VALUES.
+    number_format: value of the option metric.values, a key of NUMBER_FORMATS.
     mean: value of the option metric.mean, a key of MEANS.
     """
     return (
-        f"{VALUES[values]}; MSE over RGB in float64; "
+        f"{NUMBER_FORMATS[number_format]}; MSE over RGB in float64; "
         "SSIM with an 11x11 Gaussian (sigma 1.5), valid region, mean over channels; "
         f"Y: BT.601 luma 16..235, not rounded; no border crop; {MEANS[mean]}"
     )

@@ -39,8 +39,8 @@ class DeformAlign(nn.Module):
     each sample it estimates a correction of the flow, and a factor (mask). Then the sources are
     sampled at the corrected positions.
 
-    dim: channels of a frame. deformable_groups: number of offset groups, whose channels have the
-        same offsets.
+    dim: channels of a frame. deformable_groups: number of offset groups. The channels of a group
+        have the same offsets.
     sources: number of source frames that are aligned to a target. An output channel sees all
         channels of one source, and none of the others. E.g. dim 120, 2 sources, 16 offset groups:
 

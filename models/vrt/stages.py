@@ -3,7 +3,8 @@
     Stage         one of the stages 1 to 7: entry, mutual attention, self attention, alignment
     RefineLayer   one layer of stage 8: only self attention
     BlockGroup    a sequence of blocks, every second one with shifted windows
-    FoldPatches, UnfoldPatches    half and double the resolution
+    FoldPatches     halves the resolution
+    UnfoldPatches   doubles the resolution
 
 Letters: B clips, N frames (D in block.py), H x W pixels, one token each, C channels.
 
