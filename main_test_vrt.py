@@ -78,6 +78,7 @@ from utils.dist import process
 from utils.dist.gpu import choose_gpus
 from utils.errors import OptionError
 from utils.options.load import load_options
+from utils.options.loader_options import LoaderOptions
 from utils.options.models import Options
 from utils.options.val_options import MetricOptions
 
@@ -331,36 +332,25 @@ def forms_like_input(clips: Sequence[ClipReader], method: Method) -> Sequence[st
 # ---- The clips of datasets.test --------------------------------------------------------------
 
 
+class MethodOnTestSet(NamedTuple):
+    """What restores the clips of datasets.test."""
+
+    method: Method
+    saved: SavedNetwork | None  # the network, or None for a formula
+    # The section datasets.test. In the option file, some of its keys say how spikes become channels
+    # of a network. A formula has replaced the values of these keys by its own.
+    section: LoaderOptions
+
+
 def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) -> Job:
     """Return the job to restore the clips of datasets.test. Writes nothing.
-
-    A network cuts the clips into tiles as the options `val` say.
 
     opt: the option file. request: the command line.
     chosen: what --method asks for. `chosen.formula` is None if a network makes the frames, and
         `chosen.joint` is None without --method joint.
     """
     results = request.results
-    section_of_file = section_of_test_set(opt)
-    # A formula or a network makes the frames. `saved` is the network, or None for a formula.
-    first_method: Method
-    if chosen.formula is not None:
-        saved = None
-        # In the option file, the keys that say how spikes become a picture are meant for a network.
-        # So a formula replaces their values by its own.
-        section = section_for(chosen.formula, section_of_file, opt.opt_path, opt.scale)
-        first_method = chosen.formula
-    else:
-        weights_file = find_weights(opt.path, opt.folder, request.network.weights)
-        saved = read_saved(weights_file, opt.portable())
-        section = section_of_file
-        first_method = network_for_test_set(saved, request.network, opt.val, section)
-    # The joint solution and the learned steps improve the frames of the first method. Both read
-    # spike files. A test set of a user may have no spike files, but only channels for a network.
-    method = with_improvement(first_method, chosen.joint, saved)
-    if method is not first_method:
-        refuse_channels(section, opt.opt_path)
-
+    method, saved, section = method_on_test_set(opt, request.network, chosen)
     dataset: Any = build_dataset(section, "test", opt.train.manual_seed)
     clips = clips_of_test_set(dataset, opt.scale, method, saved)
 
@@ -387,6 +377,35 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
         },
         frames_note=frames_of_test_set(section, interpolates),
     )
+
+
+def method_on_test_set(
+    opt: Options, network: NetworkFlags, chosen: ChosenMethod
+) -> MethodOnTestSet:
+    """Return the method that restores the clips of datasets.test. Reads the weights of a network.
+
+    A network cuts the clips into tiles as the options `val` say.
+
+    opt, chosen: as in `job_on_test_set`. network: what the command line says of a network.
+    """
+    section = section_of_test_set(opt)
+    # A formula or a network makes the frames.
+    first_method: Method
+    if chosen.formula is not None:
+        saved = None
+        section = section_for(chosen.formula, section, opt.opt_path, opt.scale)
+        first_method = chosen.formula
+    else:
+        weights_file = find_weights(opt.path, opt.folder, network.weights)
+        saved = read_saved(weights_file, opt.portable())
+        first_method = network_for_test_set(saved, network, opt.val, section)
+    # The joint solution and the learned steps improve the frames of the first method. Both read
+    # spike files. A test set of a user may have no spike files, but only channels for a network.
+    method = with_improvement(first_method, chosen.joint, saved)
+    is_improved = method is not first_method
+    if is_improved:
+        refuse_channels(section, opt.opt_path)
+    return MethodOnTestSet(method, saved, section)
 
 
 def clips_of_test_set(

@@ -120,8 +120,8 @@ on_time_up() {
     fi
 }
 
-# SLURM sends TERM to the ranks and to this shell, at the time limit and after scancel. If the limit
-# has not come yet, it was scancel.
+# SLURM sends TERM to the ranks and to this shell, at the time limit and after scancel. A TERM before
+# the time limit comes from scancel.
 on_term() {
     if [[ -z $is_time_up ]] || ((EPOCHSECONDS < limit)); then
         is_cancelled=1

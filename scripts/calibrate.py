@@ -14,11 +14,11 @@ began later than --planes says, and the share of these planes in which the frame
 scene has to move. Each form writes the file for `spike.calibration`, and an overlay image beside it
 to look at. No file is overwritten. More: docs/data_format.md, section "Making a calibration file".
 
-How it is found. Features of both images (SIFT, RANSAC) give a rough position, for any turn, scale
-and mirroring. The fit of `spike.calibration` "auto" (data/cameras/registration) makes the position
-exact. Then single parts of the plane are matched on their own, to measure the error that is left.
-The second form uses the same fit, but does not change the matrix. All places are (x, y) with pixel
-centres at whole numbers, as in data/cameras/calibration.py.
+How the geometry is found: features of both images (SIFT, RANSAC) give a rough position, for any
+turn, scale and mirroring. The fit of `spike.calibration` "auto" (data/cameras/registration) makes
+the position exact. Then single parts of the plane are matched on their own, to measure the error
+that is left. The second form uses the same fit, but does not change the matrix. All places are
+(x, y) with pixel centres at whole numbers, as in data/cameras/calibration.py.
 """
 
 import argparse
@@ -282,11 +282,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     command = parser.parse_args(arguments)
     if command.overlay is None:
         command.overlay = command.out.with_suffix(".png")
-    refuse_lonely_options(command)
+    refuse_incomplete_options(command)
     return command
 
 
-def refuse_lonely_options(command: argparse.Namespace) -> None:
+def refuse_incomplete_options(command: argparse.Namespace) -> None:
     """Raise OptionError if only some of --geometry, --search-planes and --planes are given.
 
     --geometry and --search-planes need each other, and both need --planes. --planes may be given

@@ -268,8 +268,8 @@ def with_short_lists(text: str) -> str:
     """
 
     # A string of JSON has no line ends, so only the indentation is removed.
-    def on_one_line(found: re.Match[str]) -> str:
-        spaced = re.sub(r",\n *", ", ", found[0])
+    def on_one_line(match: re.Match[str]) -> str:
+        spaced = re.sub(r",\n *", ", ", match[0])
         return re.sub(r"\n *", "", spaced)
 
     # The pattern finds lists without brackets inside.

@@ -132,7 +132,7 @@ running() {
 # If less than half of the cores are busy, let the threads of this process wait actively for some
 # microseconds (GOMP_SPINCOUNT) before they sleep. On idle cores a step then takes 0.6 of the time
 # that it takes if the threads sleep at once. On busy cores it would take longer. The way of waiting
-# changes no result. (Another number of threads would.)
+# changes no result. Another number of threads would change the last bits of results.
 if [[ -z $has_wait_policy ]]; then
     # Count three times and take the smallest number, so that short work of others does not count.
     others=$(for _ in 1 2 3; do

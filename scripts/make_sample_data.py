@@ -143,15 +143,15 @@ def make_sample(root: Path, plan: SetPlan = SAMPLE, seed: int = 0, instants: int
     with tempfile.TemporaryDirectory(
         prefix=f".{root.name}.", dir=root.parent, ignore_cleanup_errors=True
     ) as temporary:
-        new = Path(temporary, "new")
-        write_clips(new, plan, seed, instants)
-        write_info(new, plan, seed, instants)
+        new_set = Path(temporary, "new")
+        write_clips(new_set, plan, seed, instants)
+        write_info(new_set, plan, seed, instants)
 
         if _has_content(root):
             # Check the older set once more, because somebody may have changed it meanwhile.
             check_made(root, plan, seed)
             root.rename(Path(temporary, "old"))
-        new.rename(root)
+        new_set.rename(root)
     return True
 
 

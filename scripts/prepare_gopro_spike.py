@@ -156,9 +156,9 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
         jobs = cut_jobs(jobs, command)
 
     refuse_unknown_names(command.leave_out, jobs)
-    wanted = [job for job in jobs if job.name not in command.leave_out]
-    refuse_no_job(wanted)
-    return wanted
+    wanted_jobs = [job for job in jobs if job.name not in command.leave_out]
+    refuse_no_job(wanted_jobs)
+    return wanted_jobs
 
 
 def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:

@@ -122,8 +122,8 @@ def page_of(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
 def page_of_any_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     """Return the page of a data set that has no files: its tensors, without a verdict.
 
-    It is not known how the spikes of such a set became channels, so they cannot be compared with
-    the frames. Test: test_samples_of_other_data_sets_are_shown
+    It is not known how the spikes of this data set became channels. So the spikes cannot be
+    compared with the frames. Test: test_samples_of_other_data_sets_are_shown
 
     has_motion: whether --motion is given, which is refused.
     """

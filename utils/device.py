@@ -227,7 +227,7 @@ def notes_on_unused(device: torch.device, root: Path = Path("/")) -> list[str]:
 
 
 def _is_here(maker: Maker, root: Path) -> bool:
-    """Return whether the driver of such an accelerator has its files on this machine."""
+    """Return whether this machine has files of the maker's driver. root: "/", except in tests."""
     return any(root.glob(maker.files))
 
 

@@ -44,9 +44,9 @@ OTHER_ROOT = "free some space, or set path.root to another disk"
 
 
 def open_plain(path: str | Path) -> BinaryIO:
-    """Open a file to read. Raises OSError, also for a pipe, and for a device, which may never end.
+    """Open a file to read. Raises OSError, also for a pipe or a device.
 
-    An example of such a device is /dev/zero.
+    Reading from a pipe or a device may never end, e.g. from /dev/zero.
     """
     descriptor, _ = plain_descriptor(path)
     return os.fdopen(descriptor, "rb")

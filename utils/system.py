@@ -70,7 +70,7 @@ def peak_process_gb() -> float:
 def ask_for_signal_at_end_of_parent(number: int) -> None:
     """Ask the system to send a signal to this process when its parent process ends.
 
-    So this process does not outlive a parent that was killed. Only Linux takes such a request. On
+    So this process does not outlive a parent that was killed. Only Linux knows this request. On
     other systems this function does nothing.
 
     number: number of the signal, e.g. signal.SIGKILL. 0 takes an earlier request back.

@@ -54,7 +54,7 @@ from utils.dist.store_values import (
     write_state,
 )
 
-# Store key: the first failure of the run. Empty while there is none.
+# Store key: the first failure of the run. Empty while no rank has failed.
 FAILURE = "failure"
 # Seconds between two beats. If stall_s is below 3 s, `Watchdog.watch` makes them come faster.
 BEAT_S = 0.5

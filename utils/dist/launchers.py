@@ -183,7 +183,7 @@ def _not_placed(row: Unplaced, env: Env, command: str) -> DistError:
 
 
 # The port of a launch on one host lies in 15000 ... 24999. Linux gives the ports from 32768 on to
-# outgoing connections, and DEFAULT_PORT lies outside too, so neither of them takes such a port.
+# outgoing connections, and DEFAULT_PORT is above 24999, too. So neither takes a port of this range.
 FIRST_PORT = 15000
 PORT_COUNT = 10000
 

@@ -69,7 +69,7 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     elif values["PET_NPROC_PER_NODE"] == "cpu":
         values["PET_NPROC_PER_NODE"] = str(os.cpu_count())
     # This variable shows an elastic job, whose nodes may come and go. torchrun's own variables
-    # describe such a job, and torchrun checks them.
+    # describe an elastic job, and torchrun checks them.
     if "PET_RDZV_ENDPOINT" in env:
         return values
 

@@ -147,7 +147,7 @@ def _is_store_of_agent(env: Env) -> bool:
 
 # The port of rank 0 of a SLURM job without MASTER_PORT lies in 15000 ... 24999: FIRST_PORT plus the
 # last four digits of the job's number. Linux gives the ports from 32768 on to outgoing connections,
-# and torchrun's own default is 29500, so neither of them takes such a port. All ranks must compute
+# and torchrun's own default is 29500. So neither takes a port of this range. All ranks must compute
 # the same port, so a change here breaks a job with ranks of different versions.
 FIRST_PORT = 15000
 PORT_COUNT = 10000

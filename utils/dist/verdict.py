@@ -67,10 +67,10 @@ class Judge:
         dead_or_silent = self._dead_or_silent(stall_s)
         if dead_or_silent is not None:
             return dead_or_silent
-        own = self.beats.states[self.beats.rank]
+        own_state = self.beats.states[self.beats.rank]
         # A budget of 0 says that the phases have no limits yet.
-        has_budget = own["budget"] > 0
-        is_late = stall_s is not None and has_budget and own["age"] > own["budget"]
+        has_budget = own_state["budget"] > 0
+        is_late = stall_s is not None and has_budget and own_state["age"] > own_state["budget"]
         if not is_late:
             # If this rank was late before, it still holds the key LOOKING. Give the key back, so
             # that another rank can look.

@@ -268,9 +268,9 @@ class Watchdog(threading.Thread):
         place = RUN.place
         now = self.beats.clock.now()
         if place is not self.place:
-            # The phase is new: it began after the last beat. Count at most `slice_s` of its time,
-            # as the clock does. If `time.monotonic` shows a longer time, the process was suspended
-            # in between.
+            # The phase is new: it began after the last beat, `in_phase_s` seconds ago. If the
+            # process was suspended since the last beat, this time is too long, because
+            # `time.monotonic` goes on meanwhile. So count at most `slice_s`, as the clock does.
             self.place = place
             in_phase_s = time.monotonic() - place.since
             self.phase_began = now - min(in_phase_s, self.beats.clock.slice_s)

@@ -54,7 +54,7 @@ FORMERLY_OURS = {"spike_channels", "spike_data"}
 
 
 def note_on_totals(keys: list[str], loader: Any, ranks: int) -> str:
-    """Return the warning for an option file of KAIR on several ranks. "" if there is none.
+    """Return the warning for an option file of KAIR on several ranks, or "" if none is needed.
 
     In KAIR the numbers of the loader are totals of all GPUs. Here they are numbers per GPU. So with
     4 ranks, a batch of 8 becomes 32 clips per step. The warning names the override

@@ -187,7 +187,7 @@ class Options(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def note_on_totals(self, ranks: int) -> str:
-        """Return the warning for an option file of KAIR on several ranks. "" if there is none.
+        """Return the warning for an option file of KAIR on several ranks, or "" if none is needed.
 
         ranks: number of processes.
         """

@@ -327,7 +327,7 @@ def _unknown_key(failed: _FailedKey, kind: str) -> OptionError:
     if failed.key in OTHER_NAMES:
         do = f"rename it: {OTHER_NAMES[failed.key]}"
     elif inner is not None:
-        place = f"{failed.section}.{inner}".strip(".")  # e.g. "netG.fusion"
+        place = _dotted(failed.section, inner)  # e.g. "netG.fusion"
         do = f"move it into the object {place}, as {place}.{failed.key}"
     elif nearest_key is not None:
         do = "rename it"

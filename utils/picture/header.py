@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from utils.picture.orientation import UPRIGHT, Orientation
 
-# Pixels of the largest picture or frame of a film that is decoded. 8K frames have 33 million.
+# Pixels of the largest picture, or frame of a film, that is decoded: 67 million. 8K frames have 33
+# million. With a larger limit, a hostile file could take more memory.
 MOST_PIXELS = 2**26
 
 

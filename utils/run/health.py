@@ -8,9 +8,9 @@ A run calls `Health` at four moments. Each warning comes once per start of a run
     judge_validation    at a validation    the network overfits
     judge_save          at a save          the disk has no room for the next saves
 
-The texts of the warnings are quoted in documents and tests, so change them everywhere at once.
+Documents and tests quote the texts of the warnings, so change them everywhere at once.
 Free to change: each threshold, if it warns of healthy runs. tests/parts/utils/test_health.py then
-shows which warnings move. A new warning is a new method `_check_...`.
+shows which warnings change. A new warning is a new method `_check_...`.
 """
 
 import logging

@@ -9,8 +9,9 @@ log lines are put together to windows of at least WINDOW_STEPS steps, and a warn
 BAD_WINDOWS_IN_A_ROW bad windows in a row.
 
 Free to change: each threshold, if it warns of healthy runs. tests/parts/utils/test_health.py then
-shows which warnings move; its part "Slow ranks, and the wait for data" has a test on both sides of
-each threshold. The texts are quoted in documents, so change them everywhere at once.
+shows which warnings change. Its part "Slow ranks, and the wait for data" has tests just below and
+just above each threshold. Documents quote the texts of the warnings, so change them everywhere at
+once.
 """
 
 import math
@@ -25,9 +26,9 @@ from utils.run.measured import Measured
 # Largest share of the time that a rank may wait for data. Below this share, a faster loader would
 # gain less than the speeds of two equal runs differ.
 MOST_DATA_SHARE = 0.10
-# A rank is slow if it takes more than 1.2 times the median of the other ranks, ...
+# A rank is slow if it takes more than SLOW_FACTOR times the median of the other ranks, and if the
+# difference is more than LEAST_DELAY_SHARE of a step. A smaller delay is not noticeable.
 SLOW_FACTOR = 1.2
-# ... and if the difference is more than this share of a step. A smaller delay is not noticeable.
 LEAST_DELAY_SHARE = 0.05
 # The speed is judged over a window of at least this many steps. With long steps, several log lines
 # make a window.
@@ -87,13 +88,14 @@ class SpeedJudge:
         newest = lines[-1]
         self._check_waits(newest, waits, step_s)
 
-        alone_s = []  # for each rank: seconds in a step in which it does not depend on other ranks
+        # For each rank: seconds in a step in which it waits for no other rank.
+        own_times = []
         for wait, forward in zip(waits, forwards, strict=True):
-            alone_s.append(wait + forward)
-        for rank, own_s in enumerate(alone_s):
-            others_s = [*alone_s[:rank], *alone_s[rank + 1 :]]
-            # If this is the only rank, it is compared with itself, so it is never slow.
-            usual_s = statistics.median(others_s or alone_s)
+            own_times.append(wait + forward)
+        for rank, own_s in enumerate(own_times):
+            times_of_others = [*own_times[:rank], *own_times[rank + 1 :]]
+            # A single rank has no others. It is compared with itself, so it is never slow.
+            usual_s = statistics.median(times_of_others or own_times)
             is_much_slower = own_s > SLOW_FACTOR * usual_s
             is_noticed = own_s - usual_s > LEAST_DELAY_SHARE * step_s[rank]
             is_slow = is_much_slower and is_noticed
@@ -124,8 +126,9 @@ class SpeedJudge:
             shares.append(wait / seconds)
         worst_share = max(shares)
         worst_rank = shares.index(worst_share)
-        # The ranks of a host may all have the same cores, which they then share, or SLURM may have
-        # given each rank other cores. So count the ranks with the same host and the same cores.
+        # How many cores has a rank? Ranks of a host that may use the same cores share them. But
+        # SLURM may have given each rank cores of its own. So count the ranks with the same host and
+        # the same cores, and divide the cores by this number.
         cores_of_ranks = [(rank.host, rank.cores) for rank in newest]
         sharing_count = cores_of_ranks.count(cores_of_ranks[worst_rank])
         cores_per_rank = max(1, len(newest[worst_rank].cores) // sharing_count)

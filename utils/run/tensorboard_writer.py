@@ -93,8 +93,8 @@ class TensorBoardWriter:
 def _silence(threads: set[threading.Thread]) -> None:
     """Keep Python from printing uncaught errors of these threads, which belong to TensorBoard.
 
-    TensorBoard raises such an error again in the next call of its writer, and then
-    `Experiment.to_writers` logs it.
+    No error is lost: TensorBoard raises the error of a thread again in the next call of its writer,
+    and then `Experiment.to_writers` logs the error.
     """
     # Python calls threading.excepthook for each uncaught error in a thread.
     usual_hook = threading.excepthook

@@ -77,13 +77,13 @@ def load_plain(path: Path, mmap: bool = False) -> Any:
 def is_zip(path: Path) -> bool:
     """Return whether a file has the format of torch 1.6 or later, a zip archive.
 
-    Only such a file can be read with mmap.
+    Only a zip archive can be read with mmap.
     """
     try:
         return zipfile.is_zipfile(path)
     except zipfile.BadZipFile:
         # The end of the file says that the archive continues on other disks. torch.save never
-        # writes such an archive.
+        # divides an archive like this.
         return False
 
 

@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 MP4_SUFFIXES = (".mp4", ".mov", ".m4v")
 # The finest clock of a written film, in ticks per second. Finer time stamps are rounded to it.
 FINEST_CLOCK = 2**24
-# x264's constant rate factor: 0 is lossless, 18 counts as visually lossless.
+# x264's constant rate factor: 0 is lossless, 18 counts as visually lossless. A larger factor makes
+# a smaller file, and loses more.
 RATE_FACTOR = "10"
 # FFmpeg's numbers for colours. They are written into the file, because otherwise players guess the
 # colours from the size of the frame.

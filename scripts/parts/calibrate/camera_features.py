@@ -135,7 +135,7 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     nearest_in_spikes = {}
     for answer in matcher.match(frame_descriptors, spike_descriptors):
         nearest_in_spikes[answer.queryIdx] = answer.trainIdx
-    found = []
+    matches = []
     # For each feature of the spikes, the nearest and the second nearest feature of the frame.
     for first, second in matcher.knnMatch(spike_descriptors, frame_descriptors, k=2):
         is_clear = first.distance < CLEAR_MATCH * second.distance
@@ -145,8 +145,8 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
             # the factor 2, pixel 0 of the small image covers the pixels 0 and 1: 0 becomes 0.5.
             in_small = np.array(points_of_frame[first.trainIdx].pt)
             in_frame = (in_small + 0.5) * factor - 0.5
-            found.append(Match(points_of_spikes[first.queryIdx].pt, in_frame))
-    return found
+            matches.append(Match(points_of_spikes[first.queryIdx].pt, in_frame))
+    return matches
 
 
 def _stretched(image: np.ndarray) -> np.ndarray:

@@ -56,11 +56,11 @@ def _on_frame(rates: np.ndarray, frame: np.ndarray, grid: CalibratedGrid) -> np.
     # channels. Here there is one channel.
     height, width = frame.shape
     window = grid.window(Crop(top=0, left=0, height=height, width=width))
-    seen = window.covered  # (H, W): the pixels that the spike camera sees
+    is_seen = window.covered  # (H, W): the pixels that the spike camera sees
     needed_rates = rates[window.crop.slices]  # the spike pixels that show a part of the frame
     spikes = window.to_rgb(needed_rates[None])[0]  # (H, W)
     # Give the spikes the mean and the contrast of the frame, where both cameras see. An image of
     # one value has the deviation 0, so divide by at least 1e-6.
-    normal = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6)
-    spikes = normal * frame[seen].std() + frame[seen].mean()
-    return np.where(seen, np.clip(spikes, 0, 1), 0)
+    normal = (spikes - spikes[is_seen].mean()) / max(spikes[is_seen].std(), 1e-6)
+    spikes = normal * frame[is_seen].std() + frame[is_seen].mean()
+    return np.where(is_seen, np.clip(spikes, 0, 1), 0)

@@ -128,11 +128,11 @@ def refuse_sizes(views: Sequence[View], frames: Sequence[Path]) -> None:
         sizes[view.frame.shape] = frame
     if len(sizes) == 1:
         return
-    found = []
+    sizes_in_words = []
     for (height, width, _), path in sizes.items():
-        found.append(f"{path} has {height} x {width}")
+        sizes_in_words.append(f"{path} has {height} x {width}")
     raise DataError(
-        what=f"the frames differ in size: {', '.join(found)}",
+        what=f"the frames differ in size: {', '.join(sizes_in_words)}",
         where="--pair",
         expected="frames of one camera",
         do="leave out the others",

@@ -102,13 +102,13 @@ def find_position(
         )
     # 2. The exact position. most_offset 0: the time is known.
     mirrored_views = mirrored(views, found_mirror)
-    found = fit(mirrored_views, start.matrix, light, model, most_offset=0.0)
+    result = fit(mirrored_views, start.matrix, light, model, most_offset=0.0)
     # 3. Is it good enough?
-    quality = _quality_of(found, model, where)
-    return Position(found.matrix, found_mirror, start, quality)
+    quality = _quality_of(result, model, where)
+    return Position(result.matrix, found_mirror, start, quality)
 
 
-def _quality_of(found: FitResult, model: str, where: str) -> Quality:
+def _quality_of(result: FitResult, model: str, where: str) -> Quality:
     """Return how well the matrix of a fit maps the spikes to the frames.
 
     Raises DataError if the matrix is not good enough.
@@ -117,9 +117,9 @@ def _quality_of(found: FitResult, model: str, where: str) -> Quality:
     """
     # `explained` is the squared correlation. It is below 0 if the fit is worse than a constant, the
     # mean of the spikes. Then the correlation counts as 0.
-    correlation = float(np.sqrt(max(found.explained, 0)))
-    distances = found.residuals  # one for each patch that was found in the frame
-    if found.explained < LEAST_EXPLAINED:
+    correlation = float(np.sqrt(max(result.explained, 0)))
+    distances = result.residuals  # one for each patch that was found in the frame
+    if result.explained < LEAST_EXPLAINED:
         raise cannot_calibrate(f"the correlation of the aligned images is {correlation:.2f}", where)
     if len(distances) < LEAST_PATCHES:
         raise cannot_calibrate(
@@ -130,7 +130,7 @@ def _quality_of(found: FitResult, model: str, where: str) -> Quality:
     # The limit is in pixels of the camera with the larger pixels. E.g. with 4 RGB pixels per spike
     # pixel, a residual of up to 4 RGB pixels is accepted. With a scale below 1, the RGB camera has
     # the larger pixels.
-    scale = scale_of(found.matrix)  # RGB pixels per spike pixel
+    scale = scale_of(result.matrix)  # RGB pixels per spike pixel
     if residual > MOST_RESIDUAL * max(1.0, scale):
         raise cannot_calibrate(
             f"single patches lie {residual:.2f} RGB pixels from where the {model} maps them", where

@@ -54,16 +54,16 @@ def find_time(
     """
     # The views are mirrored here, so the matrix must not mirror them again.
     matrix = calibration.model_copy(update={"mirror": "none"}).to_rgb()
-    found = fit(
+    result = fit(
         mirrored(views, calibration.mirror),
         matrix,
         light,
         model=None,  # the matrix stays as it is
         most_offset=search,
     )
-    offset = found.offset  # planes
-    error = found.offset_error  # planes
-    if found.explained < LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
+    offset = result.offset  # planes
+    error = result.offset_error  # planes
+    if result.explained < LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
         raise cannot_calibrate(
             f"the scene moves too little: the offset would be {offset:.1f} planes, error "
             f"{error:.1f}",
@@ -74,21 +74,23 @@ def find_time(
         raise cannot_calibrate(
             f"the best offset, {offset:.1f} planes, is the last one searched", where
         )
-    return found
+    return result
 
 
-def share_of(found: FitResult) -> float | None:
+def share_of(result: FitResult) -> float | None:
     """Return the share of the planes of --planes during which the frames were exposed.
 
-    Returns 1 if the found share differs from 1 by less than its error allows. Returns None if the
-    pairs do not show the share.
+    Returns 1 if the measured share differs from 1 by less than its error allows. Returns None if
+    the pairs do not show the share.
+
+    result: what `find_time` has returned.
     """
-    error = found.share_error
+    error = result.share_error
     if error > SURE_WITHIN_SHARE:
         return None
     # The same limits as for `spike.calibration` "auto", in `FitResult.is_applied`.
     least_change = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * error)
-    shortened_by = 1 - found.share
+    shortened_by = 1 - result.share
     if shortened_by < least_change:
         return 1.0
-    return round(found.share, 3)
+    return round(result.share, 3)

@@ -14,13 +14,13 @@ def flattened(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
     prefix: dotted key of the section, with a dot at its end, or "" for the whole file
     """
-    found = {}
+    options = {}
     for key, value in section.items():
         if isinstance(value, dict) and value:
-            found.update(flattened(value, f"{prefix}{key}."))
+            options.update(flattened(value, f"{prefix}{key}."))
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            options[f"{prefix}{key}"] = value
+    return options
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:

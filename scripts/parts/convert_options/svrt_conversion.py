@@ -72,10 +72,10 @@ class Conversion:
         """
         keys = self.keys_of(section_or_key)
         if section_or_key in self.values:
-            taken = self.values[section_or_key]
+            value = self.values[section_or_key]
             for key in keys:
                 del self.values[key]
-            return taken
+            return value
         section = {}
         for key in keys:
             relative_key = key.removeprefix(f"{section_or_key}.")

@@ -121,13 +121,13 @@ def _joined_reconstruction(
     """
     joined: dict[str, Any] = {}
     for given_key in given_keys:
-        given = conversion.take(given_key)
-        if isinstance(given, dict):
-            section = given
+        value_of_key = conversion.take(given_key)
+        if isinstance(value_of_key, dict):
+            section = value_of_key
         elif given_key == center_key:
-            section = {"middle_tfp_center": given}
+            section = {"middle_tfp_center": value_of_key}
         else:
-            section = {"type": given}
+            section = {"type": value_of_key}
         for name, value in section.items():
             if value is None:
                 continue

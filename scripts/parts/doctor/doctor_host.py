@@ -20,8 +20,11 @@ from scripts.parts.doctor.doctor_failures import OK, WARN, Finding
 from utils import device as devices
 from utils.dist.state import RUN
 
-LEAST_FREE_GB = 5  # below it the check warns: a few checkpoints of VRT take some GB
-LEAST_SHARED_MB = 1024  # the same for /dev/shm: Docker gives a container 64 MB by default
+# With less room on the disk, the check warns. A few checkpoints of VRT take some GB.
+LEAST_FREE_GB = 5
+# With less room in /dev/shm (shared memory), the check warns. Docker gives a container only 64 MB
+# by default.
+LEAST_SHARED_MB = 1024
 
 
 def check_host() -> Iterator[Finding]:

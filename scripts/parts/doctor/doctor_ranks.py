@@ -99,14 +99,22 @@ def from_all_ranks(findings: list[Finding]) -> list[Finding]:
         findings_of_rank.append([Finding(*fields) for fields in tuples])
 
     # All findings of rank 0, then each bad finding of the other ranks that is new.
-    of_rank_0 = findings_of_rank[0]
-    merged = list(of_rank_0)
-    seen = set(of_rank_0)
-    for of_rank in findings_of_rank[1:]:
-        for finding in of_rank:
-            if finding.status == OK or finding in seen:
+    merged = list(findings_of_rank[0])
+    known_findings = set(findings_of_rank[0])
+    for findings_of_other in findings_of_rank[1:]:
+        for finding in findings_of_other:
+            if finding.status == OK or finding in known_findings:
                 continue
-            seen.add(finding)
-            ranks = [str(rank) for rank, found in enumerate(findings_of_rank) if finding in found]
+            known_findings.add(finding)
+            ranks = _ranks_with(finding, findings_of_rank)
             merged.append(replace(finding, what=f"rank {', '.join(ranks)}: {finding.what}"))
     return merged
+
+
+def _ranks_with(finding: Finding, findings_of_rank: list[list[Finding]]) -> list[str]:
+    """Return the numbers of the ranks that have a finding, e.g. ["1", "3"]."""
+    ranks = []
+    for rank, findings in enumerate(findings_of_rank):
+        if finding in findings:
+            ranks.append(str(rank))
+    return ranks

@@ -90,8 +90,8 @@ def made_on_all_ranks(
 ) -> Any:
     """Make a part of the training, and add to `findings` whether that failed. Collective.
 
-    Returns what `make` returns, or None if it failed on any rank. All ranks stop then, because the
-    other ranks would wait forever for a rank that failed.
+    Returns what `make` returns. Returns None on all ranks if `make` failed on any rank: no rank may
+    go on, because it would wait forever for the rank that failed.
 
     check: name of the finding, e.g. "data". in_words: what is printed of the part.
     """
@@ -99,13 +99,13 @@ def made_on_all_ranks(
     part = None
     try:
         part = make()
-        of_this_rank = Finding(OK, check, in_words(part))
+        own_finding = Finding(OK, check, in_words(part))
     except SpikeVRTError as e:
         what = f"{e.what} (in {e.where})"
-        of_this_rank = Finding(FAIL, check, what, why=e.expected, cure=e.do)
-    merged = from_all_ranks([of_this_rank])
-    findings += merged
-    has_failed = any(finding.status == FAIL for finding in merged)
+        own_finding = Finding(FAIL, check, what, why=e.expected, cure=e.do)
+    findings_of_ranks = from_all_ranks([own_finding])
+    findings += findings_of_ranks
+    has_failed = any(finding.status == FAIL for finding in findings_of_ranks)
     return None if has_failed else part
 
 
@@ -269,16 +269,16 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     batches_of_ranks = utils_dist.gather_objects(tensors)
     batch_of_this_rank = batches_of_ranks[utils_dist.get_rank()]
 
-    # DDP broadcasts the weights of rank 0. So give all ranks these weights also for the computation
-    # without DDP.
+    # DDP gives the weights of rank 0 to all ranks. The computation without DDP must have the same
+    # weights, so broadcast them here.
     model.netG = net
     for parameter in net.parameters():
         dist.broadcast(parameter.data, src=0)
     expected = gradients_of_mean_loss(model, batches_of_ranks)
     model.netG = model.wrap(net)
-    found = gradients_of_mean_loss(model, [batch_of_this_rank])
+    actual = gradients_of_mean_loss(model, [batch_of_this_rank])
 
-    error = float((found - expected).abs().max() / expected.abs().max())
+    error = float((actual - expected).abs().max() / expected.abs().max())
     worst = max(utils_dist.gather_objects(error))
     if worst < LARGEST_DIFFERENCE:
         return Finding(

@@ -133,12 +133,12 @@ def render(layers: list[Layer], plane: int) -> np.ndarray:
         ])  # fmt: skip
         # WARP_INVERSE_MAP: the matrix maps a pixel of the result to a pixel of the source.
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-        seen = cv2.warpAffine(
+        seen_layer = cv2.warpAffine(
             layer.sheet, to_sheet, (side, side), flags=flags, borderMode=cv2.BORDER_REFLECT
         )
         # The layer covers the layers behind it. Its colour is already multiplied by its opacity.
-        colour = seen[..., :3]
-        opacity = seen[..., 3:]
+        colour = seen_layer[..., :3]
+        opacity = seen_layer[..., 3:]
         picture = picture * (1.0 - opacity) + colour
     return np.clip(picture, 0.0, 1.0)
 

@@ -56,12 +56,12 @@ def spike_facts(draw: Any) -> dict[str, str]:
     spikes = clip.spikes  # how this data set reads its spikes
     frame = draw.frames[0]
     exposure = clip.exposures[frame]  # which planes of the spike file belong to this frame
-    own = exposure.own  # the planes of the exposure itself, without planes of neighbours
+    own_planes = exposure.own  # the planes of the exposure itself, without planes of neighbours
     # The instant of the sharp frame, counted from the first plane of the file.
     sharp_plane = exposure.origin + exposure.center
     planes = (
-        f"{own.count} from plane {own.first} of {clip.planes[frame]}; sharp frame at plane "
-        f"{sharp_plane:g}"
+        f"{own_planes.count} from plane {own_planes.first} of {clip.planes[frame]}; "
+        f"sharp frame at plane {sharp_plane:g}"
     )
     if draw.backwards[0]:
         planes += ", time runs backwards"

@@ -122,10 +122,10 @@ def add_geometry(parser: argparse.ArgumentParser) -> None:
 
 def single_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry:
     """Return the geometry of a spike file. Raises DataError if none fits, or if several fit."""
-    found = possible_geometries(path, options)
-    if len(found) > 1:
-        refuse_several(path, found)
-    return found[0]
+    geometries = possible_geometries(path, options)
+    if len(geometries) > 1:
+        refuse_several(path, geometries)
+    return geometries[0]
 
 
 def possible_geometries(path: Path, options: GeometryOptions) -> list[SpikeGeometry]:
@@ -136,10 +136,10 @@ def possible_geometries(path: Path, options: GeometryOptions) -> list[SpikeGeome
     given = given_geometry(path, options)
     if given is not None:
         return [given]
-    found = camera_geometries(path, options)
-    if not found:
+    geometries = camera_geometries(path, options)
+    if not geometries:
         raise no_geometry(path)
-    return found
+    return geometries
 
 
 def given_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry | None:
@@ -214,17 +214,17 @@ def is_flipped(path: Path, options: GeometryOptions) -> bool:
 def camera_geometries(path: Path, options: GeometryOptions) -> list[SpikeGeometry]:
     """Return the geometries of known cameras for which the file has a whole number of planes."""
     flip = is_flipped(path, options)
-    known = []
+    known_geometries = []
     for height, width, head_columns in KNOWN_GEOMETRIES:
         geometry = SpikeGeometry(
             height, width, flip, head_columns=head_columns, bit_order=options.bit_order
         )
-        known.append(geometry)
+        known_geometries.append(geometry)
     side = SPS100_SIDE
-    known.append(SpikeGeometry(side, side, flipud=False, layout="sps100"))
+    known_geometries.append(SpikeGeometry(side, side, flipud=False, layout="sps100"))
 
     fitting = []
-    for geometry in known:
+    for geometry in known_geometries:
         with suppress(SpikeFileError):  # raised if the geometry does not fit
             formats.open_spikes(path, geometry)
             fitting.append(geometry)
@@ -257,9 +257,9 @@ def refuse_missing_file(path: Path) -> None:
     raise DataError(what=what, where=str(path), expected="a spike file", do="correct the path")
 
 
-def refuse_several(path: Path, found: list[SpikeGeometry]) -> None:
+def refuse_several(path: Path, geometries: list[SpikeGeometry]) -> None:
     """Raise DataError for a file that several geometries fit."""
-    names = ", ".join(f"{g.height} x {g.width} {g.layout}" for g in found)
+    names = ", ".join(f"{g.height} x {g.width} {g.layout}" for g in geometries)
     raise DataError(
         what=f"several geometries fit the file: {names}",
         where=str(path),

@@ -107,13 +107,14 @@ def smoothest_first(
         plane_bytes = height * width // 8
         planes = len(data) // plane_bytes
         most = min(planes, JUDGED_PLANES, JUDGED_BITS // (height * width))
-        judged = max(1, most)  # number of judged planes: one, even if a plane has more bits
-        # The bytes of the judged planes, which lie in the middle of the file.
-        first_plane = (planes - judged) // 2
+        # Number of planes to judge: at least one, even if a plane has more bits than JUDGED_BITS.
+        judged_planes = max(1, most)
+        # The bytes of these planes, which lie in the middle of the file.
+        first_plane = (planes - judged_planes) // 2
         first_byte = first_plane * plane_bytes
-        packed = data[first_byte : first_byte + judged * plane_bytes]
+        packed = data[first_byte : first_byte + judged_planes * plane_bytes]
         bits = np.unpackbits(packed, bitorder=bit_order)
-        rates = bits.reshape(judged, height, width).mean(axis=0, dtype=np.float32)
+        rates = bits.reshape(judged_planes, height, width).mean(axis=0, dtype=np.float32)
         return min(smoothness(rates).values())
 
     return sorted(sizes, key=score, reverse=True)

@@ -17,8 +17,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.launcher import api
 
 # Exit codes after which a restart would end in the same way (docs/troubleshooting.md). If a code is
-# missing here, torchrun restarts runs without success. If a code is here by mistake, a run is not
-# restarted that a restart would have saved. Tests: tests/dist/test_torchrun.py
+# missing here, torchrun restarts runs without success. If a code is here by mistake, torchrun ends
+# a run that a restart could have saved. Tests: tests/dist/test_torchrun.py
 FINAL_CODES = (
     2,  # wrong options or launch
     3,  # bad data
