@@ -24,8 +24,9 @@ from utils.errors import OptionError
 class FusionNet(nn.Module):
     """Restores each frame by a fusion operator: (B, N, 3, H, W) in [0, 1] -> the same shape.
 
-    fusion: an operator that makes a frame, with the option base "fused". spike_channels: number of
-    spike channels per frame.
+    fusion: an operator that makes a frame, with the option base "fused".
+
+    The program gives the argument `spike_channels`, the number of spike channels per frame.
 
     In a whole VRT, VRT would add its output to the frame of the operator. Here this frame is the
     result. So this network is fast, and a comparison with the whole VRT shows what VRT adds.

@@ -78,7 +78,7 @@ class ExposureFusion(ImageFusion):
     and Werman (CVPR 2004), and their fit in the guided filter (He et al., ECCV 2010).
 
     estimates: how many ratios give an estimate. They are the first ratios of the input, and their
-    parts of the exposure must be around the sharp instant. None: all ratios give an estimate. The
+    parts of the exposure must be around the sharp instant. null: all ratios give an estimate. The
     other ratios are only inputs of the conv net.
     features: width of the conv net. layers: number of its residual convolutions.
     colour_radius: radius in pixels of the windows in which colours are fitted.
