@@ -146,8 +146,8 @@ class ClipDataset(ClipSources, Dataset):
     def read(self, draw: Draw) -> dict[str, torch.Tensor]:
         """Read the tensors of a draw, cropped and flipped.
 
-        Returns {kind: tensor}, with the kinds and shapes in the head of this file. Each result has
-        lq; it has the other kinds only if the clip has them.
+        Returns {kind: tensor}. The head of this file lists the kinds and their shapes. Each result
+        has lq, and has the other kinds only if the clip has them.
         """
         # draw.aug says both the crop and the flips. The pictures are read cropped, and flipped when
         # they become tensors.

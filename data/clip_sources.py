@@ -13,8 +13,10 @@ A root is a set of folders, one for each kind of file, that belong together. Wit
 clips of the second root come after the clips of the first root, and so on. The names of the clips
 get the number of their root as a prefix, e.g. "1/clip_07".
 
-What must stay: the methods, their arguments and results, because docs/extending.md promises them to
-users; the prefixes, because a resumed run compares the names of samples.
+What must stay:
+
+* the methods, their arguments and results, because docs/extending.md promises them to users,
+* the prefixes, because a resumed run compares the names of samples.
 
 Tests: tests/parts/data/test_manifest.py (roots, spike data), tests/parts/data/test_preflight.py,
 tests/stories/test_extending.py (a user's own folders), tests/stories/test_bad_input.py (refusals)
@@ -78,7 +80,7 @@ class ClipSources:
         If not, the same files for both are refused, because this is likely to be a wrong option:
         the network would learn to copy its input.
         Subclasses return True if they change the blurry frames after reading, or if a sample reads
-        different frames of the same files as blurry and as sharp ones.
+        different frames of the same folder as blurry frames and as sharp frames.
         """
         return False
 

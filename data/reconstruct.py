@@ -118,7 +118,7 @@ class Reconstruction:
 
     # A part of a clip can be restored on its own, because no frame needs another frame.
     can_cut = True
-    # Number of sharp frames for each blurry one.
+    # Number of sharp frames for each blurry frame.
     instants = 1
 
     def __init__(self, options: dict[str, Any], center_frame_only: bool) -> None:

@@ -71,10 +71,11 @@ def list_clip_or_clips(
 class _ListedFolder(NamedTuple):
     """What a folder of a data root holds."""
 
-    path: str  # the folder that was listed: the clip, or its folder "blur" or the like
-    state: State  # of this folder
-    files: Folder  # the files directly in it, or in its folder "blur" or the like
-    inner_clips: list[str]  # names of the folders in it, if these may be the clips; else []
+    path: str  # the folder that was listed: the folder of the clip, or e.g. "blur" in this folder
+    state: State  # of the listed folder
+    files: Folder  # the files directly in the listed folder
+    # Names of the folders in the listed folder, if these may be the clips. Else [].
+    inner_clips: list[str]
 
 
 # Names of folders within a clip. A folder with such a name is never a clip of its own.

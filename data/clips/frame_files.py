@@ -41,7 +41,7 @@ from utils.name_order import are_values, natural_key, order_of
 class FrameFiles:
     """The files of a clip, matched with its frames.
 
-    problems: what is wrong with the clip; the methods report to it.
+    problems: what is wrong with the clip. The methods report to this object.
     listed: {kind: {stem: file}}. The value of a kind is None if its folder is missing, and {} if
     the folder has no such file.
     by_kind: `listed` without the missing folders. `find_files` fills it.

@@ -6,8 +6,8 @@ Clips of 2, 3 and 1 frames have, among the frames of all clips, the numbers
     clip 1    2 3 4
     clip 2    5
 
-The ranges are stored as `begins`: the first number of each range, and then the end of the last one,
-here [0, 2, 5, 6]. So range i has the numbers begins[i] ... begins[i + 1] - 1.
+The ranges are stored as `begins`: the first number of each range, and then the end of the last
+range, here [0, 2, 5, 6]. So range i has the numbers begins[i] ... begins[i + 1] - 1.
 
 What must stay: the results, because samples are numbered with them.
 
@@ -20,7 +20,7 @@ import numpy as np
 
 
 def begins_of(counts: np.ndarray | Sequence[int]) -> np.ndarray:
-    """Return the first number of each range, and then the end of the last one.
+    """Return the first number of each range, and then the end of the last range.
 
     counts: how many numbers each range has. [2, 3] -> [0, 2, 5].
     """
@@ -28,7 +28,7 @@ def begins_of(counts: np.ndarray | Sequence[int]) -> np.ndarray:
 
 
 def first_and_end(begins: np.ndarray, index: int) -> tuple[int, int]:
-    """Return the first number of a range, and the number after its last one.
+    """Return the first number of a range, and the number after its last number.
 
     begins: result of `begins_of`. [0, 2, 5] and range 1 -> (2, 5).
     """

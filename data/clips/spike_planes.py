@@ -284,7 +284,7 @@ class SpikePlanes:
         return trained is None or spikes.center != trained.get("center")
 
     def _assumed_center(self, length: int) -> tuple[int | float | str, str]:
-        """Return the option `center` for a user's spikes without one, and words for the warning.
+        """Return the option `center` for a user's spikes without a center, and words for a warning.
 
         If the exposures have as many planes as in training, the center is the plane of the sharp
         frame in training. Otherwise it is "file", which means the middle plane. E.g. (20, "plane 20

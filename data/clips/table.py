@@ -81,7 +81,7 @@ class ClipTable(Clips):
         """
         self.source = source
         self.name_prefix = name_prefix
-        self.kinds = kinds_of(source)  # {name: where its files are}; the names e.g. lq, gt, spike
+        self.kinds = kinds_of(source)  # {"lq", "gt", "spike", ...: where the files of the kind are}
         self.roots = roots_of(source)  # {name: root of its files}
 
         # Columns with an entry for each clip or frame.

@@ -64,7 +64,7 @@ class FrameSource(UserFrames):
     """
 
     def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:
-        """Open the frames. Decodes the first one, so that damage shows at once.
+        """Open the frames. Decodes the first frame, so that damage shows at once.
 
         go_on: called while a video is read, so that the watchdog sees progress.
         """

@@ -45,8 +45,10 @@ def curves_of(
 
         sum_k w_k |q(tau_k) - shift_k|^2                w_k = 1 / error_k^2
 
-    shifts: (K, H, W, 2). errors: (K, H, W), expected errors of the shifts in pixels; the error of
-    the sharp instant is not used. with_shake: whether the shake of the camera is added.
+    shifts: (K, H, W, 2).
+    errors: (K, H, W), expected errors of the shifts in pixels. The error of the sharp instant is
+    not used.
+    with_shake: whether the shake of the camera is added.
     """
     tau = (np.array(times) / np.abs(times).max()).astype(np.float32)  # (K,), -1 to 1
     coefficients = _coefficients_of(tau, shifts, errors)

@@ -6,7 +6,7 @@
     is_saturated            whether there is more light than the spike camera can count
 
 "A pixel of median light" is a spike pixel: half of the spike pixels have less light. Let n be the
-number of its spikes in the exposure. It decides how a frame is improved:
+number of its spikes in the exposure. n decides how a frame is improved:
 
     n below    limit                              then
     18         NOISY_SPIKES, here                 pictures for optical flow are read in another way
@@ -14,8 +14,9 @@ number of its spikes in the exposure. It decides how a frame is improved:
     9          CURVE_BELOW, stillness/shares.py   a curve through the shifts tells still pixels
     5          DIM_SPIKES, here                   the motion is searched in another way
 
-But a dark scene may have n = 0, although its few bright things are seen well. So
-`spikes_at_full_light` decides whether a frame is improved at all (LEAST_SPIKES, restorer.py).
+Whether a frame is improved at all does not depend on n, because a dark scene may have n = 0
+although its few bright things are seen well. `spikes_at_full_light` decides it (LEAST_SPIKES,
+restorer.py).
 
 What must stay: `DIM_SPIKES` and `NOISY_SPIKES`. The weights of the fusion "motion" were trained
 with the motions that follow from both, so they would fit a little worse with other limits.
@@ -35,8 +36,9 @@ from data.spike.pictures import LUMA, to_linear
 # asked, too (finder.py has what was measured), and joint/groups.py makes fewer groups of planes.
 DIM_SPIKES = 5.0
 # The pictures for optical flow are noisy if a pixel of median light has fewer spikes than this in
-# an exposure: fewer than two in a ninth of it. Then DIS compares larger squares, larger errors are
-# expected (flow.py), and each picture is read only from its own planes (spike_pictures.py).
+# an exposure: fewer than two in a ninth of an exposure, the shortest window of a picture. Then DIS
+# (an optical flow) compares larger squares, larger errors are expected (flow.py), and each picture
+# is read only from its own planes (spike_pictures.py).
 # No test guards this value: test_flow.py passes with 0, too. So before it is changed, measure the
 # effect (docs/benchmarks/quality_details.md, "Its constants").
 NOISY_SPIKES = 18.0
@@ -58,7 +60,8 @@ def spikes_at_full_light(recording: Recording, view: View) -> float:
 
         (mean number of spikes of a pixel) / (mean light of the blurry frame)
 
-    The number says how sensitive the camera is: a dark scene gives the same number as a bright one.
+    The number says how sensitive the camera is. A dark scene gives the same number as a bright
+    scene.
     """
     exposure = recording.stream[recording.begin : recording.end]
     spikes = float(exposure.mean()) * recording.length

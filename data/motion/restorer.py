@@ -87,7 +87,7 @@ class WholeFrame(NamedTuple):
     gain: np.ndarray  # (h, w): spikes per plane of each spike pixel at full light
     median_spikes: float  # spikes of a pixel of median light in the exposure
     # (H, W) in [0, 1]: 1 where a pixel moves for certain, 0 where it stands still. It is the weight
-    # of the improved frame; the rest is the first estimate.
+    # of the improved frame in the result. The weight of the first estimate is 1 - moving_share.
     moving_share: np.ndarray
 
 
@@ -142,9 +142,9 @@ class MotionRestorer:
     def describe(self) -> str:
         """Return how a frame is divided, in words.
 
-        The results have this text as "tile". Other methods cut a frame into tiles; the motion needs
-        none, so the text is e.g. "none for the motion (bands of rows if a frame has over ...
-        pixels); first estimate: ...".
+        The results have this text under the key "tile", because other methods cut a frame into
+        tiles. The motion needs no tiles, so the text is e.g. "none for the motion (bands of rows if
+        a frame has over ... pixels); first estimate: ...".
         """
         bands = f"bands of rows if a frame has over {MOST_PIXELS:,} pixels"
         return f"none for the motion ({bands}); first estimate: {self.start.describe()}"

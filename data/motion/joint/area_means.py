@@ -17,9 +17,10 @@ pixel in the middle of the plane. E.g. if both cameras are aligned and a spike p
 RGB pixels, the middles of all spike pixels lie between four RGB pixels. So the places lie there,
 too, and m is the mean of these four.
 
-All spike pixels are taken to be as large as the middle one, and turned in the same way. If one
-camera is tilted, this is a little wrong near the edges. The time of K grows with the number of
-points in a spike pixel: with 2 x 2 points it is a tenth of the time of the samples.
+All spike pixels are taken to be as large as the spike pixel in the middle of the plane, and turned
+in the same way. If one camera is tilted, this is a little wrong near the edges. The time of K grows
+with the number of points in a spike pixel: with 2 x 2 points, K takes a tenth of the time of the
+samples (chunk.py).
 
 What must stay: `adjoint` is the adjoint of `__call__`. Otherwise conjugate gradients do not
 converge. In tests/parts/data/joint/test_cameras.py, test_the_cameras_see_what_their_equations_say

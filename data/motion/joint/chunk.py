@@ -21,7 +21,7 @@ to its four pixels. For this, all samples of the chunk are sorted once by their 
                                                         p    0  1  2  0  1  2
 
 What must stay: the adjoint of each map fits the map. In tests/parts/data/joint/test_cameras.py,
-test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations notices a wrong one, with and
+test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations notices a wrong adjoint, with and
 without a rolling shutter.
 """
 

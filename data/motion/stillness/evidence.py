@@ -89,10 +89,11 @@ def _pieces(stream: np.ndarray, is_good: np.ndarray) -> np.ndarray:
     return np.stack(rates)
 
 
-# Sigma in spike pixels of the surroundings over which the evidence of a pixel is summed up. In
-# smaller surroundings, a motion does not stand out of the noise of dim light
-# (test_a_motion_shows_in_dim_light). With larger ones, the still background of a small thing that
-# moves would count as moving (test_the_still_part_beside_a_motion_keeps_its_first_estimate).
+# Sigma in spike pixels of the surroundings over which the evidence of a pixel is summed up. With a
+# smaller sigma, a motion does not stand out of the noise of dim light
+# (test_a_motion_shows_in_dim_light). With a larger sigma, the still background of a small thing
+# that moves would count as moving
+# (test_the_still_part_beside_a_motion_keeps_its_first_estimate).
 EVIDENCE_SIGMA = 8.0
 # Divisors are at least this number. Changes are numbers of spikes per plane, at least about 1e-3,
 # and their products are about 1e-6 or more. Without any change, 0 is divided by this number.

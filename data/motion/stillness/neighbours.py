@@ -1,8 +1,8 @@
 """Multiply the change of each spike pixel with the changes of its neighbours.
 
 If an edge moves, the pixels along the edge change together, so the product of their changes is
-above 0. If nothing moves, the changes are noise. The noise of one pixel has nothing in common with
-the noise of the next one, so the product is 0 in the mean. With
+above 0. If nothing moves, the changes are noise. The noise of a pixel has nothing in common with
+the noise of its neighbours, so the product is 0 in the mean. With
 
     c_i    change of pixel i, without what many pixels have in common (common_change.py)
     n_i    weighted sum of c_j over the neighbours j of pixel i, without i itself
