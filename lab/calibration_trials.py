@@ -17,8 +17,8 @@ bits: a digest of all numbers of the fit. After a change of the code, it is the 
     numbers are the same.
 rig: the true rig.
 
-After the trials it prints, for all trials and for groups of similar rigs, which share of the errors
-is within LIMITS, and how many of the sure results are right:
+After the trials it prints a line for all trials, and a line for each group of similar rigs. A cell
+says which share of the errors is within LIMITS, and how many of the sure results are right:
 
     all (50) | 92% (45 of 46 sure) | ...
 

@@ -52,8 +52,8 @@ NAMED: dict[str, dict[str, Any]] = {
         "deformable_groups": 4,
     },
 }  # fmt: skip
-# 006 with half the blocks. Use it to compare with the naive VRT (tests/helpers/naive_vrt.py), of
-# which a training step with the arguments of 006 takes 16 GB on a clip of 6 x 64 x 64.
+# 006 with half the blocks, to compare with the naive VRT (tests/helpers/naive_vrt.py). With the
+# arguments of 006, a training step of the naive VRT takes 16 GB on a clip of 6 x 64 x 64.
 NAMED["006-half"] = {**NAMED["006"], "depths": [4] * 7 + [2] * 4}
 
 # Arguments of VRT that compute the activations of every block again in the backward pass.

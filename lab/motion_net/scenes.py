@@ -162,8 +162,8 @@ def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
 
     length: largest distance in pixels from the sharp instant within the exposure.
     """
-    # The sum of three waves with periods of 1.5 to 9 exposures, so that the speed changes within an
-    # exposure, but not often. x and y have different waves: each draw is (2,).
+    # Add three waves with periods of 1.5 to 9 exposures. So the speed changes within an exposure,
+    # but not often. x and y have different waves, so each draw is (2,).
     trajectory = np.zeros((len(INSTANTS), 2))
     shortest = np.log(1.5 * PLANES)
     longest = np.log(9 * PLANES)

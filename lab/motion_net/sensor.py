@@ -39,8 +39,8 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
     the scene stands still for WARM_UP planes.
     """
     size = light.shape[1:]
-    # What does not change in time: the charge that each pixel collects in a plane of each instant
-    # (N, h, w), its noise (N, h, w), and the thresholds and the first charge (h, w).
+    # Before the loop: the charge that each pixel collects in a plane of each instant (N, h, w), its
+    # noise (N, h, w), and the thresholds and the first charge (h, w).
     charge_of_plane = collected_charge(rng, light, sensor)
     # A threshold is at least 0.1, because a pixel with a threshold near 0 would fire in every
     # plane.

@@ -22,8 +22,8 @@ FRAMES_OF_VIDEO = 30  # textures from each video
 # photograph would be drawn 30 times less often than one video.
 PHOTO_COPIES = 4
 DRAWINGS = 60  # number of drawings in the list
-# Pictures are scaled down to these sides in pixels, because a surface is cut out of 64 to 205
-# pixels of them: at full size a surface would show a smaller part of an object.
+# Pictures are scaled down to these sides in pixels. A surface is a square of a picture, with a side
+# of 64 to 205 pixels. At full size, this square would show a smaller part of an object.
 FRAME_SIDE = 256  # smaller side of a frame
 PHOTO_SIDE = 320  # smaller side of a photograph
 DRAWING_SIDE = 224  # both sides of a drawing

@@ -41,17 +41,17 @@ from scripts.make_sample_data import RGB, SPIKES
 # with the better proposals of a test as well. Training with better proposals was tried twice, from
 # the shipped weights: it lost 0.1 to 0.25 dB on the clips coffee and walker.
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
-# Value of --part -> the samples on which this part is trained: from the first limit to below the
-# second one, in spikes of the median pixel in an exposure. The part "few" is used below 10 spikes
-# (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that both parts know the light
-# around 10 spikes.
+# Value of --part -> how many spikes a sample of this part has: from the first limit to below the
+# second one. The number is the spikes of the median pixel in an exposure. The part "few" is used
+# below 10 spikes (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that both parts
+# know the light around 10 spikes.
 SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
-# A set of clips is left out if fewer of its samples are in the range of --part. Sets are
-# drawn by their weights, not by their sizes, so each of these few samples would be drawn often.
+# A set of clips is left out if fewer of its samples are in the range of --part. Sets are drawn by
+# their weights, not by their sizes, so each of these few samples would be drawn often.
 LEAST_SAMPLES = 6
 # Keys of the operator's section `spike` that describe the data of its training: spikes per plane,
-# planes of an exposure, and the like. `readers_of_set` removes them, because each clip of
-# the sets has values of its own in its dataset.json.
+# planes of an exposure, and the like. `readers_of_set` removes them, because each clip of the sets
+# has its own values in its dataset.json.
 KEYS_OF_OPERATOR_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
 
 
@@ -110,9 +110,9 @@ def samples_of(
     clip_set: how the clips are made.
     source: folder of the videos or photographs.
     operator: the network that makes the first estimates.
-    find_motion: a function that finds the motion within an exposure. Its arguments are the
-    recording of the exposure; the view, i.e. where the spike pixels lie on the frame
-    (data/motion/view.py); and the gain of each spike pixel, its spikes per plane at full light.
+    find_motion: a function that finds the motion within an exposure. It has three arguments: the
+    recording of the exposure, the view (where the spike pixels lie on the frame), and the gain of
+    each spike pixel (its spikes per plane at full light).
     """
     file = out / "samples" / f"{name}.pt"
     if file.exists():

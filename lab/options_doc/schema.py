@@ -240,9 +240,9 @@ def schema_of_nested_part(registry: Registry, field: FieldInfo, shared: Schema) 
 def without_references(schema: Any, definitions: Schema) -> Any:
     """Return a schema of pydantic with each reference replaced by its definition.
 
-    Three keys are left out: titles, because they repeat the keys; patterns, because regular
-    expressions differ in JavaScript; and lists of required keys, because a file may inherit any key
-    from its base.
+    Three kinds of keys are left out. Titles repeat the keys. Patterns would mean something else,
+    because regular expressions differ in JavaScript. Lists of required keys would be wrong, because
+    a file may inherit any key from its base.
     """
     if isinstance(schema, list):
         return [without_references(item, definitions) for item in schema]

@@ -47,8 +47,9 @@ class Method:
 
 def read_method(file: Path, data: Data, steps: int) -> Method:
     """Return an option file as it is trained here: on the training sets, for a number of steps."""
-    # The file is read twice: first as it is written, because the digest and the overrides depend on
-    # it, then with the overrides and all defaults, as the training reads it.
+    # The file is read twice. The first time it is read as it is written, because the digest and the
+    # overrides depend on this. The second time it is read with the overrides and all defaults, as
+    # the training reads it.
     sources = Sources(main_file=str(file))  # notes where each key comes from, for messages
     raw = read_with_base(file, sources)
     overrides = overrides_of(raw, data, steps)

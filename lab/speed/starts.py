@@ -16,8 +16,8 @@ from utils.results import markdown_table as table
 def run_start(args: argparse.Namespace) -> dict[str, Any]:
     """Measure a first start of a training on many clips, and a second one. Prints a table.
 
-    If strace is installed, the table also says how often a start asks the file system, for each
-    file of the set, and how many seconds longer it takes on a slow file system.
+    If strace is installed, the table says two more things: how often a start asks the file system
+    for each file of the set, and how many seconds longer a start takes on a slow file system.
     """
     # A start on two clips costs little more than the imports. Two of its figures are subtracted
     # below: its calls, and its seconds on a slow file system. What is left belongs to the files of
