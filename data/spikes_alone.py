@@ -44,8 +44,8 @@ class LongExposures(UserFrames):
     The brightness follows from the rate, the spikes per plane at full light. If the rate is
     unknown, the brightest pixels of the first frame are white.
 
-    `user_clip` gets the object where other clips have a `FrameSource` (data/clips/user_frames.py),
-    which is a `UserFrames` too.
+    `user_clip` gets this object in place of the `FrameSource` of other clips. Both are `UserFrames`
+    (data/clips/user_frames.py).
     """
 
     def __init__(self, path: Path, clip: str, source: DatSpikes) -> None:

@@ -20,7 +20,7 @@ errors, e.g. a wall with a regular texture. A finding that is lost is noticed by
     test_windows_that_are_too_narrow_for_the_spikes_are_a_warning
 
 Free to add: a comparison. Then raise FORMAT in data/clips/kept.py, because the results that are
-already stored lack it. Free to change: a threshold, if it is measured anew.
+already stored lack the new comparison. Free to change: a threshold, if it is measured anew.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_two_cameras.py
 """

@@ -1,7 +1,7 @@
 """Look up, read or make many files at once, in threads.
 
-A network file system answers each call slowly, but answers many calls at the same time. Pictures
-are computed faster too, because OpenCV and NumPy let other threads work meanwhile.
+A network file system answers each call slowly, but answers many calls at the same time. Computing
+pictures is faster in threads, too, because OpenCV and NumPy let other threads work meanwhile.
 
 What must stay: the results come in the order of the items, and an error of an item reaches the
 caller. All checks of data rely on the order and on the error. E.g.

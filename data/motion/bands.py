@@ -61,10 +61,10 @@ OVERLAP = 128
 # lower band. With a larger value, fewer rows near a border are left out, so a slower motion may
 # leave a trace. With a smaller value, a difference between the two bands is easier to see.
 FADE = 64
-# A band may always have this number of rows, even if it is so wide that it has more than
-# MOST_PIXELS pixels then (more than 2^20 / 384 = 2730 columns). The reason: with 4096 columns, a
-# band of 2^20 pixels would have 256 rows. An inner band shares 2 * 128 = 256 rows with its
-# neighbours, so it would have no row of its own. With three overlaps it has at least 128.
+# A band may always have this number of rows, 384. If the frame has more than 2^20 / 384 = 2730
+# columns, the band then has more than MOST_PIXELS pixels. The reason: with 4096 columns, a band of
+# 2^20 pixels would have 256 rows. An inner band shares 2 * 128 = 256 rows with its neighbours, so
+# it would have no row of its own. A band of three overlaps has at least 128 rows of its own.
 LEAST_ROWS = 3 * OVERLAP
 
 

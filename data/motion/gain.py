@@ -54,11 +54,12 @@ class ExposureLight(NamedTuple):
     def level(self, is_good: np.ndarray | None = None) -> float:
         """Return the level of the frame: its spikes per plane over its light.
 
-        Pixels at full light do not count, because the RGB camera clips there: a lamp that comes
-        into view would look like another exposure. If all pixels are at full light, all count.
+        Pixels at full light do not count, because the RGB camera clips there. Otherwise a lamp that
+        comes into view would look like another exposure. If all pixels are at full light, all
+        pixels count.
 
-        is_good: (h, w) bool, the pixels that may count. All may count if it is None, or if no pixel
-        is good.
+        is_good: (h, w) bool, the pixels that may count. If it is None, or if no pixel is good, all
+        pixels may count.
         """
         is_usable = np.ones(self.frame_light.shape, bool)
         if is_good is not None and is_good.any():

@@ -127,8 +127,8 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     # rounding, which `maximum` mends.
     of_windows = np.maximum(windows.light / divisors, 0)  # (K, h, w)
 
-    # The mean over the recorded windows of the exposure. If the sharp instant lies at the edge of
-    # what was recorded, there may be no such window: then all windows count.
+    # The mean over the recorded windows of the exposure. If the sharp instant lies at the first or
+    # the last recorded plane, the exposure may have no recorded window. Then all windows count.
     is_used = np.zeros(len(of_windows), bool)
     is_used[inside] = windows.are_recorded[inside]
     if not is_used.any():

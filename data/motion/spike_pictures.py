@@ -122,10 +122,11 @@ LIGHT_SIGMA = 1.5
 
 
 def _most_spikes(short_rates: np.ndarray, planes: int) -> np.ndarray:
-    """Return how many spikes each pixel would have if it were always as bright as when brightest.
+    """Return how many spikes an exposure would have in each pixel at its brightest light, (h, w).
 
-    (h, w). The light is measured around a pixel, in each of the K pictures, and the most light
-    counts. E.g. if a star comes by, the pixel has the shortest window in all pictures.
+    The light around a pixel is measured in each of the K pictures, and the brightest light counts
+    for the whole exposure. E.g. if a star comes by, the pixel has the shortest window in all
+    pictures.
 
     short_rates: (K, h, w), spikes per plane around each time.
     planes: number of planes of the exposure.

@@ -71,8 +71,9 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     change = _changes_in_time(light, count, scene, parabola_fit)  # (B, 4, h, w)
     g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 
-    # The normal equations consist of sums of products over the 5 x 5 pixels. Means serve as well,
-    # because a common factor cancels in x and y. (ADDED_TO_SQUARED_GRADIENT is meant for means.)
+    # The normal equations consist of sums of products over the 5 x 5 pixels. Means are used in
+    # place of sums: the common factor 1/25 cancels in x and y. (ADDED_TO_SQUARED_GRADIENT is added
+    # to means.)
     # The first three products have 1 channel each. The last two have 4 channels each, one for each
     # change.
     products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)

@@ -80,9 +80,9 @@ class Linearised:
 
         They are computed as if the slope were the same at all pixels that an equation adds up.
         """
-        # The row sums of a matrix are its product with a picture of ones. B takes means, so B 1 = 1,
-        # and the row sums of B^T w_b^2 B are B^T w_b^2. In the same way, S takes means, and the row
-        # sums of S^T w_s^2 S are S^T w_s^2.
+        # The row sums of a matrix are its product with a picture of ones. B takes means, so B 1 is
+        # 1, and the row sums of B^T w_b^2 B are B^T w_b^2. In the same way, S takes means, and the
+        # row sums of S^T w_s^2 S are S^T w_s^2.
         sums_x = self._sums_x
         sums_l = self._cameras.adjoint_of_spikes(self._w_s**2)
         # The luma has a weight for each colour. The weight is squared, because it is a factor of S

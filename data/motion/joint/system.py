@@ -7,7 +7,8 @@ motion:
     S l = y    spike equations, one per interval between two spikes of a pixel, weights w_s
 
     x = z^2.2    light of z
-    l            what the spike camera integrates: luma of x, or luma of z if it sees display values
+    l            what the spike camera integrates: luma of x, the light, or luma of z, the display
+                 values
 
 A residual r is the right side minus the left side: b - B x, or y - S l. A weight w is 1 / (expected
 error). So w r is a residual in multiples of its expected error, about 1 if all is well.
