@@ -62,9 +62,9 @@ def printable(text: str) -> str:
     return CONTROLS.sub(_written_out, text)
 
 
-def _written_out(found: re.Match[str]) -> str:
+def _written_out(match: re.Match[str]) -> str:
     """Return a character as an escape, e.g. the character ESC as the four characters \\x1b."""
-    return found[0].encode("unicode_escape").decode()
+    return match[0].encode("unicode_escape").decode()
 
 
 # `SpikeVRTError.__str__` prints the advice after the 12 characters "  do        ". So whoever

@@ -82,7 +82,8 @@ def read_plain(path: str | Path, count: int = -1) -> bytes:
         os.close(descriptor)
 
 
-# Bytes of one read. A limit keeps a wrong size of a file from asking for all memory at once.
+# Bytes of one read. os.read takes memory for all bytes that it is asked for. Without this limit, a
+# file that states a wrong size could make it ask for all memory at once.
 READ_AT_ONCE = 2**24
 
 

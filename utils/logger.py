@@ -34,7 +34,7 @@ LOG_NAME = "log/train.log"
 WARNINGS_NAME = "log/warnings.jsonl"
 TIME = "%Y-%m-%d %H:%M:%S"  # e.g. 2025-11-06 10:00:00
 
-# What could not be written at the last attempt. So each failure is reported once.
+# What could not be written at the last attempt. These failures have been reported already.
 _unwritten: set[str] = set()
 
 
@@ -78,8 +78,8 @@ class _ReportsOnceHandler(logging.Handler):
             super().handleError(record)
         elif not self.has_failed:
             self.has_failed = True
-            # Straight to stderr (2), because sys.stderr may be what fails. If this fails as well,
-            # there is nowhere left to report it.
+            # Write straight to stderr (file 2), because sys.stderr itself may have failed. If this
+            # write fails, too, there is nowhere left to report the error.
             text = f"cannot write the log ({self.name}: {error}); the run goes on without it\n"
             with suppress(OSError):
                 os.write(2, text.encode())

@@ -36,9 +36,9 @@ class MemberNames(NamedTuple):
 def count_of_members(env: Env, name: str, faults: list[str], is_required: bool = True) -> int:
     """Return the variable `name`, which is the number of ranks or nodes.
 
-    A missing variable means 1. But RANK together with MASTER_ADDR shows that other ranks exist. A
-    missing variable is then a fault, if is_required is True. A fault is appended to `faults`, and
-    1 is returned.
+    A missing variable means 1, with one exception: RANK together with MASTER_ADDR shows that other
+    ranks exist. In this case a missing variable is a fault, unless is_required is False. A fault is
+    appended to `faults`, and 1 is returned.
     """
     has_others = env.get("RANK") and env.get("MASTER_ADDR")
     default = None if is_required and has_others else 1
@@ -118,10 +118,9 @@ def number_in(
 
 
 def seconds_in(env: Env, name: str, default: float) -> float:
-    """Return a variable as seconds. Raises DistError if it is not a number from 0 to a million.
+    """Return a variable as seconds. Raises DistError if it is not above 0 and below a million.
 
-    0 and a million are wrong too. A million seconds are 11 days, so a larger number is taken for a
-    mistake, e.g. for milliseconds.
+    A million seconds are 11 days. A larger number is taken for a mistake, e.g. for milliseconds.
 
     default: returned if the variable is missing or empty.
     """

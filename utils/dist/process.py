@@ -117,8 +117,8 @@ def open_closed_streams() -> None:
 
 
 # The numbers of the system calls write and writev: 1 and 20 on x86-64, 64 and 66 on most other
-# processors (linux/unistd.h). `main_thread_writes` finds them in /proc/.../syscall if the main
-# thread waits in a write, e.g. to a paused terminal. The numbers are texts, as in that file.
+# processors (linux/unistd.h). If the main thread waits in a write, e.g. to a paused terminal, the
+# file /proc/.../syscall has one of these numbers, as a text. `main_thread_writes` reads the file.
 WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 
 

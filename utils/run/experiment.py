@@ -181,7 +181,8 @@ class Experiment:
                 titles = json.dumps(list(panels_of_clip)).encode()
                 write_whole(self.folder / "images" / report.PANELS_NAME, titles)
             self.to_writers("image", f"val/{clip}", strip, progress.step)
-        # The scalars come last: the history then writes the report, which shows the pictures
+        # The scalars must come after the pictures: when the history gets the scalars, it writes the
+        # report, which shows the pictures
         # (test_the_page_of_a_run_shows_each_clip_and_the_command).
         self.to_writers("scalars", scalars, progress.step)
 

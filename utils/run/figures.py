@@ -19,8 +19,8 @@ import numpy as np
 
 from utils.run.history import History
 
-# Margins of the figure of one run, in parts of its width and height. The figure is written after
-# each validation. If matplotlib computed its margins, the figure would take twice as long.
+# Margins of the figure of one run, as shares of its width and height. They are fixed, because the
+# figure is written after each validation, and takes twice as long if matplotlib computes margins.
 MARGINS = {
     "left": 0.07,
     "bottom": 0.075,

@@ -73,9 +73,9 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
     """
     total = math.inf if train.total_iter is None else train.total_iter
     if train.epochs is not None:
-        # Count from the present position, because earlier epochs may have had another length.
-        epochs_left = train.epochs - progress.epoch  # including the current epoch
-        # `batch` steps of the current epoch are done.
+        # Count from the present position, because earlier epochs may have had another length. The
+        # current epoch counts as left, so take off its `batch` steps that are done.
+        epochs_left = train.epochs - progress.epoch
         steps_left = epochs_left * steps_per_epoch - progress.batch
         total = min(total, progress.step + steps_left)
     return int(total)

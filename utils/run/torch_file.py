@@ -30,13 +30,15 @@ from typing import Any
 
 import torch
 
-# An old file, of torch before 1.6, begins with this many pickles: a magic number, the version of
-# the format, facts about the machine, the object itself, and the names of the tensors' memory.
+# Number of pickles at the beginning of an old file, of torch before 1.6: a magic number, the
+# version of the format, facts about the machine, the object itself, and the names of the tensors'
+# memory.
 OLD_PICKLES = 5
 # Greatest depth of dicts and lists within each other, e.g. 2 for {"a": [1]}. A checkpoint has a
 # depth below ten. A program that follows the lists by recursion fails at a depth of about 1000.
 DEEPEST = 100
-# Number of bytes that are read at once, 1 MiB: little memory, and few calls.
+# Number of bytes that are read at once, 1 MiB. A larger number takes more memory, and a smaller one
+# more calls.
 CHUNK_BYTES = 2**20
 
 
