@@ -87,17 +87,18 @@ class GatedMlp(nn.Module):
         if runs_in_chunks(self.kernels):
             return self._in_chunks(x, w)
 
-        # Compute all tokens at once, with gradients by autograd.
-        def compute(u: Tensor) -> Tensor:
-            return self.fc2(geglu(u, w))
-
-        return recompute_in_backward(compute, x, weights=w.values(), when=self.checkpoint)
+        # Compute all tokens at once, with gradients by autograd. The function is a lambda, because
+        # torch 2.8's compiler stops at the annotations of an inner function.
+        return recompute_in_backward(
+            lambda u: self.fc2(geglu(u, w)), x, weights=w.values(), when=self.checkpoint
+        )
 
     def _in_chunks(self, x: Tensor, w: Weights) -> Tensor:
         """Compute the MLP chunk by chunk: (..., inputs) -> (..., outputs). w: the weights by name.
 
-        The MLP computes each token separately, so a chunk is any slice of consecutive tokens. It
-        reads the tokens `rows`, and writes the tokens `results`. Here both are the same slice.
+        The MLP computes each token separately, so a chunk is any slice of consecutive tokens. For a
+        chunk, the tokens `rows` are read, and the tokens `results` are written. Here both are the
+        same slice.
         """
         tokens = x.to(compute_dtype(x)).flatten(0, -2)  # (tokens, inputs)
         tokens_at_a_time = most_tokens(tokens)
@@ -106,8 +107,8 @@ class GatedMlp(nn.Module):
             slice_of_tokens = slice(first, first + tokens_at_a_time)
             chunks.append(Chunk(rows=slice_of_tokens, results=slice_of_tokens))
         work = Work(_hidden_of_mlp, chunks, names=tuple(w))
-        # `InChunks` computes the chunks of each sample. These chunks go through the tokens of all
-        # samples, so all tokens are one sample for it.
+        # `InChunks` takes (samples, tokens, channels), and computes all chunks of each sample. Here
+        # the chunks go through the tokens of all samples, so give it all tokens as one sample.
         as_one_sample = tokens[None]  # (1, tokens, inputs)
         # No autocast, because `tokens` already has the dtype of autocast.
         with torch.autocast(x.device.type, enabled=False):

@@ -29,9 +29,11 @@ def relative_position_index(window: Triple) -> Tensor:
     The table has one row for each offset (time, height, width) between two tokens. Along an axis of
     n tokens the offsets are 1 - n ... n - 1. In the table the offsets are counted from 0: n - 1 is
     added to them. From a row to the next row the offset in width changes first, then height, then
-    time. This order is part of the published weights. E.g. a window of 6 x 8 x 8: a
-    token and itself have the offset (0, 0, 0), which is (5, 7, 7) counted from 0. There are 15
-    offsets along height and width, so the row is (5 * 15 + 7) * 15 + 7 = 1237.
+    time. This order is part of the published weights.
+
+    E.g. a window of 6 x 8 x 8: a token and itself have the offset (0, 0, 0), which is (5, 7, 7)
+    counted from 0. There are 15 offsets along height and width, so the row is
+    (5 * 15 + 7) * 15 + 7 = 1237.
 
     The tensor is cached and shared by all networks of the process: do not modify it.
     """

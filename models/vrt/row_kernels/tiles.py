@@ -22,9 +22,9 @@ import triton.language
 # checker must not check them: Any.
 tl: Any = triton.language
 jit: Any = triton.jit
-# Numbers in a tile. A larger tile would not fit into the registers of a program. Smaller tiles are
-# more tiles, so more programs would have to start. Another number changes the last bits of the
-# gradients of weights and biases.
+# Numbers in a tile. A larger tile would not fit into the registers of a program. With smaller tiles
+# there are more tiles, so more programs would have to start. Another number changes the last bits
+# of the gradients of weights and biases.
 ELEMENTS = 4096
 
 
