@@ -121,7 +121,7 @@ def _counts(window: np.ndarray) -> np.ndarray:
 
 @representation("voxel", proportional=True, accepts_half_planes=True)
 def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
-    """Disjoint bins of equal length, symmetric about the centre c.
+    """Disjoint bins of equal length, symmetric about c, the center.
 
     s is the stream, B = num_bins. The bins divide the largest range of planes that is symmetric
     about c. It has n = 2 min(c, T - 1 - c) + 1 planes, of which p is the first. Then

@@ -47,7 +47,7 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
     """Return how much later than `center` the middle of all windows is, in half planes: 0 or -1.
 
-    E.g. two windows with a spacing of 5 around plane 50 have the centres 47.5 and 52.5, rounded
+    E.g. two windows with a spacing of 5 around plane 50 have the middles 47.5 and 52.5, rounded
     down to 47 and 52. The middle of the two is 49.5, half a plane earlier than plane 50. This
     happens if the number of windows is even and the spacing is odd.
     """
@@ -82,16 +82,16 @@ def encoding25(
     pad: Literal["strict", "edge", "zero"] = "strict",
 ) -> np.ndarray:
     """Windows of 25 planes, as spike optical flow (SCFlow) takes them. The channels
-    25 i ... 25 i + 24 are the planes m - 12 ... m + 12 around the centre m of window i. Values are
+    25 i ... 25 i + 24 are the planes m - 12 ... m + 12 around the middle m of window i. Values are
     0 and 1.
 
-    spacing: number of planes from one centre to the next. The centres lie evenly around center.
+    spacing: number of planes from one middle to the next. The middles lie evenly around center.
     null: the windows are spread over the file, as in S-VRT. pad: planes outside of the stream.
     "strict" is an error, "edge" repeats the outermost plane, "zero" is empty.
 
     With spacing, m = center + (i - (num_windows - 1) / 2) spacing, rounded down. The windows are at
     the same distance in every clip, as in the training of the flow weights.
-    Without spacing, a single window has m = center. The centres of several windows are
+    Without spacing, a single window has m = center. The middles of several windows are
     linspace(12, T - 13, num_windows) in a file of T planes, rounded to planes symmetrically about
     the middle of the file.
     """
@@ -123,7 +123,7 @@ def encoding25(
 def _spaced_middles(num_windows: int, center: int, spacing: int) -> list[int]:
     """Return center + (i - (num_windows - 1) / 2) spacing, rounded down, for each window i.
 
-    E.g. two windows with a spacing of 5 around plane 50 have the centres 47 and 52.
+    E.g. two windows with a spacing of 5 around plane 50 have the middles 47 and 52.
     """
     middles = []
     for i in range(num_windows):
@@ -135,12 +135,12 @@ def _spaced_middles(num_windows: int, center: int, spacing: int) -> list[int]:
 
 
 def _spread_middles(num_windows: int, planes: int) -> list[int]:
-    """Return the centres of windows of 25 planes that are spread over a file.
+    """Return the middles of windows of 25 planes that are spread over a file.
 
-    The centres must be symmetric: if m is a centre, planes - 1 - m is a centre, too. If each centre
+    The middles must be symmetric: if m is a middle, planes - 1 - m is a middle, too. If each middle
     were rounded separately, they might not be symmetric. So only the first half is rounded, and the
-    second half mirrors it. An odd number of windows has one more centre at planes // 2. E.g. 3
-    windows in 56 planes have the centres 12, 28 and 43.
+    second half mirrors it. An odd number of windows has one more middle at planes // 2. E.g. 3
+    windows in 56 planes have the middles 12, 28 and 43.
     """
     # The first window has the planes 0 ... 24, and the last window has the last 25 planes.
     spread = np.linspace(12, planes - 13, num_windows)

@@ -66,8 +66,9 @@ class Representation:
     is_centered: Callable[..., bool] = _always
     # How time is reversed. True: the channels are put in reverse order. False: the function gets
     # the reversed stream. True is needed for windows that are spread over the stream, because their
-    # centres are rounded down. E.g. of 16 planes, the time 7.5 becomes plane 7, in the stream and
-    # in the reversed stream. But plane 7 of the reversed stream is plane 8 of the stream.
+    # middles are rounded. E.g. the second of 3 windows in 56 planes has its middle at plane 28, in
+    # the stream and in the reversed stream. But plane 28 of the reversed stream is plane 27 of the
+    # stream.
     reverses_channels: Callable[..., bool] = _never
 
     def ignored(self, **options: Any) -> set[str]:

@@ -101,7 +101,7 @@ def _channels_in_reverse(
     """Return the channels of the reversed stream around the same time.
 
     There are two ways. Most functions get the reversed stream. But if a function spreads windows
-    over the stream and rounds their centres, the windows would lie elsewhere in the reversed
+    over the stream and rounds their middles, the windows would lie elsewhere in the reversed
     stream. So such a function gets the stream as it is, and its channels are put in reverse order
     (`Representation.reverses_channels`).
 
