@@ -182,7 +182,7 @@ def chosen_scalars(
 ) -> dict[str, history.History]:
     """Return the histories with only the scalars whose names begin with one of the prefixes.
 
-    Raises DataError if no run has such a scalar.
+    Raises DataError if no run has a scalar with such a name.
     """
     chosen: dict[str, history.History] = {}
     names_of_all = set()

@@ -1,11 +1,13 @@
 """Exchange values between all ranks: wait for one another, gather, send from one rank, average.
 
 Every function is collective: every rank calls it, and all ranks make the same calls in the same
-order. A rank that leaves a call out lets the others wait for it, until the watchdog ends the run.
-In a single process each function returns at once: its own object, or a list of this one object.
+order. If a rank leaves a call out, the other ranks wait for it, until the watchdog ends the run. In
+a single process each function returns at once. The result is its own object, or a list with only
+this object.
 
-Objects travel as bytes (utils/dist/message.py): first the size, so that the receiver can make a
-tensor for them, then the bytes. A size is checked before memory is asked for.
+Objects travel as bytes (utils/dist/message.py). A rank sends their number first, so that the
+receiver can make a tensor for them, and then the bytes. The receiver checks the number before it
+asks for memory.
 
 Each function tells the watchdog the name of its collective: `watchdog.collective("barrier")`. The
 watchdog counts the collectives that a rank has entered. If the run hangs, the ranks wait for the

@@ -229,8 +229,9 @@ class Health:
         losses = [validation.loss for validation in newest]
         always_falls = all(later < earlier for earlier, later in pairwise(psnrs))
         fall_db = psnrs[0] - psnrs[-1]
-        is_loss_higher = losses[-1] >= losses[0]
-        if not always_falls or fall_db < LEAST_FALL_DB or is_loss_higher:
+        # A loss that has not fallen, either, is no sign of overfitting.
+        has_loss_stayed = losses[-1] >= losses[0]
+        if not always_falls or fall_db < LEAST_FALL_DB or has_loss_stayed:
             return
         self._warn(
             "overfitting",
