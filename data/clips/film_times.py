@@ -217,8 +217,9 @@ def _number_of_missing(
     has_proof = lost_packets > 0 or not has_pauses
     if not is_long or not has_proof:
         return 0
-    # Some packets may be missing in the file, too. So the number also follows from the distance:
-    # with a distance of 3 steps, two frames are missing.
+    # Some packets may be missing in the file itself. So the number of missing frames is also taken
+    # from the distance: with a distance of 3 steps, two frames are missing. The larger of both
+    # numbers counts.
     missing_by_distance = round(distance / step) - 1
     return max(missing_by_distance, lost_packets)
 

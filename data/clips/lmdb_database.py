@@ -103,8 +103,9 @@ def _open_lmdb(root: str) -> Any:
         ) from e
     try:
         # Without a lock, nothing is written into the folder, which may be read-only. Without
-        # readahead, the system reads only the pages of a sample. `meminit` matters only for
-        # writing. data/clips/lmdb_sizes.py opens an LMDB with the same settings.
+        # readahead, the system reads only the pages (blocks of the file, usually of 4096 bytes)
+        # that a sample needs. `meminit` matters only for writing. data/clips/lmdb_sizes.py opens an
+        # LMDB with the same settings.
         return lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
     except lmdb.Error as e:
         raise DataError(
@@ -119,8 +120,8 @@ def _refuse_short_lmdb(root: str, environment: Any) -> None:
     """Close and refuse an LMDB if its file has fewer bytes than its first pages say.
 
     LMDB maps the file into memory. A read beyond the end of the file would kill the process
-    (SIGBUS). A page is a block of the file, usually of 4096 bytes. Opening an LMDB reads only its
-    first two pages, so it does not notice a short file.
+    (SIGBUS). Opening an LMDB reads only its first two pages (blocks of the file), so it does not
+    notice a short file.
 
     environment: the opened LMDB, an object of the package lmdb.
     """

@@ -191,9 +191,10 @@ class ClipTable(Clips):
     def first_of_each_form(self) -> list[int]:
         """Return the number of the first clip of each form, in the order of the clips.
 
-        Clips have one form if their sizes, their numbers of sharp instants and their spike settings
-        are equal. Whoever checks another property with `one_of_each_form` (clip_lists.py) must add
-        the property here. Otherwise a clip that differs only in it would not be checked.
+        Clips have the same form if their sizes, their numbers of sharp instants and their spike
+        settings are equal. Whoever checks another property with `one_of_each_form` (clip_lists.py)
+        must add the property here. Otherwise a clip that differs only in this property would not be
+        checked.
         """
         # Each property is an array with a number for each clip. `sizes` has four of them: height
         # and width of lq, height and width of gt.

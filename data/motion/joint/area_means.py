@@ -70,15 +70,18 @@ class AreaMeans:
         column = plane_width // 2
         middle = middles[row, column]
         points_of_middle_pixel = points[row, :, column]  # (down, across, 2)
-        # By how much the places lie to the right of and below RGB pixels, x and y in [0, 1).
+        # By how much the places lie to the right of RGB pixels and below them, x and y in [0, 1).
+        # E.g. 0.5 and 0.5 if a spike pixel covers 2 x 2 RGB pixels.
         shift = middle % 1
         shift[shift > 1 - SAME_PLACE] = 0
-        # The first place has its x and y at shift - 1, so that no RGB pixel lies outside the grid.
+        # The first place has the x and y of shift - 1, e.g. -0.5, so that no RGB pixel lies outside
+        # the grid. `middles` counts from the first place.
         self.middles = torch.from_numpy(middles - shift + 1).to(device)
 
-        # A mean is the sum over these RGB pixels: steps from the pixel above and to the left of the
-        # place, with their weights. E.g. with aligned cameras and 2 x 2 RGB pixels in a spike
-        # pixel, the steps (y, x) are (0, 0), (0, 1), (1, 0) and (1, 1), with the weight 1/4 each.
+        # A mean is a weighted sum of RGB pixels. `_parts` has these RGB pixels, as steps (y, x)
+        # from the RGB pixel above and to the left of the place, and their weights. E.g. with
+        # aligned cameras and 2 x 2 RGB pixels in a spike pixel, the steps are (0, 0), (0, 1),
+        # (1, 0) and (1, 1), with the weight 1/4 each.
         from_place = (points_of_middle_pixel - middle).reshape(-1, 2)  # (down across, 2)
         self._parts = _parts_of(shift + from_place)
         # The number of rows and columns by which the frame is extended on each side.
@@ -111,9 +114,9 @@ class AreaMeans:
         l = rows[None, :, border : border + width].contiguous()  # noqa: E741
         if self._kernel is None:
             return l
-        # L^T by autograd: the gradient of a linear map is its adjoint, and it is the same at all
-        # inputs, e.g. at zeros. Gradients are switched on here, because callers may run under
-        # no_grad.
+        # L^T by autograd: the gradient of a linear map is its adjoint. The gradient is the same at
+        # all inputs, so it is taken at zeros. Gradients are switched on here, because callers may
+        # run under no_grad.
         with torch.enable_grad():
             zeros = torch.zeros_like(l).requires_grad_()
             [blurred_zeros] = blur(zeros[None], self._kernel)
@@ -123,9 +126,9 @@ class AreaMeans:
     def _part(self, extended: Tensor, y: int, x: int) -> Tensor:
         """Return one pixel of the extended frame for each place.
 
-        It is y rows below, and x columns to the right of, the pixel above and to the left of the
-        place. For the first place, this is the RGB pixel (-1, -1).
-        Returns a view (H + 1, W + 1), so whoever changes it changes `extended`.
+        Begin at the pixel above and to the left of the place, and go y rows down and x columns to
+        the right. For the first place, this begins at the RGB pixel (-1, -1).
+        Returns a view (H + 1, W + 1), so whoever changes the result changes `extended`.
         """
         rows, columns = self.size
         first_row = self._border - 1 + y
