@@ -1,6 +1,6 @@
 """The generators of all random numbers. Each purpose has a stream of its own.
 
-So no draw depends on draws for another purpose, and a new purpose changes no old numbers.
+A draw for one purpose takes no number from another stream. So a new purpose changes no old numbers.
 
 What must stay: every number that these functions give. They decide the samples of a run and the
 spikes of a data set, so a change would make resumed runs and made data differ
@@ -15,8 +15,8 @@ import numpy as np
 def random_stream(purpose: str, *key: int) -> np.random.Generator:
     """Return the generator of one purpose, e.g. ("camera", seed, epoch, index).
 
-    It gives the same numbers on every machine. A list of numbers as the seed of NumPy would not do,
-    because NumPy pads it with zeros: [0, 5, 7] and [0, 5, 7, 0] are one stream.
+    It gives the same numbers on every machine. NumPy could also take a list of numbers as its seed.
+    But NumPy pads a list with zeros, so [0, 5, 7] and [0, 5, 7, 0] would be one stream.
     """
     return np.random.default_rng(mix_seed(purpose, *key))
 

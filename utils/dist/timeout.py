@@ -1,8 +1,9 @@
 """Fit the limits of the watchdog to the time-out of the process group.
 
-Both end a run that hangs. The watchdog also names the rank that stands still, and where; the
-process group cannot. So the watchdog must come first: each of its limits has to be shorter than the
-time-out. But a user may set the time-out by NCCL_TIMEOUT, in seconds, and this value counts.
+The watchdog and the process group both end a run that hangs. Only the watchdog can name the rank
+that stands still, and where. So the watchdog must come first: each of its limits has to be shorter
+than the time-out. But if a user sets NCCL_TIMEOUT, in seconds, this value is the time-out, and it
+may be shorter than a limit.
 
 Tests: tests/faults/test_startup.py, the tests with "time_out_of_collectives" in their names.
 """
