@@ -12,7 +12,7 @@
     timing.py                   first, count and exposure, which say which planes a frame has
     representation_section.py   the options of the representation
     calibrated_grid.py          where the spike pixels lie on a frame, with a calibration
-    scaled_grid.py              the same without a calibration
+    scaled_grid.py              where the spike pixels lie on a frame, without a calibration
 
 Words: a plane is one read-out of the spike camera. The rate is the number of spikes per plane at
 full light. Channels (S, H, W) are what a network sees of the planes of a frame.
@@ -204,7 +204,7 @@ class DatSpikes:
             self._calibrate(calibration_of_file.calibration, calibration_of_file.path)
 
         # Refuse keys without effect. Key -> whether the section sets it to another value than its
-        # default. The defaults are those of the arguments of `__init__`, so change both together.
+        # default. If you change a default of an argument of `__init__`, change it here, too.
         is_set = {
             "rate": rate is not None,
             "light": light is not None,

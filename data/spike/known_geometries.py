@@ -1,4 +1,4 @@
-"""List the sizes of the planes of published data. An error names those that fit the size of a file.
+"""List the sizes of the planes of published data. An error names the sizes that fit a file.
 
 The list does not change how a file is read. So a geometry may be added.
 

@@ -190,7 +190,7 @@ def _compared_pixels(
         * overexposed in the frame, so that the frame does not show their light
         * at the edge of the plane, where the blur repeats pixels, too
 
-    No test guards the first two: test_registration_fit.py passes with a margin of 0, and with
+    No test guards the first two kinds: test_registration_fit.py passes with a margin of 0, and with
     overexposed pixels. So after a change, measure with lab/calibration_trials.py whether the fits
     are as exact as before.
 

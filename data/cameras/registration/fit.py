@@ -73,7 +73,7 @@ def fit(
     fit only shift, scale and turn. None: the matrix is fixed, and its error is infinite.
     most_offset: largest offset that is searched, in planes.
     """
-    # Large planes are binned, and their frames as well: factor x factor pixels become one. The
+    # Large planes are binned, and their frames, too: factor x factor pixels become one. The
     # factor is 1 for planes of up to MOST_PIXELS pixels.
     height, width = views[0].stream.shape[1:]
     factor = int(np.ceil(np.sqrt(height * width / MOST_PIXELS)))

@@ -48,7 +48,7 @@ def best_estimate(
     """Run all rounds, and return the best of three estimates.
 
         found                the estimate after all rounds
-        at_nominal_offset    the same, but all rounds keep the offset at its nominal value
+        at_nominal_offset    the estimate after rounds that keep the offset at its nominal value
         at_start             the start, without any round. Its errors are infinite, so none of its
                              values is applied to the clip
 
