@@ -161,7 +161,8 @@ class SpoiltWeightsError(CheckpointError):
 def _refuse_integers(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
     """Raise SpoiltWeightsError if a parameter is an integer, e.g. after a quantization.
 
-    torch would load it without a warning, but its scale is missing or its decimals are lost.
+    torch would load the integers without a warning. But the scale of quantized weights is missing,
+    or the decimals of rounded weights are lost.
     """
     for name, _ in net.named_parameters():
         if name in weights and not weights[name].is_floating_point():
@@ -177,8 +178,9 @@ def _refuse_integers(net: nn.Module, weights: dict[str, Tensor], where: str) -> 
 def _refuse_nan(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
     """Raise SpoiltWeightsError if a parameter is NaN, e.g. in weights of a training that diverged.
 
-    A network with such weights restores NaN, and a training skips each step and blames the samples.
-    Buffers are not checked, because NaN may have a meaning there.
+    A network with such weights restores NaN. A training skips each step, and its warnings name the
+    samples of the step, which are not the cause. Buffers are not checked, because NaN may have a
+    meaning there.
     """
     spoilt = []
     for name, _ in net.named_parameters():

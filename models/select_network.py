@@ -55,7 +55,8 @@ def define_G(
         section: Any = opt.netG
         default_channels = opt.spike_channels
     else:
-        section = opt.get("netG")
+        netG: Any = opt.get("netG")  # Any: for the type checker, `get` may return None
+        section = netG
         default_channels = 0
     if spike_channels is None:
         spike_channels = default_channels

@@ -97,10 +97,10 @@ def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> s
 
 
 def _checkpointing_everywhere(netG: Section) -> str:
-    """Return the options with which backward recomputes every branch, or "" if it does so already.
+    """Return the options with which backward recomputes every branch, or "" if they are set.
 
     The results stay the same, but a step takes more time. A branch is the attention or the MLP of a
-    block of VRT. The options of another network lack these keys.
+    block of VRT. The options of another network lack these keys, so the result is "" for them.
     """
     keys = []
     for key in ("use_checkpoint_attn", "use_checkpoint_ffn"):
