@@ -30,8 +30,9 @@ def spikes_of(
 ) -> tuple[spike_source.DatSpikes, dict[str, spike_source.DatSpikes]]:
     """Return the spike settings of most clips in `folder`, and {clip: its own settings}.
 
-    The settings say how spikes are read. dataset.json says which clips need their own, for instance
-    because of another firing rate.
+    The settings say how spikes are read. dataset.json says which clips need settings of their own,
+    e.g. because of another firing rate.
+
     section: the section `spike` of the options. folder: dataroot_spike.
     """
     # Without h in the options, the size of a plane usually comes from dataset.json in this folder.

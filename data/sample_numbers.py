@@ -15,7 +15,7 @@ serial numbers, and takes them root after root. Without shares, position i of an
 serial number i. With shares, an epoch takes more samples from one root and fewer from another.
 
     SampleNumbers     (epoch, position) -> serial number -> clip and frame
-    frames_to_play    the frames of a sample that begins at this frame
+    frames_to_play    (first frame, interval, number of frames) -> the frames of a sample
 
 What must stay: every result, because a resumed run must see the samples that it would have seen
 without the interruption.
@@ -53,10 +53,11 @@ class SampleNumbers:
         shares: share of each root in an epoch. Only the ratios count. None: an epoch has each
         sample once.
         """
-        # Serial number of the first sample of each clip, and of each root; then the end.
+        # Serial number of the first sample of each clip, and then the number of all samples.
         self.begins = begins_of(sample_counts)  # [0, 3, 8, 12]
+        # The same for each root.
         self.begins_of_roots = self.begins[first_clips]  # [0, 8, 12]
-        # Position in an epoch at which each root begins; then the end.
+        # Position in an epoch at which each root begins, and then the number of all positions.
         self.epoch_begins = self.begins_of_roots
         if shares:
             self.epoch_begins = begins_of(_samples_of_roots(shares, len(self)))  # [0, 6, 12]
@@ -68,9 +69,9 @@ class SampleNumbers:
     def serial_number(self, epoch: int, position: int) -> int:
         """Return the serial number of the sample at a position of an epoch.
 
-        An epoch takes as many samples of a root as the share of the root says. It begins with the
-        sample after the last one of the previous epoch. So over many epochs all samples of a root
-        are used equally often.
+        An epoch takes as many samples of a root as the share of the root says. The next epoch
+        continues with the sample that follows them. So over many epochs all samples of a root are
+        used equally often.
 
         E.g. two roots with the serial numbers 0 ... 2 and 3 ... 7 give 2 and 6 samples to an epoch:
 

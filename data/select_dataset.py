@@ -30,9 +30,9 @@ class DatasetRegistry(Registry):
         """Return a section checked and completed with defaults, as `Registry.resolve` does.
 
         If the keys have an error and the dataset is for the other split, the error names the
-        dataset. If the keys have no error, a dataset for the other split passes here: the program
-        may not read this split, e.g. main_test_vrt.py does not read `datasets.train`. For a split
-        that is read, `build_dataset` refuses it.
+        dataset. If the keys have no error, a dataset for the other split is not refused here,
+        because the program need not read this split. E.g. main_test_vrt.py does not read
+        `datasets.train`. For a split that is read, `build_dataset` refuses the dataset.
         """
         try:
             return super().resolve(section, where)

@@ -1,8 +1,9 @@
 """Say in words what is lost when a picture is read as 8-bit RGB.
 
-A picture of 16 bits is cut to 8 bits. Cameras often use only 10, 12 or 14 of the 16 bits, and such
-a picture becomes dark. A grey picture is used for R, G and B. The words become a warning and change
-no pixel, so they are free to change, together with the tests that compare them.
+A picture of 16 bits is cut to its upper 8 bits. Cameras often use only the lower 10, 12 or 14 of
+the 16 bits, and then the picture becomes dark. The value of a grey picture is used for R, G and B.
+The words become a warning and change no pixel, so they are free to change, together with the tests
+that compare them.
 
 Tests: tests/parts/data/test_pictures.py
 """

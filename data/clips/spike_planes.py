@@ -167,7 +167,7 @@ class SpikePlanes:
         A file of a wrong size is reported and left out. files: the spike file of each frame.
         """
         plane_counts: dict[FileEntry, int] = {}
-        for file in dict.fromkeys(files):  # a file may hold several frames; count it once
+        for file in dict.fromkeys(files):  # each file once: it may be the file of several frames
             try:
                 count = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
                 plane_counts[file] = count
@@ -191,8 +191,9 @@ class SpikePlanes:
         usual_count = most_frequent(plane_counts.values())
         # dataset.json may say how many planes a file has. Otherwise `usual_count` is expected.
         # dataset.json also says how many planes were interpolated between two frames of the video.
-        # E.g. with a plane for each frame and 7 between them, the last file may have 49 planes
-        # instead of 56.
+        # E.g. a file has the planes of 7 frames of the video. Each of these frames is a plane, and
+        # 7 planes are between it and the next frame, so the file has 7 * 8 = 56 planes. There is no
+        # frame after the last frame of the video. So the last file may lack 7 planes: it has 49.
         expected, fewest_in_last = spikes.info.planes_of(self.clip, usual_count)
         for file, count in plane_counts.items():
             is_accepted_last = file is last and fewest_in_last <= count <= expected

@@ -68,9 +68,9 @@ def map_in_threads(
                 jobs.append(pool.submit(results_of, some_items))
 
         try:
-            # There are two jobs for each thread: one in progress, and one that waits. With one job,
-            # a thread would be idle until the next job is given out. With more jobs, more results
-            # would be in memory.
+            # There are two jobs for each thread: one in progress, and one that waits. With one job
+            # for each thread, a thread would be idle until the next job is given out. With more
+            # than two, more results would be in memory.
             for _ in range(2 * threads):
                 add_job()
             while jobs:
@@ -85,7 +85,7 @@ def map_in_threads(
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    # Linux may give a process a part of the cores, e.g. in a job of SLURM.
+    # Linux may give a process only a part of the cores, e.g. in a job of SLURM.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
