@@ -82,7 +82,7 @@ def trial(number: int) -> dict[str, Any]:
     rig = Rig.random(rng)
     # `fit` begins at the matrix of two cameras with the same view, `nominal_matrix`. It knows only
     # one fact of the true rig: whether the spike camera sees linear light or display values.
-    found = fit(recorded_views(rig, rng), nominal_matrix(SPIKE, RGB), rig.light)
+    found = fit(record_views(rig, rng), nominal_matrix(SPIKE, RGB), rig.light)
 
     errors = {
         "px": mean_distance(found.matrix, rig.matrix(SPIKE, RGB)),
@@ -103,7 +103,7 @@ def digest_of(found: FitResult) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def recorded_views(rig: Rig, rng: np.random.Generator) -> list[View]:
+def record_views(rig: Rig, rng: np.random.Generator) -> list[View]:
     """Record a made scene. Returns each frame with the planes of its interval and AROUND it."""
     layers = make_layers(rng, PLANES * FRAMES, SIDE)
     pictures = (render(layers, plane) for plane in range(PLANES * FRAMES))

@@ -8,8 +8,8 @@ things in front of it, each with its own motion. Two simulated spike cameras see
 another light. The data of one step of the training flow in this order, through the modules
 textures, scenes, samples, batches and loss of lab/motion_net/:
 
-    all_textures -> random_scene -> recorded (spikes, blurry frame) -> Sample
-    8 samples -> batch_of -> turned -> MotionNet -> loss_of
+    all_textures -> random_scene -> record_sample (spikes, blurry frame) -> Sample
+    8 samples -> batch_of -> turn_at_random -> MotionNet -> loss_of
 
 The program uses one thread of a CPU. It writes the weights to FILE every 30 seconds and at the end,
 and prints the mean error of the motion. lab/train_motion.py reads FILE, and trains the other parts

@@ -194,9 +194,9 @@ def scores_of(folder: Path) -> Scores:
     shipped = network_of(SHIPPED_WEIGHTS)
     find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
     for reader in readers_of_set(folder, "auto", operator):
-        along_found = restored_along(find_motion, reader, operator)
+        along_found = restore_along(find_motion, reader, operator)
         true_motion = true_motion_of(reader, clip=folder / RGB / "train" / reader.name)
-        along_true = restored_along(true_motion, reader, operator)
+        along_true = restore_along(true_motion, reader, operator)
         # Both calls restore the clip by the operator, too, with equal results.
         scores[OPERATOR_METHOD][reader.name] = along_found[OPERATOR_METHOD]
         scores[FOUND_MOTION][reader.name] = along_found[SHIPPED_METHOD]
@@ -214,7 +214,7 @@ def true_motion_of(reader: DatasetClip, clip: Path) -> TrueMotion:
     return TrueMotion(scene_of(clip), planes, blurry)
 
 
-def restored_along(
+def restore_along(
     find_motion: Finder, reader: DatasetClip, operator: SavedNetwork
 ) -> dict[str, float]:
     """Restore a clip along the motions of a finder.

@@ -1,7 +1,7 @@
 """Make batches of samples: tensors, mirrored and transposed at random.
 
-What must stay: the order of the three draws of `turned`, and that the directions of the shifts are
-turned with the pictures. No test notices a wrong sign.
+What must stay: the order of the three draws of `turn_at_random`, and that the directions of the
+shifts are turned with the pictures. No test notices a wrong sign.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def batch_of(samples: Sequence[Sample]) -> Batch:
     )
 
 
-def turned(batch: Batch, rng: np.random.Generator) -> Batch:
+def turn_at_random(batch: Batch, rng: np.random.Generator) -> Batch:
     """Mirror and transpose a batch at random, with the directions of its shifts.
 
     E.g. after mirroring from left to right, x of each shift has the opposite sign. No test notices

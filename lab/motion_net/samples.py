@@ -39,10 +39,10 @@ def samples_of(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> list
     Returns two samples. Drawing a scene takes time, so each scene is used twice.
     """
     scene = random_scene(rng, textures)
-    return [recorded(rng, scene) for _ in range(2)]
+    return [record_sample(rng, scene) for _ in range(2)]
 
 
-def recorded(rng: np.random.Generator, scene: Scene, rate: float | None = None) -> Sample:
+def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = None) -> Sample:
     """Record a scene by a spike camera and an RGB camera, with their usual flaws.
 
     Everything that a user does not know is drawn: light, lens, noise, exposure, the shift between
@@ -51,7 +51,7 @@ def recorded(rng: np.random.Generator, scene: Scene, rate: float | None = None) 
     rate: `Sensor.rate` of the spike camera. None: it is drawn. lab/vrt_curve.py gives it, to
     compare networks in one light.
     """
-    light, stream = recorded_stream(rng, scene, rate)
+    light, stream = record_stream(rng, scene, rate)
     blurry = blurry_frame(rng, light)
 
     # The windows of the network. EDGES counts from the middle of the exposure, in elevenths of the
@@ -79,7 +79,7 @@ def recorded(rng: np.random.Generator, scene: Scene, rate: float | None = None) 
     )
 
 
-def recorded_stream(
+def record_stream(
     rng: np.random.Generator, scene: Scene, rate: float | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Record a scene by a random spike camera in random light.

@@ -50,7 +50,7 @@ def all_textures(videos: Path) -> list[np.ndarray]:
     for file in photo_files(TRAINING_PHOTOS):
         photo = cv2.imread(str(file), cv2.IMREAD_GRAYSCALE)
         assert photo is not None, file
-        textures += [smaller(photo, PHOTO_SIDE)] * PHOTO_COPIES
+        textures += [shrink(photo, PHOTO_SIDE)] * PHOTO_COPIES
     # The drawings have their own generator, so they are the same in each training, with any --seed.
     # The number 5 is arbitrary. Another number gives other drawings.
     rng = np.random.default_rng(5)
@@ -89,11 +89,11 @@ def frames_of(video: Path) -> list[np.ndarray]:
             break  # some videos have fewer frames than their header says
         if frame_index in chosen:
             grey = cv2.cvtColor(frame, cv2.COLOR_BGR2GRAY)
-            pictures.append(smaller(grey, FRAME_SIDE))
+            pictures.append(shrink(grey, FRAME_SIDE))
     return pictures
 
 
-def smaller(picture: np.ndarray, side: int) -> np.ndarray:
+def shrink(picture: np.ndarray, side: int) -> np.ndarray:
     """Return a picture whose smaller side has at most `side` pixels. It is never enlarged."""
     scale = side / min(picture.shape)
     if scale >= 1:

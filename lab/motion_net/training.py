@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lab.motion_net.batches import Batch, batch_of, turned
+from lab.motion_net.batches import Batch, batch_of, turn_at_random
 from lab.motion_net.loss import LEVEL_WEIGHTS, loss_of
 from lab.motion_net.samples import Sample, samples_of
 from models.fusion.motion_net import MotionNet
@@ -64,7 +64,7 @@ class Pool:
         self.samples = (self.samples + new)[-POOL:]
         old_indices = self.rng.integers(0, len(self.samples), BATCH - len(new))
         old = [self.samples[index] for index in old_indices]
-        return turned(batch_of(new + old), self.rng)
+        return turn_at_random(batch_of(new + old), self.rng)
 
 
 def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) -> None:

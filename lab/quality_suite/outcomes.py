@@ -48,7 +48,8 @@ class Outcome:
         condition: e.g. "rig". metric: e.g. "psnr". kind: "restored", or "input" for the blurry
         frames. seeds: the seeds that count, () for all.
         """
-        runs = self._clips_of_runs(condition, seeds or list(self.runs))
+        chosen_seeds = seeds if seeds else list(self.runs)
+        runs = self._clips_of_runs(condition, chosen_seeds)
         if not runs:
             return {}
         # All these runs have the same clips, because a run is always tested on all clips of a

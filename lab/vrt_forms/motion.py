@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data.cameras.rig_values import NAMED
-from lab.motion_net.batches import Batch, batch_of, turned
+from lab.motion_net.batches import Batch, batch_of, turn_at_random
 from lab.motion_net.loss import loss_of
-from lab.motion_net.samples import Sample, recorded, samples_of
+from lab.motion_net.samples import Sample, record_sample, samples_of
 from lab.motion_net.scenes import random_scene
 from lab.motion_net.textures import all_textures, frames_of
 from lab.motion_net.training import RATE
@@ -77,7 +77,7 @@ class MotionForm(Form):
                 # The same seed in each light, so that the cameras differ only in their rate.
                 flaws = np.random.default_rng((TEST_SEED, scene_index))
                 rate = NAMED[light]["rate"]
-                sample = recorded(flaws, scene, rate)
+                sample = record_sample(flaws, scene, rate)
                 self.tests[light].append(batch_of([sample]))
 
     @classmethod
@@ -90,7 +90,7 @@ class MotionForm(Form):
     def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
         assert isinstance(net, MotionNet)
         indices = rng.integers(0, len(self.samples), MOTION_BATCH)
-        batch = turned(batch_of([self.samples[index] for index in indices]), rng)
+        batch = turn_at_random(batch_of([self.samples[index] for index in indices]), rng)
         found = net(batch.pictures, batch.scenes, MOTION_LEVELS)
         loss, _ = loss_of(found, batch.shifts, net.tau[INSIDE])
         return loss

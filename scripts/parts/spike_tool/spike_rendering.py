@@ -94,8 +94,8 @@ class Rendering:
 
         self.last = self.file.planes - 1
         # An image may show a later time than the time of its plane. The difference is the lag. E.g.
-        # with the lag 1 of tfi, the image of plane 5 shows the time 5.5, between the planes 5 and
-        # 6. Such an image also needs the next plane. So the last plane has no image.
+        # tfi has the lag 1, in half planes: the image of plane 5 shows the time 5.5, between the
+        # planes 5 and 6. Such an image also needs the next plane. So the last plane has no image.
         lag = REPRESENTATIONS[self.name].lag_in_half_planes(**self.options)
         if lag > 0:
             self.last -= 1
