@@ -4,11 +4,11 @@ For each frame of a sample there is a `Pair` of pictures (data/edge_shift.py) on
 frame:
 
     "gt"   the sharp frame, and the spikes around the sharp instant
-    "lq"   the blurry frame, and the mean of all planes of its exposure, which is as blurry
+    "lq"   the blurry frame, and the mean of all planes of its exposure, which is equally blurry
 
 Whole frames are read and no crops, because a crop has less texture. With two cameras, only the
 region that both cameras see is read. A draw (class `Draw`) says what a sample is: the clip, the
-numbers of its frames, and the crop.
+numbers of its frames, and the crop. The crop is replaced by this region.
 
 Tests: tests/parts/scripts/test_show_sample.py, tests/parts/data/test_two_cameras.py
 """

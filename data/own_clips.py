@@ -33,14 +33,14 @@ class OwnClips(NamedTuple):
     """A user's own clips."""
 
     clips: Sequence[ClipReader]
-    frames_note: str  # which of their frames are restored, in words for the report
+    frames_note: str  # which frames of the clips are restored, in words for the report
 
 
 def spikes_for_formula(formula: Reconstruction, spike: str, options: dict[str, Any]) -> Any:
     """Return the spike section of a user's spikes, as a formula reads them.
 
     spike: the file or folder of the spikes.
-    options: the section `spike` that the user wishes. The formula replaces the keys that it needs
+    options: the section `spike`, as the user has given it. The formula decides some of its keys
     itself (`data.formula_spikes.SET_BY_METHOD`).
     """
     section = SPIKE_SOURCES.resolve(options, "spike")

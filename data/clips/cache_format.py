@@ -54,8 +54,9 @@ def selection_of(source: Source) -> list[Any]:
 def shapes_of_arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
     """Return {kind: shape of its array in a cache}. All arrays are uint8.
 
-    E.g. {"lq": (40, 720, 1280, 3), "spike": (1600, 28800)} for 40 frames with 40 planes each. The
-    result is compared with the sizes of the files, so it is part of the format (FORMAT).
+    E.g. {"lq": (40, 720, 1280, 3), "spike": (1600, 28800)} for 40 frames with 40 planes each. A
+    plane of 360 x 640 pixels has a bit for each pixel, so 360 * 640 / 8 = 28800 bytes. The result
+    is compared with the sizes of the files, so it is part of the format (FORMAT).
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for kind in clip.image_kinds:

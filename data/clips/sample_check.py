@@ -69,7 +69,8 @@ def warning_of_range(batch: dict[str, Any]) -> str:
         if key in batch:
             low = float(batch[key].min())
             high = float(batch[key].max())
-            # NaN is neither below nor above: the step that meets it is skipped.
+            # NaN is neither below nor above the limits, so it gives no warning here. A training
+            # skips a step with NaN.
             if low < LOWEST or high > HIGHEST:
                 return (
                     f"{key} of the training samples has values from {low:.3g} to {high:.3g}, not "

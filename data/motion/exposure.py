@@ -60,8 +60,8 @@ class Recording:
         number_of_planes = len(self.stream)
         wanted_begin = round(time - planes / 2)
         wanted_end = round(time + planes / 2)
-        # A window before the stream becomes its first plane, and a window after the stream its last
-        # plane.
+        # A window before the stream becomes the first plane of the stream, and a window after the
+        # stream becomes its last plane.
         begin = min(max(wanted_begin, 0), number_of_planes - 1)
         end = min(max(wanted_end, begin + 1), number_of_planes)
         return begin, end

@@ -41,7 +41,7 @@ class SpikeIntervals(NamedTuple):
 
 
 def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
-    """Find one interval of each pixel between every two edges: from one spike to a later spike.
+    """Find an interval of each pixel for every two neighbouring edges: from a spike to a later one.
 
     An interval begins at the spike that is nearest to one edge, and ends at the spike that is
     nearest to the next edge. Only spikes from edges[0] to edges[-1] count. E.g. a pixel with spikes
@@ -69,7 +69,7 @@ class NearestSpikes(NamedTuple):
     """The spike of each pixel that is nearest to each edge, each field (edges, h, w)."""
 
     times: np.ndarray  # in planes; NO_SPIKE where no spike counts
-    counts: np.ndarray  # number of spikes up to this spike, this spike too
+    counts: np.ndarray  # number of spikes of the pixel up to and including this spike
 
 
 def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
@@ -84,10 +84,10 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     after_stream = len(stream) + 1  # a time later than each spike
     pieces = _spikes_before_edges(stream, edges.tolist(), no_first=after_stream)
 
-    # The last spike up to an edge is the latest one of all pieces up to the edge.
+    # The last spike up to an edge is the latest spike of all pieces up to the edge.
     last_spikes = np.maximum.accumulate(pieces.last_spikes)
     counts = np.cumsum(pieces.counts, axis=0, dtype=np.int32)  # of the spikes up to each edge
-    # The next spike after an edge is the earliest one of all pieces after the edge. So the minimum
+    # The next spike after an edge is the earliest spike of all pieces after it. So the minimum
     # is taken from the last piece to the second piece, and then reversed again. E.g. the pieces of
     # the edges 2, 8 and 14 have the first spikes none, 3 and 9. The minima from the last piece to
     # the second piece are 9 and 3, so the next spikes after the edges 2 and 8 are 3 and 9. After
