@@ -261,8 +261,8 @@ def _fields_in(table: Any) -> dict[str, Any]:
 def _with_values_of_recipe(table: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of `table`, the contents of a file, with the two values that its recipe gives.
 
-    The recipe holds the settings with which scripts/prepare_gopro_spike.py made the clips. It gives
-    `interpolate`, and in older files also `light`. Raises ValueError.
+    The recipe holds the settings with which scripts/prepare_gopro_spike.py made the clips. The
+    recipe gives `interpolate`, and in older files also `light`. Raises ValueError.
     """
     recipe = table.get("recipe")
     if recipe is None:

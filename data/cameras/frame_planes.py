@@ -115,8 +115,8 @@ def plane_ranges(
 def _refuse_too_few_planes(spikes: DatSpikes, exposure: Exposure) -> None:
     """Raise DataError if the representation cannot be made of the planes of an exposure.
 
-    The representation is tried on one pixel without spikes, and without context planes. It must
-    work without them, because the first frame of a clip has no planes before it.
+    The representation is tried on one pixel without spikes, and without context planes. The
+    trial must work without them, because the first frame of a clip has no planes before it.
     """
     count = exposure.own.count
     center = exposure.center

@@ -19,8 +19,8 @@ from data.spike import represent as rp
 from utils.errors import OptionError
 from utils.options.registry import Registry, import_parts
 
-# Values of `spike.representation.type`, with their options. It is filled from the table of
-# functions of data/spike/represent.py, which does not know option files.
+# Values of `spike.representation.type`, with their options. The registry is filled from the table
+# of functions of data/spike/represent.py, which does not know option files.
 REPRESENTATIONS = Registry("spike representation", "type")
 # Files data/spike/represent_*.py of a user add representations when they are imported.
 import_parts("data.spike", "represent_*")

@@ -239,7 +239,7 @@ class Rig(RgbCamera):
             yield plane
 
     def _flaws_of_pixels(self, spike_size: Size) -> "FlawsOfPixels":
-        """Draw the flaws of each pixel of the sensor. They are the same in all planes.
+        """Draw the flaws of each pixel of the sensor. The flaws are the same in all planes.
 
         The order of the two draws must stay, or a seed would give other data.
         test_a_seed_gives_its_broken_pixels notices another order.

@@ -86,9 +86,10 @@ class ScaledGrid:
         self._interpolation = interpolation
 
     def window(self, crop: Crop) -> ScaledWindow:
-        """Return the window of a crop of the frame. It reads the crop and a border of one pixel.
+        """Return the window of a crop of the frame.
 
-        A plane that is stretched to another ratio of height to width is read as a whole.
+        The window reads the spike pixels of the crop, and a border of one spike pixel. But if the
+        frame is no whole multiple of the plane, the window reads the whole plane and stretches it.
         """
         if self._is_stretched:
             whole_plane = Crop(0, 0, self._geometry.height, self._geometry.width)

@@ -65,8 +65,8 @@ class LightPath:
         constant before the first and after the last frame.
         """
         index, fraction = self._place_of(time)
-        # The time of a frame may have a rounding error, e.g. 2.9999999999. It must show the frame
-        # itself, without interpolation.
+        # The time of a frame may have a rounding error, e.g. 2.9999999999. Such a time must show
+        # the frame itself, without interpolation.
         is_at_frame = min(fraction, 1 - fraction) < 1e-9
         if is_at_frame:
             return self.light(index + round(fraction))
@@ -94,7 +94,7 @@ class LightPath:
         return index, time - index
 
     def _flows_from(self, index: int) -> _Flows:
-        """Return the flows between frame `index` and the next frame. They are kept."""
+        """Return the flows between frame `index` and the next frame, and keep the flows."""
         last = self._last_flows
         if last is not None and last.index_of_A == index:
             return last

@@ -64,8 +64,8 @@ def draw_camera(
     rng: the order of its draws must not change, because it decides which scene a seed gives.
     """
     view_side = FINE * crop
-    # walk(amplitude) is a random motion (P,) between -amplitude and amplitude. It swings once in 2
-    # to 8 frame intervals.
+    # walk(amplitude) is a random motion (P,) between -amplitude and amplitude. The motion swings
+    # once in 2 to 8 frame intervals.
     periods = (2.0 * planes_of_interval, 8.0 * planes_of_interval)
     walk = partial(smooth_walk, rng, number_of_planes, periods=periods)
     # The amplitude is at most a sixth of the made frame.

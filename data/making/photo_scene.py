@@ -39,7 +39,7 @@ from data.making.photo_layers import (
 class PhotoScene:
     """A photograph in motion: the light of each plane, and where each pixel moves.
 
-    picture: (H, W, 3) uint8. It is scaled down, so that its shorter side has FINE * side pixels.
+    picture: (H, W, 3) uint8, which is scaled down to a shorter side of FINE * side pixels.
     side: shorter side of the photograph in pixels of the made frame.
     count: number of frame intervals (from one made frame to the next).
     planes: number of planes in an interval.

@@ -1,8 +1,8 @@
 """Find the parts of a video that can be interpolated: slow motion, one scene.
 
 Optical flow is reliable only for small motions, and between two scenes there is no motion at all. A
-"frame interval" is the time from one frame of the made clip to the next. It may have several frames
-of the video, which are averaged.
+"frame interval" is the time from one frame of the made clip to the next. An interval may have
+several frames of the video, which are averaged.
 
 What must stay: the parts that are found and the order of the draws, for the same video and seed,
 because made data sets depend on them. If they must change, raise VERSION in data/making/recipe.py.

@@ -37,8 +37,8 @@ class SpikeGeometry:
     # Whether rows are stored bottom first, as in all known files except files of an SPS100.
     flipud: bool = True
     # Columns without image at the END of each sensor line, in spite of the name, which option files
-    # contain. A line of 416 columns has 400 columns of image and then 16 head columns. They are
-    # dropped when reading and written as zeros.
+    # contain. A line of 416 columns has 400 columns of image and then 16 head columns. Head columns
+    # are dropped when reading and written as zeros.
     head_columns: int = 0
     # The first pixel of a byte is its least significant bit ("little", as in all known files) or
     # its most significant bit ("big", the default of numpy.packbits).

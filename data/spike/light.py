@@ -220,7 +220,7 @@ def window_light(
 
     Each sum is (h, w) float64, in thresholds. An interval has the light of one threshold. So the
     sum is the number of intervals in the window: 2.25 for two whole intervals and a quarter of a
-    third one. It is computed as
+    third one. The sum is computed as
 
         light from a to b = light until b - light until a
 

@@ -3,8 +3,8 @@
 Packed planes (packing.py) have no header. So three checks find wrong files and wrong options:
 
     1. The first bytes are no header of another format, and no text (headers.py).
-    2. An SPS100 sensor writes marker words into each plane. They must be there if the geometry has
-       the layout of this sensor, and must not be there otherwise (sps100.py).
+    2. An SPS100 sensor writes marker words into each plane. The words must be there if the
+       geometry has the layout of this sensor, and must not be there otherwise (sps100.py).
     3. The size of the file is a whole number of planes (`planes_in`).
 
 What must stay: published files pass the checks. No check may be left out, because a wrong file or

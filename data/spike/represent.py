@@ -13,8 +13,8 @@ gamma. For example, four bins of a stream of 56 planes:
 
     represent("voxel", stream, center=27.5, num_bins=4)        # (4, h, w)
 
-To add a representation, write a function under ``@representation`` (registry.py). It returns a new
-array, which `represent` may change. Its keyword parameters become option keys of
+To add a representation, write a function under ``@representation`` (registry.py). The function
+returns a new array, which `represent` may change. Its keyword parameters become option keys of
 `spike.representation`. docs/options.md is made from its docstring: the first paragraph, and the
 paragraphs that explain keys.
 

@@ -131,8 +131,8 @@ class _Synapses:
 
         time: number of the plane that was added last.
         """
-        # dt = -tau_d ln((1 - R) / (1 - R (1 - u))), where `used` is 1 - R. It is at least 1e-300,
-        # because the logarithm of 0 is infinite.
+        # dt = -tau_d ln((1 - R) / (1 - R (1 - u))), where `used` is 1 - R. `used` is at least
+        # 1e-300 here, because the logarithm of 0 is infinite.
         used_after_spike = self.used * (1 - self.u) + self.u  # 1 - R (1 - u)
         interval = -self.tau_d * np.log(np.maximum(self.used, 1e-300) / used_after_spike)
         planes_since_spike = np.maximum(time - self.last_spike, 1)

@@ -104,7 +104,7 @@ def _collect(
     if may_reach_two:
         # At most one threshold is kept. E.g. a charge of 3.4 has 3 whole thresholds: one is for the
         # spike, one is lost, and one is kept. So 2 are spent, and 1.4 remains. A charge of 1.4 has
-        # 1 whole threshold. It is for the spike, and 0.4 remains.
+        # 1 whole threshold. This threshold is for the spike, and 0.4 remains.
         for_spike = np.minimum(whole_thresholds, one)  # 0 or 1
         spent = np.maximum(for_spike, whole_thresholds - one)
     charge -= spent

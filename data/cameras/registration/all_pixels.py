@@ -10,8 +10,8 @@ priors: a time is probably near its nominal value, which the files say. P (k, k)
 holds the weight of each prior. p (k,) holds how far each time is now from its nominal value. The k
 unknowns are four changes of the matrix (right, down, larger, turned), three times of the exposure,
 and the coefficients of the five features of the frame (fit.py). The times are its middle, its
-length, and its roll: how much later lower rows are exposed. They are left out if the stream has too
-few planes before or after the exposure to fit them.
+length, and its roll: how much later lower rows are exposed. The times are left out if the stream
+has too few planes before or after the exposure to fit them.
 
 What must stay: the order of the unknowns (derivatives.py), and the values of the priors.
 test_the_other_values_follow_a_time_that_stops_at_its_limit tries the solution.
@@ -46,7 +46,7 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
     """Change the estimate by one round, and set what the round tells about the times.
 
     Returns the changes (7,). The first four are of the matrix, in half sides of the plane. The last
-    three are middle, length and roll, in planes. They are 0 if the times are not fitted.
+    three are middle, length and roll, in planes, or 0 if the times are not fitted.
 
     views: at least one. sigma: size of the details in spike pixels.
     """

@@ -208,8 +208,8 @@ def _compared_pixels(
     # share of up to 2 % is accepted.
     is_compared &= cv2.remap(overexposed, u, v, cv2.INTER_LINEAR) < 0.02
 
-    # Two spike pixels at each edge of the plane. They are `border` pixels of the result, because
-    # its pixels are `every` spike pixels apart.
+    # Two spike pixels at each edge of the plane are `border` pixels of the result, because the
+    # pixels of the result are `every` spike pixels apart.
     border = math.ceil(2 / every)
     is_compared[:border] = False
     is_compared[-border:] = False

@@ -14,8 +14,8 @@ J' is the transpose of J. Without priors and limits, the step of the round is -H
 
 Besides H and g, a round needs two corrections, because J and r are noisy:
 
-    pull    some parts of a scene fit no exposure. They make g ask for a shorter exposure although
-            its length is right. This part of g is subtracted from g (`_pull_of_misfit`)
+    pull    some parts of a scene fit no exposure. These parts make g ask for a shorter exposure
+            although its length is right. What they add to g is subtracted (`_pull_of_misfit`)
     noise   the noise of the spikes makes the diagonal of H larger, as motion does. This part stays
             in H, and is returned beside H for times.py (`_noise_of_times`)
 

@@ -79,7 +79,8 @@ def fit(
     factor = int(np.ceil(np.sqrt(height * width / MOST_PIXELS)))
     pairs = [Pair(view, factor, light) for view in views]
     # A binned pixel covers factor x factor pixels, as a spike pixel covers pixels of the frame. So
-    # `nominal_matrix` also gives this matrix. It holds for the spike plane and for the frame.
+    # `nominal_matrix` also gives this matrix. The matrix holds for the spike plane and for the
+    # frame.
     to_pixel = nominal_matrix(spike=(1, 1), rgb=(factor, factor))  # binned pixel -> pixel
     to_binned = np.linalg.inv(to_pixel)
     start_of_binned = to_binned @ start @ to_pixel

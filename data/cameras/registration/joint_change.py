@@ -1,9 +1,9 @@
 """Find the one change of the matrix that fits the shifts of t parts of the plane best.
 
 Part t of the plane fits best if it is shifted by d_t (2,): to the right, and down. A change of the
-matrix shifts all parts together. It is a linear combination of the k CHANGES of the model
-(matrix.py), with the amounts c (k,). It shifts part t by J_t c, where J_t is (2, k). The amounts
-are found by weighted least squares:
+matrix shifts all parts together. The change is a linear combination of the k CHANGES of the model
+(matrix.py), with the amounts c (k,). The change shifts part t by J_t c, where J_t is (2, k). The
+amounts are found by weighted least squares:
 
     c = (sum J' W J)^-1 sum J' W d        W = (V + extra I)^-1   weight of a part, (2, 2)
 

@@ -18,7 +18,7 @@ columns of the matrix changes and of the coefficients:
 The noise of the spikes is subtracted from both squares.
 
 The limits of own lie between wrong results and right results that were measured
-(docs/benchmarks/calibration.md, section "What a clip tells of the times"). They must stay:
+(docs/benchmarks/calibration.md, section "What a clip tells of the times"). The limits must stay:
 test_a_pan_leaves_aligned_cameras_as_they_are notices if the middle is always used, and
 test_a_share_that_looks_like_a_sharper_lens_is_not_used notices if the length is always used. How
 the functions are split is free.
