@@ -111,9 +111,9 @@ def _display_correction(rates: np.ndarray) -> np.ndarray:
 # ---- The gain for a clip -----------------------------------------------------------------------
 
 # The gain of each pixel is measured as if this many more spikes had been counted at the usual gain.
-# Without these spikes, the gain of a pixel with one or no spike would be noise. A pixel with many
-# spikes hardly changes by them. Any value from 3 to 30 gives the same PSNR within 0.02 dB, on dim
-# and on bright clips; 400 loses up to 0.04 dB. No test notices.
+# Without these spikes, the gain of a pixel with one or no spike would be noise. They hardly change
+# the gain of a pixel with many spikes. Any value from 3 to 30 gives the same PSNR within 0.02 dB,
+# on dim and on bright clips. The value 400 loses up to 0.04 dB. No test notices another value.
 USUAL_SPIKES = 3.0
 
 
