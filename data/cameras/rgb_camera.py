@@ -4,7 +4,7 @@
         -> `light_of_average` -> `frame`: noise, display curve (`develop`), JPEG -> blurry frame
 
 A plane is one read-out of the spike camera. The frame interval is the time from one RGB frame to
-the next, and the frame is exposed during the fraction `exposure` in its middle.
+the next. A frame is exposed in the middle of its interval, during the fraction `exposure`.
 
 What must stay: the numbers, bit for bit, because a data set is made again from its seed
 (tests/parts/scripts/test_prepare_gopro_spike.py); and the names of the fields, because dataset.json

@@ -63,7 +63,7 @@ class Rig(RgbCamera):
     shift_y: float = 0.0
     # Rotation of the view about the middle of the frame in degrees, x towards y.
     rotation_deg: float = 0.0
-    # Relative size of a spike pixel. At 1, a spike pixel covers a whole number of RGB pixels.
+    # Relative size of a spike pixel. At 1, the spike plane is as wide as the frame.
     scale: float = 1.0
     lens_blur: float = 0.0  # blur of the lens, the sigma of a Gaussian in spike pixels
     # Difference between the shifts of the nearest and of the farthest layer of the scene, in RGB

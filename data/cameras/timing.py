@@ -104,7 +104,7 @@ class Timing:
     """Which planes of the spike files are read. The defaults read whole files:
 
         Timing().span("clip_07", frame=0, planes=56)
-        Span(first=0, count=56, origin=0, length=56, middle=27.5)
+        # Span(first=0, count=56, origin=0, length=56, middle=27.5)
 
     `exposures_of` (frame_planes.py) calls `plane_ranges` if a clip has one file, and then
     `span` for each frame.

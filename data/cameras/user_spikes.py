@@ -5,8 +5,8 @@ light or "display" values). A user's spikes may come without both. Then `user_sp
 is most likely right. If it assumes a rate, it logs a warning:
 
     light   as in the training
-    rate    measured from the frames; or 1 if the network learned from firing rates that were not
-            divided by a rate
+    rate    measured from the frames if the training had a rate. Otherwise 1: the network learned
+            from firing rates that were not divided by a rate, or its training is not known
 
 The spikes for a formula (--method) are read by this function, too. But their rate is never unknown
 here, because data/formula_spikes.py has set an unknown rate to "match" already, with a warning of
