@@ -29,8 +29,8 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
     The files are in the order of their stems:
 
         natural order   "2" before "10", "a2" before "a10"
-        by value        if all stems are numbers, but not all of one form: "432.033333" before
-                        "432.1"
+        by value        if all stems are numbers, but not all have the same form: "432.033333"
+                        before "432.1"
 
     Hidden files are left out.
     """

@@ -10,7 +10,7 @@ in what makes the first estimate, what finds the motion, and what improves the e
     improve      turns z_0 into the sharp frame z, with the equations
 
 An exposure with too few spikes (`LEAST_SPIKES`), or with a saturated spike camera, keeps its first
-estimate. So does each pixel that stands still (stillness/).
+estimate. In other exposures, each pixel that stands still keeps its first estimate (stillness/).
 
 A frame has H x W RGB pixels, and a plane (binary picture of the spike camera) has h x w spike
 pixels. "A pixel of median light" is a spike pixel: half of the spike pixels have less light.

@@ -81,19 +81,21 @@ class NetworkChannels:
     def evidence(self) -> Tensor:
         """Return what is known of each pixel before any step: six channels (6, H, W).
 
-        0  precision of its grey value by the spikes, logarithm
-        1  length of its motion, root
-        2  expected error of this motion, root
-        3  spikes per plane of a median interval, logarithm, the same everywhere
-        4  noise of the blurry frame, logarithm, the same everywhere
-        5  share of the pixels that move by more than one pixel, the same everywhere
+        0  logarithm of the precision of its grey value by the spikes
+        1  square root of the length of its motion
+        2  square root of the expected error of this motion
+        3  logarithm of the spikes per plane in a median interval
+        4  logarithm of the noise of the blurry frame
+        5  share of the pixels that move by more than one pixel
 
-        The factors and offsets bring each channel to about 1 or less. A new channel needs another
-        number of channels in models/fusion/fusion_motion.py, and new training.
+        Channels 3 to 5 are the same in all pixels. The factors and offsets bring each channel to
+        about 1 or less. A new channel needs another number of channels in
+        models/fusion/fusion_motion.py, and new training.
         """
         # Numbers of each pixel, (H, W) each. The precision is at least 1, because it is 0 for a
-        # pixel without spikes, and log(0) is infinite.
-        precision = self._precision().clamp(min=1).log10() - 3  # e.g. an error of 0.03 -> 0
+        # pixel without spikes, and log(0) is infinite. E.g. an error of 0.03 is a precision of
+        # 1 / 0.03^2, about 1000, which becomes 0.
+        precision = self._precision().clamp(min=1).log10() - 3
         motion_length = 0.3 * self._motion_length.sqrt()  # e.g. 11 pixels -> 1
         motion_error = 0.3 * self._motion_error.sqrt()
 
@@ -106,7 +108,7 @@ class NetworkChannels:
 
         channels = [precision, motion_length, motion_error]
         for number in (rate_of_frame, noise_of_frame, moving_of_frame):
-            # On the device and in the type of the other channels.
+            # Bring the number to the device and the type of the other channels.
             number = torch.as_tensor(number).to(motion_length)
             channels.append(number.expand(motion_length.shape))  # the same in all pixels
         return torch.stack(channels)
