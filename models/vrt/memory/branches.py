@@ -55,7 +55,7 @@ class MeasuredBranches:
         # Kind and size of a module -> bytes of each of its branches.
         self.bytes_of_kind: dict[tuple, list[int]] = {}
 
-    def of(self, owner: Any, x: Tensor) -> list[Branch]:
+    def branches_of(self, owner: Any, x: Tensor) -> list[Branch]:
         """Return the branches of a block, or of the GatedMlp of a stage.
 
         owner: the block, or the GatedMlp. x: its input, detached from the network.

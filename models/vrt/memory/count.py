@@ -65,7 +65,7 @@ def count_memory_use(net: nn.Module, run: Callable[[], Any]) -> list[MemoryUse]:
                 use = MemoryUse([], saved, alignment_transient(module, x))
             else:
                 transient = block_transient(module, x) if isinstance(module, Block) else 0
-                use = MemoryUse(measured.of(module, x), saved, transient)
+                use = MemoryUse(measured.branches_of(module, x), saved, transient)
             uses.append(use)
     end_of_forward = MemoryUse([], saved_at_end)
     return [*uses, end_of_forward]

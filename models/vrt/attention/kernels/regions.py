@@ -30,6 +30,8 @@ def mask_table(
 
     spans: ranges of successive windows. All windows of a span have the same mask.
     tokens: number of tokens that attend to each other, T.
+    mutual: whether the two frames of a window attend to each other. Then each frame counts as a
+        window, so n, the number of windows, is twice the number of windows in `spans`.
 
     Returns (region_row, regions), both int32. regions (rows, T) has a row for each span: the number
     of the region of each token. region_row (n,) has for each window the number of its row in
@@ -39,8 +41,8 @@ def mask_table(
     if all(span.mask is None for span in spans):
         return None, None
     regions = [_regions_of_tokens(span.mask, tokens).to(device, torch.int32) for span in spans]
-    frames = 2 if mutual else 1  # with `mutual`, each of the two frames counts as a window
-    windows_of_spans = torch.tensor([(span.stop - span.start) * frames for span in spans])
+    frames_of_window = 2 if mutual else 1
+    windows_of_spans = torch.tensor([(span.stop - span.start) * frames_of_window for span in spans])
     region_row = torch.arange(len(spans)).repeat_interleave(windows_of_spans)
     return region_row.to(device, torch.int32), torch.stack(regions)
 
