@@ -102,7 +102,7 @@ class WindowAttention(torch.autograd.Function):
         qkv, scaled_bias, region_row, regions, out, log_sums = ctx.saved_tensors
         is_one_pass = ctx.constants["T"] <= MOST_TOKENS_OF_ONE_PASS
         grad_qkv = torch.empty_like(qkv)  # the launches fill it
-        work = BackwardPass(
+        backward_pass = BackwardPass(
             qkv=qkv,
             region_row=region_row,
             regions=regions,
@@ -120,9 +120,9 @@ class WindowAttention(torch.autograd.Function):
 
         # One sum of dS for each group of windows, (groups, heads, keys, queries).
         if is_one_pass:
-            sums = launch_one_pass(work, transposed_bias)
+            sums = launch_one_pass(backward_pass, transposed_bias)
         else:
-            sums = launch_several_passes(work, scaled_bias, transposed_bias)
+            sums = launch_several_passes(backward_pass, scaled_bias, transposed_bias)
         grad_bias = None
         if sums is not None:
             grad_bias = sums.sum(0).transpose(1, 2)  # (heads, queries, keys)

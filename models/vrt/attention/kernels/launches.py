@@ -165,7 +165,7 @@ class BackwardPass(NamedTuple):
         )
 
 
-def launch_one_pass(work: BackwardPass, transposed_bias: Tensor | None) -> Tensor | None:
+def launch_one_pass(backward_pass: BackwardPass, transposed_bias: Tensor | None) -> Tensor | None:
     """Fill grad_qkv for windows of up to 128 tokens, by one launch.
 
     transposed_bias: the bias times log2(e), (heads, keys, queries), or None.
@@ -176,14 +176,16 @@ def launch_one_pass(work: BackwardPass, transposed_bias: Tensor | None) -> Tenso
     group_size = 1
     sums = None
     if transposed_bias is not None:
-        group_size = _group_size(work.log_sums, tiles=1)
-        sums = _memory_for_sums(work.log_sums, group_size)
-    work.launch(all_gradients, transposed_bias, tiles=1, group_size=group_size, grad_bias=sums)
+        group_size = _group_size(backward_pass.log_sums, tiles=1)
+        sums = _memory_for_sums(backward_pass.log_sums, group_size)
+    backward_pass.launch(
+        all_gradients, transposed_bias, tiles=1, group_size=group_size, grad_bias=sums
+    )
     return sums
 
 
 def launch_several_passes(
-    work: BackwardPass, bias: Tensor | None, transposed_bias: Tensor | None
+    backward_pass: BackwardPass, bias: Tensor | None, transposed_bias: Tensor | None
 ) -> Tensor | None:
     """Fill grad_qkv for windows of more than 128 tokens, by two launches, or three with a bias.
 
@@ -192,20 +194,20 @@ def launch_several_passes(
 
     Returns the sums of dS, (groups, heads, keys, queries), or None without a bias.
     """
-    t = work.log_sums.shape[2]
+    t = backward_pass.log_sums.shape[2]
     tile = backward_tile(t)
     tiles_of_queries = t // tile.queries
     tiles_of_keys = t // tile.keys
     # First, because it writes delta, which the other two kernels read.
-    work.launch(gradient_of_queries, bias, tiles=tiles_of_queries)
-    work.launch(gradients_of_keys, transposed_bias, tiles=tiles_of_keys)
+    backward_pass.launch(gradient_of_queries, bias, tiles=tiles_of_queries)
+    backward_pass.launch(gradients_of_keys, transposed_bias, tiles=tiles_of_keys)
     if transposed_bias is None:
         return None
 
     tiles = tiles_of_queries * tiles_of_keys
-    group_size = _group_size(work.log_sums, tiles)
-    sums = _memory_for_sums(work.log_sums, group_size)
-    work.launch(
+    group_size = _group_size(backward_pass.log_sums, tiles)
+    sums = _memory_for_sums(backward_pass.log_sums, group_size)
+    backward_pass.launch(
         gradient_of_bias, transposed_bias, tiles=tiles, group_size=group_size, grad_bias=sums
     )
     return sums
