@@ -235,8 +235,8 @@ def graph(device: str) -> dict[str, Any]:
     optimizer = _adam(net)
     step = _plain_step(net, run_clip, optimizer)
     if device == "cuda":
-        step = _captured(net, step, outputs)
-        # `_captured` has made some steps before the recording, which changed the weights and the
+        step = _capture(net, step, outputs)
+        # `_capture` has made some steps before the recording, which changed the weights and the
         # state of Adam. Set both back in place, because the graph holds the addresses of their
         # memory.
         net.load_state_dict(initial_weights)
@@ -283,7 +283,7 @@ def _plain_step(
     return step
 
 
-def _captured(
+def _capture(
     net: nn.Module, step: Callable[[], Tensor], outputs: FiniteOutputs
 ) -> Callable[[], Tensor]:
     """Record a step as a CUDA graph. Returns a function that repeats it.

@@ -155,7 +155,7 @@ def _corners(values, first_index, is_used, top, left, H, W, C: tl.constexpr):
 
 
 @jit
-def _interpolated(v_00, v_01, v_10, v_11, fy, fx):
+def _interpolate(v_00, v_01, v_10, v_11, fy, fx):
     """Interpolate between the corners of each sample. Returns upper, lower and s, all (ROWS, PAD).
 
     The top of this file has the equations. fy, fx: (ROWS,). The backward kernel needs upper and
@@ -257,7 +257,7 @@ def sample(
 
         # The samples s, (ROWS, PAD).
         v_00, v_01, v_10, v_11 = _corners(x, first_index, is_used, top, left, H, W, C)
-        _, _, s = _interpolated(v_00, v_01, v_10, v_11, fy, fx)
+        _, _, s = _interpolate(v_00, v_01, v_10, v_11, fy, fx)
 
         # An entry of the column is the sample times its factor m. The factors are in the plane
         # mask_plane of `mask`, one for each pixel.
@@ -312,7 +312,7 @@ def sample_backward(
             offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP
         )
         v_00, v_01, v_10, v_11 = _corners(x, first_index, is_used, top, left, H, W, C)
-        upper, lower, s = _interpolated(v_00, v_01, v_10, v_11, fy, fx)
+        upper, lower, s = _interpolate(v_00, v_01, v_10, v_11, fy, fx)
 
         # The derivatives of s, (ROWS, PAD). ds_dx is (1 - fy) * (v_01 - v_00) + fy * (v_11 - v_10),
         # written with one product less.

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.parts.convert_options.dotted_keys import flattened, nested
+from scripts.parts.convert_options.dotted_keys import flatten, nest
 from scripts.parts.convert_options.option_problems import refuse_problems
 from scripts.parts.convert_options.option_yaml import read_yaml
 from scripts.parts.convert_options.svrt_conversion import SPLITS, Conversion
@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
         # which file each option came from.
         values = read_with_base(source, Sources(main_file=str(source)))
     # `redact` replaces the values of secrets, so that no secret gets into the report or the file.
-    conversion = Conversion(flattened(redact(values)))
+    conversion = Conversion(flatten(redact(values)))
     is_svrt = any(OF_SVRT.match(key) for key in conversion.values)
     if not is_svrt:
         refuse_unless_kair(values, source)
@@ -183,7 +183,7 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     divide_totals(conversion)  # batch size and workers: all GPUs together -> each GPU
 
     # From here on the options are sections again, as the functions of utils/options expect.
-    values = nested(conversion.values)
+    values = nest(conversion.values)
     # Remove the keys of KAIR that have no effect here from `values`, e.g. "netG.init_type". A key
     # stays if the part that its section names, here the network, has a parameter of this name.
     # KAIR_ONLY has the reason for each key: {section: {key: reason}}.

@@ -33,7 +33,7 @@ from scripts.parts.exit_codes import with_exit_code
 from scripts.parts.prepare_gopro_spike.clip_checks import plan_all
 from scripts.parts.prepare_gopro_spike.clip_splits import choose_splits
 from scripts.parts.prepare_gopro_spike.made_info import read_info, write_info
-from scripts.parts.prepare_gopro_spike.parallel_calls import run_counted
+from scripts.parts.prepare_gopro_spike.parallel_calls import run_in_parallel
 from utils.errors import DataError, OptionError
 from utils.files import free_bytes
 from utils.options.section import read_section
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Begin with the longest clips. Otherwise one process could still be making a long clip when all
     # other processes have ended.
     jobs_to_do.sort(key=lambda job: -plans[job].frames)
-    run_counted(
+    run_in_parallel(
         command.workers,
         make_clip,
         # The arguments of each call. `record` is what made.json of the clip will say.
@@ -170,7 +170,7 @@ def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
     jobs: a job for each source
     """
     # For each source: the list of its cuts, or the DataError that says why it has none.
-    results = run_counted(
+    results = run_in_parallel(
         command.workers,
         cuts_of,
         calls=[(job.source, command.recipe) for job in jobs],  # the arguments of each call

@@ -21,7 +21,7 @@ import cv2
 import numpy as np
 
 from data.cameras.registration.view import View
-from scripts.parts.calibrate.camera_pairs import images_of, mirrored
+from scripts.parts.calibrate.camera_pairs import images_of, mirror_views
 
 # Wider frames are reduced to this width to find features, because the spike image has few pixels.
 FEATURE_WIDTH = 1200
@@ -55,11 +55,11 @@ def best_start(
     light: what the spike camera integrates, "linear" light or "display" values.
     """
     if mirror != "auto":
-        return mirror, _from_features(mirrored(views, mirror), light)
+        return mirror, _from_features(mirror_views(views, mirror), light)
     # Mirrored rows need no trial. They are mirrored columns and a turn by 180 degrees, and a
     # position may have any turn.
-    as_it_is = _from_features(mirrored(views, "none"), light)
-    in_mirror = _from_features(mirrored(views, "columns"), light)
+    as_it_is = _from_features(mirror_views(views, "none"), light)
+    in_mirror = _from_features(mirror_views(views, "columns"), light)
     if in_mirror.inliers > as_it_is.inliers:
         return "columns", in_mirror
     return "none", as_it_is
@@ -123,8 +123,10 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     # At most 5000 features of each image. OpenCV's default for the least contrast is 0.04. The
     # lower value finds features of low contrast as well.
     sift = cv2.SIFT.create(nfeatures=5000, contrastThreshold=0.02)
-    points_of_spikes, spike_descriptors = sift.detectAndCompute(_stretched(smooth), mask=None)
-    points_of_frame, frame_descriptors = sift.detectAndCompute(_stretched(small), mask=None)
+    points_of_spikes, spike_descriptors = sift.detectAndCompute(
+        _stretch_contrast(smooth), mask=None
+    )
+    points_of_frame, frame_descriptors = sift.detectAndCompute(_stretch_contrast(small), mask=None)
     if spike_descriptors is None or frame_descriptors is None:
         return []
     if len(frame_descriptors) < 2:  # there is no second nearest
@@ -149,7 +151,7 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     return matches
 
 
-def _stretched(image: np.ndarray) -> np.ndarray:
+def _stretch_contrast(image: np.ndarray) -> np.ndarray:
     """Return an image as uint8, with more contrast: 0.5 % of its pixels are black, 0.5 % white."""
     low, high = np.percentile(image, (0.5, 99.5))
     contrast = max(high - low, 1e-6)  # above 0, for an image of one value

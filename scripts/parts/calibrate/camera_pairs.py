@@ -1,8 +1,8 @@
 """Read the pairs of calibrate.py: the spikes and the frame of the same moment.
 
-    read_view    a frame and the spikes of its exposure, as a `View`
-    mirrored     views with mirrored spike images
-    images_of    a view as two grey images
+    read_view       a frame and the spikes of its exposure, as a `View`
+    mirror_views    views with mirrored spike images
+    images_of       a view as two grey images
 
 A plane is one readout of the spike camera: a bit for each spike pixel.
 
@@ -87,7 +87,7 @@ def _stream_around(
 # ---- Images of a view -------------------------------------------------------------------------
 
 
-def mirrored(views: Sequence[View], mirror: str) -> list[View]:
+def mirror_views(views: Sequence[View], mirror: str) -> list[View]:
     """Return the views with mirrored spike images."""
     # The axes along which a stream (planes, h, w) is reversed.
     axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]

@@ -28,7 +28,7 @@ from data.cameras.registration.fit import fit
 from data.cameras.registration.result import LEAST_EXPLAINED, FitResult
 from data.cameras.registration.view import View
 from scripts.parts.calibrate.camera_features import Mirror, Start, best_start
-from scripts.parts.calibrate.camera_pairs import cannot_calibrate, mirrored
+from scripts.parts.calibrate.camera_pairs import cannot_calibrate, mirror_views
 
 # A calibration with fewer features, or with fewer patches, is refused. Smaller limits would accept
 # matrices that agree by chance.
@@ -101,7 +101,7 @@ def find_position(
             f"only {start.inliers} of {start.matches} features match in one position", where
         )
     # 2. The exact position. most_offset 0: the time is known.
-    mirrored_views = mirrored(views, found_mirror)
+    mirrored_views = mirror_views(views, found_mirror)
     result = fit(mirrored_views, start.matrix, light, model, most_offset=0.0)
     # 3. Is it good enough?
     quality = _quality_of(result, model, where)

@@ -27,7 +27,7 @@ from data.cameras.registration.result import (
     FitResult,
 )
 from data.cameras.registration.view import LEAST_REACH, View
-from scripts.parts.calibrate.camera_pairs import cannot_calibrate, mirrored
+from scripts.parts.calibrate.camera_pairs import cannot_calibrate, mirror_views
 
 # Largest error of a time offset that is accepted, in planes. A larger limit would accept offsets
 # from scenes that hardly move.
@@ -55,7 +55,7 @@ def find_time(
     # The views are mirrored here, so the matrix must not mirror them again.
     matrix = calibration.model_copy(update={"mirror": "none"}).to_rgb()
     result = fit(
-        mirrored(views, calibration.mirror),
+        mirror_views(views, calibration.mirror),
         matrix,
         light,
         model=None,  # the matrix stays as it is

@@ -1,13 +1,13 @@
 """Turn sections of options into dotted keys, and back: {"a": {"b": 1}} is {"a.b": 1}.
 
-What must stay: `nested` undoes `flattened`. So a converted file keeps every key that no function
+What must stay: `nest` undoes `flatten`. So a converted file keeps every key that no function
 has changed (test_the_converted_file_trains_on_data_of_its_layout).
 """
 
 from typing import Any
 
 
-def flattened(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return all options as dotted key -> value, e.g. {"a": {"b": 1}} -> {"a.b": 1}.
 
     An empty section stays as a value: {"a": {}} -> {"a": {}}.
@@ -17,13 +17,13 @@ def flattened(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     options = {}
     for key, value in section.items():
         if isinstance(value, dict) and value:
-            options.update(flattened(value, f"{prefix}{key}."))
+            options.update(flatten(value, f"{prefix}{key}."))
         else:
             options[f"{prefix}{key}"] = value
     return options
 
 
-def nested(values: dict[str, Any]) -> dict[str, Any]:
+def nest(values: dict[str, Any]) -> dict[str, Any]:
     """Return dotted keys as sections, e.g. {"a.b": 1} -> {"a": {"b": 1}}."""
     root: dict[str, Any] = {}
     for key, value in values.items():

@@ -88,7 +88,7 @@ def convert_test_split(conversion: Conversion) -> None:
             conversion.set_ours(key, "VideoRecurrentTestDataset")
         return
 
-    # Without a test split there is nothing to do. `flattened` (dotted_keys.py) keeps an empty split
+    # Without a test split there is nothing to do. `flatten` (dotted_keys.py) keeps an empty split
     # as one key, `datasets.test`, with the value {} or null.
     is_empty = test in conversion.values and not conversion.values[test]
     if is_empty or not conversion.has(test):

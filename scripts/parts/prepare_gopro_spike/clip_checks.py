@@ -15,7 +15,7 @@ from collections import Counter
 
 from data.making.clip_plan import Job, Plan, plan_clip
 from data.making.recipe import Recipe
-from scripts.parts.prepare_gopro_spike.parallel_calls import run_counted
+from scripts.parts.prepare_gopro_spike.parallel_calls import run_in_parallel
 from utils.errors import DataError
 
 
@@ -23,7 +23,7 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
     """Check every clip, before anything is written. Raises one DataError for all clips."""
     # For each job: its plan, or the DataError that says what is wrong with the clip. `plan_clip`
     # returns this error and does not raise it, because a raised error would end the other checks.
-    results = run_counted(
+    results = run_in_parallel(
         workers,
         plan_clip,
         calls=[(job, recipe) for job in jobs],  # the arguments of each call

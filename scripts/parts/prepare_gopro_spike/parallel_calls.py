@@ -1,6 +1,6 @@
 """Call a function many times in parallel processes, and show the progress.
 
-    run_counted    returns the results in the order of the calls
+    run_in_parallel    returns the results in the order of the calls
 
 scripts/prepare_gopro_spike.py cuts, checks and makes clips with it.
 
@@ -23,7 +23,7 @@ from utils.dist.process import die_with_parent
 from utils.errors import DataError
 
 
-def run_counted(
+def run_in_parallel(
     workers: int,
     function: Callable[..., Any],
     calls: Sequence[Any],
@@ -68,7 +68,7 @@ def _run_in_processes(
 ) -> None:
     """Run function(*call) for each call in a pool of processes.
 
-    workers, function, calls: arguments of `run_counted`.
+    workers, function, calls: arguments of `run_in_parallel`.
     on_result: is called with (index of the call, its result) as soon as a call has ended.
     """
     # The start method is spawn, because OpenCV's threads do not survive a fork.

@@ -6,7 +6,7 @@ Free to change: all of it, because only people look at the image.
 import cv2
 import numpy as np
 
-from scripts.parts.show_sample.sample_page import enlarged
+from scripts.parts.show_sample.sample_page import enlarge
 
 # Colour (R, G, B) of the edges.
 GREEN = (0, 255, 60)
@@ -26,7 +26,7 @@ def edges_over(image: np.ndarray, spikes: np.ndarray, rgb_per_spike_pixel: int) 
         spikes                        360 x 640      H x W
         image                         1440 x 2560    s H x s W
     """
-    shown = enlarged(image)  # a copy, into which the edges are painted
+    shown = enlarge(image)  # a copy, into which the edges are painted
     height, width = shown.shape[:2]
     # Bring the spikes to the size of the image, and smooth over one spike pixel. Without smoothing,
     # the noise of single spikes would have the strongest edges.

@@ -12,7 +12,7 @@ What must stay: the page shows the motion of the whole frame, as `--method joint
 
 from typing import Any, NamedTuple
 
-from scripts.parts.show_sample.sample_page import Picture, Row, Section, enlarged
+from scripts.parts.show_sample.sample_page import Picture, Row, Section, enlarge
 from scripts.parts.show_sample.sample_read import Sample
 
 
@@ -41,7 +41,7 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
 
     pictures = []
     for picture in pictures_of(motion):
-        pictures.append(Picture(picture.caption, enlarged(picture.image)))
+        pictures.append(Picture(picture.caption, enlarge(picture.image)))
     title = f"Motion within the exposure of {clip.stems[frame]}, before the crop and the flips"
     return Section(title, [Row(LEGEND, pictures)])
 

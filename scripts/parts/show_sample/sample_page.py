@@ -3,7 +3,7 @@
     Page            what the page shows
         Verdict     whether spikes and frames agree
         Section     a chapter; it has rows, and a row has pictures
-    enlarged        an image in which single pixels can be seen
+    enlarge         an image in which single pixels can be seen
 
 What must stay: the names of the fields, because the template uses them. So rename a field in both
 places (test_the_page_is_whole_in_a_browser).
@@ -61,7 +61,7 @@ class Page(NamedTuple):
     sections: list[Section]
 
 
-def enlarged(image: np.ndarray) -> np.ndarray:
+def enlarge(image: np.ndarray) -> np.ndarray:
     """Return a copy of an image (H, W, 3), at least LEAST_WIDTH wide, with each pixel repeated."""
     factor = math.ceil(LEAST_WIDTH / image.shape[1])
     return cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)

@@ -76,11 +76,11 @@ def sample_of_any_set(dataset: Any, wanted: Wanted) -> BareSample:
         return BareSample(f"{title}, epoch {epoch}: {key}", names, item)
     reader = dataset.readers()[index]
     names = list(reader.stems[:SHOWN])
-    item = stacked([reader.frame(number) for number in range(len(names))])
+    item = stack_frames([reader.frame(number) for number in range(len(names))])
     return BareSample(f"{title}: {reader.name}", names, item)
 
 
-def stacked(frames: list[dict[str, Any]]) -> dict[str, Any]:
+def stack_frames(frames: list[dict[str, Any]]) -> dict[str, Any]:
     """Join the frames of a clip, {kind: (C, H, W)} each, to {kind: (frames, C, H, W)}."""
     import torch  # here, so that --help does not wait for it
 

@@ -23,7 +23,7 @@ from data.augment import Augment
 from data.cameras.sharp_image import sharp_image
 from data.spike.geometry import Crop
 from scripts.parts.show_sample.sample_edges import edges_over
-from scripts.parts.show_sample.sample_page import Picture, Row, Section, enlarged
+from scripts.parts.show_sample.sample_page import Picture, Row, Section, enlarge
 from scripts.parts.show_sample.sample_read import Sample
 from utils.image import tensor_to_uint8
 
@@ -75,7 +75,7 @@ def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
     whole_size = Augment.whole(clip.size)  # a crop as large as the frame, without flips
     whole_bgr = dataset.backend.images(clip, "lq", first_frame, whole_size)[0]  # (H, W, 3)
     whole = whole_bgr[..., ::-1]  # from B, G, R to R, G, B
-    image = enlarged(whole)
+    image = enlarge(whole)
     factor = image.shape[1] // whole.shape[1]  # pixels of the page per pixel of the frame
 
     note = "yellow: the crop"
@@ -134,7 +134,7 @@ def frames_of_network(kind: str, frames: Any, names: list[str]) -> Section:
     # strict=False: "gt" may have fewer frames than names.
     for name, frame in zip(names, frames, strict=False):
         rgb = frame[:3]
-        pictures.append(Picture(name, enlarged(tensor_to_uint8(rgb))))
+        pictures.append(Picture(name, enlarge(tensor_to_uint8(rgb))))
     title = tensor_title(kind, frames)
     if frames.shape[1] > 3:
         level = frames[0, 3].mean()
@@ -162,7 +162,7 @@ def spike_channels(spikes: Any, names: list[str]) -> Section:
                 f"channel {number}: {values.min():.2f} to {values.max():.2f}, mean "
                 f"{values.mean():.3f}"
             )
-            pictures.append(Picture(caption, enlarged(image)))
+            pictures.append(Picture(caption, enlarge(image)))
         rows.append(Row(name, pictures))
     title = tensor_title("spike", spikes)
     return Section(f"{title}; white is {white:.3g}", rows)

@@ -42,7 +42,7 @@ from data.spike.geometry import SpikeGeometry
 from data.spike.represent import represent
 from main_train_vrt import PARTS
 from scripts.parts.prepare_gopro_spike.clip_splits import choose_splits
-from scripts.parts.prepare_gopro_spike.parallel_calls import run_counted
+from scripts.parts.prepare_gopro_spike.parallel_calls import run_in_parallel
 from tests.dist.launching import ROOT
 from tests.helpers.checked import find_match, not_none
 from tests.helpers.clip_files import check_clips, data_section
@@ -693,14 +693,16 @@ def test_an_error_in_a_process_ends_the_other_processes_at_once():
     calls = [(300,), (-1,), (300,), (300,)]
 
     with pytest.raises(ValueError, match="non-negative"):
-        run_counted(workers=2, function=time.sleep, calls=calls, name="sleeping", unit="calls")
+        run_in_parallel(workers=2, function=time.sleep, calls=calls, name="sleeping", unit="calls")
 
     assert not multiprocessing.active_children()
 
 
 def test_a_process_that_dies_is_reported():
     with pytest.raises(DataError, match="a process of the pool died"):
-        run_counted(workers=2, function=os._exit, calls=[(7,), (7,)], name="ending", unit="calls")
+        run_in_parallel(
+            workers=2, function=os._exit, calls=[(7,), (7,)], name="ending", unit="calls"
+        )
 
 
 # ---- Clips of two simulated cameras (--rig) ----

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from main_train_vrt import PARTS
-from scripts.parts.convert_options.dotted_keys import flattened
+from scripts.parts.convert_options.dotted_keys import flatten
 from scripts.parts.convert_options.option_yaml import read_yaml
 from tests.dist.launching import ROOT
 from tests.helpers.damage import CHARACTERS, damaged_copies, examples
@@ -57,7 +57,7 @@ def test_a_damaged_yaml_is_read_or_refused(tmp_path, data):
     path.write_bytes(data.draw(damaged_copies(YAML)))
 
     try:
-        flattened(read_yaml(path))
+        flatten(read_yaml(path))
     except OptionError as error:
         assert_is_whole(error)
         assert str(path) in error.where

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from main_train_vrt import PARTS
-from scripts.parts.convert_options.dotted_keys import flattened
+from scripts.parts.convert_options.dotted_keys import flatten
 from scripts.parts.convert_options.option_yaml import read_yaml
 from tests.helpers.limited import assert_refused, call_limited
 from tests.helpers.train_files import write_options
@@ -27,7 +27,7 @@ def load(path):
 
 def convert(path):
     """Read a YAML as scripts/convert_options.py does."""
-    return flattened(read_yaml(Path(path)))
+    return flatten(read_yaml(Path(path)))
 
 
 # Names by which another process finds the functions above.
