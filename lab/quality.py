@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Find out which method restores best: train and test option files in the same way, and compare.
+"""Find out which method restores best: train, test and compare option files.
 
     python lab/quality.py
     python lab/quality.py --suite real --videos VIDEOS --steps 500

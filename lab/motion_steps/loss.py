@@ -23,7 +23,7 @@ SQUARE_SIDE = 12
 # Weight of squares that became worse than in the first estimate, default of --worse-weight. A
 # larger weight makes the network careful: it changes the frame less. In dim light a weight of 2
 # lost less on smooth photographs, and gained as much elsewhere. The last trainings for few spikes
-# had the weights 2 and 1.2.
+# had the weights 2 and 1.2. All other trainings had the default.
 WORSE_WEIGHT = 0.5
 # Added to mean squared errors in the loss, so that the logarithm of a perfect frame is finite. The
 # value is about one grey level of 8 bits, squared: (1 / 255)^2 = 1.5e-5. So the loss does not

@@ -69,9 +69,9 @@ def earlier_splits(names: Sequence[str], out: Path) -> dict[str, str]:
             if (out / "GOPRO_Large" / split / name).is_dir():
                 earlier[name] = split
     # By dataset.json. With a rig, a source becomes several clips. dataset.json lists them by their
-    # own names, e.g. camel_00, and the name of the source is their key "source". If
-    # dataset.json and the folders disagree, dataset.json counts: the folder camel_00 may be of a
-    # source "camel" or "camel_00", and only dataset.json tells which.
+    # own names, e.g. camel_00, and the name of the source is their key "source". If dataset.json
+    # and the folders disagree, dataset.json counts: the folder camel_00 may be of a source "camel"
+    # or "camel_00", and only dataset.json tells which.
     recorded = {}
     for name, clip in read_info(out)["clips"].items():
         source = clip.get("source", name)

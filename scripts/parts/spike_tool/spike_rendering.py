@@ -32,7 +32,7 @@ from utils.options.sources import Sources
 GREY_METHODS = ("tfp", "tfi", "tfstp")
 # Number of planes before the center that tfstp gets. It has no option `half_window`, because it
 # remembers all planes before the center. More planes take more time, and change the image less and
-# less. As many planes after the center are read, too, but tfstp does not use them.
+# less. The same number of planes after the center is read, too, but tfstp does not use them.
 HISTORY = 128
 
 
