@@ -89,8 +89,8 @@ def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
 def _shapes_of_released(name: str) -> dict[str, torch.Size]:
     """Return the shape of each tensor of the published network `name`, by name of the tensor.
 
-    The network is built for this, which takes a fifth of a second, so the result is kept. Do not
-    change it.
+    To find the shapes, the network is built, which takes a fifth of a second. So the result is
+    cached: do not change it.
     """
     return _shapes_of(_tensors_of(_network_of_release(name, Path(name), weights={})))
 

@@ -163,7 +163,7 @@ def build_report(
     The page has tables, the PSNR of each frame, a slider between the blurry and the restored frame,
     and videos that play beside the slider.
 
-    results: the content of metrics.json, the result of `collect`.
+    results: the content of metrics.json: the result of `collect`, and the key "protocol".
     clips: name of a clip -> pictures of the example frame, (H, W, 3) uint8: "blurry" and
     "restored", "spikes" and "sharp" if there are any, and the pictures of the method (captions).
     videos: name of a clip -> data URI of the video that compares input and result.

@@ -1,8 +1,8 @@
 """Averages of the scores of a test, its table, and its protocol in words.
 
-`collect` turns the scores of each frame into the content of metrics.json. `score_table` and
-`score_text` show this content. A "kind" is what was scored: "restored", "input" (the blurry frame,
-to compare with), "instant 0", "instant 1", ...
+`collect` turns the scores of each frame into the scores and averages of metrics.json. `score_table`
+and `score_text` show them. A "kind" is what was scored: "restored", "input" (the blurry frame, to
+compare with), "instant 0", "instant 1", ...
 
 What must stay: the keys and the order of metrics.json, because users' scripts read them
 (test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both). Free to change: how the
@@ -67,7 +67,7 @@ LPIPS_NOTE = f"{START_OF_LPIPS_NOTE}: AlexNet, version 0.1"
 def collect(
     clips: Sequence[Mapping[str, Any]], expected: int, mean: str = "clips"
 ) -> dict[str, Any]:
-    """Return the content of metrics.json.
+    """Return the scores and averages of metrics.json. report.py adds the key "protocol" to them.
 
     clips: an entry {"name", "frames", "per_frame": Scores, ...} for each clip.
     expected: number of clips that there should be.

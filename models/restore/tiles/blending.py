@@ -35,8 +35,11 @@ def blend_weights(
     size, overlap: size of the tile and overlap of neighbours, in pixels or frames of the result.
     blend: "kair" or "smooth".
     """
-    # The ramps of "smooth" must fit into the tile, which may be shorter than the overlap.
-    begin, end = _smooth_ramps(min(overlap, size)) if blend == "smooth" else _kair_ramps(overlap)
+    if blend == "smooth":
+        # The ramps must fit into the tile, which may be shorter than the overlap.
+        begin, end = _smooth_ramps(min(overlap, size))
+    else:
+        begin, end = _kair_ramps(overlap)
     weights = torch.ones(size)
     has_tile_before = tile_index > 0
     has_tile_after = tile_index < len(starts) - 1
@@ -63,9 +66,9 @@ def _smooth_ramps(overlap: int) -> tuple[Tensor, Tensor]:
 def _kair_ramps(overlap: int) -> tuple[Tensor, Tensor]:
     """Return the weights at the start and at the end of a tile: 0 over half of the overlap.
 
-    At each pixel that two neighbours share, one of them has the weight 1, and the other has 0. So
-    half of an odd overlap is rounded down at the start of a tile, and up at its end. E.g. two tiles
-    that share 5 pixels:
+    At each pixel that two neighbours share, one of them has the weight 1, and the other has 0. If
+    the overlap is odd, its half is rounded down at the start of a tile, and up at the end of a
+    tile. E.g. two tiles that share 5 pixels, 2 zeros and 3 zeros:
 
                                  | 5 shared |
         end of one tile      ... 1 1 1 0 0 0

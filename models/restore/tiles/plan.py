@@ -77,9 +77,10 @@ class Tiling:
 
     @staticmethod
     def _refuse_overlap(key: str, size: int, overlap: int) -> None:
-        """Raise OptionError if a tile of `size` does not reach beyond the tile before it.
+        """Raise OptionError if a tile of `size` is not larger than its overlap with the next tile.
 
-        Such tiles would never reach the end of the clip or of the frame.
+        Then a tile would not reach beyond the tile before it, and the tiles would never reach the
+        end of the clip or of the frame.
 
         key: how the two options begin, "num_frame" or "size_patch".
         """
