@@ -44,15 +44,15 @@ class Tiling:
     size_patch_overlapping: int = 20
     # "kair": as published, with trimmed borders. "smooth": without a visible seam (blending.py).
     blend: str = "kair"
-    # Whether the time-reversed clip is put behind the clip, with reversed spikes. Each frame then
-    # is the mean of its two results.
+    # Whether the time-reversed clip is put behind the clip, with reversed spikes. Then each frame
+    # has two results, and their mean is the restored frame.
     flip_seq: bool = False
-    # Whether the last frame is repeated before restoring. Its second result is dropped.
+    # Whether the last frame is repeated before restoring. The result of the repetition is dropped.
     pad_seq: bool = False
     # Whether only frame n // 2 of n is restored.
     center_frame_only: bool = False
-    # Number of tiles in space per pass of the network. More are faster on a GPU, and use more
-    # memory. The number changes no result.
+    # Number of tiles in space per pass of the network. A larger number is faster on a GPU, and uses
+    # more memory. The number changes no result.
     batch_tiles: int = 1
     # Whether smaller tiles are tried after an out-of-memory error.
     may_halve: bool = False

@@ -37,7 +37,8 @@ from models.vrt.work import Weights
 class WindowAttention(nn.Module):
     """Attention among the T tokens of a window.
 
-    window: frames, height and width of a window. heads: number of heads.
+    dim: number of channels, C. heads: number of heads.
+    window: frames, height and width of a window.
     qkv_bias: whether the layers that make q, k and v have a bias.
     qk_scale: factor of the logits, or None for the published factor.
     mutual: whether the window holds two frames that also attend to each other.

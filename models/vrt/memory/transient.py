@@ -56,8 +56,8 @@ def alignment_transient(align: DeformAlign, target: Tensor) -> int:
     samples = TAPS * align.source_count * d
 
     # What is in memory for all frames:
-    #     three tensors of the size of offsets and masks: the offsets and masks, their gradients, and
-    #         the offsets and masks in float32
+    #     three tensors of the size of the offsets and masks: the offsets and masks themselves,
+    #         their gradients, and the offsets and masks in float32
     #     four tensors of the size of the conv net's input
     #     the gradient of the result, d numbers
     for_all_frames = n * (3 * offsets_and_masks + 4 * inputs_of_conv_net + d)
