@@ -1,7 +1,8 @@
 """Make a picture of the sharp moment from the channels of a frame, for people.
 
-Panels, pages of scripts and the check of alignment show what the spikes saw at the moment of the
-sharp frame. There are two cases:
+The panels of validations and tests, the page of scripts/show_sample.py and the check of alignment
+(data/alignment_pictures.py) show what the spikes saw at the moment of the sharp frame. There are
+two cases:
 
     channels of the representation "relative"   `image_of_ratios` turns ratios into light
     all other channels                          `nearest_channels` finds the channels nearest to the

@@ -93,8 +93,9 @@ def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
     """Return the middle m of each window of `tfp` with num_bins.
 
     m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. The
-    limits are as in S-VRT, for networks that were trained with it. A window has 2 half_window +
-    1 planes, but at the upper limit only 2 half_window, because its last plane would be plane T.
+    limits are as in S-VRT, for networks that were trained with these windows. A window has
+    2 half_window + 1 planes. At the upper limit it has only 2 half_window planes, because its last
+    plane would be plane T, and the last plane of the stream is T - 1.
     test_tfp_spread_over_the_file_is_the_formula_of_s_vrt fails for other middles.
     Raises ValueError if the stream has less than 2 half_window planes.
     """

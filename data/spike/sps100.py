@@ -105,8 +105,9 @@ def unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
     """Unpack the crop of planes of an SPS100.
 
     A line is stored as 500 pixels, a word of 12 bits, 500 pixels, a word. So the line is unpacked
-    as a raster line of 1024 bits, in which a column of the second half is 12 bits further right:
-    column 600 is bit 612. The columns of the crop in both halves are put side by side.
+    as a raster line of 1024 bits. There, the word of the first half moves each column of the second
+    half by 12 bits: column 600 is bit 612. The columns of the crop in both halves are put side by
+    side.
     """
     # The same planes as raster planes of 1024 columns, words included.
     as_raster = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud)
