@@ -142,8 +142,8 @@ def _validate_clips_of_rank(
         #     3        4       clip 4   no clip, but rank 1 votes, because rank 0 waits for its vote
         for first in range(0, len(clips), world):
             # The ranks vote between two rounds, so a signal ends the validation after one round at
-            # the latest. There is no vote before the first round. So a signal that came before the
-            # validation waits for one round, like any other signal.
+            # the latest. There is no vote before the first round: a signal that came before the
+            # validation also waits for one round.
             if first > 0 and _any_rank_stops():
                 return None
             index = first + rank

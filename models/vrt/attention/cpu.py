@@ -129,8 +129,8 @@ def _offset_of_round(
 ) -> Tensor | None:
     """Return the sum of bias and mask, times log2(e), repeated for each window of a round.
 
-    Each window needs a copy of its own, because `logits` adds the copies to the products of all
-    windows in one call (baddbmm).
+    `logits` adds this sum to the products of all windows in one call (baddbmm). The call needs a
+    copy of the sum for each window.
 
     q: (n, heads, T, hd). bias: (heads, T, T) or None. mask: (T, T) or None.
     Returns (windows * heads, T, T), or None if both are None. E.g. 128 tokens, 6 heads, float32: a

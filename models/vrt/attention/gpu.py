@@ -55,10 +55,10 @@ def window_attention(
     # The kernels compute addresses in qkv. With another layout they would read wrong numbers
     # without an error.
     qkv = qkv.contiguous()
-    return WindowAttention.apply(qkv, bias, region_row, regions, scale, mutual)
+    return GpuAttention.apply(qkv, bias, region_row, regions, scale, mutual)
 
 
-class WindowAttention(torch.autograd.Function):
+class GpuAttention(torch.autograd.Function):
     """Launches the kernels, forward and backward. `window_attention` calls it."""
 
     @staticmethod

@@ -208,9 +208,9 @@ def gradient_of_bias(
 ):  # fmt: skip
     """Write the sum of dS over a group of windows, for one tile of the (keys, queries) of one head.
 
-    `WindowAttention.backward` adds the sums of all groups, which gives the gradient of the bias.
-    Without a bias, this kernel is not launched. The arguments are as in `gradient_of_queries`.
-    Writes grad_bias. out, grad_qkv, scale and HAS_BIAS are not used.
+    `GpuAttention.backward` (attention/gpu.py) adds the sums of all groups, which gives the gradient
+    of the bias. Without a bias, this kernel is not launched. The arguments are as in
+    `gradient_of_queries`. Writes grad_bias. out, grad_qkv, scale and HAS_BIAS are not used.
 
     E.g. T = 192 tokens, 6 heads, tiles of 64 x 64: the matrix has 9 tiles, so there are 54 programs
     for each group of windows. Tile 5 is the part of keys 64 ... 127 and queries 128 ... 191:
