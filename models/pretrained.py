@@ -32,8 +32,12 @@ def load_pretrained(
     """
     if not path:
         return None
-    # A file may hold the weights twice: the normal weights under the key "params", and their
-    # running average under the key "ema_state_dict".
+    # `read_weights` takes the weights under the preferred key, if the file has this key. Otherwise
+    # it takes the first of CONTAINERS (weights_file.py) that the file has. The keys:
+    #
+    #     "params"              the weights of <step>_G.pth or <step>_E.pth
+    #     "model_state_dict"    the normal weights of a checkpoint
+    #     "ema_state_dict"      the running average of the weights of a checkpoint
     container = "params" if which == "netG" else "ema_state_dict"
     # `path` may be the name of published weights, such as "vrt/006". `file_of` returns their file.
     file = str(file_of(path))
