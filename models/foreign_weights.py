@@ -146,7 +146,7 @@ NOT_ALLOWED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 
 
 def no_weights(path: Path, error: Exception) -> CheckpointError:
-    """Return the error about a file that torch.load did not read. It says what the file is."""
+    """Return an error that says what a file is that torch.load did not read."""
     expected = "a file written by torch.save that holds tensors only"
     if isinstance(error, OSError):
         what = f"cannot read it: {error.strerror}"

@@ -50,7 +50,7 @@ class ClipScorer:
         self.more_scores = more_scores
         self.metrics_of_input = choose_metrics(METRICS_OF_TESTS, metric.more)
         self.metrics_of_restored = self.metrics_of_input
-        if is_grey:  # then the restored frames have no colour, so only metrics on luma apply
+        if is_grey:  # grey frames have no colour to compare, so only metrics on the luma apply
             self.metrics_of_restored = [each for each in self.metrics_of_input if each.on_luma]
         self.metrics_of_instants = choose_metrics(("psnr",), more=())
         self.scores: Scores = {}

@@ -43,7 +43,7 @@ def cpu_attention(
     out = (sums.of_values / sums.of_rows).transpose(2, 3)  # (n, heads, T, hd)
     precise_dtype = torch.promote_types(q.dtype, torch.float32)
     log_sums = sums.of_rows.to(precise_dtype).log2().transpose(2, 3)  # (n, heads, T, 1)
-    # The logarithms lack the number that was subtracted from the logits. So add it again.
+    # The largest logit was subtracted from the logits of its row. So add it to the logarithms.
     return out, log_sums.add_(sums.largest)
 
 
@@ -60,13 +60,14 @@ def _weighted_sums(
 ) -> _Sums:
     """Compute P v and the sums of the rows of P, a few windows at a time.
 
-    P v is computed transposed, as v^T P^T, because transposing v costs less than a product with a
-    thin result. A row of ones below v^T gives the sums of the rows of P in the same product. E.g.
-    T = 3 tokens of hd = 2 channels, a1 and a2 are the channels of the value of token a:
+    P v has only hd columns, and a product with few columns is slow. So P v is computed transposed,
+    as v^T P^T: transposing v costs less. A row of ones below v^T gives the sums of the rows of P in
+    the same product. E.g. tokens a, b, c (T = 3) of hd = 2 channels, where a1 and a2 are the
+    channels of the value of token a:
 
-        a1 b1 c1                         first channel of the output of each query, as a sum
-        a2 b2 c2   x   P^T (3 x 3)   =   second channel
-        1  1  1                          sums of the rows of P, by which the output is divided later
+        a1 b1 c1                         first channel of P v, for each query
+        a2 b2 c2   x   P^T (3 x 3)   =   second channel of P v
+        1  1  1                          sums of the rows of P, by which P v is divided later
 
     subtracts: whether the largest logit of each row is subtracted before exp2, so that no sum
         overflows. The other arguments are as in `cpu_attention`.

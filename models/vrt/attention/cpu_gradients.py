@@ -16,8 +16,9 @@ Otherwise each subtraction would be one more pass over a T x T matrix.
 
 Letters: n windows, T tokens in a window, hd channels of a head.
 
-What must stay: the gradients, which tests/parts/models/test_block.py compares, and the order of the
-operations, because another order changes the last bits of a training (no test notices).
+What must stay: the gradients, which tests/parts/models/test_block.py compares. The order of the
+operations must stay, too, because another order changes the last bits of a training. No test
+notices the order.
 """
 
 from typing import NamedTuple
