@@ -97,11 +97,15 @@ def check_memory(
         # 12 characters ("  do        "), so all later lines are indented by 12 spaces.
         indent = " " * 12
         lines = [f"{indent}{line}" for line in changes()]
+        if lines:
+            do = "\n".join(["one of these, or several:", *lines])
+        else:  # no option makes the step smaller
+            do = "use a smaller network, or a machine with more memory"
         raise OptionError(
             what=_in_words(need, lq),
             where="datasets.train, netG",
             expected=f"at most the {size:.1f} GB of this machine, or of its limit",
-            do="\n".join(["one of these, or several:", *lines]),
+            do=do,
         )
     smaller = ", or ".join(changes())
     if not smaller:  # no option makes the step smaller

@@ -270,9 +270,12 @@ class Timing:
         """Return the refusal of a frame if its file lacks some of the planes first ... end - 1."""
         keys = "spike.exposure" if self.has_exposures else "spike.first, spike.count"
         shift = f", time offset {self.offset:g}" if self.offset else ""
-        needs = f"frame {frame} of clip {clip} needs planes {first} to {end - 1} ({keys}{shift})"
+        if end <= first:
+            needs = f"frame {frame} of clip {clip} begins at plane {first} and gets no plane"
+        else:
+            needs = f"frame {frame} of clip {clip} needs planes {first} to {end - 1}"
         return DataError(
-            what=f"{needs}, the file has {planes} planes",
+            what=f"{needs} ({keys}{shift}), the file has {planes} planes",
             where=f"clip {clip}",
             expected=f"within 0 to {planes - 1}",
             do=f"correct {keys}, or restore the file",

@@ -109,9 +109,9 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:--
 # matches 'password = ' and '"pwd": ', and not "password ".
 _NAME_IN_TEXT = rf"""{_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}"""
 # The second form is a flag and "=" or a blank. After "--" there may be other words, up to 40
-# characters. They end with "_", "-", or a small letter before a capital letter. The form matches
-# "--token=", "--wandb-api-key=" and "--hfToken ", and not "--compat ".
-_FLAG = rf"--(?:[\w-]{{0,40}}(?:[_-]|[a-z](?=[A-Z])))?{_NAME}[ =]"
+# characters. They end with "_", "-", a digit, or a small letter before a capital letter. The form
+# matches "--token=", "--wandb-api-key=", "--hf2token " and "--hfToken ", and not "--compat ".
+_FLAG = rf"--(?:[\w-]{{0,40}}(?:[_\d-]|[a-z](?=[A-Z])))?{_NAME}[ =]"
 # The value is a text in quotes, whose end may be cut off, or a word. Its repetitions need no upper
 # bound: the search continues behind a match, so each character is read once.
 _VALUE_IN_TEXT = "|".join(
@@ -121,9 +121,11 @@ _VALUE_IN_TEXT = "|".join(
         r"[^\s,;&}\]]+",  # a word: up to a blank, one of ",;&", or a closing bracket
     )
 )
-# Group 1 stays in the text, group 2 is the value. (?<![^\W_]) says that the name begins a word: no
-# letter or digit stands in front of it. So 'db_pwd: ' matches, and 'mypwd: ' does not.
-_IN_TEXT = re.compile(rf"(?<![^\W_])({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
+# What may stand in front of a name, as in KEY: no letter or digit ("db_pwd: "), a digit
+# ("hf2token: "), or a small letter before a capital letter ("hfToken: "). So "mypwd: " is no name.
+_BEGIN_OF_NAME = r"(?:(?<![^\W_])|(?<=\d)|(?<=[a-z])(?=[A-Z]))"
+# Group 1 stays in the text, group 2 is the value.
+_IN_TEXT = re.compile(rf"{_BEGIN_OF_NAME}({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
 
 
 def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:

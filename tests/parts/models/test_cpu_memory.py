@@ -164,6 +164,16 @@ def test_a_step_that_cannot_fit_is_refused_with_the_figures():
     assert "GB of activations" in error.value.what
 
 
+def test_a_step_that_cannot_fit_without_any_smaller_options_asks_for_a_smaller_network():
+    net = VRT(**SMALL)
+    lq = clips_of(20 * memory_now().whole, net)
+
+    with pytest.raises(OptionError) as error:
+        check_memory(net, lq, is_half=False, has_average=False, changes=list)
+
+    assert error.value.do.startswith("use a smaller network")
+
+
 def test_a_training_that_cannot_fit_ends_before_its_first_step(tmp_path):
     options = write_options(tmp_path, netG=network_section(**WIDE))
     options_of_net: dict[str, Any] = {**SMALL, "depths": [2] + [1] * 7, **WIDE}

@@ -593,6 +593,7 @@ KEYS_OF_SECRETS = [
     "jwt",
     "hf_token",
     "hfToken",
+    "hf2token",
     "refresh_token",
     "connection_string",
     "sas",
@@ -610,6 +611,11 @@ def test_the_value_of_a_key_that_says_secret_is_hidden(key):
 @pytest.mark.parametrize("key", KEYS_OF_SECRETS)
 def test_the_value_of_a_flag_that_says_secret_is_hidden(key):
     assert "canary" not in redact(f"--{key} canary", replacement="***")
+
+
+@pytest.mark.parametrize("key", KEYS_OF_SECRETS)
+def test_the_value_of_a_key_in_the_middle_of_a_message_is_hidden(key):
+    assert "canary" not in redact(f"cannot read {{{key}: canary}}", replacement="***")
 
 
 # Made up for this test, in the forms that such services use.
