@@ -11,7 +11,7 @@ Also the data and the network, in one process:
 Only the data, with every clip and every problem (exit code 3 if there is one):
     python scripts/doctor.py --opt FILE --data --decode
 Also whether several ranks can work together (srun or a platform can start them, too):
-    torchrun --nproc_per_node=N scripts/doctor.py --opt FILE
+    python scripts/torchrun_quiet.py --standalone --nproc_per_node=N scripts/doctor.py --opt FILE
 What the failure in a log means:
     python scripts/doctor.py --log FILE
 """
