@@ -171,7 +171,16 @@ def new_files() -> dict[str, str]:
 
 # ---- The runs with them ----
 
-# The steps of with_new_parts.py, by their names in its report.
+# The steps of with_new_parts.py, by their names in its report. The first word is the program:
+#
+#     check, examine   scripts/doctor.py, with and without --data
+#     train            main_train_vrt.py
+#     test             main_test_vrt.py
+#     show             scripts/show_sample.py
+#     cache            scripts/build_clip_cache.py
+#
+# "noise", "squares" and "channels" are data sets without files, "vrt" is the network. "the page" is
+# docs/extending.md, whose option file is used. "train again" uses the options that a run has saved.
 STEPS = (
     "check",
     "train",
@@ -201,7 +210,8 @@ REFUSED = {
     "motion of channels": "Channels has no spike files, so no motion can be shown",
 }
 
-# An option that is misspelt -> the right key, which the error names.
+# An option that is misspelt -> the right key, which the error names. One option also holds a
+# secret ("canary-3"), which no message may show.
 MISSPELT = {
     "datasets.train.recording=x": "recordings",
     "datasets.train.camera.evry=2": "every",
@@ -219,7 +229,7 @@ MISSPELT = {
 WRONG_SECRETS = [
     # A list in place of a text.
     'logging.writers=[{"type":"table","token":["canary-4"]}]',
-    # A text in place of a list.
+    # A text in place of a list. Its brace is not closed on purpose: it is no valid JSON, either.
     'logging={"writers":"{token: canary-5"}',
 ]
 
@@ -243,7 +253,10 @@ def arrange_clips(root: Path, split: str) -> dict[str, str]:
 
 
 def options_with_new_parts(root: Path) -> dict[str, Any]:
-    """Return options that name a new part wherever there can be one, for the clips below `root`."""
+    """Return options that use a new part in each section that can name one.
+
+    root: folder of the clips.
+    """
     spike = {"type": "inverted", "representation": {"type": "count", "parts": 3}}
     train = {
         "dataset_type": "LabTrain",

@@ -432,6 +432,7 @@ ON_HOST_H0 = Place(local_rank=1, world_size=2, address="h0")
 def test_a_rank_of_another_launcher_joins_the_others(env, place):
     named = with_standard_names(env, gpu_count=1)
 
+    # The process itself is a rank, so there are no variables with which torchrun starts ranks.
     assert not node_variables(named, gpu_count=1)
     found = read_launch(named, gpu_count=1)
     assert found.rank == 1
@@ -457,6 +458,8 @@ def test_a_rank_of_another_launcher_joins_the_others(env, place):
     ],
 )
 def test_a_process_of_a_platform_stands_for_its_node(env, address):
+    # `with_standard_names` adds torchrun's names of the platform's variables. `node_variables`
+    # makes of them the PET_* variables with which torchrun starts the ranks of this node.
     found = node_variables(with_standard_names(env, gpu_count=8), gpu_count=8)
 
     assert found["PET_NPROC_PER_NODE"] == "8"
@@ -476,6 +479,7 @@ def test_the_only_rank_of_a_node_takes_the_first_of_several_visible_gpus():
     # SageMaker gives this job 1 GPU of each host, but 8 GPUs are visible.
     named = with_standard_names(SAGEMAKER | {"SM_NUM_GPUS": "1"}, gpu_count=8)
 
+    # The process itself is the only rank of its node, so torchrun starts no ranks.
     assert not node_variables(named, gpu_count=8)
     assert read_launch(named, gpu_count=8).local_rank == 0
 
@@ -505,8 +509,9 @@ def test_two_jobs_on_one_host_meet_at_different_ports():
     assert len(ports) == 2
 
 
-# In these cases the number of processes is known. But it is not known where rank 0 is, or which
-# rank this process is. message: a part of the error, the command that the user should type.
+# In these cases the launcher tells how many processes there are. But it does not tell where rank 0
+# is, or which rank this process is. message: the part of the error with the command that the user
+# should type.
 INCOMPLETE = [
     pytest.param(
         without(OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), "mpirun -x MASTER_ADDR=", id="Open MPI"
@@ -530,8 +535,8 @@ def test_the_command_to_type_is_given_if_only_the_number_of_processes_is_known(e
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(("env", "message"), INCOMPLETE)
-def test_a_process_with_a_world_size_of_1_is_the_only_process(env, message):
+@pytest.mark.parametrize(("env", "_message"), INCOMPLETE)
+def test_a_process_with_a_world_size_of_1_is_the_only_process(env, _message):
     assert read_launch(with_standard_names(env | {"WORLD_SIZE": "1"})) == SINGLE
 
 
@@ -564,7 +569,8 @@ def two_steps(tmp_path):
     return odd_command(write_odd_options(tmp_path), "datasets.test={}", "train.total_iter=2")
 
 
-# The script that lets the fork server start another script, so that it need not import torch.
+# This script asks the fork server, which has imported torch, to start another script. So the other
+# script need not import torch.
 FORK_CLIENT = ["tests/dist/fork_client.py"]
 
 
@@ -572,7 +578,7 @@ FORK_CLIENT = ["tests/dist/fork_client.py"]
     ("mpirun", "client"),
     [
         pytest.param(OPEN_MPI_RUN, FORK_CLIENT, id="Open MPI", marks=NEEDS_OPEN_MPI),
-        # MPICH starts two new Pythons, which import torch.
+        # With MPICH, both ranks are new Pythons, which import torch.
         pytest.param(MPICH_RUN, [], id="MPICH", marks=[NEEDS_MPICH, pytest.mark.slow]),
     ],
 )

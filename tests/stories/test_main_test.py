@@ -46,7 +46,7 @@ from utils.options.models import PathOptions
 from utils.video.reader import VideoReader
 
 MAIN = "main_test_vrt.py"
-# Time limit of processes that take a few seconds on an idle machine.
+# Time limit of processes. They take a few seconds on an idle machine, but far longer on a busy one.
 LIMIT_S = 300
 
 # ---- The files of the tests ----
@@ -78,8 +78,11 @@ def user_arguments(home, clip):
     return ["--weights", home / "rgb.pth", "--input", clip]
 
 
-def restore(out, *arguments):
-    """Run main_test_vrt.py in this process. Returns its metrics.json."""
+def metrics_of_restoring(out, *arguments):
+    """Run main_test_vrt.py in this process. Returns its metrics.json.
+
+    out: folder of the results.
+    """
     weights_files.restore(*arguments, "--output", out)
     return read_metrics(out)
 
@@ -87,7 +90,9 @@ def restore(out, *arguments):
 @pytest.fixture(scope="module")
 def tested_folder(home):
     """Give the results of a test with the option file, with frames and comparisons."""
-    restore(home / "tested", *option_file_arguments(home), "--save", "frames", "comparison")
+    metrics_of_restoring(
+        home / "tested", *option_file_arguments(home), "--save", "frames", "comparison"
+    )
     return home / "tested"
 
 
@@ -108,11 +113,15 @@ def files_of_clip(home, clip):
 
 @pytest.fixture(scope="module")
 def restored_by_hand(home):
-    """Give the frames (4, H, W, 3) of clip test2, restored without main_test_vrt.py."""
+    """Give the frames (4, H, W, 3) of clip test2, restored without main_test_vrt.py.
+
+    The clip is restored as a whole, without tiles.
+    """
     saved = read_saved(home / "spike.pth")
     blur, spikes, sharp = files_of_clip(home, "test2")
-    (clip,) = user_clips(blur, spikes, sharp, saved.spike)
+    (clip,) = user_clips(blur, spikes, sharp, saved.spike)  # a list with one reader
     items = [clip.frame(number) for number in range(4)]
+    # [None]: a batch of one clip.
     lq = torch.stack([item["lq"] for item in items])[None]
     spike = torch.stack([item["spike"] for item in items])[None]
     frames = restore_clip(saved.build(), lq, spike, window_size=(2, 4, 4), least_size=(8, 8))
@@ -138,7 +147,8 @@ def test_the_written_frames_equal_frames_that_were_restored_by_hand(
 ):
     for number, expected in enumerate(restored_by_hand):
         found = imread_rgb(tested_folder / "test2" / f"{number:06d}.png").astype(int)
-        # Tiles are summed in another order, so a value may round to its neighbour.
+        # main_test_vrt.py restores in tiles and sums them in another order, so a value may round to
+        # its neighbour.
         assert np.abs(found - expected).max() <= 1
 
 
@@ -147,7 +157,7 @@ def test_a_folder_with_spikes_gives_the_numbers_of_the_data_set(home, tested_fol
     spikes = home / "GOPRO_Large_spike_seq" / "test"
     files = ["--weights", home / "spike.pth", "--input", rgb, "--spike", spikes, "--gt", rgb]
 
-    found = restore(tmp_path, *files, "--tile", "0,0")
+    found = metrics_of_restoring(tmp_path, *files, "--tile", "0,0")
 
     assert found["averages"] == read_metrics(tested_folder)["averages"]
     assert found["protocol"]["weights"].endswith("network from the weights file")
@@ -163,7 +173,7 @@ def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
     camera = {"type": "perturb", "threshold_prob": 1, "threshold_range": [factor, factor]}
     option = f"datasets.test.camera={json.dumps(camera)}"
 
-    found = restore(tmp_path / "out", *option_file_arguments(home), option)
+    found = metrics_of_restoring(tmp_path / "out", *option_file_arguments(home), option)
 
     has_equal_score = mean_psnr(found) == mean_psnr(read_metrics(tested_folder))
     assert has_equal_score == is_equal
@@ -178,7 +188,7 @@ def incomplete_folder(home, tmp_path_factory):
     folder = tmp_path_factory.mktemp("incomplete")
     (folder / "meta.txt").write_text("test1 3 0 000000\n")
     options = [f"datasets.test.meta_info_file={folder / 'meta.txt'}", "datasets.test.num_frame=2"]
-    restore(folder / "out", *option_file_arguments(home), *options)
+    metrics_of_restoring(folder / "out", *option_file_arguments(home), *options)
     return folder / "out"
 
 
@@ -296,7 +306,9 @@ def interrupted_test(home, tested_folder):
         # Also leave out the frames of other clips that have the name of the missing frame.
         if path.name != "000001.png":
             times[path] = path.stat().st_mtime_ns
-    after = restore(folder, *option_file_arguments(home), "--save", "frames", "comparison")
+    after = metrics_of_restoring(
+        folder, *option_file_arguments(home), "--save", "frames", "comparison"
+    )
     return InterruptedTest(folder, before, times, after)
 
 
@@ -322,7 +334,9 @@ def test_a_clip_without_scores_is_scored_and_not_restored(home, tested_folder, c
     folder = home / "only_scores_missing"
     shutil.copytree(tested_folder, folder)
     (folder / "clips" / "test1.json").unlink()
-    after = restore(folder, *option_file_arguments(home), "--save", "frames", "comparison")
+    after = metrics_of_restoring(
+        folder, *option_file_arguments(home), "--save", "frames", "comparison"
+    )
 
     log = capfd.readouterr().out
     assert "test1: scored; its frames were restored before" in log
@@ -420,7 +434,7 @@ def with_val_options(home, tmp_path_factory):
         "val.pad_seq=true",
     ]
     out = tmp_path_factory.mktemp("val")
-    restore(out, *option_file_arguments(home), *IN_PAIRS, *flags)
+    metrics_of_restoring(out, *option_file_arguments(home), *IN_PAIRS, *flags)
     return out
 
 
@@ -428,7 +442,7 @@ def with_val_options(home, tmp_path_factory):
 def without_val_options(home, tmp_path_factory):
     """Give the results of the same test without these flags."""
     out = tmp_path_factory.mktemp("no_val")
-    restore(out, *option_file_arguments(home), *IN_PAIRS)
+    metrics_of_restoring(out, *option_file_arguments(home), *IN_PAIRS)
     return out
 
 
@@ -642,11 +656,14 @@ def test_rates_are_not_divided_if_they_were_not_divided_in_training(half_rate, c
 
 @pytest.fixture(scope="module")
 def holiday(home, tmp_path_factory):
-    """Give a folder with holiday.mp4 (5 frames of 35 x 45), restored into out/."""
+    """Give a folder with holiday.mp4, restored into out/.
+
+    The video has 5 frames of 45 x 35 pixels, at 12.5 frames per second.
+    """
     folder = tmp_path_factory.mktemp("video")
-    write_video(folder / "holiday.mp4", count=5, height=35, width=45)
+    write_video(folder / "holiday.mp4", count=5, fps=12.5, height=35, width=45)
     tiles = ["--tile", "3,32", "--overlap", "1,8", "--blend", "kair"]
-    restore(folder / "out", *user_arguments(home, folder / "holiday.mp4"), *tiles)
+    metrics_of_restoring(folder / "out", *user_arguments(home, folder / "holiday.mp4"), *tiles)
     return folder
 
 
@@ -701,6 +718,7 @@ def interpolated_clip(home, tmp_path_factory):
     folder = tmp_path_factory.mktemp("interpolated")
     netG = network_section(pa_frames=0, fusion="none", img_size=[4, 32, 32], drop_path_rate=0.0)
     net = NETWORKS.build(netG, "netG", spike_channels=0).eval()
+    # In a fresh network, conv_last is 0. Then the network adds nothing to its input.
     torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
     options = {
         "scale": 1,
@@ -711,7 +729,7 @@ def interpolated_clip(home, tmp_path_factory):
     torch.save({"params": net.state_dict(), "options": options}, folder / "fi.pth")
     clip = home / "clips" / "test2"
     arguments = ["--weights", folder / "fi.pth", "--input", clip, "--fps", "50"]
-    restore(folder / "out", *arguments, "--save", "frames", "video")
+    metrics_of_restoring(folder / "out", *arguments, "--save", "frames", "video")
     source = [imread_rgb(clip / f"{number:06d}.png") for number in range(4)]
     return InterpolatedClip(net, source, folder / "out")
 
@@ -745,7 +763,8 @@ def test_a_frame_between_two_is_made_of_its_four_neighbours(interpolated_clip):
     neighbours = np.stack([interpolated_clip.source[number] for number in (0, 0, 1, 2)])
     window = torch.from_numpy(neighbours).permute(0, 3, 1, 2)[None] / 255
     with torch.no_grad():
-        expected = tensor_to_uint8(interpolated_clip.net(window))[0, 0]
+        restored = tensor_to_uint8(interpolated_clip.net(window))  # (1, 1, H, W, 3)
+    expected = restored[0, 0]
 
     found = imread_rgb(interpolated_clip.out / "test2" / "000000_5.png").astype(int)
 
@@ -758,7 +777,9 @@ def test_a_clip_may_have_few_frames(home, tmp_path, frames):
     for path in sorted((tmp_path / "in").iterdir())[frames:]:
         path.unlink()
 
-    restore(tmp_path / "out", *user_arguments(home, tmp_path / "in"), "--save", "frames")
+    metrics_of_restoring(
+        tmp_path / "out", *user_arguments(home, tmp_path / "in"), "--save", "frames"
+    )
 
     assert len(list((tmp_path / "out" / "in").iterdir())) == frames
 
@@ -1203,7 +1224,9 @@ def finished_demo(tmp_path_factory):
         former += ["--weights", str(demo.ROOT / "weights/operator.pth")]
         former += demo.data_roots("test", data)
         # The first frame of each clip is enough to be written over.
-        restore(out, *former, "--save", "frames", "task=demo", "datasets.test.num_frame=1")
+        metrics_of_restoring(
+            out, *former, "--save", "frames", "task=demo", "datasets.test.num_frame=1"
+        )
         former_settings = settings_of(out)
 
         assert demo.main(["--data", str(data), "--output", str(out), "--train_s", "0"]) == 0
