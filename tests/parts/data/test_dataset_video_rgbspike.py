@@ -408,13 +408,16 @@ def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(
     assert torch.equal(kept[(1, 0)]["lq"], expected[0]["lq"])
 
 
+# A resumed run compares `sample_names()` of its data with the names in its checkpoint.
+
+
 def test_the_same_files_have_the_same_names_of_samples(tmp_path):
     write_clips(tmp_path, "clip0")
 
     assert build_clips(tmp_path).sample_names() == build_clips(tmp_path).sample_names()
 
 
-def test_a_resume_sees_another_rate_of_the_same_frames(tmp_path):
+def test_the_names_of_samples_change_with_the_rate_of_the_spikes(tmp_path):
     write_clips(tmp_path, "clip0")
     before = build_clips(tmp_path).sample_names()
 
@@ -423,7 +426,7 @@ def test_a_resume_sees_another_rate_of_the_same_frames(tmp_path):
     assert build_clips(tmp_path).sample_names() != before
 
 
-def test_a_resume_sees_other_planes_of_the_same_frames(tmp_path):
+def test_the_names_of_samples_change_with_the_planes_of_a_frame(tmp_path):
     write_clips(tmp_path, "clip0")
     before = build_clips(tmp_path).sample_names()
 
@@ -444,9 +447,11 @@ def spikes_of_test(root, **spike):
 
 
 def test_the_centre_of_the_data_is_the_plane_of_the_sharp_frame(clips):
-    # The window has 5 planes. A pixel of level 12, the largest level, fires in planes 0 ... 11. The
-    # window around plane 12 (gt_plane) is planes 10 ... 14, of which 2 have a spike: a rate of 0.4.
-    # The window around plane 5 is planes 3 ... 7, of which all have a spike: a rate of 1.
+    # A pixel of level 12, the largest level, fires in planes 0 ... 11. The window has 5 planes:
+    #
+    #     center          planes       spikes    rate
+    #     12 (gt_plane)   10 ... 14    2         0.4
+    #     5               3 ... 7      5         1
     at_12 = spikes_of_test(clips)
     at_5 = spikes_of_test(clips, center=5)
 
@@ -458,12 +463,17 @@ def test_the_centre_may_be_the_middle_of_the_file(clips):
     assert torch.equal(spikes_of_test(clips, center="file"), spikes_of_test(clips))
 
 
-def test_the_rate_of_the_data_is_divided_out(clips, tmp_path):
+def test_spikes_are_divided_by_the_rate_of_dataset_json(clips, tmp_path):
     # Write the test clip of `clips` again, with the same spikes, but with a rate in dataset.json.
     write_clip(tmp_path, "clip9", split="test", frames=5, seed=9)
     write_info(tmp_path, rate=0.5)
 
+    # The rate of `clips` is 1. At a rate of 0.5, the same spikes mean twice the light.
     assert torch.allclose(spikes_of_test(tmp_path), 2 * spikes_of_test(clips))
+
+
+# The name GOPR0372_03_00 says that a frame is the mean of 3 raw frames, with 8 planes each: 24
+# planes, and which of them is the sharp one. The clip "street" has no such name.
 
 
 def test_without_dataset_json_the_options_must_give_the_size(tmp_path):
@@ -476,7 +486,8 @@ def test_without_dataset_json_the_options_must_give_the_size(tmp_path):
 def test_without_dataset_json_the_size_of_the_options_is_enough_for_a_clip_of_gopro(tmp_path):
     write_clip(tmp_path, "GOPR0372_03_00", planes=24)
 
-    item = build_clips(tmp_path, spike={"type": "dat", "h": 8, "w": 12})[(0, 0)]
+    epoch, index = 0, 0
+    item = build_clips(tmp_path, spike={"type": "dat", "h": 8, "w": 12})[(epoch, index)]
 
     # Frames, channels of the default representation, height and width of the crop.
     assert item["spike"].shape == (3, 4, 8, 8)
@@ -511,8 +522,6 @@ VOXEL_OF_1 = {"type": "dat", "representation": {"type": "voxel", "num_bins": 1}}
 GREY = np.full((4, 4, 3), 128, np.uint8)
 DISPLAY_VALUE = 128 / 255
 LIGHT = DISPLAY_VALUE**2.2
-
-
 GREY_PLANES = 1000
 RATE = 0.6  # spikes per plane of a pixel that integrates 1
 
@@ -522,14 +531,15 @@ def grey_spikes(integrated):
 
     integrated: the value that the camera integrates, LIGHT or DISPLAY_VALUE.
 
-    The first planes have all the spikes. This does not matter for a mean over all planes.
+    A pixel fires RATE * integrated spikes per plane on average. All spikes are in the first planes,
+    which does not change the mean over all planes.
     """
     planes = np.zeros((GREY_PLANES, 2, 2), np.uint8)
     planes[: round(GREY_PLANES * RATE * integrated)] = 1
     return planes
 
 
-# light: the option, and the value that such a camera integrates.
+# light: the option spike.light. integrated: the value that such a camera integrates.
 @pytest.mark.parametrize(
     ("light", "integrated"),
     [
@@ -537,7 +547,7 @@ def grey_spikes(integrated):
         pytest.param("display", DISPLAY_VALUE, id="camera of display values"),
     ],
 )
-# gamma: the option, and the value that the channels then show.
+# gamma: the option spike.gamma. shown: the value that the channels then have.
 @pytest.mark.parametrize(
     ("gamma", "shown"),
     [

@@ -326,9 +326,12 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
 def test_a_full_disk_leaves_no_video_that_looks_finished(tmp_path):
     # Noise does not compress, so a few frames have more than 2000 bytes.
     noise = np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
-    is_refused = pytest.raises(DataError, match=r"(?s)out\..*free some space")
 
-    with small_files(limit=2000), is_refused, VideoWriter(tmp_path / "out.mp4", fps=25) as video:
+    with (
+        small_files(limit=2000),
+        pytest.raises(DataError, match=r"(?s)out\..*free some space"),
+        VideoWriter(tmp_path / "out.mp4", fps=25) as video,
+    ):
         for _ in range(8):
             video.write(noise)
 
@@ -398,7 +401,7 @@ def test_an_unreadable_video_is_named(tmp_path, content):
 
 
 class Noise(NamedTuple):
-    """A video of noise in the form 4:4:4, which has as many values of colour as of grey."""
+    """A video of noise in 4:4:4, in which each pixel keeps a colour of its own."""
 
     times: list[Fraction]
     frames: list[np.ndarray]
@@ -430,13 +433,13 @@ def test_every_pixel_of_a_video_in_444_keeps_its_colour(noise_video):
         squares.append((noise_video.video.read(index).astype(float) - frame) ** 2)
     psnr = 10 * np.log10(255**2 / np.mean(squares))
 
-    # In dB. A video in 4:2:0 stores one value of colour for 4 pixels, which would lose most of the
-    # noise.
-    assert psnr > 32
+    # A video in 4:2:0 stores one value of colour for 4 pixels, which would lose most of the noise.
+    assert psnr > 32  # dB
 
 
 def test_the_420_form_repeats_the_last_row_instead_of_losing_it(tmp_path):
-    # 9 patches of one colour each. The form 4:2:0 needs even sides, and 35 x 45 is odd.
+    # 9 patches of 15 x 15 pixels, each of one colour. The height is cut to 35 rows, so both sides
+    # are odd, but 4:2:0 needs even sides.
     patches = picture(height=3, width=3).repeat(15, axis=0).repeat(15, axis=1)
     odd = patches[:35, :45]
     with VideoWriter(tmp_path / "v.mp4", fps=25) as video:

@@ -1007,9 +1007,11 @@ def test_a_training_set_for_testing_is_refused_by_the_check(roots, tmp_path, cap
     assert "a dataset for testing: " in capsys.readouterr().err
 
 
-def test_the_purpose_of_a_data_set_is_named_before_its_missing_keys(roots, tmp_path, capsys):
+def test_a_training_type_in_datasets_test_is_named_before_missing_keys(roots, tmp_path, capsys):
+    # Only a training set needs num_frame. In datasets.test, the type is wrong, and not the lack of
+    # this key.
     values = section_of_roots(roots)
-    del values["num_frame"]  # a test set needs no num_frame, a training set does
+    del values["num_frame"]
 
     clip_files.doctor_of_data(tmp_path, test=values)
 
@@ -1043,12 +1045,13 @@ def test_pictures_of_every_root_are_kept_in_memory(roots):
 
 def section_for_testing(roots: Sequence[Path]) -> dict[str, Any]:
     """Return a section `datasets.test` for the training clips of these roots."""
-    return section_of_roots(roots, "test") | folders_of(roots)
+    # `folders_of` replaces the folders of the split "test" by those of the split "train".
+    return section_of_roots(roots, "test") | folders_of(roots, "train")
 
 
 @pytest.fixture(scope="module")
 def tested_clips(roots):
-    """Give the five clips of a test on both roots."""
+    """Give the five clips of a test on both roots: two of the first, three of the second."""
     return set_for_testing(section_for_testing(roots)).readers()
 
 
@@ -1061,7 +1064,8 @@ def clips_of_second_root(roots):
 
 def test_several_roots_can_be_tested_on(tested_clips):
     assert len(tested_clips) == 5
-    assert tested_clips[0].dataset.count_folders() == 5
+    dataset = tested_clips[0].dataset  # all clips have the same one
+    assert dataset.count_folders() == 5
 
 
 def test_the_name_of_a_tested_clip_has_the_number_of_its_root(tested_clips, clips_of_second_root):
@@ -1092,10 +1096,14 @@ def test_a_tested_clip_has_the_same_frames_in_a_cache(tested_clips, cached_clip)
 
 
 def test_a_tested_clip_has_another_digest_in_a_cache(tested_clips, cached_clip):
+    # The digest also counts the index of the cache.
     assert cached_clip.digest() != tested_clips[3].digest()
 
 
-def test_weights_say_what_several_roots_have_in_common(roots):
+# `spike_data`: the properties of the training spikes, which are stored with the weights.
+
+
+def test_spike_data_has_what_several_roots_have_in_common(roots):
     known = resolve_section(section_of_roots(roots)).spike_data
 
     assert known == {
@@ -1110,7 +1118,7 @@ def test_weights_say_what_several_roots_have_in_common(roots):
     }
 
 
-def test_weights_describe_equal_roots_like_a_single_root(roots):
+def test_spike_data_of_equal_roots_is_that_of_a_single_root(roots):
     twice = resolve_section(section_of_roots((roots[0], roots[0])))
     once = resolve_section(data_section(roots[0], spike=TFP))
 

@@ -27,7 +27,8 @@ def test_a_factor_of_the_matrix_does_not_change_the_size_of_a_spike_pixel(tmp_pa
     cameras = {"format": 1, "matrix": matrix, "spike_size": [48, 48], "rgb_size": [96, 96]}
     calibration.write_text(json.dumps(cameras))
 
-    view = RecordedClip(reader_of(folder, calibration=str(calibration)), context=None).view
+    reader = reader_of(folder, calibration=str(calibration))
+    view = RecordedClip(reader, context=None).view  # None: the usual planes around an exposure
 
     assert view.points_in_pixel == (2, 2)
     assert view.pixel_area == pytest.approx(4)
@@ -55,7 +56,9 @@ def test_a_spike_pixel_sees_the_mean_of_the_pixels_that_it_covers():
 
     means = view_of_twos().means(picture)
 
-    assert means == pytest.approx(picture.reshape(2, 2, 3, 2).mean(axis=(1, 3)))
+    # The axes: row of the spike pixel, row in it, column of the spike pixel, column in it.
+    blocks = picture.reshape(2, 2, 3, 2)
+    assert means == pytest.approx(blocks.mean(axis=(1, 3)))
 
 
 def test_the_middle_of_a_spike_pixel_is_the_corner_between_the_pixels_that_it_covers():
@@ -77,7 +80,8 @@ def test_a_point_that_is_mapped_there_and_back_is_where_it_was():
 
 
 def test_the_last_row_of_a_rolling_shutter_is_exposed_later_than_the_first():
-    # rolling=0.4: the last row is exposed 0.4 later than the first row. There are four rows.
+    # rolling=0.4: the last row is exposed 0.4 exposures later than the first row. Delays count from
+    # the middle of the frame, so those of the four rows go from -0.2 to 0.2 in equal steps.
     delays = replace(view_of_twos(), rolling=0.4).delays()
 
     assert delays == pytest.approx([-0.2, -0.2 / 3, 0.2 / 3, 0.2])

@@ -208,19 +208,20 @@ def test_tiles_that_run_together_give_what_they_give_alone(blend):
 
 @pytest.mark.parametrize("blend", BLENDS)
 @pytest.mark.parametrize(
-    ("batch_tiles", "clips"),
+    ("batch_tiles", "batch_sizes"),
     [
-        # clips: the batch size of each pass. A tile of the 2 clips counts as 2.
+        # batch_sizes: of each pass of the network. Both clips are cut at the same place, so k tiles
+        # make a batch of 2 k.
         pytest.param(1, [2, 2, 2, 2, 2, 2], id="one by one"),
         pytest.param(4, [4 * 2, 2 * 2], id="four together, then the last two"),
     ],
 )
-def test_as_many_tiles_run_together_as_asked(blend, batch_tiles, clips):
+def test_as_many_tiles_run_together_as_asked(blend, batch_tiles, batch_sizes):
     net = StandIn()
 
     restore_in_tiles(net, batch_tiles, blend)
 
-    assert [shape[0] for shape in net.shapes] == clips
+    assert [shape[0] for shape in net.shapes] == batch_sizes
 
 
 # ---- Blending ----
@@ -236,7 +237,7 @@ def test_the_blend_of_agreeing_tiles_is_exact(scale, overlap, blend):
         Net(lambda x: enlarge(x, scale)),
         lq,
         num_frame_testing=3,
-        num_frame_overlapping=min(overlap, 2),
+        num_frame_overlapping=min(overlap, 2),  # must be less than the 3 frames of a tile
         size_patch_testing=16,
         size_patch_overlapping=overlap,
         scale=scale,
@@ -255,7 +256,7 @@ def test_smooth_seams_are_smaller_than_hard_ones():
         As with attention, the result depends on the whole tile. So tiles differ in brightness.
         """
         ramp = 0.01 * torch.arange(x.shape[-1])
-        return 0 * x + 20 * x.mean() + ramp
+        return torch.full_like(x, 20 * x.mean()) + ramp
 
     def largest_step(blend):
         """Return the largest difference of neighbouring pixels."""
@@ -264,7 +265,7 @@ def test_smooth_seams_are_smaller_than_hard_ones():
         )
         return out.diff(dim=-1).abs().max()
 
-    assert largest_step("smooth") < 0.5 * largest_step("kair")
+    assert largest_step("smooth") < 0.5 * largest_step("kair")  # measured: 0.07 times
 
 
 # ---- Spikes, and both directions of time ----
