@@ -33,7 +33,7 @@ def headless_browser(width: int = 900, height: int = 900, scale: int = 1) -> Gen
         "hide-scrollbars",
     ):
         options.add_argument(f"--{flag}")
-    # Keep the errors of the page, and all that it asks for, see `check_offline`.
+    # Keep the errors of the page, and all that it asks for, see `check_no_errors_and_no_network`.
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = selenium.Chrome(
         options=options, service=selenium.ChromeService(shutil.which("chromedriver"))
@@ -44,7 +44,7 @@ def headless_browser(width: int = 900, height: int = 900, scale: int = 1) -> Gen
         driver.quit()
 
 
-def check_offline(browser: Any) -> None:
+def check_no_errors_and_no_network(browser: Any) -> None:
     """Fail if the pages so far reported an error, or asked for anything on a network."""
     errors = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
     assert errors == []

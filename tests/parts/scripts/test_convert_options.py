@@ -227,8 +227,8 @@ def test_the_output_says_that_colours_are_not_normalized_as_in_s_vrt(conversion)
 
 
 def test_the_output_says_how_much_the_rounding_of_s_vrt_changes_a_channel(conversion):
-    # S-VRT rounds channels down to 8 bits. The mean difference of 0.002 is computed in
-    # `test_the_rounding_of_s_vrt_lowers_a_channel_by_0_002_on_average`.
+    # S-VRT rounds channels down to 8 bits, so a channel loses half a step of 1/255 on average:
+    # 0.002 (test_the_rounding_of_s_vrt_lowers_a_channel_by_0_002_on_average).
     assert "0.002 higher on average" in conversion.cannot_be_said
 
 
@@ -237,16 +237,17 @@ def test_the_new_file_says_in_its_comments_what_it_cannot_express(conversion):
 
 
 # In the published file, only the training split has options of spikes.
-def test_the_output_says_that_the_test_reads_its_spikes_as_the_training_does(conversion):
+def test_the_output_says_that_the_test_split_has_the_spike_options_of_training(conversion):
     line = "\n  datasets.test.spike: the section of training, because the test has none\n"
     assert line in conversion.output
 
 
-def test_the_output_says_which_folder_of_spikes_is_assumed_for_the_test(conversion):
+def test_the_output_says_which_folder_of_spikes_is_assumed_for_the_test_split(conversion):
     assert re.search(r"\n  datasets\.test\.dataroot_spike: \S+/test, assumed", conversion.output)
 
 
-def test_the_output_does_not_say_that_a_test_with_spike_options_has_none(tmp_path):
+def test_no_note_on_missing_spike_options_if_the_test_split_has_them(tmp_path):
+    # The key datasets.test.spike.reconstruction.type.
     path = write_svrt(tmp_path, datasets__test__spike__reconstruction__type="tfp")
 
     converted = convert_and_capture(path)

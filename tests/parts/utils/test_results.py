@@ -25,7 +25,7 @@ from models.restore.request import read_request
 from models.restore.scores import collect, score_text
 from scripts import compare_runs
 from tests.helpers.checked import not_none
-from tests.helpers.pages import check_offline
+from tests.helpers.pages import check_no_errors_and_no_network
 from utils.errors import DataError
 from utils.files import write_whole
 from utils.image import comparison, comparison_strip, data_uri, imwrite_rgb
@@ -318,7 +318,7 @@ def test_the_slider_works_in_a_browser(browser, tmp_path):
     assert shows(slider, x=0.25, level=SHARP)
 
     # The page has loaded nothing from outside.
-    check_offline(browser)
+    check_no_errors_and_no_network(browser)
 
 
 def test_a_browser_draws_two_curves_for_each_clip(browser, tmp_path):
@@ -623,7 +623,7 @@ def test_the_page_of_a_run_works_in_a_browser(browser, run):
     browser.find_element("css selector", "[data-show=sharp]").click()
     assert shows(slider, x=0.75, level=SHARP)
 
-    check_offline(browser)
+    check_no_errors_and_no_network(browser)
 
 
 # A script that returns the width at which a picture is shown, as a share of its own width.
