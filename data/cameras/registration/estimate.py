@@ -24,8 +24,9 @@ from data.cameras.registration.view import MOST_REACH, Pair
 # along its longer side, so 0.1 is a twentieth of the side. A larger step could lead away from the
 # result. With 0.002, the rounds end before the result is reached.
 LARGEST_STEP = 0.1
-# Largest change of a time in one step, in planes. The change of the sums with time was measured
-# over MOST_REACH planes on each side, so it tells nothing beyond.
+# Largest change of a time in one step, in planes. How the sums of the spikes change with the times
+# of the exposure is measured over MOST_REACH planes on each side. A larger step would rely on
+# values that are not measured.
 LARGEST_TIME_STEP = MOST_REACH
 # The length is searched between these fractions of the exposure's planes. A shorter exposure is not
 # found: the search ends at the limit. More than 1 is allowed, because noise moves a true length of
@@ -38,7 +39,7 @@ MOST_ROLL = 0.2
 
 
 class Estimate:
-    """The present estimate: a matrix and three times. Only the two `change_` methods change it.
+    """The present estimate: a matrix and three times.
 
     The times are in planes. The middle counts from the nominal start of the exposure, which is the
     start that the files say.
@@ -50,8 +51,9 @@ class Estimate:
         roll     a row at y is exposed roll * y planes later than the middle row. In a square plane,
                  y goes from -1 at the top to 1 at the bottom
 
-    The rounds also store here what they learn besides the estimate, e.g. its errors. Lengths are in
-    pixels of the binned frame.
+    Only the two `change_` methods change the matrix and the times. The rounds also store here what
+    else they learn, e.g. the errors of the estimate: in planes for the offset, and in pixels of the
+    binned frame for the matrix and for shifts.
     """
 
     def __init__(
@@ -89,11 +91,13 @@ class Estimate:
 
         # What the rounds learn. No round has run yet, so no error is known.
         self.explained = 0.0  # fraction of the variance of the spikes' details
-        # Of the last round on all pixels (all_pixels.py).
-        self.time_errors = (np.inf, np.inf)  # of the offset in planes, and of the share
-        self.is_middle_doubtful = False  # `Middle.is_doubtful`
+        # The last round on all pixels (all_pixels.py) sets:
+        # the errors of the offset in planes, and of the share (length / nominal planes)
+        self.time_errors = (np.inf, np.inf)
+        # whether a moved camera may explain the clip nearly as well (`Middle.is_doubtful`)
+        self.is_middle_doubtful = False
         self.error_by_offset = 0.0  # error of the matrix because the offset has an error
-        # Of the last round on parts of the plane (parts.py).
+        # The last round on parts of the plane (parts.py) sets:
         self.matrix_error = np.inf  # standard error
         self.remaining_shifts = np.empty(0)  # (t,), what remains of the shift of each part
 
@@ -134,12 +138,12 @@ class Estimate:
     def limits_of_time_steps(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the smallest and the largest change of middle, length and roll, (3,) each.
 
-        There are none if the times are not fitted: (0,) each.
+        If the times are not fitted, both arrays are empty.
         """
         if not self.fits_times:
             return np.empty(0), np.empty(0)
-        # The limits of the values: offset, length and roll. The offset has the same changes as the
-        # middle.
+        # The limits of the values: offset, length and roll. A change of the middle changes the
+        # offset by the same amount.
         planes = self.nominal_planes
         values = np.array((self.offset, self.length, self.roll))
         lowest = np.array((-self.most_offset, LEAST_LENGTH * planes, -MOST_ROLL * planes))

@@ -11,19 +11,20 @@ with the smallest difference, by Gauss-Newton. All modules of this folder (liste
 
     M  the matrix (3, 3) that maps the spike pixel to a place in the frame
     s  the details of the summed spikes of the pixel
-    F  the details of five features of the frame at this place: three colours, response curve, lens
+    F  the details of five features of the frame at this place: three colours, the square of grey
+       (for the response curve), the Laplacian of grey (for the blur of the lens)
     a  the five coefficients of the features
     r  the residual, r = s - F a
 
 "Details" are what a band-pass filter keeps of an image. F depends on M. s depends on three times of
-the exposure: its middle, its length, and the roll, by which a rolling shutter exposes the rows at
-the bottom later. Times are in planes: a plane is one image of spikes, and the stream is a series of
-planes. If M, the times and a are right, then r is noise.
+the exposure: its middle, its length, and the roll (a rolling shutter exposes the rows at the bottom
+later than the rows at the top). Times are in planes: a plane is one image of spikes, and the stream
+is a series of planes. If M, the times and a are right, then r is noise.
 
 A value that the clip does not determine is not applied. E.g. in a pan (everything moves at one
 speed), a shift of the camera and a later exposure look the same. Then the time keeps the value of
-the files. If this time is wrong, the shift that was found is wrong, too, but both together match
-the clip.
+the files, and only the shift is fitted. If this time is wrong, the shift is wrong, too, but in this
+clip the two errors cancel.
 
 What must stay, in all modules of this folder: the same clip gives the same numbers, equal to the
 bit, because results are kept between runs. Another order of a sum or of a product changes the last
@@ -78,11 +79,12 @@ def fit(
     height, width = views[0].stream.shape[1:]
     factor = int(np.ceil(np.sqrt(height * width / MOST_PIXELS)))
     pairs = [Pair(view, factor, light) for view in views]
-    # A binned pixel covers factor x factor pixels, as a spike pixel covers pixels of the frame. So
-    # `nominal_matrix` also gives this matrix. The matrix holds for the spike plane and for the
-    # frame.
+    # `nominal_matrix` maps the pixels of a coarse grid to a fine grid. So it also maps binned
+    # pixels to pixels. Planes and frames are binned by the same factor, so one map serves
+    # both.
     to_pixel = nominal_matrix(spike=(1, 1), rgb=(factor, factor))  # binned pixel -> pixel
     to_binned = np.linalg.inv(to_pixel)
+    # From right to left: binned spike pixel -> spike pixel -> RGB pixel -> binned RGB pixel.
     start_of_binned = to_binned @ start @ to_pixel
     estimate = best_estimate(pairs, start_of_binned, model, most_offset)
 
@@ -112,7 +114,7 @@ def fit(
 
 
 def _gain_and_dark(estimate: Estimate) -> tuple[float, float]:
-    """Fit spikes per plane of a (binned) pixel = gain light + dark, by least squares.
+    """Fit rate = gain * light + dark, by least squares. rate: spikes per plane of a binned pixel.
 
     gain = cov(light, rate) / var(light)
     dark = mean(rate) - gain mean(light)

@@ -56,7 +56,7 @@ def best_estimate(
     """
     found = after_all_rounds(Estimate(pairs, start, model, most_offset))
     if not model:
-        return found  # a fixed matrix cannot move in place of the offset
+        return found  # only a matrix that is fitted can move in place of the offset
     at_start = _without_rounds(Estimate(pairs, start, model, most_offset))
 
     best = found
@@ -66,7 +66,7 @@ def best_estimate(
         )
         if is_nominal_offset_preferred(found, at_nominal_offset):
             best = at_nominal_offset
-    # The rounds may lead away with both offsets, e.g. on a repeated pattern.
+    # Both results of the rounds may be worse than the start, e.g. on a repeated pattern.
     if _fits_clearly_better(at_start, than=best):
         best = at_start
     return best
@@ -75,8 +75,8 @@ def best_estimate(
 def has_sign_of_wrong_offset(found: Estimate, at_start: Estimate) -> bool:
     """Return whether the offset of the rounds should be compared with the nominal offset.
 
-    There are three signs: the rounds led away from a better start, the offset has a large error, or
-    it looks nearly like a moved camera.
+    There are three signs: the start was clearly better than the result, the offset has a large
+    error, or a moved camera may explain the clip nearly as well as the offset.
     """
     offset_error, _ = found.time_errors
     return (
@@ -92,7 +92,7 @@ def is_nominal_offset_preferred(found: Estimate, at_nominal_offset: Estimate) ->
     There are three reasons for it:
 
         * it explains clearly more than `found`
-        * the clip does not show the matrix of `found`
+        * the matrix of `found` has no finite error, so the clip does not determine it
         * the offset of `found` is doubtful, and is not needed: `found` does not explain clearly
           more
     """
@@ -122,9 +122,9 @@ def _fits_clearly_better(estimate: Estimate, than: Estimate) -> bool:
 
 # ---- The rounds --------------------------------------------------------------------------------
 
-# Size of the finest details in (binned) spike pixels, for the times and for the matrix. A time
-# changes the sum of the spikes only by planes at the two ends of the exposure. This change is small
-# and noisy, so it is measured on larger details.
+# Size of the finest details in (binned) spike pixels, for the times and for the matrix. If the
+# exposure begins or ends a little later, only a few planes at its ends enter or leave the sum of
+# the spikes. This change is small and noisy, so it is measured on larger details.
 TIME_SIGMA = 2.0  # for the times
 FINE_SIGMA = 1.2  # for the matrix
 
@@ -142,8 +142,8 @@ def after_all_rounds(estimate: Estimate) -> Estimate:
     # The last rounds change the matrix only.
     if not estimate.is_matrix_fixed:
         run_rounds(estimate, sigma=FINE_SIGMA, rounds=4)
-    # Compute `explained` again, because it must belong to the final estimate. A round on all pixels
-    # has computed it before its step, and the rounds on parts do not compute it. The size of the
+    # Compute `explained` again, because it must belong to the final estimate. So far it belongs to
+    # the estimate before the last step on all pixels. The size of the
     # details must be the same for all estimates that are compared.
     estimate.explained = explained_share(estimate, TIME_SIGMA)
     return estimate

@@ -1,13 +1,16 @@
 """Decide what a clip tells about the times of the exposure, and how exact they are.
 
-The middle of the exposure gives the offset, and its length the exposure share of the planes. Not
-every clip shows middle and length. In a pan (everything moves at one speed), a later middle looks
-like a moved camera, and a shorter exposure like a sharper lens.
+A fit also finds when each frame was exposed. The middle of the exposure gives the offset, and its
+length gives the exposure share of the planes. Not every clip shows middle and length. In a pan
+(everything moves at one speed), a later exposure shifts the picture, as a moved camera does. And a
+shorter exposure shows less blur, as a sharper lens does.
 
-This shows in J, whose columns are the derivatives of the residuals by the unknowns. Let c be the
-column of a time. In a pan, the column of the middle is nearly a linear combination of the columns
-of the four changes of the matrix M. So we measure which part of c is no linear combination of the
-columns of the matrix changes and of the coefficients:
+The symbols are as in fit.py. The residuals are the details of the spikes minus the details that the
+frame predicts. The unknowns are four changes of the matrix M, the times, and the coefficients of
+the features of the frame. J has a column for each unknown: the derivatives of the residuals by it.
+W has the weights of the residuals. Let c be the column of a time. In a pan, the column of the
+middle is nearly a linear combination of the columns of the changes of M. So we measure how far c is
+from the nearest linear combination of the columns of M and of the coefficients:
 
     own(time) = |c - nearest linear combination|^2 / |c|^2
 
@@ -15,13 +18,13 @@ columns of the matrix changes and of the coefficients:
          tell them apart
     1    no other unknown has a similar effect
 
-The noise of the spikes is subtracted from both squares.
+The noise of the spikes makes both squares larger, so `_own_part` subtracts it from them.
 
 The limits of own lie between wrong results and right results that were measured
 (docs/benchmarks/calibration.md, section "What a clip tells of the times"). The limits must stay:
 test_a_pan_leaves_aligned_cameras_as_they_are notices if the middle is always used, and
-test_a_share_that_looks_like_a_sharper_lens_is_not_used notices if the length is always used. How
-the functions are split is free.
+test_a_share_that_looks_like_a_sharper_lens_is_not_used notices if the length is always used, but
+not another LEAST_OWN_LENGTH. How the functions are split is free.
 
 Tests: tests/parts/data/test_registration_fit.py
 """
@@ -44,9 +47,9 @@ class Middle(NamedTuple):
     """What one round of the fit (rounds.py) tells about the middle of the exposure."""
 
     is_fitted: bool  # False: the middle keeps its nominal value
-    is_doubtful: bool  # whether it is fitted, but looks nearly like a moved camera
-    # How far the camera seems to be moved if the middle is wrong by a plane, in RGB pixels. In a
-    # pan it is the speed of the pan.
+    is_doubtful: bool  # True: the middle is fitted, but the camera may have moved instead
+    # If the middle is wrong by one plane, the fit moves the camera by this many RGB pixels. In a
+    # pan it is the speed of the pan, in RGB pixels per plane.
     shift_per_plane: float
 
 
@@ -71,9 +74,10 @@ def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
     is_told_apart = estimate.is_matrix_fixed or own.is_above(LEAST_OWN_MIDDLE)
     is_clear = estimate.is_matrix_fixed or own.is_above(DOUBTFUL_OWN_MIDDLE)
     is_fitted = estimate.fits_middle and is_told_apart
-    # A middle that is wrong by a plane looks like a shift to the right and a shift down by the
-    # first two amounts, in half sides of the plane.
-    shift = float(np.hypot(amounts[0], amounts[1]))
+    # A middle that is wrong by one plane looks like these shifts of the camera. The unit is half of
+    # the longer side of the spike image.
+    shift_right, shift_down = amounts[:2]
+    shift = float(np.hypot(shift_right, shift_down))
     return Middle(
         is_fitted=is_fitted,
         is_doubtful=is_fitted and not is_clear,
@@ -81,8 +85,9 @@ def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
     )
 
 
-# own(length) above which the share counts as found. Pans below it had a share that was wrong by
-# 0.03 or more. The test of a sharper lens (see the head) passes with a limit of 0, too.
+# own(length) above which the share counts as found. Pans with a smaller own(length) had a share
+# that was wrong by 0.03 or more. No test notices another limit: the test in the head passes with a
+# limit of 0, too.
 LEAST_OWN_LENGTH = 0.15
 
 
@@ -105,8 +110,9 @@ class OwnPart(NamedTuple):
     def is_above(self, limit: float) -> bool:
         """Return whether own = left / whole is above a limit.
 
-        The comparison has no division, because `whole` may be 0 or less: if nearly all of the
-        column is noise. Then `left` is at most `whole`, and the result is False, as it should be.
+        If the column is nearly only noise, `whole` may be 0 or negative, and a division would give
+        a wrong result. Without the division the result is False, as it should be: `left` is at most
+        `whole`, and `whole` is at most limit * whole, because a limit is below 1.
         """
         return self.left > limit * self.whole
 
@@ -123,8 +129,10 @@ def _own_part(equations: NormalEquations, column: int) -> tuple[np.ndarray, OwnP
     column: MIDDLE_COLUMN or LENGTH_COLUMN. Returns b, and own(time).
     """
     H = equations.H
+    # All columns but those of the times.
     others = [*range(MATRIX_CHANGES), *range(MATRIX_AND_TIMES, len(H))]
-    # H[np.ix_(a, b)] is the matrix of the rows a and the columns b of H.
+    # H[np.ix_(a, b)] is the matrix of the rows a and the columns b of H. There are no priors here
+    # (zeros): `with_larger_diagonal` only makes sure that the equations can be solved.
     H_oo = with_larger_diagonal(H[np.ix_(others, others)], np.zeros(len(others)))
     H_ot = H[others, column]
     H_tt = H[column, column]
