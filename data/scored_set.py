@@ -1,4 +1,4 @@
-"""Read the clips of datasets.test for a test, and say what the report needs to know of them.
+"""Prepare datasets.test for a test, and collect what the report says about it.
 
 main_test_vrt.py takes the section datasets.test of an option file from `section_of_test_set`,
 builds the data set, and puts what the other functions return into its `Job`
@@ -23,7 +23,7 @@ from utils.output_folder import refuse_overlap
 
 
 def section_of_test_set(opt: Options) -> LoaderOptions:
-    """Return datasets.test, to be read without a cache. Raises OptionError if it is missing."""
+    """Return datasets.test with its cache turned off. Raises OptionError if it is missing."""
     section = opt.datasets.test
     if section is None:
         raise OptionError(
@@ -50,7 +50,7 @@ def refuse_output_among_data(folder: Path, dataset: Any) -> None:
 
 
 def count_of_expected_clips(dataset: Any, clips: Sequence[ClipReader]) -> int:
-    """Return the number of clips in the folder of a test set, also of clips that are not tested.
+    """Return how many clips the test set would have without a meta file.
 
     datasets.test.meta_info_file may list only some clips of the folder. All clips of the folder are
     counted, so that the report can say that its averages leave clips out
@@ -60,7 +60,8 @@ def count_of_expected_clips(dataset: Any, clips: Sequence[ClipReader]) -> int:
     """
     if not hasattr(dataset, "count_folders"):  # a dataset class of a user's own
         return len(clips)
-    return max(len(clips), dataset.count_folders())  # count_folders() is 0 if it cannot count
+    clips_in_folder = dataset.count_folders()  # 0 if the clips cannot be counted
+    return max(len(clips), clips_in_folder)
 
 
 def keys_of_scores(section: LoaderOptions) -> dict[str, Any]:
@@ -87,5 +88,5 @@ def frames_of_test_set(section: LoaderOptions, interpolates: bool) -> str:
     # The report has scores of the result and of the input. An interpolated frame has no blurry
     # frame of its own, so the mean of the two frames around it is scored as its input.
     if interpolates:
-        return f"made between every second of {frames}; input: mean of both neighbours"
+        return f"made between every second frame ({frames}); input: mean of both neighbours"
     return frames
