@@ -12,8 +12,8 @@ the upper left pixel, x grows to the right, y down.
 
 What must stay: all numbers, bit for bit, because a data set is made again from its seed. So the
 order of the random draws of the parallax is fixed. tests/parts/scripts/test_prepare_gopro_spike.py
-makes clips again. No test notices a change of a value by a few percent: whoever changes arithmetic
-makes a clip before and after, and compares the files.
+makes clips again. No test notices a change of a value by a few percent. If you change arithmetic,
+make a clip with the same seed before and after the change, and compare the files.
 """
 
 from collections import deque
@@ -49,7 +49,7 @@ def places_of_points(
     x = (np.arange(width * n) + 0.5) / n - 0.5
     # The points (x, y, 1), (3, h n, w n): x is repeated over the rows, y over the columns.
     points = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0))
-    # The product of the first two rows of the matrix with every point, (2, h n, w n).
+    # (2, h n, w n): places[k] = matrix[k, 0] * x + matrix[k, 1] * y + matrix[k, 2].
     places = np.tensordot(matrix[:2], points, axes=1)
     if parallax:
         places += _shifts_by_parallax(points.shape[1:], n, parallax, seed)
@@ -71,9 +71,9 @@ def _shifts_by_parallax(size: Size, n: int, parallax: float, seed: int) -> np.nd
     # The quartiles of the image divide its pixels into the layers 0 ... 3. Each layer has a quarter
     # of the area. The depths of the layers are 0, 1/3, 2/3 and 1.
     quartiles = np.quantile(clouds, (0.25, 0.5, 0.75))
-    layer = np.searchsorted(quartiles, clouds)
+    layer = np.searchsorted(quartiles, clouds)  # 0 below the first quartile, 3 above the third
     depth = np.linspace(0, 1, 4)[layer]  # (h n, w n)
-    # Soft edges: a blur of one spike pixel.
+    # Soft edges: a blur of one spike pixel, which is n points wide.
     soft_depth = cv2.GaussianBlur(depth, (0, 0), 1.0 * n)
     shift = soft_depth * parallax
     angle = rng.uniform(0, 2 * np.pi)

@@ -173,7 +173,7 @@ class Timing:
         Returns (first plane, plane after the last) for each frame: [(0, 40), (40, 80)] for two
         frames of 40 planes. If `exposures` lists the planes, returns None, and only checks that the
         exposures fit frames at these times.
-        Raises UnknownPlanes, which proposes exposures, if the times do not tell the planes.
+        Raises UnknownPlanes, which proposes exposures, if the times are not enough.
         """
         if self.exposures is not None:
             listed = self.listed_exposures(clip)
@@ -186,15 +186,17 @@ class Timing:
         # `times.doubt` says why the times are not sure, "" if they are sure.
         if times.doubt:
             raise unknown_times(clip, times, first, count)
-        # The names 1, 2, 4 show that frame 3 is missing. But these numbers are not times, so nobody
-        # knows whether frame 4 was taken two usual distances after frame 2. The time stamps of a
-        # film tell this.
+        # Frames with the names 1, 2, 4 show that frame 3 is missing. But the names are not times:
+        # the time from frame 2 to frame 4 may be twice the usual time between two frames, or not.
+        # Only a film has time stamps that tell it.
         if times.gaps and not times.is_film:
             raise unknown_times(clip, times, first, count)
+        # Only a film with a known `tick_hz` has two clocks.
         if not (times.is_film and tick_hz):
             return times.plane_ranges(first, count)
         # Two clocks give the length of the clip in seconds: the film, and the number of planes
-        # divided by `tick_hz`. If they do not agree, `until` returns times with a doubt.
+        # divided by `tick_hz`. `until` compares them. If they do not agree, the times that it
+        # returns have a doubt.
         seconds = Fraction(count) / Fraction(tick_hz)
         times_of_both = times.until(times.begin + seconds)
         if times_of_both.doubt:
@@ -224,8 +226,11 @@ class Timing:
         if not has_numbers_of_user:
             first = min(max(first, 0), planes)
             end = min(end, planes)
+        # `end` may be below 0 after a large negative offset. Then no plane is left.
         if first < 0 or end <= first or end > planes:
             raise self._outside(clip, frame, first, end, planes)
+        # `origin` is the number of the first plane that is read. `middle` is the middle of all
+        # planes of the frame, so neither the share nor the ends of the file move it.
         return Span(
             first=first,
             count=end - first,
@@ -251,8 +256,8 @@ class Timing:
             start = first_plane + nearest_plane(self.offset)
             count = plane_after - first_plane
             return _PlanesOfFrame(start, count, number_of_start=0, length=count)
-        # One file for the frame. The options count from the first plane of the file, before the
-        # shift by the offset.
+        # One file for the frame. The offset changes which planes are read, but not their numbers:
+        # the plane at `start` has the number `first_plane`.
         first_plane, count = self.window(planes)
         start = first_plane + nearest_plane(self.offset)
         return _PlanesOfFrame(start, count, number_of_start=first_plane, length=planes)
@@ -282,8 +287,9 @@ class Timing:
         )
 
     def describe(self) -> str:
-        """Return a text for digests: "" for the defaults (whole files), else a space and the repr.
+        """Return the text of these options in a digest.
 
+        It is "" for the defaults, which read whole files. Otherwise it is a space and the repr.
         What must stay: the text, because digests of existing runs contain it.
         """
         if self == Timing():

@@ -99,7 +99,7 @@ def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFol
         if content is None:
             path = clip
             content = _content_of_folder(clip)
-        if content is None:
+        if content is None:  # `clip` is no folder
             return None
         entries, state = content
         sorted_out = _sort_out(entries, suffixes, find_folders=not has_inner_folder)
@@ -108,7 +108,7 @@ def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFol
     prefix = os.path.join(path, "")  # the path with a slash at its end
     files = Folder.of_names(prefix, names)
     # Any of four things shows that `clip` is a clip, and not a folder of clips:
-    #     a folder `folder`, e.g. "blur"
+    #     a folder with the name `folder`, e.g. "blur"
     #     files with a suffix
     #     other files, e.g. a text
     #     a folder for another kind of file, e.g. "sharp"

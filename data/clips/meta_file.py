@@ -22,8 +22,8 @@ from utils.files import open_plain
 from utils.user_path import advice_on
 
 # Meta files that come with KAIR: {path in KAIR's option files: number of clips}. Each file lists
-# the clips of a whole training set, which are the clips in the folders. So if such a file is
-# missing, the clips of all folders are used.
+# all clips of a training set. So if such a file is missing, the folders themselves can tell the
+# clips.
 KAIR_LISTS = {
     "data/meta_info/meta_info_REDS_GT.txt": 270,
     "data/meta_info/meta_info_DVD_train_GT.txt": 61,
@@ -58,11 +58,11 @@ MOST_FRAMES = 1_000_000
 def read_meta_file(path: str, needs_list: bool) -> dict[str, list[Any]]:
     """Return {clip: [number of frames, number of the first frame]}, e.g. {"000": [100, "0"]}.
 
-    The number of the first frame is a text, as it is written in the file. `Source.meta_entries`
-    says why the values are lists.
+    The number of the first frame is a text, as it is written in the file. The values are
+    lists, because the index of a clip cache stores them as JSON (`Source.meta_entries`).
 
-    needs_list: whether the data set cannot be read without the list, as Vimeo-90K. Otherwise the
-        error also advises to use all folders.
+    needs_list: True for a data set that cannot be read without the list, e.g. Vimeo-90K. If it is
+        False, the error also advises to use all folders.
 
     Raises DataError, which names the line.
     """

@@ -44,9 +44,8 @@ from data.spike.represent import REPRESENTATIONS
 from utils.errors import DataError
 
 # There are two kinds of light: linear light, and display values (the values of a picture file).
-# Spikes integrate one kind, and a blurry frame is the mean of one kind. This is {kind of light:
-# folder of the blurry frames that are its means}. GoPro and scripts/prepare_gopro_spike.py use
-# these names.
+# Spikes integrate one kind, and a blurry frame is the mean of one kind. {kind of light: folder of
+# the blurry frames that are means of it}. GoPro and scripts/prepare_gopro_spike.py use these names.
 FOLDER_OF_LIGHT = {"display": "blur", "linear": "blur_gamma"}
 # Smallest correlation of firing rates and frame at which they count as the same scene. A larger
 # value would warn of strongly blurred frames, and a smaller value would accept other scenes.
@@ -151,7 +150,7 @@ def _wrong_position(views: Views, is_calibrated: bool) -> list[str]:
     if flipped > LEAST_CORRELATION and flipped > as_read + LEAST_GAIN_OF_FLIP:
         correlations = f"correlation with the frame {as_read:.2f}, flipped {flipped:.2f}"
         return [f"spikes look upside down: {correlations} (spike.flip)"]
-    # Strong blur may leave little of the picture, so a low correlation need not be an error. It is
+    # Strong blur also lowers the correlation, so a low correlation need not be an error. It is
     # reported only with a calibration, because a wrong calibration is a likely cause.
     if is_calibrated and as_read < LEAST_CORRELATION:
         what = f"spikes do not resemble the frame: correlation {as_read:.2f}"

@@ -81,12 +81,13 @@ PARTS = 8
 def exposure_light(recording: Recording, view: View) -> ExposureLight:
     """Return the light of an exposure, as each camera measures it."""
     rates = recording.spike_rates(recording.parts(PARTS))  # (parts, h, w)
-    # What the spike pixels have integrated, as the blurry frame shows it.
+    # What a spike pixel sums up (light, or display values if `is_display`), from the blurry frame.
     grey = integrated(recording.blurry, view.is_display)  # (H, W)
     frame_light = view.means(grey)  # (h, w)
     if view.is_display:
-        # The blurry frame shows the display value of the mean light, but this sensor counts the
-        # mean display value. In place: `frame_light` is a new array.
+        # A spike camera with `is_display` averages display values. The blurry frame averages light
+        # first, and then shows its display value. The factor corrects this difference. It is
+        # multiplied in place, because `frame_light` is a new array.
         frame_light *= _display_correction(rates)
     return ExposureLight(rates.mean(axis=0), frame_light, planes=recording.length)
 
@@ -123,9 +124,9 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
         gain = (spikes + s) / (light + s / usual)        s = USUAL_SPIKES
 
     Spikes and light are summed over the exposures. "usual" is the median of the gains of the
-    pixels (`_usual_gain`). A pixel with few spikes gets about the usual gain. E.g. with the usual
-    gain 0.5, a pixel with 1 spike at the light 10 gets (1 + 3) / (10 + 3 / 0.5) = 0.25, and not
-    1 / 10.
+    pixels (`_usual_gain`). The fewer spikes a pixel has, the nearer is its gain to the usual gain.
+    E.g. with the usual gain 0.5, a pixel with 1 spike at the light 10 gets
+    (1 + 3) / (10 + 3 / 0.5) = 0.25, and not 1 / 10.
 
     exposures: at least one, of the same view.
     Returns the gain (h, w) float32, and (h, w) bool. A pixel that cannot be trusted has the usual
@@ -146,11 +147,12 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
 
 
 def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
-    """Return the exposures that say something of the gain of the pixels.
+    """Return the exposures that tell the gain of the pixels.
 
-    A saturated exposure, and an exposure without any spike, say nothing. If all exposures are like
-    that, all are returned, so that there is a gain. The gain hardly matters then, because such
-    frames keep their first estimates (`MotionRestorer._keeps_first_estimate`).
+    A saturated exposure does not tell the gain, and an exposure without any spike neither. If all
+    exposures are like that, all are returned, so that there is a gain. The gain hardly matters
+    then, because the restored frames are not improved from the spikes
+    (`MotionRestorer._keeps_first_estimate`).
     """
     usable = []
     for exposure in exposures:
