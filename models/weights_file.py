@@ -4,8 +4,9 @@ In: the path of a file that torch.save wrote, in this project or another one. fo
 reads the file itself, and accepts only plain types. Out: its state dict. loading.py loads the
 tensors into a network, and portable.py finds the network that they belong to.
 
-What must stay: CONTAINERS, by which published files are read, and `refuse_odd_tensors` before the
-result (tests/parts/models/test_hostile_weights.py). Free to change: the texts of errors.
+What must stay: CONTAINERS, because published files are read by them. `refuse_odd_tensors` must
+check the tensors before they are returned (tests/parts/models/test_hostile_weights.py). Free to
+change: the texts of errors.
 
 Tests: tests/parts/models/test_weights.py, test_any_weights.py, test_foreign_weights.py
 """
@@ -19,8 +20,8 @@ from models.foreign_weights import load_content
 from models.untrusted_weights import refuse_odd_tensors
 from utils.errors import CheckpointError, address_of
 
-# Keys under which published files and ours hold the state dict. The first key found wins. A file
-# may also be a state dict itself.
+# Keys under which published files and ours hold the state dict. `read_weights` first looks for its
+# argument `prefer`, and then for these keys in this order. A file may also be a state dict itself.
 CONTAINERS = ("params_ema", "params", "model_state_dict", "state_dict")
 
 
@@ -31,8 +32,8 @@ def read_weights(
 
     The file is a state dict, or holds it under one of the keys CONTAINERS.
 
-    prefer: the key to take if the file has several. key: the option that names the file, for the
-    error.
+    prefer: the key of the file to take if the file has several.
+    key: the option that names the file, e.g. "--weights", for the error.
 
     Raises CheckpointError if the file is missing or holds no weights.
     """

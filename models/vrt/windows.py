@@ -201,9 +201,12 @@ class _WindowRange(NamedTuple):
 
 
 def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> Iterator[_Group]:
-    """Yield the windows of one clip, group by group. The order is part of every training result.
+    """Yield the windows of one clip, group by group.
 
     windows_of_clip: result of `_partition`.
+
+    What must stay: the order, because it decides the order of sums, and so the last bits of every
+    training result.
 
     Along each shifted axis, only the last window needs a mask. So an axis is divided into one range
     of windows, or into two: all but the last window, and the last one. Each combination of ranges
@@ -259,6 +262,7 @@ def _mask(window: Triple, wrapped: tuple[int, ...]) -> Tensor | None:
             is_wrapped = (torch.arange(length) >= length - wrapped_count).long()  # 0 or 1
             shape = [1, 1, 1]  # of a table along only this axis, e.g. (1, 4, 1)
             shape[axis] = length
+            # Double the numbers, and add 1 where this axis is wrapped.
             region = 2 * region + is_wrapped.view(shape)
     region = region.flatten()  # (T,)
     is_same_region = region[:, None] == region[None, :]  # (T, T)
@@ -285,8 +289,9 @@ def _in_all_clips(numbers: Tensor, batch: int, tokens_of_clip: int) -> Tensor:
 def _cut_spans(spans: list[Span], first: int, count: int) -> tuple[Span, ...]:
     """Return the spans of the windows first ... first + count - 1.
 
-    In the result, the window `first` has the number 0. E.g. the spans 0 ... 5 and 6 ... 9 (ends
-    included), cut to the windows 4 ... 7 -> 0 ... 1 and 2 ... 3.
+    In the result, the window `first` has the number 0. E.g. Span(0, 6) and Span(6, 10), with
+    first=4 and count=4, give Span(0, 2) and Span(2, 4). The windows start ... stop - 1 belong to a
+    span.
     """
     spans_of_chunk = []
     for span in spans:

@@ -4,11 +4,12 @@
 
     our kernels     gpu.py, on GPUs and for windows that `attention_has_kernel` accepts
     torch's form    `attend`, on every device
-    our own form    cpu.py, on CPUs, if the caller gives a tape. Between forward and backward it
-                    keeps the output, but no T x T matrices
+    our own form    cpu.py, on CPUs, if the caller gives a tape (a store of results, tape.py). It
+                    keeps the output for backward, and computes the T x T matrices again
 
-Letters: n windows, T tokens in a window, hd channels of a head. The logits, scale q k^T + bias +
-mask, are a T x T matrix for each window and head.
+Letters: n windows, T tokens in a window, hd channels of a head. In mutual attention, the two frames
+of a window attend to each other, and `attend` gets each frame as a window of T / 2 tokens. The
+logits, scale q k^T + bias + mask, are a T x T matrix for each window and head.
 
 What must stay: the forms agree within rounding, gradients too. tests/parts/models/test_block.py and
 test_triton.py compare them. Free to change: which form runs.
@@ -48,14 +49,15 @@ def window_attention(
     all_tokens = qkv.shape[1]  # of both frames, if the attention is mutual
     channels = qkv.shape[4]
     t = all_tokens // 2 if mutual else all_tokens  # tokens that attend to each other
+    # A tape belongs to our own form for CPUs.
     if not is_plain and tape is None and attention_has_kernel(qkv, t, channels):
         # Imported here, because Triton is not installed everywhere.
         from models.vrt.attention import gpu
 
         return gpu.window_attention(qkv, bias, spans, scale, mutual)
 
-    # Compute span by span. Use `split` and no slices, because autograd would give the gradient of
-    # each slice the size of the whole qkv.
+    # Compute span by span. Use `split` and no slices: for each slice, autograd would make a
+    # gradient of the size of the whole qkv.
     results = []
     lengths = [span.stop - span.start for span in spans]
     for qkv_of_span, span in zip(qkv.split(lengths), spans, strict=True):
@@ -99,7 +101,7 @@ def attend(
         v = F.pad(v, (0, padding))
 
     results = []
-    windows_at_a_time = max(1, MOST_HEADS // heads)  # one window, even if it has more heads
+    windows_at_a_time = max(1, MOST_HEADS // heads)  # at least one window
     with fused_attention(q):
         for first in range(0, n, windows_at_a_time):
             in_round = slice(first, first + windows_at_a_time)  # the windows of this call

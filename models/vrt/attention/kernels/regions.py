@@ -1,4 +1,4 @@
-"""Make what the attention kernels read instead of masks: the region of each token.
+"""Give each token the number of its region, which the attention kernels read instead of a mask.
 
 Tokens of one region attend to each other, tokens of two regions do not. So one number for each
 token is enough. A mask would be a T x T matrix for a window of T tokens.
@@ -31,7 +31,7 @@ def mask_table(
     spans: ranges of successive windows. All windows of a span have the same mask.
     tokens: number of tokens that attend to each other, T.
     mutual: whether the two frames of a window attend to each other. Then each frame counts as a
-        window, so n, the number of windows, is twice the number of windows in `spans`.
+        window: n in the shapes below is twice the number of windows in `spans`.
 
     Returns (region_row, regions), both int32. regions (rows, T) has a row for each span: the number
     of the region of each token. region_row (n,) has for each window the number of its row in
