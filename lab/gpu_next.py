@@ -84,10 +84,11 @@ def main(argv: list[str]) -> int:
 def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
     """Compare the present form of deformable sampling, by torchvision, with the form in Triton.
 
-    Returns the times of both forms, "present" and "triton", as `lab.tools.measure_in_turn` gives
-    them, and the largest error of each result of the Triton form. The results are the output and
-    the gradients of the five inputs. An error is divided by the largest value of the same result by
-    torchvision in float32.
+    Returns the times of both forms under "present" and "triton", as `lab.tools.measure_in_turn`
+    gives them. Under "errors" it returns the error of each result of the Triton form: of the output
+    and of the gradients of the five inputs.
+
+        error = largest difference from torchvision in float32 / largest value by torchvision
 
     pairs: number of pairs of frames. side: height and width of the features.
     """
@@ -129,10 +130,11 @@ def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
         return torch.rand(shape, generator=generator)
 
     x = random(pairs, CHANNELS, side, side) - 0.5
-    # Up to 4 pixels in each direction. A group and tap has two offsets, in y and in x.
+    # Up to 4 pixels in each direction. Each group has two offsets, in y and in x, for each of the
+    # TAPS points of the 3 x 3 kernel.
     offset = 8 * (random(pairs, 2 * TAPS * GROUPS, side, side) - 0.5)
     mask = random(pairs, TAPS * GROUPS, side, side)
-    # From -1/16 to 1/16: then an output, which is a sum of 96 x 9 products, is about as large as x.
+    # From -1/16 to 1/16: with weights so small, the sum of 96 x 9 products is about as large as x.
     weight = (random(CHANNELS, CHANNELS, 3, 3) - 0.5) / 8
     bias = random(CHANNELS)
 

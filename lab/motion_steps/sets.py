@@ -3,8 +3,8 @@
 What must stay: the order of SETS, because `lab.motion_steps.training.draw` draws from the sets in
 this order. No set may come from the videos "choose" and "report" of lab/quality.py, or from the
 photographs on which lab/joint_gain.py tests: `photo_files` refuses such photographs. Free to
-change, for the next training: the sets. lab/joint_gain.py measures what a change gains, because no
-test does.
+change, for the next training: the sets. No test measures what a change gains; lab/joint_gain.py
+does.
 """
 
 from dataclasses import dataclass
@@ -37,23 +37,27 @@ class ClipSet:
     # Number of real frames in an exposure. None lets the program choose it.
     average: int | None = None
     crop: int = 144  # side of the frames in pixels
-    # Value of spike.calibration when the spikes are read. None: the program assumes that the spike
-    # camera is not shifted, which is wrong for the random rig. The set stills_random has None, so
-    # that the steps see what a user gets without a calibration. The set seven_random shows the
-    # random rig with a calibration.
+    # Value of spike.calibration when the spikes are read. "auto" finds the position of the spike
+    # camera. None assumes that it is not shifted, which is wrong for the random rig. stills_random
+    # has None, so that the steps see what a user gets without a calibration.
     calibration: str | None = "auto"
 
 
-# Name -> set. A name is a folder below --out. "seven": seven real frames in an exposure. "usual":
-# as many as the program chooses. "means", with sum_gamma: blurry frames that are means of display
-# values, which no camera makes.
+# {name: set}. The clips of a set are in a folder of this name below --out. The first word of a name
+# says what the clips are made from, and the second word the rig:
+#
+#     seven_           videos, an exposure is the mean of seven real frames
+#     usual_           videos, the program chooses the number of real frames
+#     stills_, photos_ one still or photograph that moves
+#     _means           the blurry frames are means of display values (sum_gamma). No camera makes
+#                      such frames.
 #
 # The sets show bright and dim light, and what a user may meet: other cameras, and a spike camera
 # that is not calibrated. The motion of "stills" and "photos" is exact, because `PhotoScene` moves
 # layers that cover each other, without optical flow.
 #
-# `train` draws from the sets in this order. With another order, a new set or a new weight, the same
-# seed draws other samples.
+# `lab.motion_steps.training.draw` draws from the sets in this order. With another order, a new set
+# or a new weight, the same seed draws other samples.
 SETS = {
     "seven_ideal": ClipSet("videos", "ideal", clips=2, frames=4, weight=3, average=7, crop=192),
     "seven_rig": ClipSet("videos", "rig", clips=2, frames=4, weight=3, average=7, crop=192),
