@@ -153,8 +153,8 @@ class ClipReader(FrameReader, Protocol):
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         """Return a grey picture (H, W) of the sharp instant of a frame, made only from its spikes.
 
-        Its values are at least 0, which is black. They grow with the brightness on a display, and
-        have no fixed white: `utils.image.comparison` chooses it.
+        Its values are at least 0, which is black. A larger value is brighter on a display. No
+        value means white: `utils.image.comparison` chooses one.
 
         index: number of the frame.
         spike: the spikes of the frame, (S, H, W), as `frame` returned them.
@@ -188,8 +188,8 @@ class JointEquations(Protocol):
     # What is known before any step, (6, H, W): e.g. the length of each pixel's motion.
     def evidence(self) -> Tensor: ...
 
-    # Frame z (3, H, W) -> (7, H, W): how the equations would change each colour of z, and the
-    # residuals, which say by how much z misses the equations.
+    # Frame z (3, H, W) -> (7, H, W): in which direction the equations pull z, i.e. how they would
+    # change it, and the residuals, which say by how much z misses the equations.
     def pulls(self, z: Tensor) -> Tensor: ...
 
 
@@ -215,8 +215,9 @@ class MotionNetwork(Protocol):
     `models.fusion.motion_net.MotionNet` fulfils it, and says what it takes and returns.
     """
 
-    # Edges of the N windows, ascending: N + 1 numbers. The unit is an eleventh of the exposure, and
-    # 0 is its middle, so the exposure lasts from -5.5 to 5.5.
+    # Edges of the N windows, ascending: N + 1 numbers. The unit is an eleventh of the exposure,
+    # because the network cuts the exposure into 11 windows. 0 is the middle of the exposure, so the
+    # exposure lasts from -5.5 to 5.5.
     @property
     def edges(self) -> Sequence[float]: ...
 
@@ -224,7 +225,8 @@ class MotionNetwork(Protocol):
     @property
     def inside(self) -> slice: ...
 
-    # pictures (B, N, 2, h, w): light, and number of spikes, of each window. scene (B, 3, h, w).
+    # pictures (B, N, 2, h, w): light, and number of spikes, of each window.
+    # scene (B, 3, h, w): what is the same for all windows (SCENE_CHANNELS in motion_net.py).
     # Returns the motion at each level of resolution, the finest last.
     def __call__(self, pictures: Tensor, scene: Tensor) -> Sequence[MotionCurves]: ...
 

@@ -78,9 +78,9 @@ class _GroupFiles(NamedTuple):
 def _uses_of_groups(line: str, groups: Path) -> list[Use]:
     """Return (used, total) of a control group and of the groups around it, the innermost first.
 
-    line: a line of /proc/self/cgroup, "<number>:<what the group counts>:<path>". Linux has two
-        versions of groups: "4:memory:/slurm/job_7" is a group of version 1, "0::/user.slice" is a
-        group of version 2.
+    line: a line of /proc/self/cgroup, "<number>:<controllers>:<path>". The controllers say what the
+        group counts, e.g. "memory". Linux has two versions of groups: "4:memory:/slurm/job_7" is a
+        group of version 1, "0::/user.slice" is a group of version 2.
 
     Returns [] if the group counts no memory, or has no limit.
     """
@@ -97,6 +97,7 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
         return []
     inner = root / path.lstrip("/")
     if inner.is_dir():
+        # Up to "/". Folders above `root` have no such files, and are skipped below.
         folders = [inner, *inner.parents]
     else:
         # In a container, the line may have the path on the host, which the container does not see.

@@ -121,8 +121,8 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
 
     The bytes of all arrays follow one another. So the position at which the bytes of one
     value end is the `begin` of the next value. E.g. a list of two arrays of 6 bytes each, after a
-    text that ends at 71: the first array has the bytes 71 to 76, and returns 77, which is `begin`
-    of the second array.
+    text that ends at 71: the first array has the bytes 71 to 76. So `_value` returns 77 for it, and
+    77 is `begin` of the second array.
 
     outline: an outline that `_outline` made, or any other JSON value, because the sender may be
         another program.
@@ -151,7 +151,7 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
     if kind == "path":
         return Path(rest[0]), begin
     # All other kinds are arrays and tensors, e.g. ["tensor", "uint8", [2, 3]]. `rest` is the name
-    # of the type, and the shape.
+    # of the type, and the shape. If `rest` has another length, Python raises a ValueError.
     type_name, shape = rest
     if kind == "array":
         return _array(np.dtype(type_name), shape, message, begin)
@@ -194,7 +194,7 @@ def _array(
         raise ValueError(f"{dtype} is no type of an array")
     if byte_count is None:
         byte_count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    # A shape of another program may be of any size, and even negative.
+    # A shape of another program may have numbers of any size, even negative ones.
     bytes_left = len(message) - begin
     if not 0 <= byte_count <= bytes_left:
         raise ValueError("the message is too short")

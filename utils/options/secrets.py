@@ -27,7 +27,7 @@ MASK = "***"  # what stands in place of a secret that is recognised by its form
 # ---- Keys of secrets ----------------------------------------------------------------------------
 
 # The last words of a key that holds a secret, as regular expressions. "wandb_api_key" and "db_pwd"
-# end with one of them, and "token_dim" does not. In them
+# end with one of them, and "token_dim" does not. In these expressions:
 #     s?       allows "token" and "tokens"
 #     [_-]?    allows "apikey", "api_key" and "api-key"
 _LAST_WORDS = (
@@ -51,17 +51,18 @@ SPELLED = (
     "wandb_api_key", "api_key", "access_key", "secret_key", "private_key", "token", "auth_token",
     "password", "passphrase", "secret", "credentials",
 )  # fmt: skip
-# A number under the key of a secret may be a count and no secret. It is a count if the key has one
-# of these words, e.g. "num_tokens".
+# A number under the key of a secret is shown if the key has one of these words, e.g. "num_tokens".
+# Then it is a count of something.
 COUNT_WORDS = {"num", "n", "max", "min", "count", "total", "size", "len", "per"}
-# A number of at most five digits counts as a count under any key, because no service gives out
-# secrets so short. With a larger limit, a short numeric password would be saved.
+# A number below this limit is shown under any key, because no service gives out secrets of five
+# digits. With a higher limit, a password such as 123456 would be saved.
 LEAST_SECRET_NUMBER = 100_000
 
 # ---- Forms of secrets in any text ---------------------------------------------------------------
 
 # Above each pattern is an example of what it matches, with the secret in capital letters. Group 1,
-# if there is one, is what stays in the text. MASK replaces the rest.
+# if there is one, is what stays in the text. MASK replaces the rest. In an rf-string, {{ and }}
+# stand for { and } of the expression.
 #
 # A long text must take time in proportion to its length, so nearly every repetition has an upper
 # bound, e.g. {1,500}. Keep this if you add a form
@@ -123,6 +124,8 @@ _VALUE_IN_TEXT = "|".join(
 )
 # What may stand in front of a name, as in KEY: no letter or digit ("db_pwd: "), a digit
 # ("hf2token: "), or a small letter before a capital letter ("hfToken: "). So "mypwd: " is no name.
+# (?<![^\W_]) is a double negation: no letter or digit stands before, so also the start of the text
+# matches.
 _BEGIN_OF_NAME = r"(?:(?<![^\W_])|(?<=\d)|(?<=[a-z])(?=[A-Z]))"
 # Group 1 stays in the text, group 2 is the value.
 _IN_TEXT = re.compile(rf"{_BEGIN_OF_NAME}({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")

@@ -5,7 +5,7 @@
     read_section    values of a file -> a Section with all defaults, or an OptionError
     join_errors     several errors -> one, so that a user can correct all keys at once
 
-pydantic finds what is wrong. This page turns its errors into words for the user: the wrong key, the
+pydantic finds the errors. This module turns its errors into words for the user: the wrong key, the
 value, what was expected, and the nearest valid key.
 
 What must stay: no value is converted by a guess (the text "3" is not a number), and no error shows
@@ -52,7 +52,8 @@ class Section(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
-    # The class or function of the part that the section names. None if it names no part.
+    # The class or function whose arguments the section holds, e.g. the class VRT for netG. None if
+    # the section belongs to no class or function.
     constructor: ClassVar[Any] = None
 
     @field_validator("*", mode="before")
@@ -68,10 +69,10 @@ class Section(BaseModel):
 
 
 def with_tuples(value: Any, annotation: Any) -> Any:
-    """Return `value` with tuples in place of lists, where `annotation` has tuples.
+    """Turn the lists of `value` into tuples, where `annotation` has tuples.
 
-    JSON has no tuples, so a file gives a list, and a strict model of pydantic takes no list for a
-    tuple. E.g.
+    JSON has no tuples, so a file gives a list, and a strict model of pydantic refuses a list where
+    it expects a tuple. E.g.
 
         [3, 4]             with tuple[int, int]               (3, 4)
         [[3, 4], [5, 6]]   with list[tuple[int, int]] | None  [(3, 4), (5, 6)]
@@ -86,6 +87,7 @@ def with_tuples(value: Any, annotation: Any) -> Any:
     if kind in (Union, types.UnionType):  # e.g. list[tuple[int, int]] | None
         for alternative in inner_types:
             converted = with_tuples(value, alternative)
+            # A tuple never equals a list. So if they differ, this alternative has tuples.
             if converted != value:
                 return converted
         return value
@@ -96,16 +98,16 @@ def with_tuples(value: Any, annotation: Any) -> Any:
         if Ellipsis in inner_types:  # tuple[int, ...]: any number of items, all of the first type
             item_types = inner_types[:1] * len(value)
         items = []
-        # `strict=False`: items beyond the types follow below.
+        # `strict=False`: the list may be longer or shorter than the types.
         for item, item_type in zip(value, item_types, strict=False):
             items.append(with_tuples(item, item_type))
+        # Keep the items beyond the types as they are, so that pydantic refuses a list too long.
         items += value[len(items) :]
         return tuple(items)
     return value
 
 
-# The class of a section: `read_section` gets a class and returns an object of the same class, which
-# this name tells a type checker.
+# For the type checker: `read_section` returns an object of the class that it gets.
 AnySection = TypeVar("AnySection", bound=Section)
 
 
@@ -123,7 +125,7 @@ def flatten_options(value: Any, name: str) -> Iterator[tuple[str, bool | int | f
             yield from flatten_options(inner, f"{name}.{key}")
     elif isinstance(value, (bool, int, float, str)):
         yield name, value
-    elif value is not None:  # a list
+    elif value is not None:  # a list, because the other types are handled above
         yield name, json.dumps(value)
 
 
@@ -149,8 +151,8 @@ def read_section(
 
 
 # First words of the error for an unknown key. `join_errors` and scripts/convert_options.py use
-# them to recognise the error. Other words need other expected texts in the tests, e.g. in
-# test_option.py.
+# them to recognise the error. If you change the words, change the texts that the tests expect, too,
+# e.g. in test_option.py.
 UNKNOWN_OPTION = "unknown option"
 
 
@@ -161,10 +163,12 @@ def join_errors(errors: Collection[OptionError]) -> OptionError:
     and what to `do`. E.g. the two errors "unknown option train.epoch" and "netG.width is -1" give
     the first error, with "; then also: netG.width" at the end of its advice `do`.
 
-    Errors of unknown keys come before all others, because a missing key may be just the unknown
-    key, misspelt. `found` of the result must hold every single error, because
+    Errors of unknown keys come before all others. An unknown key is often a misspelt key, and then
+    another error says that the right key is missing. An error of an unknown key is recognised by
+    its first words, UNKNOWN_OPTION.
+
+    The result has a further attribute, `found`: the list of all single errors, because
     scripts/convert_options.py reports each of them (test_the_problems_of_a_file_are_named_at_once).
-    An error of an unknown key is known by its first words, UNKNOWN_OPTION.
     """
     single_errors: list[OptionError] = []
     for error in errors:

@@ -116,8 +116,8 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
     A BigTIFF has the number 43 in place of 42, and longer numbers:
 
                                      TIFF          BigTIFF
-        offset of the directory      4 bytes, at   8 bytes, at
-                                     byte 4        byte 8
+        offset of the directory      4 bytes       8 bytes
+          which begins at            byte 4        byte 8
         number of entries            2 bytes       8 bytes
         number of values             4 bytes       8 bytes
         the values or their offset   4 bytes       8 bytes
@@ -145,6 +145,7 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
         value_count = number(entry_at + 4, form.offset_bytes)
         if value_bytes == 0 or value_count == 0:
             return None
+        # After the tag (2 bytes), the type (2 bytes) and the number of values.
         value_at = entry_at + 4 + form.offset_bytes
         is_elsewhere = value_bytes * value_count > form.offset_bytes
         if is_elsewhere:

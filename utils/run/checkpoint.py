@@ -64,12 +64,12 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     The sidecar is the small file with the digest of the checkpoint, e.g.
     checkpoint_latest.pth.sha256.
 
-    keep: number of former versions to keep, e.g. 1: the file that was the newest so far becomes
-        X_previous.pth.
-        0: the new file replaces the newest file, and the former versions stay as they are. This is
-            used to add the result of a validation to a state that was saved before the validation.
-        None: like 0, but without a sidecar. This is used for bare weights, because no run resumes
-            from them.
+    keep: what happens to the file that is at `path` now:
+        1, 2, ...   it becomes <name>_previous.pth, and so many former versions are kept
+        0           it is replaced, and the former versions stay. This is used to add the result of
+                    a validation to a state that was saved before the validation
+        None        like 0, but the new file gets no sidecar. This is used for bare weights, because
+                    no run resumes from them
 
     Raises CheckpointError, and leaves the former file as it was, if
     * `state` holds anything but plain types and tensors: it could not be loaded with
@@ -101,11 +101,10 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
             file.write(f"{sha256_of(new_file)}\n")
         _wait_for_disk(new_sidecar)
 
-        # Give the file at `path`, the newest so far, the name of a former version as a second name.
-        # It keeps the name `path` until the new file takes this name. So there is a file `path` at
-        # any time, even if the process dies. But a damaged file (its digest is not the digest in
-        # its sidecar) must not become a former version, because the oldest version, which may be a
-        # good one, would be lost
+        # Keep the present file as the newest former version. It gets a second name, and keeps the
+        # name `path` until the new file takes it. So there is a file `path` at any time, even if
+        # the process dies. A damaged file (it does not match its sidecar) is not kept: it would
+        # push out the oldest version, which may be the only good one
         # (test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can).
         if keep and path.exists() and _fault(path) is None:
             _rename_versions(path, keep)

@@ -151,7 +151,7 @@ def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
         colour = "C1" if len(histories) == 1 else curve.colour
         dotted_style = {"color": colour, "linestyle": ":"}
         waits.plot(curve.steps, 100 * curve.values, **dotted_style)
-        # The legend belongs to the first axis, so draw an empty curve there for its entry.
+        # The legend belongs to the first axis. An empty curve there gives the waits an entry in it.
         axis.plot([], [], label="data wait", **dotted_style)
 
 

@@ -145,9 +145,10 @@ def only_run_in(
     # Only rank 0 does the work. If it raises an error, all ranks end.
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
-            # A run puts a file (utils.files.MARK) into its folder to mark it. Runs of earlier
-            # versions put no mark there. Their folders are known by a sidecar, the file
-            # checkpoint_*.pth.sha256 beside a checkpoint, which only this program writes.
+            # `claim_run_folder` refuses a folder that holds files of something else. A folder is
+            # known by the file utils.files.MARK that each run puts there. Runs of earlier versions
+            # put no such file there. Their folders are known by a sidecar: checkpoint_*.pth.sha256
+            # beside a checkpoint, which only this program writes.
             has_sidecar = any(folder.glob("checkpoints/checkpoint_*.pth.sha256"))
             claim_run_folder(folder, patterns, is_ours=has_sidecar)
             for name in (LOCK_NAME, LOG_NAME, WARNINGS_NAME, *appended):
@@ -161,7 +162,7 @@ def only_run_in(
 
 
 def refuse_lost_folders(folder: Path) -> None:
-    """Raise DataError if no checkpoint or weights could be saved in the folder of a run.
+    """Raise DataError if a run will not be able to save checkpoints or weights in its folder.
 
     E.g. `checkpoints` is a link to a disk that is not mounted, or that is mounted read-only.
     """
@@ -206,11 +207,11 @@ def _is_same(path: Path, stat: os.stat_result) -> bool:
 
 
 def _take_lock(path: Path) -> BinaryIO:
-    """Open the file `path` and lock it. Waits a while if another process has the lock.
+    """Open the file `path` and lock it. If another process has the lock, waits for it for a while.
 
     The lock lasts until the returned file is closed. It must stay open as long as the run lasts.
 
-    Raises OptionError if somebody else keeps the lock. If the file system has no locks, logs a
+    Raises OptionError if the other process keeps the lock. If the file system has no locks, logs a
     warning, and returns the file without a lock.
     """
     # `writing` turns an OSError into a DataError with the advice OTHER_ROOT ("free some space,

@@ -29,7 +29,7 @@ class Resumed:
     """A checkpoint that a run resumes from. `find_checkpoint` sends these fields to all ranks."""
 
     path: Path  # the file
-    state: dict[str, Any]  # the content of the file, as it was given to `save`
+    state: dict[str, Any]  # what `save` was given, read back from the file
     is_named: bool = False  # whether the user has named this file (`--resume PATH`)
 
 

@@ -32,8 +32,8 @@ LARGEST_COUNT = 2**40
 # `ge` means "greater or equal", `le` "less or equal".
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
-# Key of a table that training restores -> whether a checkpoint may lack the table. It may, if an
-# older version did not write the table, or if not every run needs it.
+# Key of a table that training restores -> whether a checkpoint may lack the table. A table may be
+# missing if an older version did not write it, or if not every run needs it.
 MAY_BE_MISSING = {
     "options": False,
     "model_state_dict": False,

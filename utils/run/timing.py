@@ -6,8 +6,8 @@
 
 What must stay: no function that runs in a step waits for the device, because the host prepares the
 next work while the device computes. Only `seconds_of` waits; programs that compare speeds call it.
-The kinds of work that callers give to `StepTimer.part` are tags of a run's history, with "_share"
-at their end, e.g. "data_share" and "compute_share".
+The names that callers give to `StepTimer.part` must stay, too: the history of a run has a tag for
+each name, with "_share" at its end, e.g. "data_share" and "compute_share".
 
 Tests: tests/parts/utils/test_progress.py, and for the clock of the device
 tests/parts/utils/test_health.py (test_the_event_files_hold_the_times_of_each_rank).
@@ -92,8 +92,8 @@ class StepTimer:
     """Measures wall-clock time: of the steps since the last log line, of the epoch, and of pauses.
 
     The first step of a process does not count, because it also starts the loader processes, builds
-    DDP, and compiles and tunes kernels. On a GPU the times show what the host waited for: the timer
-    must not wait for the device itself, because this would slow down every step.
+    DDP, and compiles and tunes kernels. On a GPU a time is the time that the host waited: the
+    timer must not wait for the device itself, because this would slow down every step.
 
     Tests in test_progress.py: test_the_first_step_of_a_process_does_not_count,
     test_validations_do_not_count_in_the_pace, test_the_remaining_time_follows_a_change_of_speed.
@@ -102,12 +102,13 @@ class StepTimer:
     def __init__(self) -> None:
         self.line = Span()  # since the last log line
         self.epoch = Span()  # since the epoch began, without the first step of the process
-        # When the epoch began, with the first step. `epoch` gives the speed, this gives the whole
-        # length of the epoch.
+        # When the epoch began, for the whole length of the epoch. `epoch`, without the first step,
+        # is for the speed.
         self.epoch_begin = time.perf_counter()
         self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
         self._is_warm = False  # whether the first step is done
-        # What `_faded_sums` returned at the last log line: (faded steps, faded seconds).
+        # For the predicted speed: steps and seconds up to the last log line. Old ones count less
+        # (`_faded_sums`).
         self._sums_at_line = (0.0, 0.0)
 
     @contextmanager
