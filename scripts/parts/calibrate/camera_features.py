@@ -25,12 +25,13 @@ from scripts.parts.calibrate.camera_pairs import images_of, mirror_views
 
 # Wider frames are reduced to this width to find features, because the spike image has few pixels.
 FEATURE_WIDTH = 1200
-# How far a feature may lie from the place where the matrix puts it, as a share of the longer side
-# of the frame: e.g. 10 pixels of 1280. This is wide, because an affine matrix cannot follow the
-# perspective of a homography. A larger share would count wrong matches.
+# Largest distance of a feature from the place where the matrix puts it, as a share of the longer
+# side of the frame: e.g. 10 pixels of 1280. So much is needed, because the true position may have
+# perspective, which an affine matrix lacks. A larger share would count wrong matches.
 FEATURE_TOLERANCE = 0.008
-# A match counts if the nearest feature is nearer than this share of the distance to the second
-# nearest. With a share of 1, features that resemble many others would count, and most are wrong.
+# A match counts if the distance to the nearest feature is below this share of the distance to the
+# second nearest. With a share of 1, features that resemble many others would count, and most are
+# wrong.
 CLEAR_MATCH = 0.85
 
 # How a spike image may be mirrored, the values of `Calibration.mirror`.
@@ -72,7 +73,7 @@ def _from_features(views: Sequence[View], light: str) -> Start:
         spikes, frame = images_of(view, light)
         matches += _matches(spikes, frame)
     nothing = Start(np.eye(3), inliers=0, matches=len(matches))
-    if len(matches) < 4:  # three matches say nothing: some affine matrix always fits them exactly
+    if len(matches) < 4:  # an affine matrix fits any three matches exactly
         return nothing
     in_spikes = np.array([match.in_spikes for match in matches], np.float64)  # (matches, 2)
     in_frame = np.array([match.in_frame for match in matches], np.float64)  # (matches, 2)

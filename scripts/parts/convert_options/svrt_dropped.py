@@ -1,4 +1,4 @@
-"""Leave out keys of S-VRT without a counterpart: keys that change no result, and keys of --drop.
+"""Leave out options of S-VRT that have no option here: those without effect, and those of --drop.
 
 What must stay: secrets are never copied
 (test_secrets_of_services_reach_neither_the_new_file_nor_the_output), and each key that is left out
@@ -13,11 +13,11 @@ from scripts.parts.convert_options.svrt_conversion import Conversion
 from utils.errors import OptionError
 from utils.options.secrets import KEY
 
-# Keys of S-VRT without a counterpart that are left out although no --drop names them: pattern ->
-# the reason, for the report. A pattern must match the whole key of an option or of a section. E.g.
-# the first pattern matches `use_swanlab` and `train.logfire`, and the second pattern matches each
-# key with the name of a secret, as `logging.wandb_api_key`. Add only keys that change no result: a
-# key that changes a result must be a problem, so that the user decides.
+# Keys of S-VRT that are always left out, also without --drop: pattern -> the reason, for the
+# report. A pattern must match the whole key of an option or of a section. E.g. the first pattern
+# matches `use_swanlab` and `train.logfire`, and the second pattern matches each key with the name
+# of a secret, such as `logging.wandb_api_key`. Add only keys that change no result: a key that
+# changes a result must be a problem, so that the user decides.
 DROPPED_UNASKED = {
     r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": "reports go to TensorBoard and Weights & "
     "Biases; nothing is copied",

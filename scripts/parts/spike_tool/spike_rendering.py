@@ -45,8 +45,8 @@ def method_of(section: dict[str, Any], overrides: Sequence[str] = ()) -> dict[st
     # Imported here, because --help and info do not need torch.
     from data.reconstruct import method_options
 
-    # `apply_override` sets the value of each word in `sections`, in place. `Sources` says in errors
-    # where a value comes from.
+    # `apply_override` writes the value of each word into `sections`. If a value is wrong, the error
+    # says that it comes from the command line.
     sections = {"method": section}
     for word in overrides:
         apply_override(sections, word, Sources("the command line"))
@@ -54,7 +54,7 @@ def method_of(section: dict[str, Any], overrides: Sequence[str] = ()) -> dict[st
 
 
 class Rendering:
-    """How the spikes of a file become grey images.
+    """Makes grey images of the spikes of a file.
 
     The brightness of an image depends on two facts: the rate of a pixel at full light, and whether
     the sensor integrates linear light or display values. If the rate is not known, the brightest
@@ -93,9 +93,9 @@ class Rendering:
         self.brightness = _brightness(path, rate, light, best.rates)
 
         self.last = self.file.planes - 1
-        # An image may show a later time than the time of its plane. The difference is the lag. E.g.
-        # tfi has the lag 1, in half planes: the image of plane 5 shows the time 5.5, between the
-        # planes 5 and 6. Such an image also needs the next plane. So the last plane has no image.
+        # With some methods, an image shows a later time than its plane. The difference is the lag.
+        # E.g. the image of tfi at plane 5 shows the time between the planes 5 and 6 (a lag of one
+        # half plane), so it needs both planes. Then the last plane has no image.
         lag = REPRESENTATIONS[self.name].lag_in_half_planes(**self.options)
         if lag > 0:
             self.last -= 1
@@ -153,9 +153,9 @@ def _brightness(
     rates: (h, w), spikes per plane of each pixel.
     """
     info = nearest_info(path)
-    # The guess for the rate at full light: all pixels but the brightest 0.5 % are at most white. A
-    # guess from all pixels would follow a few hot pixels, and the image would be dark. The guess
-    # must be above 0 also for a file without spikes, because the rates are divided by it.
+    # The guess for the rate at full light: 99.5 % of the pixels have at most this rate. The
+    # brightest 0.5 % are left out, because a few hot pixels would make the whole image dark. The
+    # guess must be above 0 also for a file without spikes, because the rates are divided by it.
     brightest_rate = float(np.percentile(rates, 99.5))
     white = max(brightest_rate, 1e-6)
     # `or`: a rate of None or 0 counts as not given.
