@@ -133,7 +133,7 @@ def test_one_rank_and_two_ranks_give_the_same_scores(tmp_path):
 
 def table_of_scores(text: str) -> str:
     """Return the table that a run of one step prints at its end."""
-    # It ends where the next line of the log begins, with "[".
+    # The table ends before the next line of the log, which begins with "[".
     found = re.search(r"test split after 1 iterations:\n(.*?)\n\[", text, re.DOTALL)
     assert found, text
     return found[1]

@@ -75,7 +75,7 @@ def test_in_a_turn_a_rank_writes_one_key_and_reads_once(ranks_after_turns, count
 
 
 def most_keys_of_a_turn(ranks: list[SimulatedRank]) -> float:
-    """Return how many keys a rank reads in a turn, for the rank that reads most."""
+    """Return the number of keys that the rank that reads most reads in a turn, on average."""
     return max(rank.store.keys["multi_get"] for rank in ranks) / TURNS
 
 
@@ -159,7 +159,7 @@ def verdicts_of(
 
 
 def verdicts_after(ranks: list[SimulatedRank], fault: str) -> list[Verdict]:
-    """Strike ranks with a fault. Return the verdicts until each rank that is not silent knows.
+    """Strike ranks with a fault. Return the verdicts until each rank that still beats has read one.
 
     fault: "host" (all ranks of a host fall silent) or "stuck" (one rank is waited for).
     """
@@ -216,7 +216,7 @@ def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named(server
         rank.syncs = 1
 
     def is_over(verdicts: list[Verdict]) -> list[Verdict]:
-        """Let the last rank fall silent after a second. It is over with the first verdict."""
+        """Let the last rank fall silent after a second. The first verdict ends the turns."""
         # By then the other ranks wait, too. They must not be taken for the cause.
         if time.monotonic() > begin + 1:
             ranks[-1].fault = "silent"

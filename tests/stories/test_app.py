@@ -1,4 +1,4 @@
-"""app.py in a browser: upload, restore, cancel, wrong files, what leaves and what stays.
+"""app.py in a browser: upload, restore, cancel, wrong files, privacy, a stop.
 
 app.py serves a page on which a person restores a clip. The tests start it, and use the page by a
 real browser as a person does: `Page` has the verbs. A field, a button or a text of the page is
@@ -86,7 +86,7 @@ class Page:
 
     def upload(self, field: str, files: Sequence[Path]) -> None:
         """Upload files, and wait until the page names them."""
-        paths = "\n".join(str(file) for file in files)  # as a browser gets several files
+        paths = "\n".join(str(file) for file in files)  # selenium takes several files as lines
         self.elements(f"#{field} input[type=file]")[0].send_keys(paths)
         self.wait(lambda: all(file.stem in self.text(field) for file in files))
 
@@ -222,7 +222,7 @@ def files_of(folder: Path) -> list[Path]:
 
 # One test for scores, frames and slider, because a restoration in the page takes many seconds.
 @needs_gradio
-def test_an_own_clip_is_restored_as_by_the_command_line(page, clip, tmp_path):
+def test_a_clip_of_a_visitor_is_restored_as_by_the_command_line(page, clip, tmp_path):
     page.upload("frames", files_of(clip.blurry))
     page.upload("spikes", [*files_of(clip.spikes), clip.info])
     page.upload("sharp", files_of(clip.sharp))
@@ -234,13 +234,13 @@ def test_an_own_clip_is_restored_as_by_the_command_line(page, clip, tmp_path):
     command += ["--gt", clip.sharp, "--output", out, "--save", "frames"]
     assert run_command(command).exit_codes == [0]
 
-    # The same scores.
+    # The scores are the same.
     averages = read_json(out / "metrics.json")["averages"]
     blurry = averages["input"]["psnr"]
     restored = averages["restored"]["psnr"]
     assert state == f"PSNR: blurry {blurry:.2f} dB, restored {restored:.2f} dB"
-    # The same frames to the byte, and the report. The clip is called "clip" in the archive, and
-    # "clip0" here, after the folder of its frames.
+    # The frames are the same to the byte. The clip is called "clip" in the archive, and "clip0" in
+    # `out`, after the folder of its frames.
     names = [name for name in archive.namelist() if re.fullmatch(r"clip/\d+\.png", name)]
     frames = [archive.read(name) for name in sorted(names)]
     assert frames == [path.read_bytes() for path in files_of(out / "clip0")]

@@ -39,7 +39,7 @@ def assert_is_whole(text: str, words: list[str]) -> None:
 
 # What the message expects in place of a misspelt key of the section train.
 KEYS_OF_TRAIN = 'keys of "train" with loss "charbonnier"; the nearest is G_optimizer_lr'
-# A task that cannot name a folder of its own.
+# Words of the message if `task` cannot be the name of a folder.
 NO_TASK = ["a folder name: at most 255 bytes"]
 # A wrong option as on the command line -> words of the message.
 OPTIONS: dict[str, list[str]] = {
@@ -119,7 +119,7 @@ def assert_ended_with_one_message(result: RankResult, exit_code: int, words: lis
 
 
 def add_comment_in_gbk(path: Path) -> None:
-    """Put a Chinese comment in the encoding GBK, which is no UTF-8, at the begin of a file."""
+    """Put a Chinese comment in the encoding GBK, which is no UTF-8, at the top of a file."""
     content = path.read_bytes() if path.exists() else b""
     # In an option file "//" begins a comment. In a list of clips this line is a row of four words.
     path.write_bytes("// 模糊 4 0 0\n".encode("gbk") + content)
@@ -129,7 +129,7 @@ def add_comment_in_gbk(path: Path) -> None:
 
 
 def spoil_nothing(folder: Path) -> None:
-    """For options that do not fit the data."""
+    """Change nothing: the option `override` of the input is wrong."""
 
 
 def spoil_the_encoding(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """main_test_vrt.py shows the motion that it used, and where it was not trusted.
 
 For the example frame of each clip, the pictures are in the folder pictures/<clip>, and on the page
-report.html with their captions. A method that uses no motion has none.
+report.html with their captions. A method that uses no motion writes no such
+pictures.
 
 What is tested: data/motion/drawing.py draws the pictures, models/restore/outputs.py writes them.
 """
@@ -18,7 +19,7 @@ from tests.helpers.moving_scene import Scene
 from tests.helpers.weights_files import restore
 from utils.image import imread_rgb
 
-# Right by 11 and up by 5 pixels in each exposure, 12 in all.
+# In each exposure the scene moves by 11 pixels to the right and 5 up, a distance of 12.1 pixels.
 MOVING = Scene(velocity=(11.0, -5.0))
 # The joint solution with as few steps as possible: the motion is the same, and the test is faster.
 JOINT = ["--method", "joint", "method.steps=1", "method.linearisations=1"]
@@ -112,10 +113,10 @@ def test_a_method_that_uses_no_motion_shows_none(clip, tmp_path, way):
     assert 'data-show="motion"' not in (tmp_path / "out/report.html").read_text(encoding="utf-8")
 
 
-def test_a_test_that_is_continued_keeps_the_pictures_of_frames_that_are_there(
+def test_a_resumed_test_keeps_the_pictures_of_frames_that_it_does_not_restore(
     clip, joint, tmp_path
 ):
-    # As if the test had been interrupted in the last frame.
+    # After an interruption in the last frame, the scores, this frame and the page are missing.
     out = tmp_path / "out"
     shutil.copytree(joint, out)
     (out / "clips/scene.json").unlink()

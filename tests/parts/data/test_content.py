@@ -1,4 +1,4 @@
-"""The digest of what a score is measured on: it changes with the data, and with nothing else."""
+"""The digest of the clips on which a score is measured. Only a change of the data changes it."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ def digest(root, **changes):
     return digest_of_clips(set_for_testing(data_section(root, "test", **changes)).readers())
 
 
-def of_frame(root, kind, name):
+def file_of_clip1(root, kind, name):
     """Return the path of a file of clip1. kind: e.g. "blur", "sharp" or "spike"."""
     base = "GOPRO_Large_spike_seq" if kind == "spike" else "GOPRO_Large"
     return root / base / "test/clip1" / kind / name
@@ -53,7 +53,7 @@ def test_a_copy_with_other_times_of_change_has_the_same_digest(root, tmp_path):
 
 def test_one_changed_pixel_changes_the_digest(root):
     before = digest(root)
-    path = of_frame(root, "sharp", "000050.png")
+    path = file_of_clip1(root, "sharp", "000050.png")
     red = np.full(FRAME_SIZE, 100, np.uint8)
     write_png(path, red)
     with_another_picture = digest(root)
@@ -68,7 +68,7 @@ def test_one_changed_pixel_changes_the_digest(root):
 @pytest.mark.parametrize("at", [0, 100, -1])
 def test_one_changed_byte_of_the_spikes_changes_the_digest(root, at):
     before = digest(root)
-    path = of_frame(root, "spike", "000049.dat")
+    path = file_of_clip1(root, "spike", "000049.dat")
     planes = bytearray(path.read_bytes())
     planes[at] ^= 1
     path.write_bytes(planes)
@@ -77,7 +77,7 @@ def test_one_changed_byte_of_the_spikes_changes_the_digest(root, at):
 
 
 def reader_of(path):
-    """Return a reader of a clip that has one file, as far as `digest_of_clips` needs it."""
+    """Return a reader of a clip with one file. It has only what `digest_of_clips` reads."""
     return SimpleNamespace(name="x", stems=["0"], described=lambda: "", paths=lambda: [str(path)])
 
 
@@ -112,7 +112,7 @@ def test_a_large_file_is_sampled_from_its_beginning_to_its_end(tmp_path, changed
     ],
     ids=["num_frame", "planes", "center", "frames"],
 )
-def test_what_is_read_of_the_same_files_changes_the_digest(root, changes):
+def test_an_option_that_reads_other_parts_of_the_files_changes_the_digest(root, changes):
     assert digest(root, **changes) != digest(root)
 
 
@@ -121,7 +121,7 @@ def test_digests_have_16_hex_digits(root):
 
     for found in (digest(root), first.digest()):
         assert len(found) == 16
-        assert int(found, 16) >= 0
+        assert int(found, 16) >= 0  # ValueError for other characters
 
 
 def test_a_frame_more_changes_the_digest(root):
@@ -172,10 +172,11 @@ def test_a_reader_without_files_is_known_by_its_frames(number):
     assert digest_of_clips([reader]) != before
 
 
-def test_of_a_huge_set_a_file_that_is_not_sampled_counts_by_its_size(root, monkeypatch):
-    monkeypatch.setattr(content, "MOST_FILES", 5)  # of 36 files, as 4096 of 40,000
+def test_the_size_of_a_file_counts_even_if_its_content_is_not_read(root, monkeypatch):
+    # With this limit, 5 of the 36 files are read, as in a huge set only some files are read.
+    monkeypatch.setattr(content, "MOST_FILES", 5)
     before = digest(root)
-    with open(of_frame(root, "sharp", "000050.png"), "ab") as file:
+    with open(file_of_clip1(root, "sharp", "000050.png"), "ab") as file:
         file.write(b"x")
 
     assert digest(root) != before
@@ -184,7 +185,7 @@ def test_of_a_huge_set_a_file_that_is_not_sampled_counts_by_its_size(root, monke
 # ---- Digests that are stored ----
 #
 # A checkpoint and the results of a test hold such a digest. If these digests changed, all stored
-# scores and results would seem to be of other data.
+# scores and results would seem to come from other data.
 
 
 def plain_png(height: int, width: int) -> bytes:

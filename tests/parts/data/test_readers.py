@@ -1,4 +1,4 @@
-"""A data set of one's own: what follows from a reader's frames, and which samples are refused.
+"""Data sets that a user adds: the values that follow from frames, and the samples that are refused.
 
 A reader gives the frames of one clip, for a test. A data set of a training gives samples. Both are
 checked when they are used, because a user may have written them (docs/extending.md).
@@ -19,7 +19,10 @@ from utils.options.loader_options import LoaderOptions
 
 
 class ComputedFrames(Reader):
-    """Frames of 4 x 6 and sharp frames of 8 x 12, five of them for each blurry one."""
+    """A clip of three blurry frames (4 x 6). Each has spikes and five sharp frames (8 x 12).
+
+    level: value of all pixels. kinds: names of the tensors that a frame has.
+    """
 
     def __init__(self, name="c", level=0.5, kinds=("lq", "gt", "gt_instants", "spike")):
         self.name = name
@@ -129,7 +132,7 @@ def test_clips_without_sharp_frames_fit_every_scale():
         ({"lq": torch.zeros(3, 4, 4), "spike": None}, "spike is None"),
     ],
 )
-def test_a_frame_that_is_none_is_refused_in_words(frame, words):
+def test_a_frame_of_a_wrong_type_or_shape_is_refused(frame, words):
     class Wrong(ComputedFrames):
         def frame(self, index, reverse=False):
             return frame
@@ -175,7 +178,7 @@ CLIP = torch.zeros(2, 3, 4, 4)  # T, C, H, W
         ([{"lq": CLIP, "gt": CLIP}, {"lq": CLIP}], "two samples of a batch differ: gt has a"),
     ],
 )
-def test_a_sample_that_is_none_is_refused_in_words(samples, words):
+def test_a_sample_of_a_wrong_type_or_shape_is_refused(samples, words):
     with pytest.raises(DataError) as refused:
         first_batch(*samples)
 
@@ -189,13 +192,13 @@ def test_samples_of_numpy_arrays_are_read():
     assert torch.equal(batch["lq"], CLIP[None])
 
 
-def test_samples_from_0_to_255_are_told_once(caplog):
+def test_samples_with_values_up_to_255_are_logged_once(caplog):
     first_batch({"lq": CLIP, "gt": CLIP + 255})
 
     assert caplog.text.count("gt of the training samples has values from 255 to 255") == 1
 
 
-def test_samples_of_a_plain_dataset_are_not_looked_at():
+def test_the_check_of_clips_reads_no_sample_of_a_plain_dataset():
     class Plain(Dataset):
         def __getitem__(self, index):
             raise AssertionError
