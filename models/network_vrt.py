@@ -80,31 +80,37 @@ class VRT(nn.Module):
     upscale: 1 (restoration), 3 or a power of two (super-resolution).
     in_chans: number of input channels of the trunk (the network behind the fusion operator),
     without a noise map. With null the fusion operator gives the number.
+    nonblind_denoising: whether the last input channel is a map of the noise.
     img_size: [frames, height, width]. If pa_frames is 0, each clip must have this number of frames.
     window_size: [frames, height, width] of an attention window.
+
     depths, embed_dims, num_heads: number of blocks, of channels, and of attention heads. Entries 0
     to 6 are for stages 1 to 7. The other entries are for the layers of stage 8.
-    indep_reconsts: indices into depths of the layers that process each frame separately.
+    indep_reconsts: which entries of depths, by their index, are layers that process each frame
+    separately.
+
     mul_attn_ratio: share of the blocks of a stage that have mutual attention.
     mlp_ratio: width of the hidden layer of a block's MLP, divided by the width of the block.
     qkv_bias: whether queries, keys and values have a bias.
     qk_scale: factor of the logits of the attention. With null it is 1 / sqrt(channels of a head),
     as published.
-    drop_path_rate: probability of dropping a branch of the last block in a training step. It rises
-    evenly from 0 in the first block.
+    drop_path_rate: probability of dropping a branch of the last block in a training step. The
+    first block has 0, and from block to block the probability rises evenly.
+
     pa_frames: number of neighbours that are aligned to each frame, 2, 4 or 6. With 0 the network
     interpolates frames.
     deformable_groups: number of groups of channels in the alignment. The channels of a group are
     aligned with the same offsets.
-    nonblind_denoising: whether the last input channel is a map of the noise.
     spynet_path: file with the weights of the flow network. With null the flow is zero at first.
-    use_checkpoint_attn, use_checkpoint_ffn: whether backward recomputes the attention (attn) or the
-    MLP (ffn) of every block, except in the stages of no_checkpoint_attn_blocks,
-    no_checkpoint_ffn_blocks (indices into depths).
+
+    use_checkpoint_attn: whether backward recomputes the attention of each block, to save memory.
+    no_checkpoint_attn_blocks: stages without this recomputation, as indices into depths.
+    use_checkpoint_ffn, no_checkpoint_ffn_blocks: the same for the MLP of each block.
     checkpoint: "auto" chooses the recomputed branches so that a step fits memory_budget_gb. If the
     budget is null, it is 90 % of the GPU. With checkpoint null, the four keys above decide.
     kernels: "auto" runs blocks in chunks that backward recomputes. "plain" runs each block as a
     whole under torch's autograd.
+
     fusion: how the spikes enter the network.
     out_instants: number K of sharp frames for each blurry frame, at the middles of K equal parts of
     the exposure. K is odd. The published network has 1.
@@ -128,8 +134,8 @@ class VRT(nn.Module):
         indep_reconsts: list[int] = [11, 12],  # noqa: B006
         embed_dims: list[int] = [120] * 7 + [180] * 6,
         num_heads: list[int] = [6] * 13,
-        # Share of a stage's blocks, from its first on, that have mutual attention: the two frames
-        # of a window attend to each other.
+        # The first blocks of a stage. In mutual attention, the two frames of a window attend to
+        # each other.
         mul_attn_ratio: float = 0.75,
         mlp_ratio: float = 2.0,
         qkv_bias: bool = True,
