@@ -86,7 +86,7 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
             spikes.geometry,
             first=piece.first,
             count=piece.count,
-            remainder=spikes.remainder,
+            remainder=spikes.remainder,  # whether bytes after the last whole plane are allowed
         )
         grey = cv2.cvtColor(read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
     except (SpikeFileError, DataError) as e:
@@ -101,7 +101,8 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     if is_first:
         warnings += _wrong_light(views, spikes)
         # The channels of some representations are ratios to the light of the exposure, which is the
-        # blurry frame. For them, the frame must be the mean of the same kind of light.
+        # blurry frame. For them, the frame must be the mean of the same kind of light. They count
+        # spikes in windows, so at least one window must be long enough.
         if REPRESENTATIONS[spikes.name].is_ratio:
             warnings += _wrong_frames(clip)
             mean_rate = float(views.rates.mean())

@@ -75,7 +75,7 @@ def file_errors(path: PathLike) -> Generator[None]:
         raise SpikeFileError(
             what=f"cannot read spike file: {reason}",
             where=str(path),
-            expected=f'packed planes, or an array (planes, h, w); in a .npz named "{NPZ_KEY}", or '
-            "the only one of 3 axes",
+            expected="packed planes, or an array (planes, h, w); in a .npz, the array named "
+            f'"{NPZ_KEY}", or the only array with 3 axes',
             do="restore the file, or save the array again",
         ) from e

@@ -164,8 +164,8 @@ def check_parameters(model: ModelVRT) -> Finding:
         WARN,
         "parameters",
         f"hashes {digests}",
-        why="weights that train.manual_seed decides are equal on all ranks; DDP will give all "
-        "ranks the weights of rank 0",
+        why="weights that follow from train.manual_seed would be equal on all ranks; training "
+        "still begins with equal weights, because DDP gives all ranks those of rank 0",
         cure="in your own network draw weights from torch's generator; give all hosts the same "
         "weights file",
     )
