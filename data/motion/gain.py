@@ -40,7 +40,7 @@ from data.spike.pictures import DISPLAY_GAMMA
 # The RGB camera clips at light 1. But a spike pixel sees the mean of several RGB pixels, and at the
 # edge of a lamp only some of them are clipped. So the limit is below 1. The value is a judgement: a
 # larger value would count edges of lamps, a smaller value would leave out bright pixels that are
-# right. Without the limit, test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame fails.
+# right. Without the limit, test_pixels_at_full_light_do_not_change_the_level_of_a_frame fails.
 CLIPPED = 0.9
 
 

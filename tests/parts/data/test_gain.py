@@ -38,7 +38,7 @@ def test_dead_and_hot_pixels_are_not_trusted(tmp_path):
 
     assert not is_good[20, 30]
     assert not is_good[5, 7]
-    assert is_good.mean() > 0.99  # the other pixels are trusted, except a few by chance
+    assert is_good.mean() > 0.99  # of the other pixels, a few are not trusted, by chance
 
 
 def test_a_sky_that_the_rgb_camera_clips_is_not_taken_for_hot_pixels(tmp_path):
@@ -75,12 +75,13 @@ def test_pixels_are_trusted_although_most_of_them_have_no_spike(tmp_path):
 
     gain, is_good = RecordedClip(reader, context=None).gain()
 
-    assert is_good.mean() > 0.99  # all pixels, but for chance
-    # So few spikes tell the rate within some 30 %. Above, many spikes told it within 2 %.
+    assert is_good.mean() > 0.99  # a few are not trusted, by chance
+    # With so few spikes the gain is within 30 % of the rate. With many spikes it is within 2 %
+    # (test_the_gain_is_the_rate_of_the_camera).
     assert np.median(gain) == pytest.approx(scene.rate, rel=0.3)
 
 
-def test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame():
+def test_pixels_at_full_light_do_not_change_the_level_of_a_frame():
     # Two rows of pixels see a lamp of the light 3. The RGB camera clips it at 1, the spike camera
     # does not.
     without = np.full((8, 8), 0.5)

@@ -1,8 +1,8 @@
 """What a checkpoint holds is checked before a run resumes from it.
 
 A checkpoint is a dict: the position of the run (step, epoch, batch, ...), and its parts
-(model_state_dict, optimizer, ...). A run of one step writes a right checkpoint. The tests change a
-value of this checkpoint, and look for it as a start does.
+(model_state_dict, optimizer, ...). A run of one step writes a correct checkpoint. The tests change
+a value of this checkpoint and read it with `find_checkpoint`, as the start of a run does.
 """
 
 import math
