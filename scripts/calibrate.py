@@ -276,7 +276,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="with --geometry: search offsets from -N to N planes",
     )
-    add("--tick-hz", type=plane_rate, help="planes per second; only written to the file")
+    add("--tick-hz", type=plane_rate, help="planes per second; written to the file")
     add("--out", type=Path, required=True, help="new file of the calibration, JSON")
     add("--overlay", type=Path, help="new image; default: the name of --out with .png")
     command = parser.parse_args(arguments)
