@@ -36,7 +36,7 @@ MOST_SHIFT_OF_BLURRY = 2.0  # from a blurry frame
 class Comparison:
     """How well the frames of a sample fit their spikes. scripts/show_sample.py reads the fields."""
 
-    # The first three fields are those of `Measures` (data/edge_shift.py).
+    # `Measures` (data/edge_shift.py) also has the first three fields.
     correlation: float  # of the gradients of spikes and frames, 1 if they are alike
     shift: tuple[float, float]  # of the spikes from the frame, (right, down) in RGB pixels
     response: float  # height of the peak of the phase correlation, by which the shift was found

@@ -99,11 +99,11 @@ class Clip:
     exposures: tuple[Exposure, ...] = ()  # the planes of each frame; () without spikes
     # How the files `spike` are read, a data.cameras.spike_source.DatSpikes; None without spikes.
     spikes: Any = None
-    # Only for a user's clip, else None: {"lq" or "gt": its frames}. The frames of a kind are a
-    # `UserFrames` (data/clips/user_frames.py), whose method `read` returns a frame.
+    # {"lq" or "gt": the frames of this kind} of a user's clip, None for any other clip. The frames
+    # are a `UserFrames` (data/clips/user_frames.py), whose method `read` returns a frame.
     opened: Any = None
-    # Only for a user's clip, else None: {"input", "gt" or "spike": path as the user gave it}, for
-    # the report. This is unrelated to `Exposure.origin`, which is a number.
+    # {"input", "gt" or "spike": path as the user gave it} of a user's clip, for the report. None
+    # for any other clip. This is unrelated to `Exposure.origin`, which is a number.
     origin: Any = None
     # When the frames were taken, if one spike file holds the planes of all frames; else None.
     times: FrameTimes | None = None
@@ -159,7 +159,7 @@ class Clip:
 
     @property
     def has_gt(self) -> bool:
-        """Whether there is a sharp frame for each frame."""
+        """Return whether there is a sharp frame for each frame."""
         return bool(self.gt)
 
     @property

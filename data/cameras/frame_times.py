@@ -74,7 +74,7 @@ class FrameTimes:
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether the frames follow one another at equal distances and no frame is missing."""
+        """Return whether the frames are at equal distances in time, without a missing frame."""
         return not self.gaps and _are_even(self.starts)
 
     def plane_ranges(self, first: int, count: int) -> list[tuple[int, int]]:

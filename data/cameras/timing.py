@@ -115,7 +115,7 @@ class Timing:
     first: int | Literal["central"] = 0
     count: int | None = None
     # The option `spike.exposure`: {clip: its exposures}, for clips that have one file. The key ""
-    # is for every clip without a key of its own. None: the option is not given. Either each frame
+    # is for every clip without a key of its own. None if the option is not given. Then each frame
     # has a file, or a clip has one file, which `plane_ranges` divides by the times of the frames.
     exposures: dict[str, Exposures] | None = None
     # Two values of the calibration. `share` is not in the repr: digests also contain the whole
@@ -126,7 +126,7 @@ class Timing:
 
     @property
     def has_exposures(self) -> bool:
-        """Whether the option `spike.exposure` says which planes of one file belong to a frame."""
+        """Return whether `spike.exposure` says which planes of one file belong to a frame."""
         return self.exposures is not None
 
     def listed_exposures(self, clip: str) -> Exposures | None:

@@ -143,7 +143,7 @@ def checked_clips(source: Source) -> ClipTable | None:
     try:
         content = read_bounded(folder / f"{name}.npz")
         # Another run may have replaced the record since this run checked the data. If the digest is
-        # the same, the arrays are those that rank 0 has checked. So they are not checked again.
+        # the same, rank 0 has already checked these arrays.
         if hashlib.sha256(content).hexdigest() != digest:
             return None
         columns = columns_in(content, types_of(kinds_of(source)))

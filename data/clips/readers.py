@@ -110,7 +110,7 @@ class Reader:
 
     @property
     def has_gt(self) -> bool:
-        """Whether there is a sharp frame for each frame."""
+        """Return whether there is a sharp frame for each frame."""
         return "gt" in self.shapes
 
     @property

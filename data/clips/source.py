@@ -150,7 +150,7 @@ class Source:
 
     @property
     def has_one_spike_file(self) -> bool:
-        """Whether the planes of all frames of a clip are in one file.
+        """Return whether the planes of all frames of a clip are in one file.
 
         Then the option `spike.exposure` says which planes belong to which frame. If a user gives
         one file without this option, the times of the frames say it.
@@ -301,7 +301,7 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
     """
     listings = {}
     errors = []
-    names = None  # the clips to look up; None: every clip in the folders
+    names = None  # names of the clips to look up, or None for every clip in the folders
     try:
         meta_entries = source.meta_entries
         if source.septuplets:

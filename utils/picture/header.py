@@ -37,7 +37,7 @@ class Header:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether decoding the picture would take too much memory."""
+        """Return whether decoding the picture would take too much memory."""
         return max(self.height * self.width, self.block_pixels) > MOST_PIXELS
 
 

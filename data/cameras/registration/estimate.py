@@ -103,7 +103,7 @@ class Estimate:
 
     @property
     def is_matrix_fixed(self) -> bool:
-        """Whether the matrix keeps its value."""
+        """Return whether the matrix keeps its value."""
         return len(self.changes) == 0
 
     @property

@@ -95,7 +95,7 @@ class FitResult:
 
     @property
     def is_matrix_found(self) -> bool:
-        """Whether the matrix can be trusted at all.
+        """Return whether the matrix can be trusted at all.
 
         The frames must explain the spikes (LEAST_EXPLAINED), and the error must be small
         (FOUND_WITHIN_PX). For example, a clip without texture has a large error.
@@ -104,7 +104,7 @@ class FitResult:
 
     @property
     def is_sure(self) -> Decisions:
-        """Whether a value was found, and its error is small."""
+        """Return for each value whether it was found with a small error."""
         return Decisions(
             matrix=self.is_matrix_found and self.matrix_error <= SURE_WITHIN_PX,
             offset=self.is_matrix_found and self.offset_error <= SURE_WITHIN_PLANES,
@@ -113,7 +113,7 @@ class FitResult:
 
     @property
     def is_applied(self) -> Decisions:
-        """Whether a value is applied to the clip, in place of the value at the start.
+        """Return whether a value is applied to the clip, in place of the value at the start.
 
         A change must be at least three times its error, and not below the least change
         (LEAST_CHANGE_PX, LEAST_CHANGE_PLANES, LEAST_CHANGE_SHARE). The offset and the share must

@@ -129,7 +129,7 @@ def _own_part(equations: NormalEquations, column: int) -> tuple[np.ndarray, OwnP
     column: MIDDLE_COLUMN or LENGTH_COLUMN. Returns b, and own(time).
     """
     H = equations.H
-    # All columns but those of the times.
+    # The times are not among the other columns.
     others = [*range(MATRIX_CHANGES), *range(MATRIX_AND_TIMES, len(H))]
     # H[np.ix_(a, b)] is the matrix of the rows a and the columns b of H. There are no priors here
     # (zeros): `with_larger_diagonal` only makes sure that the equations can be solved.

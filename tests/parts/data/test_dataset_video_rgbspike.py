@@ -486,8 +486,8 @@ def test_without_dataset_json_the_options_must_give_the_size(tmp_path):
 def test_without_dataset_json_the_size_of_the_options_is_enough_for_a_clip_of_gopro(tmp_path):
     write_clip(tmp_path, "GOPR0372_03_00", planes=24)
 
-    epoch, index = 0, 0
-    item = build_clips(tmp_path, spike={"type": "dat", "h": 8, "w": 12})[(epoch, index)]
+    dataset = build_clips(tmp_path, spike={"type": "dat", "h": 8, "w": 12})
+    item = dataset[(0, 0)]  # the first sample of the first epoch
 
     # Frames, channels of the default representation, height and width of the crop.
     assert item["spike"].shape == (3, 4, 8, 8)
