@@ -276,7 +276,7 @@ class Timing:
         keys = "spike.exposure" if self.has_exposures else "spike.first, spike.count"
         shift = f", time offset {self.offset:g}" if self.offset else ""
         if end <= first:
-            needs = f"frame {frame} of clip {clip} begins at plane {first} and gets no plane"
+            needs = f"frame {frame} of clip {clip} gets no plane"
         else:
             needs = f"frame {frame} of clip {clip} needs planes {first} to {end - 1}"
         return DataError(

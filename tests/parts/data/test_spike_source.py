@@ -233,7 +233,7 @@ def test_a_file_with_fewer_planes_than_frames_is_refused(tmp_path):
     write_dat(tmp_path / "few.dat", np.zeros((5, 4, 4), np.uint8))
     options = {"type": "dat", "h": 4, "w": 4, "center": "file", "rate": 1.0}
 
-    with pytest.raises(DataError, match="frame 0 of clip frames begins at plane 0 "):
+    with pytest.raises(DataError, match="frame 0 of clip frames gets no plane "):
         user_clips(tmp_path / "frames", tmp_path / "few.dat", spike_options=options)
 
 
