@@ -236,6 +236,16 @@ def test_control_characters_of_a_log_do_not_reach_the_terminal(tmp_path):
 
 # A program that trains, and goes on when the training ended with an error, as a notebook does. It
 # prints which threads and child processes are left.
+STOPS_WATCHDOGS = """
+import json, threading
+from utils.dist.watchdog_thread import Watchdog
+threads = set()
+for _ in range(20):
+    Watchdog().stop()
+    threads |= {thread.name for thread in threading.enumerate()}
+print(json.dumps({"threads": sorted(threads)}))
+"""
+
 LIVES_ON = """
 import json, os, sys, threading
 import main_train_vrt
@@ -261,3 +271,13 @@ def test_a_program_that_lives_on_after_a_run_ended_with_an_error_is_watched_no_l
     assert result.json == {"code": WRONG_DATA, "threads": ["MainThread"], "children": 0}, (
         result.text
     )
+
+
+def test_a_watchdog_that_is_stopped_leaves_no_thread(tmp_path):
+    # A thread that still ends, after `stop` has returned, is not there each time. So stop twenty.
+    program = tmp_path / "notebook.py"
+    program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{STOPS_WATCHDOGS}")
+
+    result = run_ranks(1, program)
+
+    assert result.json == {"threads": ["MainThread"]}, result.text

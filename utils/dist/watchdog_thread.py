@@ -108,6 +108,10 @@ class Watchdog(threading.Thread):
         # The process that ends this rank if none of its threads can run; None until `watch`. `run`
         # sends a byte to it in each pass.
         self.guard: subprocess.Popen[bytes] | None = None
+        # The thread that ends this process if the watchdog thread hangs.
+        self.overseer = threading.Thread(
+            target=self._watch_watchdog, daemon=True, name="watchdog's overseer"
+        )
         # `utils_dist.ranks` sets this when the program has finished. From then on the other ranks
         # may end as well, and must not be taken for DEAD.
         self.is_ending = False
@@ -153,9 +157,10 @@ class Watchdog(threading.Thread):
         self.beats.publish(self._own_state())
 
     def stop(self) -> None:
-        """End the thread and the guard, at the normal end of a run. The process may live on."""
+        """End both threads and the guard, at the normal end of a run. The process may live on."""
         self.stopped.set()  # the loops of `run` and `_watch_watchdog` end at this event
         self.join()  # so that it makes no request to a store that is going
+        self.overseer.join()  # so that no thread of the run is left in the process
         faulthandler.unregister(signal.SIGUSR2)  # its file is closed when this object is freed
         if self.guard is not None:
             # This process sends no heartbeat any more, so the guard would end it.
@@ -165,7 +170,7 @@ class Watchdog(threading.Thread):
 
     def run(self) -> None:
         """Beat until the run ends. `threading.Thread` calls this in the thread."""
-        threading.Thread(target=self._watch_watchdog, daemon=True, name="watchdog's guard").start()
+        self.overseer.start()
         while not self.stopped.wait(self.interval_s):
             self.passes += 1
             if self.guard is not None and self.guard.stdin is not None:
