@@ -250,21 +250,29 @@ def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
     assert result.stdout[0].split() == [str(tmp_path / "SpikeVRT/models/portable.py")], result.text
 
 
-# The arguments of each command "python scripts/prepare_gopro_spike.py ..." in the quick start. A
-# command is a line of a block, or stands between backticks in a table.
-COMMANDS_THAT_MAKE_DATA = re.findall(
-    r"(?m)(?:^|`)python scripts/prepare_gopro_spike\.py ([^`\n]*)", read_page("docs/quickstart.md")
-)
+def commands_that_make_data(page: str) -> list[str]:
+    """Return the arguments of each command "python scripts/prepare_gopro_spike.py ..." of a page.
+
+    A command is a line of a block, or stands between backticks in a table.
+    """
+    return re.findall(
+        r"(?m)(?:^|`)python scripts/prepare_gopro_spike\.py ([^`\n]*)", read_page(page)
+    )
 
 
-def test_the_quick_start_gives_three_commands_that_make_data():
+COMMANDS_THAT_MAKE_DATA = [
+    *commands_that_make_data("docs/quickstart.md"),
+    *commands_that_make_data("docs/gopro.md"),
+]
+
+
+def test_the_pages_give_three_commands_that_make_data():
+    # The quick start has the commands A and B, and the page on GoPro has one command.
     assert len(COMMANDS_THAT_MAKE_DATA) == 3
 
 
 @pytest.mark.parametrize("arguments", COMMANDS_THAT_MAKE_DATA)
-def test_a_command_that_makes_data_runs_as_the_quick_start_gives_it(
-    tmp_path, monkeypatch, arguments
-):
+def test_a_command_that_makes_data_runs_as_its_page_gives_it(tmp_path, monkeypatch, arguments):
     # Write the folders that the commands read. GoPro's frames have 32 x 32 pixels here. Two
     # simulated cameras need larger frames, so the user's videos have frames of 192 x 192 pixels.
     write_folder(tmp_path / "GOPRO_Large_all/train/GOPR0001_03_00", moving_frames(7))
