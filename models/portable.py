@@ -44,16 +44,16 @@ DESCRIPTION = ("scale", "netG", "spike_channels", "spike", "spike_data")
 SHOWN_BY_CHANNELS = ("context", "resize")
 
 
-def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> SavedNetwork:
+def read_saved(path: str | Path, description: dict[str, Any] | None = None) -> SavedNetwork:
     """Return the weights in a file, and their network. Averaged weights are preferred.
 
-    network: what an option file says of its network (`Options.portable` in
-    utils/options/models.py), or None without an option file.
+    description: what an option file says of its network, a table with the keys of DESCRIPTION
+    (`Options.portable` in utils/options/models.py). None without an option file.
 
     The tensors belong to the network of the first case that holds:
 
         case                                                    network
-        `network` is given                                      the network of the option file
+        `description` is given                                  the network of the option file
         the file describes its network                          the network in the file
         a published network has tensors of the same names       this published network
             and shapes
@@ -62,11 +62,14 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     file gives spike channels of another kind than the training had, e.g. another representation.
     Warns if a setting within this kind differs, e.g. representation.half_window.
     """
+    # The path of a file stays. A name such as "vrt/006" becomes the path of the published file,
+    # which is downloaded unless it is there.
     path = file_of(path)
+    # {name of a tensor: the tensor}, on the CPU. The file is read as data, so no code in it runs.
     weights = read_weights(path, prefer="ema_state_dict", key="--weights")
     options = _options_in(path)
-    if network is not None:
-        return _with_option_file(path, weights, options or {}, network)
+    if description is not None:
+        return _with_option_file(path, weights, options or {}, description)
     if options is not None:
         return SavedNetwork(path, weights, **options, known_from=FROM_FILE)
 
@@ -135,20 +138,20 @@ def _is_description(options: dict[str, Any]) -> bool:
 
 
 def _with_option_file(
-    path: Path, weights: dict[str, Tensor], options: dict[str, Any], network: dict[str, Any]
+    path: Path, weights: dict[str, Tensor], options: dict[str, Any], description: dict[str, Any]
 ) -> SavedNetwork:
     """Return weights with the network of an option file. Warns if spikes are read differently.
 
-    options: what the weights file says of its network, or {}. network: Options.portable of the
-    option file.
+    options: what the weights file says of its network, or {}.
+    description: what the option file says of its network (`Options.portable`).
 
     Raises CheckpointError if the spike channels are of another kind than in the training.
     """
     # For the data of the training, the weights file wins: the option file may name other data, or
     # data that are not on this machine.
-    spike_data = options.get("spike_data") or network["spike_data"]
-    description = {**network, "spike_data": spike_data}  # with the keys of DESCRIPTION
-    saved = SavedNetwork(path, weights, **description, known_from="the option file")
+    spike_data = options.get("spike_data") or description["spike_data"]
+    fields = {**description, "spike_data": spike_data}  # with the keys of DESCRIPTION
+    saved = SavedNetwork(path, weights, **fields, known_from="the option file")
     spike_of_training = options.get("spike")
     # Compare the two descriptions of the spikes, if there are two. `spec` is asked last, because it
     # builds the network, which takes time.
