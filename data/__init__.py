@@ -29,7 +29,7 @@ Modules that check whether data, spikes and network fit together:
 
 Modules that open and restore clips for main_test_vrt.py:
 
-    own_clips.py           opens a user's own clips
+    own_clips.py           opens a user's own clips, by clips/clip_reader.py
     scored_set.py          reads the clips of datasets.test
     chosen_method.py       makes what --method asks for
     reconstruct.py         formulas that restore frames without weights

@@ -6,7 +6,9 @@ gives a spike and is reset. A plane is one read-out of all pixels. A spike is a 
     camera = IntegrateAndFire(32, 48, rate=0.5, rng=np.random.default_rng(0))
     spikes = camera.run([light] * 97)  # (97, 32, 48); a spike in every second plane at light 1
 
-Light is linear, and 1 at full light.
+Light is linear, and 1 at full light. The callers choose the amounts of noise: for a simulated rig
+data/cameras/rig.py, with the values in data/cameras/rig_values.py; for made data sets
+data/making/recipe.py; for one video scripts/spike_tool.py, by its flags.
 
 What must stay: all numbers, bit for bit, because made data sets consist of them. So the order of
 random draws and of sums is fixed.

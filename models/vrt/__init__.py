@@ -26,7 +26,8 @@ Computation and memory.
     chunk.py             what a chunk is; chunk_sizes.py says how large
     tape.py              attention of a CPU, from forward to backward
     recompute.py         computes a function again in backward
-    memory/              estimates the memory of a step
+    memory/              estimates the memory of a step; memory/advice.py says what to change if
+                         the memory is full
     rows.py              selects and writes rows of a tensor
     row_kernels/         kernels for rows: layer norm, gated MLP
 """

@@ -8,6 +8,9 @@ all ranks stop after this step.
     stop_on     from now on, take these signals as requests
     stop_vote   ask all ranks whether one of them was asked; collective
 
+If one was asked, main_train_vrt.py calls `Run.stop_early` (utils/run/run.py). It saves the newest
+steps, and returns PREEMPTED as the exit code.
+
 What must stay: the exit code PREEMPTED, and that the vote never waits for the step on a GPU.
 
 Tests: tests/dist/test_resume.py, tests/dist/test_slurm.py, tests/dist/test_torchrun.py.

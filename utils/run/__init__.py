@@ -12,7 +12,7 @@ Save and resume.
 
     checkpoint.py          writes and reads the file
     torch_file.py          reads files of torch.save safely
-    saved_state.py         what a checkpoint must hold
+    saved_state.py         checks what a checkpoint holds; experiment.py writes it
     resume.py              chooses the checkpoint
     restore_position.py    position of the resumed run
     changed_options.py     what differs between two starts
@@ -22,7 +22,7 @@ Log and warn.
     experiment.py          log lines, numbers, pictures, checkpoints
     measured.py            numbers of each rank, for the log
     timing.py              measures time; speed.py judges it
-    health.py              warns of slow or useless runs
+    health.py              warns of slow or useless runs, and of a disk that gets full
     start_lines.py         the first lines of the log; overview.py makes the table at its head
     progress.py            how far an action is: a bar (progress_bar.py), or lines
     run_progress.py        how far the run is, and how long it will take

@@ -1,0 +1,7 @@
+"""Read and write films, with FFmpeg's libraries.
+
+reader.py       reads the frames of a film by number, each with its time
+writer.py       writes frames as a film in H.264
+container.py    opens a film, within limits
+upright.py      shows a frame as players do: turned, with the right colours
+"""
