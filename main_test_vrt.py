@@ -95,7 +95,7 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #     read_request (models/restore/request.py): the command line by names
 #         TestRequest(own_files=OwnFiles(input="street", spike=None, gt=None, ...),
 #                     network=NetworkFlags(weights="W.pth", dtype="float32", ...),
-#                     results=ResultFlags(output="out", save=(), ...),
+#                     results=ResultFlags(output="out", save=(), fps=25.0, ...),
 #                     opt=None, formula=None, joint=None, ...)
 #     choose_method (data/chosen_method.py): nothing, because there is no --method
 #         ChosenMethod(formula=None, joint=None)
@@ -104,12 +104,14 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #     job_on_own_clips: reads the weights, and opens the clips
 #         Job(method=NetworkMethod(...),     # the network of W.pth, in tiles of 12 frames
 #             clips=[the reader of street],  # its `frame(0)` reads street/000000.png
-#             outputs=Outputs("out", save=("comparison", "frames"), ...), ...)
+#             outputs=Outputs("out", save=("comparison", "frames"), fps=25.0, ...), ...)
 #     restore_clips (models/restore/run_job.py): asks the method for the frames of each clip
+#         Before the first frame: out/run.json (settings, and names of the results)
 #         restorer = job.method.restorer(device)   # models/restore/tiles/restorer.py
 #         restorer.frames(the reader, range(14))   # yields 14 tensors (3, H, W)
 #         Each tensor becomes a file at once: out/street/000000.png ... out/street/000013.png
-#         After the last one: out/clips/street.json, out/street_comparison.mp4
+#         After the last one: out/street_comparison.mp4, out/strips/street/*.png (of 3 frames),
+#         out/clips/street.png (the middle frame), and at the end out/clips/street.json (scores)
 #     write_report (models/restore/report.py): the results of all clips
 #         out/metrics.json, out/table.txt, out/report.html
 #

@@ -129,7 +129,9 @@ def _open_clip(
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises UnknownPlanes and other DataErrors.
     """
-    # go_on: the watchdog sees progress while a long film is read
+    # E.g. for a folder: `frames.files` are street/000000.png, street/000001.png, ...,
+    # `frames.stems` are "000000", "000001", ..., and `frames.read(0)` decodes the first file.
+    # go_on: the watchdog sees progress while a long film is read.
     frames = FrameSource(paths.frames, go_on=watchdog.go_on)
     spikes = None  # how the spikes of this clip are read
     if section is not None and paths.spike is not None:

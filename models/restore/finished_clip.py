@@ -121,7 +121,9 @@ class _Pictures:
         """Open the videos. Leaving `stack` closes them. indices: the restored frames."""
         self.clip = clip
         self.outputs = outputs
-        self.videos = open_videos(clip, outputs, len(indices), stack)  # kind -> open video
+        # {kind: open video}, for each of "video", "comparison", "slowmotion" in outputs.save. The
+        # frames per second are clip.fps for a film, and outputs.fps for a folder of frames.
+        self.videos = open_videos(clip, outputs, len(indices), stack)
         positions = evenly_spaced(len(indices), most=STRIPS_PER_CLIP)
         self.indices_of_strips = {indices[position] for position in positions}
         self.example_index = example_of(indices)

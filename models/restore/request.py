@@ -156,6 +156,14 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     refuse_kair_test_flags(argv)
     # "Intermixed" means that key=value may be given between flags. After a flag with a list,
     # argparse would still take key=value as an entry of the list, so we move it to the front.
+    #
+    # `args` has each flag once. E.g. for --weights W.pth --input street --output out:
+    #
+    #     Namespace(weights="W.pth", input="street", output="out", dtype="float32", fps=25.0,
+    #               flip_seq=False, pad_seq=False, center_frame_only=False, overwrite=False,
+    #               overrides=[], opt=None, method=None, spike=None, tile=None, ...)
+    #
+    # All flags that are left out in this example are None.
     args = parser.parse_intermixed_args(options_before_lists(argv))
     # --local-rank, --launcher and --dist, which old launch scripts give, must agree with what
     # torchrun or srun says in the environment.

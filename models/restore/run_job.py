@@ -62,7 +62,9 @@ def restore_clips(job: Job) -> None:
                 do="leave out slowmotion",
             )
         # The object that restores frames. E.g. `NetworkMethod.restorer` (network_method.py) builds
-        # the network, and returns a `Restorer` (tiles/restorer.py).
+        # the network with its weights, and returns a `Restorer` (tiles/restorer.py) of the network,
+        # the tiles and the dtype. The flags say which tiles and dtype. Without flags for the tiles,
+        # network_method.py has chosen them when the job was made.
         restorer = job.method.restorer(device)
         # A function (restored frame, sharp frame) -> {"lpips": 0.12}, or None without --lpips.
         more_scores = Lpips(job.lpips).to(device).score if job.lpips else None
@@ -193,7 +195,8 @@ def _restore_piece(
         # continued test would not write the pictures any more.
         if index == index_in_report and isinstance(restorer, ShowsPictures):
             job.outputs.write_pictures(clip.name, restorer.pictures())
-        # The picture, and the exact values if the scores are computed from them.
+        # Write the picture, e.g. out/street/000000.png, and the exact values if the scores are
+        # computed from them.
         job.outputs.write_frame(clip.name, clip.stems[index], frame)
         restored_count += 1
         watchdog.phase(f"restore: {clip.name}", restored_count)
