@@ -47,7 +47,7 @@ from models.fusion.operators import FUSIONS
 from models.select_network import NETWORKS
 from models.vrt.block import Block
 from models.vrt.build import build_stage, build_stage_8, build_upsampling
-from models.vrt.check_arguments import check_arguments
+from models.vrt.check_arguments import check_arguments, refuse_fusion_for_new_frames
 from models.vrt.design import STAGE_SCALES, Design
 from models.vrt.flow import Flows, aligned_input, estimate_flows
 from models.vrt.forms import Kernels, in_cpu_form
@@ -187,6 +187,11 @@ class VRT(nn.Module):
         # and how many channels the trunk gets. `resolve` checks the section and fills in defaults.
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
         fusion_class = fusion_options.constructor
+        if pa_frames == 0:
+            _, own_trunk_chans = fusion_class.channels(None, spike_channels)
+            refuse_fusion_for_new_frames(
+                fusion_options.type, own_trunk_chans, has_in_chans=in_chans is not None
+            )
         self.image_chans, trunk_chans = fusion_class.channels(in_chans, spike_channels)
         check_arguments(design, self.image_chans, trunk_chans)
 

@@ -12,12 +12,41 @@ from models.vrt.design import Design
 from utils import device as devices
 from utils.errors import OptionError
 
+# A network with pa_frames 0 adds the mean of each input channel to its new frames, which have three
+# channels each.
+CHANNELS_OF_NEW_FRAMES = (1, 3)
+EXPECTED_FOR_NEW_FRAMES = "1 or 3 channels: their mean is added to the new frames"
+
+
+def refuse_fusion_for_new_frames(fusion: str, trunk_channels: int, has_in_chans: bool) -> None:
+    """Raise OptionError if a fusion operator does not fit a network with pa_frames 0.
+
+    This comes before in_chans is compared with the operator, because the error of that comparison
+    would advise an in_chans with which the operator is refused anyway.
+
+    fusion: name of the operator. trunk_channels: number of channels per frame that it gives if the
+    option file leaves in_chans out. has_in_chans: whether the option file has in_chans.
+    """
+    if trunk_channels in CHANNELS_OF_NEW_FRAMES:
+        return
+    # Another operator gives another number of channels, so in_chans must not stay as it is.
+    first = "remove netG.in_chans; then " if has_in_chans else ""
+    raise OptionError(
+        what=f"netG.fusion {fusion} gives {trunk_channels} channels of a frame with pa_frames 0",
+        where="netG.fusion",
+        expected=EXPECTED_FOR_NEW_FRAMES,
+        do=f'{first}set netG.fusion to "none" or "gated"; or, to restore the given frames, set '
+        "netG.pa_frames to 2, 4 or 6",
+    )
+
 
 def check_arguments(design: Design, image_channels: int, trunk_channels: int) -> None:
     """Raise OptionError, naming the key of netG, if the arguments of VRT do not fit together.
 
     image_channels: number of image channels per frame.
     trunk_channels: number of channels per frame that the fusion operator passes to the network.
+
+    `refuse_fusion_for_new_frames` comes before this function.
     """
     _check_lists(design)
     _check_widths(design)
@@ -42,7 +71,7 @@ def check_arguments(design: Design, image_channels: int, trunk_channels: int) ->
     if pa_frames:
         _check_alignment(design, image_channels)
     else:
-        _check_interpolation(design, image_channels, trunk_channels)
+        _check_interpolation(design, trunk_channels)
 
 
 def _check_lists(design: Design) -> None:
@@ -132,14 +161,14 @@ def _check_alignment(design: Design, image_channels: int) -> None:
     _need(base_channels in (1, out_chans), "out_chans", f"{out_chans}", expected)
 
 
-def _check_interpolation(design: Design, image_channels: int, trunk_channels: int) -> None:
-    """Check the options of a network that makes new frames (pa_frames 0)."""
-    # The mean of each input channel is added to the new frames, which have three channels each.
-    fusion_changes_channels = trunk_channels != image_channels
-    key = "fusion" if fusion_changes_channels else "in_chans"
+def _check_interpolation(design: Design, trunk_channels: int) -> None:
+    """Check the options of a network that makes new frames (pa_frames 0).
+
+    `refuse_fusion_for_new_frames` has refused fusion operators that do not fit. So only in_chans
+    can still give a wrong number of channels.
+    """
     got = f"{trunk_channels} channels of a frame with pa_frames 0"
-    expected = "1 or 3 channels: their mean is added to the new frames"
-    _need(trunk_channels in (1, 3), key, got, expected)
+    _need(trunk_channels in CHANNELS_OF_NEW_FRAMES, "in_chans", got, EXPECTED_FOR_NEW_FRAMES)
     # Each new frame has three channels.
     out_chans = design.out_chans
     expected = "a multiple of 3 if pa_frames is 0"

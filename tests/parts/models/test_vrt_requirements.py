@@ -64,6 +64,27 @@ def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
     assert refused.value.where == key
 
 
+# in_chans: the option, or None if it is left out.
+@pytest.mark.parametrize("in_chans", [None, 3, 7])
+def test_the_advice_on_a_fusion_that_cannot_make_new_frames_works(in_chans):
+    given = {"spike_channels": 4, "img_size": [6, 32, 32]}
+
+    with pytest.raises(OptionError) as refused:
+        small_vrt(pa_frames=0, fusion={"type": "concat"}, in_chans=in_chans, **given)
+
+    assert refused.value.where == "netG.fusion"
+    assert ("remove netG.in_chans" in refused.value.do) == (in_chans is not None)
+    # The advice is followed. in_chans is left out.
+    assert 'set netG.fusion to "none" or "gated"' in refused.value.do
+    for fusion in ("none", "gated"):
+        net = small_vrt(pa_frames=0, fusion={"type": fusion}, **given)
+        spike = torch.zeros(1, 6, 4, 32, 32)
+        # One new frame: clips, new frames, colours, height and width.
+        assert net(torch.zeros(1, 6, 3, 32, 32), spike).shape == (1, 1, 3, 32, 32)
+    assert "set netG.pa_frames to 2, 4 or 6" in refused.value.do
+    small_vrt(pa_frames=2, fusion={"type": "concat"}, **given)
+
+
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
