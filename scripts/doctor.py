@@ -98,6 +98,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
 
     problems = []  # (where the clips are, their problems) of each report
     unreadable = []  # errors of splits without a folder
+    warning_count = 0
     opt = load_options(file, overrides, parts=PARTS)
     for split, section in opt.datasets:
         if section is None:
@@ -115,10 +116,19 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
             continue
         for report in reports:
             problems.append((report.source, report.problems))
+            warning_count += len(report.warnings)
             print_report(report)
     # Every problem is named: `shown` is the largest number of problems in the message.
     raise_problems(problems, shown=sys.maxsize, unreadable=unreadable)
-    print("no problem found")
+    print(verdict(warning_count))
+
+
+def verdict(warning_count: int) -> str:
+    """Return the last line of a check without errors, e.g. "no error, 2 warnings, see above"."""
+    if warning_count == 0:
+        return "no problem found"
+    warnings = "1 warning" if warning_count == 1 else f"{warning_count} warnings"
+    return f"no error, {warnings}, see above"
 
 
 def print_report(report: Any) -> None:

@@ -3,7 +3,8 @@
     _wrong_position   the rows have the opposite order (spike.flip), or the spikes belong to
                       another frame
     _wrong_light      the spikes have integrated another kind of light than is assumed. The kinds
-                      are linear light and display values
+                      are linear light and display values. Spikes at another place than the frame
+                      are not compared, because any light may then seem to fit
     _wrong_frames     the blurry frames are means of another kind of light than the spikes integrate
     _narrow_windows   the windows of the representation are too short for this firing rate
 
@@ -16,6 +17,7 @@ What must stay: every finding is a warning and stops no run, because right data 
 errors, e.g. a wall with a regular texture. A finding that is lost is noticed by
 
     test_spikes_that_look_upside_down_are_a_warning
+    test_spikes_at_another_place_than_the_frame_bring_no_hint_on_light
     test_ratios_to_frames_that_are_means_of_display_values_are_a_warning
     test_windows_that_are_too_narrow_for_the_spikes_are_a_warning
 
@@ -59,7 +61,7 @@ LEAST_GAIN_OF_FLIP = 0.3
 class Views(NamedTuple):
     """The same part of a scene as both cameras see it, as three pictures of one size.
 
-    The order of the fields is used: `_wrong_position` correlates the first one with the others.
+    The order of the fields is used: `_correlations` correlates the first one with the others.
     """
 
     grey: np.ndarray  # the blurry frame, values 0 ... 255
@@ -97,9 +99,12 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
         return [Problem(clip.name, what, piece.file)]
 
     views = _common_view(clip, grey, rates)
-    warnings = _wrong_position(views, is_calibrated=spikes.calibration is not None)
+    correlations = _correlations(views)
+    warnings = _wrong_position(correlations, is_calibrated=spikes.calibration is not None)
+    is_at_its_place = not warnings and correlations.as_read >= LEAST_CORRELATION
     if is_first:
-        warnings += _wrong_light(views, spikes)
+        if is_at_its_place:
+            warnings += _wrong_light(views, spikes)
         # The channels of some representations are ratios to the light of the exposure, which is the
         # blurry frame. For them, the frame must be the mean of the same kind of light. They count
         # spikes in windows, so at least one window must be long enough.
@@ -136,21 +141,34 @@ def _common_view(clip: Clip, grey: np.ndarray, rates: np.ndarray) -> Views:
     return Views(grey[region], warped_rates[0], warped_rates[1])
 
 
-def _wrong_position(views: Views, is_calibrated: bool) -> list[str]:
-    """Return a warning if the spikes are upside down or show something else than the frame.
+class Correlations(NamedTuple):
+    """The correlations of the frame with the firing rates, -1 to 1."""
 
-    is_calibrated: whether a calibration says where the spikes lie on the frame.
-    Returns a list of at most one text.
-    """
+    as_read: float  # with the rates as the options say
+    flipped: float  # with the rates if the rows were stored in the opposite order
+
+
+def _correlations(views: Views) -> Correlations:
+    """Return how much the frame and the firing rates resemble one another."""
     images = [image.ravel() for image in views]  # grey, rates, flipped_rates
     # The correlation of a frame of one colour is 0 / 0. NumPy returns NaN, which is replaced by 0.
     with np.errstate(invalid="ignore"):
         matrix = np.nan_to_num(np.corrcoef(images))  # (3, 3)
     # Row 0 has the correlation of the frame with itself, with the rates, with the flipped rates.
-    _, as_read, flipped = matrix[0]
+    _, as_read, flipped = matrix[0].tolist()
+    return Correlations(as_read, flipped)
+
+
+def _wrong_position(correlations: Correlations, is_calibrated: bool) -> list[str]:
+    """Return a warning if the spikes are upside down or show something else than the frame.
+
+    is_calibrated: whether a calibration says where the spikes lie on the frame.
+    Returns a list of at most one text.
+    """
+    as_read, flipped = correlations
     if flipped > LEAST_CORRELATION and flipped > as_read + LEAST_GAIN_OF_FLIP:
-        correlations = f"correlation with the frame {as_read:.2f}, flipped {flipped:.2f}"
-        return [f"spikes look upside down: {correlations} (spike.flip)"]
+        numbers = f"correlation with the frame {as_read:.2f}, flipped {flipped:.2f}"
+        return [f"spikes look upside down: {numbers} (spike.flip)"]
     # Strong blur also lowers the correlation, so a low correlation need not be an error. It is
     # reported only with a calibration, because a wrong calibration is a likely cause.
     if is_calibrated and as_read < LEAST_CORRELATION:

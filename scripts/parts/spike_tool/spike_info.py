@@ -22,6 +22,7 @@ import cv2
 import numpy as np
 
 from data.clips.pictures import read_bgr
+from data.clips.spike_check import LEAST_CORRELATION
 from data.clips.user_spike_files import check_same_view
 from data.spike import formats
 from data.spike.geometry import SpikeGeometry
@@ -160,6 +161,8 @@ def print_intervals(spikes: np.ndarray) -> None:
 def print_fit(rates: np.ndarray, grey: np.ndarray, path: Path) -> None:
     """Print whether the rows are upside down. If not, print light and rate for dataset.json.
 
+    Light and rate are printed only if the picture shows the same as the spikes.
+
     The light is what the sensor integrates: "linear" light, or "display" values, as a screen shows.
 
     rates: (h, w), spikes per plane.
@@ -178,6 +181,12 @@ def print_fit(rates: np.ndarray, grey: np.ndarray, path: Path) -> None:
         text = (
             f"the rows seem upside down: correlation with the picture {upright:.2f}, "
             f"flipped {flipped:.2f}"
+        )
+    elif grey.std() > 0 and upright < LEAST_CORRELATION:
+        # A picture of another place or time may seem to fit one kind of light, too.
+        text = (
+            f"the picture does not resemble the spikes: correlation {upright:.2f}. So it does not "
+            "tell their light and rate"
         )
     elif fit.is_clear:
         text = (

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from data.clips.preflight import preflight
-from data.spike.formats import write_spikes
+from data.spike.formats import read_spikes, write_spikes
 from data.spike.geometry import SpikeGeometry
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import (
@@ -256,6 +256,24 @@ def test_each_check_warns_once_of_held_out_clips_and_of_pictures_that_lose_bits(
 # ---- Spikes ----
 
 
+def last_line_of_doctor(root, capfd, **spike):
+    """Check the training clips by doctor.py --data. Return the last line, without its end."""
+    section = data_section(root, spike={"type": "dat", **spike})
+    assert doctor_of_data(root, train=section) == 0
+    return capfd.readouterr().out.splitlines()[-1]
+
+
+def test_the_last_line_of_the_doctor_counts_its_warnings(root, capfd):
+    write_info(root, flip=None)
+
+    # Both training clips are upside down.
+    assert last_line_of_doctor(root, capfd, flip=False) == "no error, 2 warnings, see above"
+    assert last_line_of_doctor(root, capfd, flip=True) == "no problem found"
+    shutil.rmtree(root / TRAIN / "clip1")
+    shutil.rmtree(root / TRAIN_SPIKES / "clip1")
+    assert last_line_of_doctor(root, capfd, flip=False) == "no error, 1 warning, see above"
+
+
 def test_spikes_that_do_not_look_upside_down_are_no_warning(root, caplog):
     run_check(root)
 
@@ -278,6 +296,36 @@ def test_spikes_that_look_upside_down_are_a_warning(root, log_of_check):
     assert first.count("look upside down") == 2
     assert second.count("look upside down") == 2
     assert "as checked before" in second
+
+
+def mirror_spikes(root):
+    """Reverse the columns of all spike planes of the training clips."""
+    geometry = SpikeGeometry(8, 12)
+    for path in (root / TRAIN_SPIKES).rglob("*.dat"):
+        planes = read_spikes(path, geometry)
+        write_spikes(path, planes[:, :, ::-1], geometry)
+
+
+# The light of spikes is only compared with frames that show the same at the same place.
+@pytest.mark.parametrize(
+    ("flip", "change", "seed"),
+    [
+        pytest.param(False, lambda root: None, 4, id="upside down"),
+        pytest.param(True, mirror_spikes, 0, id="mirrored left to right"),
+    ],
+)
+def test_spikes_at_another_place_than_the_frame_bring_no_hint_on_light(root, flip, change, seed):
+    # With the levels of this seed, also the spikes at another place fit display light better than
+    # linear light. Nobody states light and rate, so the check compares them.
+    write_clip(root, "clip0", seed=seed)
+    write_info(root, flip=None, light=None, rate=None)
+    assert "look like display light" in warnings_on(root, spike={"type": "dat", "flip": True})
+    change(root)
+
+    warnings = warnings_on(root, spike={"type": "dat", "flip": flip})
+
+    assert "look like" not in warnings
+    assert ("look upside down" in warnings) == (not flip)
 
 
 # The tests below are about ratios of spikes: the representation "relative" divides the light of a

@@ -373,6 +373,18 @@ def test_info_says_that_a_flat_picture_does_not_show_the_light(tmp_path, capsys)
     assert "does not show which light" in output
 
 
+def test_info_proposes_no_light_by_the_picture_of_another_scene(tmp_path, capsys):
+    write_scene(tmp_path / "a.dat", h=64, w=64, planes=100)
+    # Darker to the right. The scene is darker to the bottom.
+    ramp = np.linspace(1, 0.2, 64, dtype=np.float32)[None]
+    write_grey(tmp_path / "other.png", np.repeat(ramp, 64, axis=0))
+
+    output = info(capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "other.png")
+
+    assert '"light"' not in output
+    assert "does not resemble the spikes" in output
+
+
 # ---- convert ----
 
 
