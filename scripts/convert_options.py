@@ -42,10 +42,10 @@ from utils.files import write_whole
 from utils.options.kair_keys import KAIR_ONLY
 from utils.options.option_file import read_with_base
 from utils.options.override import apply_override
-from utils.options.secrets import redact
 from utils.options.sources import Sources
 from utils.options.typed import drop_without_effect
 from utils.output_folder import refuse_existing
+from utils.secrets import redact
 
 # This file has the command, the order of the conversion, and what is printed and written. A
 # conversion in this order, with the module that does it:

@@ -2,6 +2,7 @@
 
     contract.py          interfaces between data, networks and programs
     errors.py            errors that a user sees, and exit codes
+    secrets.py           hides secrets in options, errors and the log
     arguments.py         numbers of a command line
     user_path.py         paths as users write them
     files.py             reads and writes files; json_file.py reads JSON

@@ -16,5 +16,4 @@ registry.py        parts whose parameters are options
 
 sources.py         where each option came from
 type_words.py      types and ranges in words
-secrets.py         hides secrets
 """

@@ -17,8 +17,8 @@ from typing import NoReturn
 from utils import VERSION
 from utils.errors import OptionError
 from utils.options.foreign_flags import add_launch_flags, check_launch_flags, refuse_train_flags
-from utils.options.secrets import redact
 from utils.options.section import SHORT_FLAGS
+from utils.secrets import redact
 
 
 def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[str, list[str]]:

@@ -39,11 +39,11 @@ from utils.files import write_whole
 from utils.options import conflicts, kair_keys
 from utils.options.loader_options import DatasetsOptions
 from utils.options.log_options import DebugOptions, LoggingOptions
-from utils.options.secrets import redact
 from utils.options.section import Count, Section
 from utils.options.train_options import TrainOptions
 from utils.options.val_options import MetricOptions, ValOptions
 from utils.options.watchdog_options import WatchdogOptions
+from utils.secrets import redact
 
 
 class PathOptions(Section):

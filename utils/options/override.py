@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from utils.errors import OptionError
-from utils.options.secrets import redact
 from utils.options.sources import TYPE_KEYS, Sources
+from utils.secrets import redact
 
 
 def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None:

@@ -32,8 +32,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 from pydantic import create_model
 
 from utils.errors import OptionError
-from utils.options.secrets import redact
 from utils.options.section import Section, join_errors, nearest_hint, read_section
+from utils.secrets import redact
 
 # The type of a part. `Registry.register` returns the part unchanged, so a type checker must know
 # that input and output have one type.

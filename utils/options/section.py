@@ -31,8 +31,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from utils.errors import OptionError
-from utils.options.secrets import MASK, redact
 from utils.options.type_words import describe
+from utils.secrets import MASK, redact
 
 # Types of keys. `ge` means "greater or equal". Other numbers give their range in their own Field.
 Count = Annotated[int, Field(ge=0)]  # 0, 1, 2, ...

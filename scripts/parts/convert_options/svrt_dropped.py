@@ -11,7 +11,7 @@ import re
 from scripts.parts.convert_options.dotted_keys import prefixes
 from scripts.parts.convert_options.svrt_conversion import Conversion
 from utils.errors import OptionError
-from utils.options.secrets import KEY
+from utils.secrets import KEY
 
 # Keys of S-VRT that are always left out, also without --drop: pattern -> the reason, for the
 # report. A pattern must match the whole key of an option or of a section. E.g. the first pattern

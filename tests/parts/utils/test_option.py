@@ -23,8 +23,8 @@ from utils.options.load import load_options
 from utils.options.loader_options import LoaderOptions
 from utils.options.models import Options
 from utils.options.registry import Registry
-from utils.options.secrets import KEY, redact
 from utils.options.train_options import TrainOptions
+from utils.secrets import KEY, redact
 
 # ---- Parts that an option file may choose ----
 
