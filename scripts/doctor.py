@@ -28,6 +28,7 @@ from scripts.parts.exit_codes import show_progress, with_exit_code
 from utils.dist import process
 from utils.errors import DataError
 from utils.options.load import load_options
+from utils.secrets import without_secrets
 
 # scripts/parts/doctor/doctor_checks.py has the checks of host, ranks and training, and
 # scripts/parts/doctor/doctor_failures.py explains logs. This file has only the command, and --data.
@@ -140,7 +141,8 @@ def print_report(report: Any) -> None:
 
     print(f"{report.name}: {report.counts()}")
     for kind, (root, folder, suffixes) in report.source.kinds().items():
-        print(f"  {kind:6} {root}/<clip>/[{folder}/]<frame>{'|'.join(suffixes)}")
+        path = f"{root}/<clip>/[{folder}/]<frame>{'|'.join(suffixes)}"
+        print(f"  {kind:6} {without_secrets(path)}")
     rows = []
     for clip in report.clips:
         height, width = clip.size
@@ -164,7 +166,7 @@ def print_report(report: Any) -> None:
         )
     print(plain_table(rows, ["clip", "frames", "first", "lq size", "gt size", "planes"]))
     for warning in report.warnings:
-        print(f"  warning: {warning}")
+        print(without_secrets(f"  warning: {warning}"))
 
 
 if __name__ == "__main__":

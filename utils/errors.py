@@ -15,6 +15,8 @@ there.
 
 import re
 
+from utils.secrets import without_secrets
+
 # The address of the weights of VRT and of its flow network SpyNet, from the authors of VRT.
 PUBLISHED_ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
 # A word in the path of a released file or data set -> where it can be downloaded. docs/links.md
@@ -91,7 +93,8 @@ class SpikeVRTError(Exception):
     def __str__(self) -> str:
         parts = (("in", self.where), ("expected", self.expected), ("do", self.do))
         lines = [f"  {name:<9} {text}" for name, text in parts if text]
-        return printable("\n".join([f"{type(self).__name__}: {self.what}", *lines]))
+        text = "\n".join([f"{type(self).__name__}: {self.what}", *lines])
+        return printable(without_secrets(text))  # it may quote an option
 
 
 class OptionError(SpikeVRTError):

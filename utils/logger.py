@@ -26,6 +26,7 @@ from typing import Any
 
 from utils.errors import DataError, printable
 from utils.files import OTHER_ROOT, open_kept, writing
+from utils.secrets import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class _WarningsHandler(_FileHandler):
     def format(self, record: logging.LogRecord) -> str:
         """Return a warning as one line of JSON. The two keys are part of the file format."""
         time = logging.Formatter().formatTime(record, TIME)
-        text = record.getMessage().rstrip()
+        text = without_secrets(record.getMessage().rstrip())
         return json.dumps({"time": time, "text": text})
 
 
@@ -133,6 +134,10 @@ class _StdoutHandler(_ReportsOnceHandler, logging.StreamHandler):
 
 class _LineFormatter(logging.Formatter):
     """Formats a line of the log: "WARNING: " before a warning, nothing before other lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and the traceback if there is one, without secrets."""
+        return without_secrets(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line without control characters, and without a newline at its end."""

@@ -1,18 +1,20 @@
-"""Secrets in options: what is saved, shown or logged passes through `redact`.
+"""Secrets in options: what is saved, shown or logged passes through this module.
 
-A value is a secret in three cases:
+A value is a secret in four cases:
 
 * its key says so, e.g. `wandb_api_key`,
+* a name in front of it says so, within a text such as "hfToken: abc",
 * its own form says so, e.g. "ghp_..." or the password of a URL,
 * the author of a part has marked the key with pydantic's SecretStr.
 
-    redact          a value or a whole section, for a file or a message
-    without_tokens  any text, e.g. a line of the log
+    redact            a value or a whole section, for a file or a message
+    without_secrets   any text of several lines, e.g. of the log or of an error
 
 What must stay: every name and every form of a secret. A secret that this module misses is published
 with logs and records of options (test_a_secret_is_known_by_its_form_under_any_key,
-test_the_value_of_a_key_that_says_secret_is_hidden). Free to change: a name or a form may be added,
-if usual options stay readable (test_other_texts_stay_as_they_are).
+test_the_value_of_a_key_that_says_secret_is_hidden,
+test_a_secret_within_the_value_of_an_option_is_in_no_message_and_no_file). Free to change: a name or
+a form may be added, if usual options stay readable (test_other_texts_stay_as_they_are).
 
 Tests: tests/parts/utils/test_option.py
 """
@@ -99,9 +101,9 @@ _TOKEN = re.compile(rf"\b(?:{'|'.join(_TOKEN_FORMS.values())})")
 # the end of the text if the key was cut off.
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END|$)")
 
-# ---- Names of secrets in a message --------------------------------------------------------------
+# ---- Names of secrets in a text -----------------------------------------------------------------
 
-# In a message, a name and its value in the middle of a text count, too, e.g.
+# A name and its value in the middle of a text count, too, e.g.
 #
 #     cannot read "wandb: {api_key: VALUE}"
 #     unknown flag --wandb-api-key VALUE
@@ -119,7 +121,9 @@ _VALUE_IN_TEXT = "|".join(
     (
         r'"(?:\\.|[^"\\])*"?',  # in double quotes, perhaps with escapes: "a\"b"
         r"'[^']*'?",  # in single quotes
-        r"[^\s,;&}\]]+",  # a word: up to a blank, one of ",;&", or a closing bracket
+        # A word: up to a blank, one of ",;&", or a closing bracket. In a header of HTTP, another
+        # word stands in front of it: "Authorization: Bearer VALUE".
+        r"(?i:(?:bearer|basic|token)\s{1,9})?[^\s,;&}\]]+",
     )
 )
 # What may stand in front of a name, as in KEY: no letter or digit ("db_pwd: "), a digit
@@ -129,6 +133,12 @@ _VALUE_IN_TEXT = "|".join(
 _BEGIN_OF_NAME = r"(?:(?<![^\W_])|(?<=\d)|(?<=[a-z])(?=[A-Z]))"
 # Group 1 stays in the text, group 2 is the value.
 _IN_TEXT = re.compile(rf"{_BEGIN_OF_NAME}({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
+# Signs around a value that are no part of it, e.g. of "***" in "(token=***)".
+_AROUND_VALUE = "\"'()[]{}<>:.\\"
+# The last word of a text, with its signs "_" and "-".
+_END_OF_WORD = re.compile(r"[\w-]+$")
+# Values in a text that hold no secret, as `redact` leaves them under the key of a secret.
+_PLAIN_VALUES = {"true", "false", "null", "none", ""}
 
 
 def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
@@ -142,11 +152,12 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
                         {"wandb_api_key": "abc"} -> {"wandb_api_key": "***"}
 
     A message hides more, because it may quote what a user typed wrongly: the value of a misspelt
-    key, every number under the key of a secret, and "name: value" within a text.
+    key, and every number under the key of a secret, or behind its name within a text.
 
     replacement: the text that stands for a secret in a message, or None for what is saved.
 
-    A secret that is recognised by its form, e.g. "ghp_...", becomes MASK in both uses.
+    A secret within a text becomes MASK in what is saved, too, and the rest of the text stays. E.g.
+    {"path": "hfToken: abc"} -> {"path": "hfToken: ***"}.
     """
     is_message = replacement is not None
     is_secret = is_secret_key(key) or (is_message and _resembles(key))
@@ -176,16 +187,55 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
     # pydantic prints a SecretStr as ten stars.
     if is_secret or value == "*" * 10:
         return replacement
-    text = without_tokens(value)
-    if is_message:
-        text = _IN_TEXT.sub(rf"\1{replacement}", text)  # \1 is group 1, which stays
-    return text
+    return _without_named(without_tokens(value), shows_counts=not is_message)
 
 
 def is_secret_key(key: str) -> bool:
     """Return whether the last words of a key say that its value is a secret."""
     # 200 characters are longer than any of the names, and bound the time for a long key.
     return KEY.search(key[-200:]) is not None
+
+
+def without_secrets(text: str) -> str:
+    """Return a text that people see, e.g. of the log or of an error, with MASK in place of secrets.
+
+    Counts such as "tokens: 8" stay. A name and its value must stand on one line, because otherwise
+    the beginning of the next line of an error could be taken for a value.
+    """
+    lines = without_tokens(text).split("\n")
+    return "\n".join(_without_named(line, shows_counts=True) for line in lines)
+
+
+def _without_named(text: str, shows_counts: bool) -> str:
+    """Return `text` with MASK in place of each value that stands behind the name of a secret.
+
+    shows_counts: whether numbers that are no secrets stay, and values such as "false".
+    """
+
+    def hidden(match: re.Match[str]) -> str:
+        """Return a name and its value, hidden if it is a secret."""
+        value = match[2].strip(_AROUND_VALUE)
+        # A value that is hidden already stays, so that the signs behind it stay.
+        stays = value == MASK
+        if shows_counts:
+            # The name may have words in front of the match, e.g. "num_" of "num_tokens".
+            words_before = _END_OF_WORD.search(text[max(0, match.start() - 40) : match.start()])
+            name = f"{words_before[0] if words_before else ''}{match[1]}"
+            stays = stays or _holds_no_secret(value, name)
+        return match[0] if stays else match[1] + MASK
+
+    return _IN_TEXT.sub(hidden, text)
+
+
+def _holds_no_secret(value: str, name: str) -> bool:
+    """Return whether a value within a text is no secret: a count, or a value such as "false"."""
+    if value.lower() in _PLAIN_VALUES:
+        return True
+    try:
+        number = float(value)
+    except ValueError:
+        return False
+    return not _is_secret_number(number, name)
 
 
 def without_tokens(text: str) -> str:

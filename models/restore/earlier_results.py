@@ -21,6 +21,7 @@ from models.restore.outputs import Outputs
 from utils.errors import OptionError
 from utils.files import RESULTS  # RESULTS is "run.json"
 from utils.results import read_json
+from utils.secrets import redact
 
 # Files that a test writes once, not per clip.
 FILES_OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
@@ -89,13 +90,16 @@ def refuse_another_test(
 ) -> None:
     """Raise OptionError if this test has other settings or input files than the earlier test.
 
-    earlier_run: the content of its run.json. settings: what decides the scores of this test.
+    earlier_run: the content of its run.json. settings: what decides the scores of this test,
+    without secrets.
     inputs: {clip: digest of its files} of this test. folder: the output folder, for the error.
     """
     # Older versions of SpikeVRT did not record these settings, and always had these values. A new
     # setting needs a line here. Otherwise no test of an older version could be continued.
     defaults = {"metric.values": "uint8", "metric.more": []}
-    changed = _differences(defaults | earlier_run["settings"], defaults | settings)
+    # `settings` are without secrets. Older versions hid fewer of them.
+    settings_then = redact(earlier_run["settings"])
+    changed = _differences(defaults | settings_then, defaults | settings)
     # The two tests may have different clips. A clip that both have must have the same files.
     for name, digest_then in earlier_run["inputs"].items():
         if name in inputs and inputs[name] != digest_then:

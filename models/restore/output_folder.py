@@ -32,6 +32,7 @@ from utils.files import MARK as TRAINING_MARK  # the file that marks the folder 
 from utils.files import RESULTS, write_whole  # RESULTS is "run.json"
 from utils.output_folder import refuse_links, remove_files
 from utils.results import json_bytes
+from utils.secrets import redact
 
 
 def claim_folder(
@@ -66,6 +67,7 @@ def claim_folder(
     """
     folder = outputs.folder
     run_json = folder / RESULTS
+    settings = redact(settings)  # a path may hold a secret
     _refuse_training_run(folder)
     earlier_run = read_run_json(run_json)
     # The files that this test will write, for each clip.

@@ -37,6 +37,7 @@ from utils.dist import watchdog
 from utils.files import write_whole
 from utils.image import ERROR, data_uri, imread_rgb, render
 from utils.results import json_bytes
+from utils.secrets import redact
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
     paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
     if paces:
         protocol["speed"] = f"{np.mean(paces):.3f} s/frame per process"
-    return protocol
+    return redact(protocol)  # a path may hold a secret
 
 
 def example_panels(job: Job, clip: ClipReader, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:

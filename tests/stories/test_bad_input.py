@@ -232,6 +232,55 @@ def test_control_characters_of_a_log_do_not_reach_the_terminal(tmp_path):
     assert "\x1b" not in doctor.text
 
 
+# ---- Secrets within values ----
+
+
+def test_a_secret_within_the_value_of_an_option_is_in_no_message_and_no_file(tmp_path):
+    options = write_options(tmp_path)
+    weights = tmp_path / "hfToken: canary1"  # no such file
+
+    run = train(options, f"path.pretrained_netG={weights}", "train.total_iter=0x")
+    refused = train(options, f"path.pretrained_netG={weights}")
+
+    assert_ended_with_one_message(run, WRONG_OPTIONS, ["train.total_iter is '0x'"])
+    assert_ended_with_one_message(refused, WRONG_DATA, ["no such weights file", "hfToken: ***"])
+    assert "canary" not in run.text
+    assert "canary" not in refused.text
+    assert_no_file_holds_it(tmp_path / "experiments/run")
+
+
+def test_a_run_with_a_secret_in_a_path_resumes_without_a_word_on_it(tmp_path):
+    options = write_options(tmp_path)
+    spikes = tmp_path / "GOPRO_Large_spike_seq/test"
+    secret_folder = tmp_path / "api_key=canary1"
+    spikes.rename(secret_folder)
+    same = [f"datasets.test.dataroot_spike={secret_folder}", "datasets.test.spike.h=16"]
+    same += ["datasets.test.spike.w=16", "datasets.test.spike.flip=true"]
+    same += ["datasets.test.spike.center=12"]
+
+    first = train(options, *same, "train.total_iter=1")
+    again = train(options, *same, "train.total_iter=2")
+
+    assert first.exit_codes == again.exit_codes == [0], first.text + again.text
+    # total_iter alone differs.
+    assert again.text.count(" -> ") == 1
+    assert "canary" not in first.text + again.text
+    assert_no_file_holds_it(tmp_path / "experiments/run")
+    # The saved options can be read. The secret is missing, so it must be given anew.
+    saved = min((tmp_path / "experiments/run/options").glob("*.json"))
+    opt = read_options(["--opt", str(saved)])
+    assert opt.plain()["datasets"]["test"]["dataroot_spike"] == str(tmp_path / "api_key=***")
+    assert read_options(["--opt", str(saved), *same]).digest() == opt.digest()
+
+
+def assert_no_file_holds_it(folder: Path) -> None:
+    """Check that a run has files, and that the secret of the tests above is in none of them."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert b"canary" not in path.read_bytes(), path
+
+
 # ---- A program that goes on ---------------------------------------------------------------------
 
 # A program that trains, and goes on when the training ended with an error, as a notebook does. It

@@ -38,6 +38,7 @@ from utils.dist.rendezvous import JOINED, MET
 from utils.dist.stacks import run_mark
 from utils.dist.state import RUN
 from utils.dist.store_values import ForeignValueError
+from utils.secrets import without_secrets
 
 # Store key: the failure has been reported, so all ranks may end.
 REPORTED = "reported"
@@ -70,6 +71,8 @@ def write_to_log_and_stderr(text: str) -> None:
     # a character that cannot be written to a file. So write this character as its number, e.g. as
     # the six letters \udce4.
     text = text.encode(errors="backslashreplace").decode()
+    # A traceback may quote an option. The log hides secrets by itself.
+    text = without_secrets(text)
     write_to_log_file(text)
 
     def to_terminal() -> None:

@@ -28,6 +28,7 @@ from utils.run.changed_options import differences, log_changed_options, options_
 from utils.run.checkpoint import existing_versions, own_checkpoint
 from utils.run.position import DataOrder, Progress, planned_steps
 from utils.run.resume import Resumed
+from utils.secrets import redact
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ def restore_progress(
         progress.next_epoch()
 
     # The options of this start count, and not the options in the checkpoint. Log what differs.
-    changes = differences(state["options"], options)
+    # Older versions hid fewer secrets in a checkpoint. What is hidden now must be no difference.
+    changes = differences(redact(state["options"]), options)
     if changes and utils_dist.is_main_process():
         log_changed_options(changes)
 

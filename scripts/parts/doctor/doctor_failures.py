@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.errors import printable
+from utils.secrets import without_secrets
 
 # Rows of [name, pattern, meaning, cure]. The pattern is a regular expression for a line of a log.
 # {0} in a meaning is replaced by the first group of the pattern, {1} by the second.
@@ -67,7 +68,8 @@ def table(findings: list[Finding]) -> str:
     for status in severity:
         count = sum(finding.status == status for finding in findings)
         counts.append(f"{count} {status}")
-    return printable("\n".join([*lines, "", ", ".join(counts)]))
+    text = "\n".join([*lines, "", ", ".join(counts)])
+    return printable(without_secrets(text))  # a finding may quote an option, or a log
 
 
 def read_log(text: str) -> list[Finding]:

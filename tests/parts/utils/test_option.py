@@ -24,7 +24,7 @@ from utils.options.loader_options import LoaderOptions
 from utils.options.models import Options
 from utils.options.registry import Registry
 from utils.options.train_options import TrainOptions
-from utils.secrets import KEY, redact
+from utils.secrets import KEY, redact, without_secrets
 
 # ---- Parts that an option file may choose ----
 
@@ -616,6 +616,46 @@ def test_the_value_of_a_flag_that_says_secret_is_hidden(key):
 @pytest.mark.parametrize("key", KEYS_OF_SECRETS)
 def test_the_value_of_a_key_in_the_middle_of_a_message_is_hidden(key):
     assert "canary" not in redact(f"cannot read {{{key}: canary}}", replacement="***")
+
+
+@pytest.mark.parametrize("key", KEYS_OF_SECRETS)
+def test_the_value_behind_a_name_within_a_text_is_not_saved(key):
+    saved = redact({"path": f"/data/{key}: canary", "note": [f"x --{key} canary y"]})
+
+    assert saved == {"path": f"/data/{key}: ***", "note": [f"x --{key} *** y"]}
+    # A resumed run redacts what is redacted already. This must be no difference.
+    assert redact(saved) == saved
+
+
+# {text: what people see of it}
+SEEN_TEXTS = {
+    "tokens: 4096, num_tokens=400000": "tokens: 4096, num_tokens=400000",  # counts
+    "use_auth: false": "use_auth: false",
+    "(token=canary, 3)": "(token=***, 3)",
+    # What is hidden already, with the signs behind it.
+    "the command line (a.token=***)": "the command line (a.token=***)",
+    "cannot read 'a.token=***'": "cannot read 'a.token=***'",
+    "Authorization: Bearer canary x": "Authorization: *** x",
+    "otp: 123456": "otp: ***",
+    # The beginning of the next line is no value.
+    "unknown token:\n  in        a.json": "unknown token:\n  in        a.json",
+}
+
+
+@pytest.mark.parametrize("text", SEEN_TEXTS)
+def test_people_see_a_text_without_secrets(text):
+    assert without_secrets(text) == SEEN_TEXTS[text]
+    assert str(OptionError(text)) == f"OptionError: {SEEN_TEXTS[text]}"
+
+
+def test_shipped_option_files_have_no_secret():
+    files = sorted(Path("options").rglob("*.json"))
+
+    assert len(files) > 5
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        # The schema describes the options, and names wandb_api_key.
+        assert path.name == "schema.json" or redact({"text": text}) == {"text": text}, path
 
 
 # Made up for this test, in the forms that such services use.

@@ -264,6 +264,24 @@ def test_results_are_taken_over_with_another_number_of_loaders(command_with_opti
     restore(*command_with_options, "datasets.test.dataloader_num_workers=3")
 
 
+def test_results_hold_no_secret_of_a_path_and_are_continued(home, out, tmp_path):
+    frames = tmp_path / "api_key=canary"
+    shutil.copytree(home / "GOPRO_Large", frames / "GOPRO_Large")
+    lq = f"{frames}/GOPRO_Large/test"
+    places = ["--weights", home / "spike.pth", "--output", out]
+    command = ["--opt", home / "options.json", *places, f"datasets.test.dataroot_lq={lq}"]
+
+    restore(*command)
+    # As an older version wrote it, with the secret. "***" stands for the rest of the path.
+    run_json = out / "run.json"
+    run_json.write_text(run_json.read_text().replace(f"{tmp_path}/api_key=***", lq))
+    assert "canary" in run_json.read_text()
+    restore(*command)
+
+    for path in out.rglob("*"):
+        assert path.is_dir() or b"canary" not in path.read_bytes(), path
+
+
 # ---- Several clips ------------------------------------------------------------------------------
 
 

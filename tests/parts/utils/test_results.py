@@ -664,6 +664,25 @@ def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
     assert report.stat().st_size < 16e6
 
 
+# ---- Secrets in the log ----
+
+
+def test_the_log_holds_no_secret(tmp_path):
+    with logging_into(tmp_path / "train.log"):
+        log = logging.getLogger("utils.run")
+        log.warning("no such file: %s, tokens: 8", "hfToken: canary")
+        try:
+            raise ValueError("password=canary")
+        except ValueError:
+            log.exception("failed with https://me:canary@host")
+
+    for path in (tmp_path / "train.log", tmp_path / "warnings.jsonl"):
+        text = path.read_text()
+        assert "hfToken: ***, tokens: 8" in text
+        assert "https://me:***@host" in text
+        assert "canary" not in text
+
+
 # ---- The command line that the page of a run shows ----
 
 
