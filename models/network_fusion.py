@@ -51,7 +51,7 @@ class FusionNet(nn.Module):
         # argument None stands for netG.in_chans, which this network does not have.
         options.constructor.channels(None, spike_channels)
         self.fusion = FUSIONS.build(options, "netG.fusion", spike_channels=spike_channels)
-        self.input_spec = InputSpec(spike_channels=spike_channels)
+        self.input_spec = InputSpec(spike_channels=spike_channels, each_frame_alone=True)
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
         """Return the restored frames, (B, N, 3, H, W).

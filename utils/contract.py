@@ -48,6 +48,9 @@ class InputSpec:
     # Smallest (height, width), and the smallest number of frames.
     least_size: tuple[int, int] = (1, 1)
     least_frames: int = 1
+    # Whether each frame is restored without its neighbours. Then the frames of a clip are restored
+    # one by one, which takes least memory.
+    each_frame_alone: bool = False
     # Size of the output over size of the input, e.g. 4 for super-resolution.
     scale: int = 1
     # 1 (grey), 3 (RGB) or more, without the noise map.

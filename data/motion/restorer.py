@@ -180,14 +180,17 @@ class MotionRestorer:
             # A frame may take long on a CPU: tell the watchdog that the process still works.
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
+            # Forget the last frame before the next one is read. Of a large frame, the motion and
+            # the recording take a tenth of the memory.
+            self.used_motion = None
             whole = self._whole_frame(clip, index, gain_of_clip, is_good)
             if whole is None:
                 frame = z_0
-                self.used_motion = None
                 tick(1 - FIRST_SHARE)
             else:
                 frame = self._improved_frame(z_0, whole, areas, tick)
                 self.used_motion = whole.motion
+            del whole
             yield frame.cpu()
 
     def _areas_of(self, view: View, is_good: np.ndarray) -> list[Area]:

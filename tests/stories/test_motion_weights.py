@@ -311,6 +311,19 @@ def test_the_report_names_the_learned_steps(restored_moving_clip):
     assert restored_moving_clip.protocol["weights"].startswith(MOTION)
 
 
+def test_the_first_estimates_are_made_one_by_one(restored_moving_clip):
+    # They do not depend on one another, so no tile keeps several frames in memory.
+    assert "first estimate: tiles of 1 frame x " in restored_moving_clip.protocol["tile"]
+
+
+def test_tiles_of_several_frames_give_the_same_frames(restored_moving_clip, moving_clip, tmp_path):
+    in_tiles = restore_with(moving_clip, tmp_path, MOTION, "--tile", "3,256")
+
+    assert "tiles of 3 frames x 256 px" in in_tiles.protocol["tile"]
+    for frame, frame_in_tiles in zip(restored_moving_clip.frames, in_tiles.frames, strict=True):
+        assert_same_picture(frame, frame_in_tiles)
+
+
 def test_the_joint_solution_begins_at_the_first_estimate_without_learned_steps(
     moving_clip, tmp_path
 ):

@@ -37,8 +37,8 @@ class ValOptions(Section):
     center_frame_only: bool = Field(False, description="Keep the middle frame only.")
     num_frame_testing: Literal["auto"] | Count = Field(
         "auto",
-        description=f'Frames restored at a time; "auto": {AUTO_FRAMES}; 0: the whole clip, however '
-        "long.",
+        description=f'Frames restored at a time; "auto": {AUTO_FRAMES}, or 1 if the network '
+        "restores each frame without its neighbours; 0: the whole clip, however long.",
     )
     num_frame_overlapping: int = Field(2, ge=0, description="Frames shared by neighbouring parts.")
     size_patch_testing: Literal["auto"] | Count = Field(

@@ -40,6 +40,7 @@ from torch import Tensor
 
 from data.motion.joint.chunk import Chunk
 from data.motion.joint.spike_pixels import SpikePixels
+from utils.system import give_back_much_freed_memory
 
 # Largest number of samples that are computed at a time. With more samples, a frame takes more
 # memory. With fewer samples, the sparse matrices have fewer entries in a row, and take longer: with
@@ -71,6 +72,8 @@ class Cameras:
         self._chunks = []
         self._coverage_of_chunks = []  # c of each chunk, (M, groups, h, w)
         for first_group in range(0, count, groups_at_a_time):
+            # The matrices of a chunk are the largest tensors of a frame.
+            give_back_much_freed_memory()
             groups = slice(first_group, first_group + groups_at_a_time)
             self._chunks.append(Chunk(pixels, shifts[groups], shares[groups]))
             self._coverage_of_chunks.append(coverage[:, groups])

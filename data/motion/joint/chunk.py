@@ -57,6 +57,8 @@ class Chunk:
         have_equal_shares = float(shares.max() - shares.min()) < SAME_SHARE
         self._common_share = float(shares.mean()) if have_equal_shares else 1.0
         self._B_adjoint = _adjoint_of_B(samples, None if have_equal_shares else shares, size)
+        # These are the largest tensors here, and the samples of the means below need memory, too.
+        del positions, samples
 
         # The samples of the means, for each spike pixel.
         means = pixels.area_means
@@ -134,8 +136,6 @@ def _adjoint_of_B(
     """
     height, width = size
     n = samples.numbers.int()
-    g = n.div(height * width, rounding_mode="floor")
-    p = n - g * (height * width)
     factors: Tensor | None = None
     if shares is not None:
         # The share of each sample: the share of its group in the row of its pixel. First by n, then
@@ -143,4 +143,5 @@ def _adjoint_of_B(
         shares_of_pixels = shares[:, :, None].expand(-1, height, width)  # (groups, H, W)
         shares_by_n = shares_of_pixels.flatten()
         factors = shares_by_n[n]
+    p = n.remainder_(height * width)  # n = g H W + p; in place, because n is large
     return AdjointOfSums(samples, output_count=height * width, output_of=p, factors=factors)

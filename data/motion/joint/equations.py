@@ -36,6 +36,7 @@ from data.motion.joint.spike_equations import spike_equations
 from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.joint.system import System
 from data.motion.shifts import Motion
+from utils.system import give_back_much_freed_memory
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,16 @@ class Equations:
 
     def solve(self, z_0: Tensor) -> Tensor:
         """Return the solution z (3, H, W) of the equations. z_0: first estimate (3, H, W)."""
-        return solve(
+        give_back_much_freed_memory()  # what making the equations has left
+        z = solve(
             self.system,
             self._prior_weight,
             z_0,
             linearisations=self.solver.linearisations,
             steps=self.solver.steps,
         )
+        give_back_much_freed_memory()  # before the network or the guard takes memory
+        return z
 
     def proposal(self, z_0: Tensor) -> Tensor:
         """Return the solution z (3, H, W), towards which a step of the network may go.
@@ -140,4 +144,5 @@ class Equations:
 
     def pulls(self, z: Tensor) -> Tensor:
         """Return how the equations would change a frame z (3, H, W): seven channels (7, H, W)."""
+        give_back_much_freed_memory()  # what the network has left in its last step
         return self._channels.pulls(z)

@@ -107,6 +107,7 @@ class Tiling:
         # Replace "auto" by a number: AUTO_TILE, rounded up to whole windows, and for the side also
         # to the stride of the network (`spec.multiple`). A side that a user gives must fit only the
         # window, because padding.py pads each tile to the stride.
+        is_length_auto = fields["num_frame_testing"] == "auto"
         window_frames = spec.window_size[0]
         multiples = {"num_frame_testing": window_frames, "size_patch_testing": spec.multiple}
         for key, multiple in multiples.items():
@@ -117,6 +118,12 @@ class Tiling:
                 # given size keeps the defaults of the class: blend "kair", and no smaller tile.
                 fields.setdefault("blend", "smooth")
                 fields.setdefault("may_halve", True)
+
+        # A network that restores each frame without its neighbours gains nothing from longer tiles.
+        # They would only keep more frames in memory.
+        if is_length_auto and spec.each_frame_alone:
+            fields["num_frame_testing"] = 1
+            fields["num_frame_overlapping"] = 0
 
         # A network that interpolates takes exactly `least_frames` frames: half of them before a
         # gap, and half behind it. `Restorer._interpolate_frames` puts the frames of all gaps one
@@ -134,7 +141,12 @@ class Tiling:
         """
         is_whole_in_time = self.num_frame_testing == WHOLE
         is_whole_in_space = self.size_patch_testing == WHOLE
-        frames = "the whole clip" if is_whole_in_time else f"{self.num_frame_testing} frames"
+        if is_whole_in_time:
+            frames = "the whole clip"
+        elif self.num_frame_testing == 1:
+            frames = "1 frame"
+        else:
+            frames = f"{self.num_frame_testing} frames"
         side = "the whole frame" if is_whole_in_space else f"{self.size_patch_testing} px"
         phrases = [f"tiles of {frames} x {side}"]
         # A single tile overlaps nothing. With several tiles both overlaps are named, also if the

@@ -1,4 +1,4 @@
-"""utils/system.py: a process can keep the memory that it has freed, and use it again."""
+"""utils/system.py: a process can keep the memory that it has freed, or give it back."""
 
 import os
 import platform
@@ -34,10 +34,39 @@ for number in range(20):
 print(pages_so_far() - pages_of_first_time)
 """
 
+# A program that keeps freed memory, and frees some arrays of 16 MB. An array that is made after
+# them stays, so that the freed memory is not at the end of the process's memory. The program prints
+# by how many MB the process is smaller after it has given the memory back.
+GIVING_PROGRAM = """
+import sys
+
+import numpy as np
+
+from utils.system import PROC, give_back_much_freed_memory, keep_freed_memory
+
+
+def resident_mb():
+    return int((PROC / "self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+keep_freed_memory()
+arrays = [np.ones(4_000_000, np.float32) for _ in range(int(sys.argv[1]))]
+last = np.ones(4_000_000, np.float32)
+del arrays
+before = resident_mb()
+give_back_much_freed_memory()
+print(round(before - resident_mb()))
+"""
+
 
 def pages_given(*arguments: str) -> int:
-    """Run the program, and return the number that it prints."""
-    command = [sys.executable, "-c", PROGRAM, *arguments]
+    """Run PROGRAM, and return the number that it prints."""
+    return number_of(PROGRAM, *arguments)
+
+
+def number_of(program: str, *arguments: str) -> int:
+    """Run a program, and return the number that it prints."""
+    command = [sys.executable, "-c", program, *arguments]
     # The variables MALLOC_... would ask glibc for the same, and `make test` sets them.
     variables = {name: value for name, value in os.environ.items() if "MALLOC_" not in name}
     return int(subprocess.check_output(command, cwd=ROOT, env=variables, text=True))
@@ -47,3 +76,15 @@ def pages_given(*arguments: str) -> int:
 def test_the_system_gives_no_memory_anew_if_freed_memory_is_kept():
     # The three arrays have 12,000 pages, or 24 if the system gives pages of 2 MB.
     assert pages_given("keep") < pages_given() / 5
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these functions")
+@pytest.mark.parametrize(
+    ("arrays", "least_mb", "most_mb"),
+    [
+        pytest.param("30", 400, 490, id="much: 480 MB"),
+        pytest.param("3", 0, 5, id="little: 48 MB"),
+    ],
+)
+def test_much_freed_memory_is_given_back_and_little_is_kept(arrays, least_mb, most_mb):
+    assert least_mb <= number_of(GIVING_PROGRAM, arrays) <= most_mb
