@@ -120,8 +120,10 @@ def test_a_moved_run_does_not_touch_a_second_run_in_its_old_folder(tmp_path):
 def test_a_run_takes_its_lock_again_if_somebody_removes_it(tmp_path):
     options = write_odd_options(tmp_path)
     lock = folder_of_run(options) / ".lock"
+    # A run looks at its lock from time to time. Until then it is idle: its steps take 0.2 s.
+    command = odd_command(options, ENDLESS, NO_TEST, case="slow", at_step=200)
 
-    with Ranks(1, *odd_command(options, ENDLESS, NO_TEST)) as ranks:
+    with Ranks(1, *command) as ranks:
         ranks.wait_for("Iter: 3,", rank=0, limit_s=60)
         lock.unlink()
         ranks.wait_for(".lock was removed", rank=0, limit_s=60)

@@ -26,6 +26,7 @@ from tests.helpers.train_files import (
     events_of,
     folder_of_run,
     latest_checkpoint,
+    odd_command,
     run_odd,
     train,
     write_odd_options,
@@ -154,11 +155,13 @@ def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_th
 
 
 def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
-    options = write_options(tmp_path)
+    options = write_odd_options(tmp_path)
     changes = no_validation("train.total_iter=14")
+    # A step takes 50 ms, so the disk is full long before step 14.
+    command = odd_command(options, *changes, case="slow", at_step=50)
     history = folder_of_run(options) / "training_history.jsonl"
-    with disk(folder_of_run(options).parent, "50m") as folder:
-        with Ranks(1, MAIN, "--opt", str(options), *changes) as running:
+    with disk(folder_of_run(options).parent, "5m") as folder:
+        with Ranks(1, *command) as running:
             running.wait_for("Iter: 2,", rank=0, limit_s=120)
             fill(folder)
             result = running.wait(limit_s=120)

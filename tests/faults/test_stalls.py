@@ -53,7 +53,7 @@ STALLED = 70
         ("forward", 1, 0, 6),
         # In the kind "gil", C code never releases Python's global lock. With one rank, no other
         # rank can notice. So the guard of the rank, a process that watches the rank from outside,
-        # ends the rank. This takes longer, and keeps a core busy until then.
+        # ends the rank. This takes longer.
         pytest.param("gil", 1, 0, 9, marks=pytest.mark.slow),
     ],
 )

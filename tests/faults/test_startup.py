@@ -132,7 +132,8 @@ def test_ranks_that_do_not_meet_end_with_one_message_that_says_why(world):
 
 def test_a_second_run_at_the_same_port_leaves_the_first_run_alone(tmp_path):
     changes = ("datasets.test={}", "train.total_iter=100000")
-    first_command = odd_command(write_odd_options(tmp_path), *changes)
+    # The first run is idle most of the time: its steps take a second.
+    first_command = odd_command(write_odd_options(tmp_path), *changes, case="slow", at_step=1000)
     with Ranks(2, *first_command) as first:
         first.wait_for("Iter: 1,", rank=0, limit_s=120)
 
@@ -219,14 +220,13 @@ def test_source_files_that_differ_between_ranks_are_refused(tmp_path):
     with (copy / "models/losses.py").open("a") as file:
         file.write("# a later version\n")
 
-    # `env` makes each rank a new process, which imports its own code.
+    # A program outside of the repository imports the code anew, so each rank imports its own code.
     result = run_ranks(
         2,
         program,
         ROOT,
         options,
         args_of={1: (str(copy), str(options))},
-        prefix=("env",),
         env={"SPIKEVRT_JOIN_TIMEOUT": "60"},
     )
 
