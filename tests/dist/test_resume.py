@@ -244,63 +244,61 @@ runpy.run_path("{ROOT}/tests/dist/odd_worker.py", run_name="__main__")
 
 @dataclass
 class Apart:
-    """A run of two ranks, each with a folder of its own as on two hosts."""
+    """Two ranks that can train in folders of their own, as on two hosts."""
 
-    # Folders of rank 0 and of rank 1 in the run with an interruption.
-    host0: Path
-    host1: Path
-    # Folder of both ranks in the run without an interruption.
-    both: Path
-    # Start until step 1, start from there until step 3, and the run until step 3 at once.
-    first: RankResult
-    second: RankResult
-    whole: RankResult
+    # The folder of the option file and of apart.py.
+    folder: Path
+    options: Path
 
+    def host(self, name: str) -> Path:
+        """Return the folder of a host. Make the folder if it is missing."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        return folder
 
-@pytest.fixture(scope="module")
-def apart(tmp_path_factory) -> Apart:
-    """Train until step 3 in two starts on two hosts, and in one start on one host."""
-    folder = tmp_path_factory.mktemp("apart")
-    options = runs.write_odd_options(folder, path={"root": "experiments"})
-    (folder / "apart.py").write_text(APART)
-    host0 = folder / "host0"
-    host1 = folder / "host1"
-    both = folder / "both"
-    for host in (host0, host1, both):
-        host.mkdir()
-
-    def start(until: int, of_rank_0: Path, of_rank_1: Path) -> RankResult:
+    def start(self, until: int, of_rank_0: Path, of_rank_1: Path) -> RankResult:
         """Train until step `until`, with each rank in its folder."""
-        command = runs.odd_command(options, f"train.total_iter={until}", "datasets.test={}")
+        command = runs.odd_command(self.options, f"train.total_iter={until}", "datasets.test={}")
         _, *arguments = command  # without the program, which apart.py runs
         args_of = {0: (str(of_rank_0), *arguments), 1: (str(of_rank_1), *arguments)}
-        return run_ranks(2, folder / "apart.py", args_of=args_of, limit_s=120)
+        result = run_ranks(2, self.folder / "apart.py", args_of=args_of, limit_s=120)
+        assert result.exit_codes == [0, 0], result.text
+        return result
 
-    return Apart(
-        host0=host0,
-        host1=host1,
-        both=both,
-        first=start(until=1, of_rank_0=host0, of_rank_1=host1),
-        second=start(until=3, of_rank_0=host0, of_rank_1=host1),
-        whole=start(until=3, of_rank_0=both, of_rank_1=both),
-    )
+
+@pytest.fixture
+def apart(tmp_path) -> Apart:
+    """Give two ranks on two hosts."""
+    options = runs.write_odd_options(tmp_path, path={"root": "experiments"})
+    (tmp_path / "apart.py").write_text(APART)
+    return Apart(tmp_path, options)
 
 
 # Slow: three runs of two ranks.
 @pytest.mark.slow
 def test_ranks_without_a_common_disk_resume_with_the_same_bits_as_an_uninterrupted_run(apart):
-    for result in (apart.first, apart.second, apart.whole):
-        assert result.exit_codes == [0, 0], result.text
-    assert "starting at iter 1 of 3" in apart.second.text
+    host0 = apart.host("host0")
+    host1 = apart.host("host1")
+    both = apart.host("both")
 
+    apart.start(until=1, of_rank_0=host0, of_rank_1=host1)
+    second = apart.start(until=3, of_rank_0=host0, of_rank_1=host1)
+    apart.start(until=3, of_rank_0=both, of_rank_1=both)
+
+    assert "starting at iter 1 of 3" in second.text
     # `state_of` reads the checkpoint in the folder "experiments" beside the option file.
-    resumed = runs.state_of(apart.host0 / "options.json")
-    uninterrupted = runs.state_of(apart.both / "options.json")
+    resumed = runs.state_of(host0 / "options.json")
+    uninterrupted = runs.state_of(both / "options.json")
     assert runs.equal_checkpoints(resumed, uninterrupted)
+    assert not list(host1.iterdir())
 
 
 def test_a_rank_other_than_0_writes_nothing_on_its_own_disk(apart):
-    assert not list(apart.host1.iterdir())
+    host1 = apart.host("host1")
+
+    apart.start(until=1, of_rank_0=apart.host("host0"), of_rank_1=host1)
+
+    assert not list(host1.iterdir())
 
 
 # ---- A checkpoint that cannot be read ----

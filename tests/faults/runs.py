@@ -25,14 +25,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.dist.launching import ROOT, RankResult, Ranks, free_port, start_command, wait_for
+from tests.dist.launching import (
+    ROOT,
+    RankResult,
+    Ranks,
+    free_port,
+    run_ranks,
+    start_command,
+    wait_for,
+)
 from tests.helpers.train_files import (
     MAIN,
     equal_checkpoints,
     folder_of_run,
     odd_command,
     state_of,
-    train,
+    write_odd_options,
     write_options,
 )
 from utils.run.history import read_history
@@ -67,15 +75,27 @@ class Interruption:
     text: str
 
 
+def training(options: Path, *arguments: str) -> tuple[str, ...]:
+    """Return the command that trains the network of an option file.
+
+    The network "odd" is not part of the project, so another program trains it.
+    """
+    if '"net_type": "odd"' in options.read_text():
+        return odd_command(options, *arguments)
+    return (MAIN, "--opt", str(options), *arguments)
+
+
 @cache
-def state_without_interruption(ranks: int) -> dict[str, Any]:
+def state_without_interruption(ranks: int, is_odd: bool = False) -> dict[str, Any]:
     """Return the last checkpoint of a run that was never interrupted.
 
-    All trials with this number of ranks are compared with one such run.
+    All trials with this number of ranks are compared with one such run. is_odd: whether the network
+    is "odd" (tests/dist/odd_worker.py), which is much faster than a tiny VRT.
     """
+    write = write_odd_options if is_odd else write_options
     with tempfile.TemporaryDirectory() as folder:
-        options = write_options(Path(folder))
-        result = train(options, *SAVE_EACH_STEP, ranks=ranks, limit_s=START_S)
+        options = write(Path(folder))
+        result = run_ranks(ranks, *training(options, *SAVE_EACH_STEP), limit_s=START_S)
         assert result.exit_codes == [0] * ranks, result.text
         return state_of(options)
 
@@ -94,7 +114,8 @@ def interrupt(
 
     number = signal.SIGKILL if how == "kill" else getattr(signal, how)
 
-    with Ranks(ranks, MAIN, "--opt", str(options), *arguments) as running:
+    command = training(options, *arguments)
+    with Ranks(ranks, *command) as running:
         # The moment: up to 0.3 s after a step, or after the start (step 0). A signal after the last
         # steps would come too late: the run would just end.
         step = rng.randint(0, STEPS - 3)
@@ -108,7 +129,7 @@ def interrupt(
     gone_s = time.monotonic() - struck_at
 
     # Repeat the same command. The run begins anew if the first start has saved nothing.
-    second: RankResult = train(options, *arguments, ranks=ranks, limit_s=START_S)
+    second: RankResult = run_ranks(ranks, *command, limit_s=START_S)
     resumed_at = re.findall(r"resumed from \S+ at iter (\d+)", second.text)
     trained_steps = [step for step, _ in read_history(folder_of_run(options, task))["train/loss"]]
     has_finished = second.exit_codes == [0] * ranks

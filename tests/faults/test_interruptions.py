@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,21 +22,6 @@ from tests.helpers.train_files import MAIN, odd_command, write_odd_options, writ
 
 # Exit code of a run that a signal has stopped, and that can go on.
 STOPPED_BY_SIGNAL = 75
-
-
-class Runs(NamedTuple):
-    """A run that trials interrupt, and how it must end."""
-
-    options: Path  # the option file
-    expected: Any  # the last checkpoint of the uninterrupted run on two ranks
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Runs:
-    """Give a run for trials."""
-    return Runs(
-        write_options(tmp_path_factory.mktemp("interruptions")), state_without_interruption(2)
-    )
 
 
 # ---- Signals ----
@@ -148,22 +132,29 @@ def test_a_signal_saves_and_ends_a_run(tmp_path, signals, program):
 # ---- The bits of a resumed run ----
 
 
-# The seed decides when and which ranks are struck, see `interrupt`.
+# The seed decides when and which ranks are struck, see `interrupt`. The network "odd" is one
+# convolution. A tiny VRT takes five times as long, so `make slow` has it. `make test` resumes a VRT
+# on one rank, in test_resume_gives_the_same_weights_as_no_interruption.
 @pytest.mark.parametrize(
-    ("how", "seed", "struck"),
+    ("network", "how", "seed", "struck"),
     [
-        ("kill", 1, "rank 0"),
+        ("odd", "kill", 1, "rank 0"),
+        pytest.param("vrt", "kill", 1, "rank 0", marks=pytest.mark.slow),
         # A run resumes in the same way after a kill and after a signal. Of two ranks that a signal
-        # stops, `make test` has the bits of another network: "Stopped in a validation" in
-        # tests/dist/test_changed_resume.py.
-        pytest.param("SIGUSR1", 0, "rank 1", marks=pytest.mark.slow),
-        pytest.param("SIGTERM", 4, "rank 0, 1", marks=pytest.mark.slow),
+        # stops, `make test` has the bits in tests/dist/test_changed_resume.py, "Stopped in a
+        # validation".
+        pytest.param("vrt", "SIGUSR1", 0, "rank 1", marks=pytest.mark.slow),
+        pytest.param("vrt", "SIGTERM", 4, "rank 0, 1", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the_same_bits(
-    runs, how, seed, struck
+    tmp_path, network, how, seed, struck
 ):
-    trial = interrupt(runs.options, ranks=2, how=how, seed=seed, expected=runs.expected)
+    is_odd = network == "odd"
+    options = write_odd_options(tmp_path) if is_odd else write_options(tmp_path)
+    expected = state_without_interruption(2, is_odd)
+
+    trial = interrupt(options, ranks=2, how=how, seed=seed, expected=expected)
 
     assert trial.interrupted_by == f"{how} to {struck}", trial.text
     assert trial.identical, trial.text
