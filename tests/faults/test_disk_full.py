@@ -22,7 +22,6 @@ from main_train_vrt import read_options
 from tests.dist.launching import Ranks, run_into
 from tests.helpers.small_disk import disk
 from tests.helpers.train_files import (
-    MAIN,
     events_of,
     folder_of_run,
     latest_checkpoint,
@@ -239,13 +238,13 @@ def test_a_full_disk_under_tensorboard_is_reported_once_and_the_run_goes_on(tmp_
 
 
 def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
-    options = write_options(tmp_path)
+    options = write_odd_options(tmp_path)
     make_folder_of_earlier_run(options)
-    changes = no_validation("train.total_iter=2", "debug.every=1")
+    command = odd_command(options, *no_validation("train.total_iter=2", "debug.every=1"))
     # Neither the log files nor stdout can be written: /dev/full is a device that is always full.
     with disk(folder_of_run(options) / "log", "4k") as logs, open("/dev/full", "wb") as full:
         (logs / "other").write_bytes(bytes(4096))
-        code, errors = run_into(full, MAIN, "--opt", options, *changes)
+        code, errors = run_into(full, *command)
 
     assert code == 0, errors
     assert latest_checkpoint(options)["step"] == 2

@@ -18,7 +18,7 @@ import pytest
 
 from tests.dist.launching import RankResult, Ranks
 from tests.faults.runs import interrupt, state_without_interruption
-from tests.helpers.train_files import MAIN, odd_command, write_odd_options, write_options
+from tests.helpers.train_files import odd_command, write_odd_options, write_options
 
 # Exit code of a run that a signal has stopped, and that can go on.
 STOPPED_BY_SIGNAL = 75
@@ -62,7 +62,8 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
     assert result.text.count("Ctrl-C again ends it at once") == expected_count
 
 
-# A training that ignores signals from its start, as under nohup.
+# A training of the network "odd", and one that ignores signals from its start, as under nohup.
+USUAL = "tests/dist/odd_worker.py"
 DEAF = "tests/faults/deaf_worker.py"
 # A shell that starts a command like this. The command is a new process that must import torch, so
 # `make slow` has it.
@@ -73,16 +74,18 @@ def run_with_signals(
     folder: Path,
     signals: list[signal.Signals],
     steps: int,
-    program: str = MAIN,
+    program: str = USUAL,
     prefix: Sequence[str] = (),
 ) -> RankResult:
     """Train for `steps` steps. Send signals after the first step, and wait for the end.
 
     prefix: a command that starts the program.
     """
-    options = str(write_options(folder))
     changes = (f"train.total_iter={steps}", "datasets.test={}")
-    with Ranks(1, program, "--opt", options, *changes, prefix=prefix) as running:
+    # A step takes 0.2 s, so that the signals come before the end.
+    command = odd_command(write_odd_options(folder), *changes, case="slow", at_step=200)
+    _, *arguments = command  # without the program
+    with Ranks(1, program, *arguments, prefix=prefix) as running:
         running.wait_for("Iter: 1,", rank=0, limit_s=120)
         for number in signals:
             # When a terminal is closed, the system sends SIGHUP to all processes of the run.
@@ -97,7 +100,7 @@ def run_with_signals(
     ("program", "prefix"),
     [
         pytest.param(DEAF, (), id="ignored from its first line on"),
-        pytest.param(MAIN, DEAF_SHELL, id="ignored by its shell", marks=pytest.mark.slow),
+        pytest.param(USUAL, DEAF_SHELL, id="ignored by its shell", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_was_started_to_ignore_signals_goes_on_after_signals_of_a_terminal(
@@ -115,7 +118,7 @@ def test_a_run_that_was_started_to_ignore_signals_goes_on_after_signals_of_a_ter
 @pytest.mark.parametrize(
     ("signals", "program"),
     [
-        pytest.param([signal.SIGHUP], MAIN, id="the terminal is closed"),
+        pytest.param([signal.SIGHUP], USUAL, id="the terminal is closed"),
         # scancel sends the signal to the shell and to the run.
         pytest.param([signal.SIGTERM, signal.SIGTERM], DEAF, id="the job is cancelled"),
         pytest.param([signal.SIGUSR1], DEAF, id="the time of the job is nearly over"),

@@ -27,7 +27,7 @@ from tests.dist.fork_server import ROOT
 from tests.helpers.clip_files import write_dat
 from tests.helpers.gopro_files import moving_frames, write_folder
 from tests.helpers.tensor_clip import restore_clip
-from tests.helpers.train_files import folder_of_run, train, write_options
+from tests.helpers.train_files import folder_of_run, run_odd, write_odd_options
 from tests.helpers.weights_files import make_home, read_metrics, refusal_message, restore
 from utils.image import imread_rgb, imwrite_rgb
 from utils.run.history import read_history
@@ -202,13 +202,15 @@ def test_an_interrupted_test_is_not_continued_with_other_values(home, folders_of
 
 
 def test_validation_scores_as_the_test_does(tmp_path):
-    options = write_options(tmp_path)
+    options = write_odd_options(tmp_path)
     each_step = ("train.checkpoint_test=1", "train.checkpoint_save=1")
+    out = ("--output", str(tmp_path / "out"))
 
-    first = train(options, "train.total_iter=1", *each_step, FLOAT, OVER_FRAMES)
-    restore("--opt", options, "--output", tmp_path / "out", FLOAT, OVER_FRAMES)
+    first = run_odd(options, "train.total_iter=1", *each_step, FLOAT, OVER_FRAMES)
+    tested = run_odd(options, *out, FLOAT, OVER_FRAMES, program="test")
 
     assert first.exit_codes == [0], first.text
+    assert tested.exit_codes == [0], tested.text
     means = read_metrics(tmp_path / "out")["averages"]
     history = read_history(folder_of_run(options))
     assert last_value(history["val/psnr"]) == pytest.approx(means["restored"]["psnr"], abs=1e-5)
@@ -216,7 +218,7 @@ def test_validation_scores_as_the_test_does(tmp_path):
 
     # The second run leaves OVER_FRAMES out, so its scores are means over clips. They cannot be
     # compared with the best score until now, which is a mean over frames.
-    second = train(options, "train.total_iter=2", *each_step, FLOAT)
+    second = run_odd(options, "train.total_iter=2", *each_step, FLOAT)
     assert re.search(r"best PSNR so far, .* does not count: metric.mean changed", second.text)
 
 

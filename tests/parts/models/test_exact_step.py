@@ -15,6 +15,10 @@ from tests.helpers.exact_step import (
     stored_step,
 )
 
+# Slow, because `make test` compares the gradients of other networks with those of the published
+# equations: tests/parts/models/test_network_vrt.py.
+pytestmark = pytest.mark.slow
+
 # The largest accepted error in float32, relative to the largest value of a tensor. If a sampled
 # position is rounded to the other side of a pixel, its derivative is another one. So single
 # gradients have errors of 3e-3.

@@ -155,12 +155,12 @@ def train_step(net: VRT, optimizer: torch.optim.Optimizer, clip: Tensor) -> None
 CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
 
 
-# Each case takes three seconds of a core, so two of the four are in `make slow`.
+# Each case takes three seconds of a core, so three of the four are in `make slow`.
 @pytest.mark.parametrize(
     ("kernels", "flags"),
     [
         pytest.param("auto", {}, id="auto, kept"),
-        pytest.param("plain", CHECKPOINTED, id="plain, checkpointed"),
+        pytest.param("plain", CHECKPOINTED, id="plain, checkpointed", marks=pytest.mark.slow),
         pytest.param("plain", {}, id="plain, kept", marks=pytest.mark.slow),
         pytest.param("auto", CHECKPOINTED, id="auto, checkpointed", marks=pytest.mark.slow),
     ],
