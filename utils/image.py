@@ -16,6 +16,7 @@ Tests: tests/parts/data/test_files.py, tests/parts/scripts/test_show_sample.py
 
 import base64
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,12 @@ def render(template: str, **values: Any) -> str:
         `jpeg_uri` of an image.
     values: what is filled into the template, by name. Text is escaped.
     """
+    return _pages().get_template(f"{template}.html").render(**values)
+
+
+@cache
+def _pages() -> Any:
+    """Return the jinja2 environment of all templates. It keeps the templates that it has read."""
     # Imported here, because only programs that write pages need it.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -255,4 +262,4 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     pages.filters["data_uri"] = jpeg_uri
-    return pages.get_template(f"{template}.html").render(**values)
+    return pages

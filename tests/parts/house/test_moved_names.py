@@ -1,12 +1,10 @@
 """Names that moved to another module are still found where version 0.9.0 had them."""
 
 import importlib
-import subprocess
-import sys
 
 import pytest
 
-from tests.dist.launching import ROOT
+from tests.dist.launching import ROOT, run_ranks
 
 # Old module, name, new module.
 MOVED = [
@@ -28,18 +26,18 @@ def test_a_moved_name_is_the_new_object_and_a_warning_says_where_it_is(old, name
     assert found is getattr(importlib.import_module(new), name)
 
 
-def test_the_former_module_of_tiles_gives_its_names_with_a_warning():
-    program = (
+def test_the_former_module_of_tiles_gives_its_names_with_a_warning(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from models.restore.tiling import Tiling, restore_space\n"
         "print(Tiling.__module__, restore_space.__module__)"
     )
 
-    run = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    run = run_ranks(1, program)
 
-    assert run.stdout.split() == ["models.restore.tiles.plan", "models.restore.tiles.space"]
-    assert "FutureWarning: models.restore.tiling was divided" in run.stderr
+    assert run.stdout[0].split() == ["models.restore.tiles.plan", "models.restore.tiles.space"]
+    assert "FutureWarning: models.restore.tiling was divided" in run.stderr[0]
 
 
 def test_a_name_that_never_was_is_missing_as_usual():

@@ -78,6 +78,7 @@ STATE = {
     "utils.dist.process.machine": "cache: a process stays on its machine",
     "utils.device._load_packages":
         "cache: what torch knows of devices outlives a call; a package is loaded once",
+    "utils.image._pages": "cache: to compile a template of a page takes long",
     "models.vrt.forms._kernels_run_on":
         "cache: a GPU that compiles the kernels once goes on doing so",
     "models.recognise._shapes_of_released":
