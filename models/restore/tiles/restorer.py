@@ -48,6 +48,7 @@ from utils import device as devices
 from utils.contract import FrameReader, Tick
 from utils.dist import watchdog
 from utils.errors import DataError
+from utils.system import keep_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,10 @@ class Restorer:
         has_yielded = False
         if not wanted:  # e.g. if no frame that the caller wants lies in a gap
             return
+        # Frame after frame needs arrays of the same sizes. A large frame takes a tenth less time if
+        # they use the same memory again.
+        if self.tiling.spec.each_frame_alone:
+            keep_freed_memory()
 
         def read_tile(moments: Sequence[Moment]) -> tuple[Tensor, ...]:
             return self._read(cache, moments)
