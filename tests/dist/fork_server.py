@@ -1,7 +1,8 @@
 """Starts the processes of tests as forks of one process that has imported torch already.
 
-Importing torch and its compiler takes three seconds of a core. The work of a rank in a test takes
-much less. A process starts like this:
+Importing torch and its compiler takes three seconds of a core, while the work of a rank in a test
+takes much less. A fork need not import them, so tests with forks take far less time. A process
+starts like this:
 
     test         calls `ForkServer.start`, which sends a request (script, arguments, environment)
     serve        forks a child for each request. It sends the test the pid of the child and, at
@@ -15,19 +16,20 @@ ends with its own exit code. It differs from a new Python in two ways:
 
 * The libraries and the modules of the project are imported already. A script outside of the
   repository may belong to a changed copy of the project, so its child imports the project anew.
-* All children share the salt of Python's hash(). So a test of "the same bits in another process"
-  starts a new Python instead.
+* All children have the same salt, a random number of the fork server from which Python computes
+  hash() of a text. Two new Pythons would have two salts. So a test that needs two salts, e.g. a
+  test of "the same bits in another process", starts a new Python instead.
 
 A child may start Python programs itself, e.g. torchrun's agent starts ranks. These programs are
 forks as well, see `start_programs_as_forks`.
 
 tests/conftest.py starts one fork server for all workers of pytest-xdist. tests/dist/launching.py
-decides which processes are started here.
+decides which processes are forks and which are new Pythons.
 
 What you may change: names can be added to LIBRARIES. If a library is missing in LIBRARIES, each
-child imports it anew, which only takes time. A name may be added to LATE_VARIABLES only if nothing
-reads it during an import. A new step of `serve` must not start a thread, see `main`. Every test of
-several ranks uses this page; tests/dist/test_dist.py is the shortest.
+child imports the library anew, which only takes time. A name may be added to LATE_VARIABLES only if
+no import reads the variable. A new step of `serve` must not start a thread, see `main`. Every test
+of several ranks uses this module; tests/dist/test_dist.py is the shortest of these tests.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Python's function that calls what was registered with `atexit`. It is kept here, because a script
-# of a test removes it from the module.
+# Python's function that calls the functions that were registered with `atexit`. It is kept here,
+# because a script of a test removes it from the module `atexit`.
 RUN_EXIT_FUNCTIONS = atexit._run_exitfuncs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +70,8 @@ LATER_PATH = sys.path[1:]
 # the fork server at this socket, instead of starting another one.
 ADDRESS = "SPIKEVRT_FORK_SERVER"
 
-# Variables by which a launcher tells a process its rank. Tests set their own.
+# Variables by which a launcher tells a process its rank. A test of a launch sets these variables
+# itself.
 LAUNCH_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -168,7 +171,8 @@ LATE_VARIABLES = (
     "TORCHELASTIC_",
     "TORCH_NCCL_",
 )
-# Longest message. A request holds a whole environment.
+# Largest size of a message in bytes, 1 MiB. A request holds a whole environment, which is far
+# smaller.
 MESSAGE_BYTES = 1 << 20
 # A request comes with the files for stdout and stderr, and perhaps with a gate: a pipe that holds
 # the child back until a test closes its other end (`ForkServer.start`).
@@ -247,7 +251,8 @@ class ForkServer:
         if ADDRESS not in os.environ:
             os.environ[ADDRESS] = f"spikevrt-tests-{os.getpid()}"
             self.process = self._start_server()
-        # An address that begins with a zero byte needs no file.
+        # An address that begins with a zero byte is a mere name: it needs no file, so none is left
+        # behind.
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.connect("\0" + os.environ[ADDRESS])
         atexit.register(self.close)
@@ -396,7 +401,7 @@ def serve(listener: socket.socket) -> list[str]:
                 for resource in (selector, listener, *connections):
                     resource.close()
                 return become(json.loads(message), streams)
-            # The child has its own copies of the streams.
+            # The child has its own copies of the streams, so this process closes its copies.
             for stream in streams:
                 os.close(stream)
             selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, source))
@@ -439,8 +444,9 @@ def become(request: dict[str, Any], streams: list[int]) -> list[str]:
     reset_files_and_environment(request["env"])
     os.chdir(request["cwd"])
     # After Python has ended, the exit handlers of the C libraries would take a quarter of a second
-    # of a core. C calls the handler that was registered last first. Here this is `_exit`, which
-    # ends the process, so no other handler is called.
+    # of a core. C calls these handlers in reverse order: the handler that was registered last is
+    # called first. The last handler here is `_exit`, which ends the process at once. So no other
+    # handler is called.
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)
     return request["argv"]
@@ -544,9 +550,10 @@ def start_programs_as_forks() -> None:
             stdout=self._stdout,
             stderr=self._stderr,
             start_new_session=True,
-            # `preexec_fn` is called in the new process, which would then become `command`. This
-            # `preexec_fn` never returns, so the new process stays a fork. A fork has one thread
-            # only: it lacks the threads of the agent's store, but it does not use this store.
+            # Popen calls `preexec_fn` in the new process, which is a fork, and would then replace
+            # the fork by `command`. But this `preexec_fn` never returns, so the process stays a
+            # fork. A fork has one thread only. So it lacks the threads of the agent's store (the
+            # table of values by which ranks find one another), but it does not use this store.
             preexec_fn=lambda: replace_program(argv, env),
         )
 
@@ -624,7 +631,8 @@ def main() -> types.CodeType:
         importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
-        # A child would wait forever for work of a thread that it lacks.
+        # A fork has only one thread. If a library gave work to another thread, a child would wait
+        # for this work forever.
         sys.exit(f"{threads} threads after the imports: a fork would lack all but one")
     # Exclude all present objects from garbage collection. Otherwise each child would search them at
     # its end, which takes a second and a half and copies their memory.

@@ -10,7 +10,8 @@ E.g. two ranks that train:
     result = run_ranks(2, "main_train_vrt.py", "--opt", options, limit_s=60)
     assert result.exit_codes == [0, 0], result.text
 
-Tests: every test of several ranks uses this page; tests/dist/test_dist.py is the shortest.
+Every test of several ranks uses this module; tests/dist/test_dist.py is the shortest of these
+tests.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from typing import IO, Any
 
 from tests.dist.fork_server import ADDRESS, ROOT, ForkedProcess, clean_env, fork_server
 
-# The limits of tests only end programs that hang. They do not measure speed. A test gives the
-# seconds that a program may take on an idle machine. A busy machine takes longer, so a program may
-# run PATIENCE times as long.
+# The limits of tests only end programs that hang; they do not measure speed. A test gives the
+# seconds that a program may take on an idle machine. A busy machine takes longer, so a program is
+# ended only after PATIENCE times as many seconds.
 PATIENCE = 5
 
 

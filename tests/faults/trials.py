@@ -16,9 +16,9 @@ e.g. of "suspensions":
 
 "wrong" has a text for each trial that did not end as it should.
 
-A new kind needs an entry in KINDS_OF_TRIAL, and a row in tests/faults/report.py that names its
-figures. So if you rename a figure here, rename it there, too. What must stay: which outcomes count
-as right.
+A new kind of trial needs an entry in KINDS_OF_TRIAL, and a row in tests/faults/report.py that names
+the figures of this kind. So if you rename a figure here, rename the figure there, too. Do not
+change which outcomes count as right, because docs/reliability.md states them.
 """
 
 import argparse
@@ -55,10 +55,12 @@ from tests.helpers.train_files import odd_command, write_odd_options, write_opti
 
 RESULTS = ROOT / "docs/benchmarks/faults.json"
 PAGE = ROOT / "docs/reliability.md"
-# Kinds of fault in which a process stands still. In the other kinds it ends.
+# Kinds of fault in which a process stands still, but does not end. In the other kinds the process
+# ends.
 STALL_KINDS = [kind for kind, each in KINDS.items() if each.verdict in ("STUCK", "SILENT")]
-# watchdog.stall_s of the trials in seconds. docs/reliability.md names it. The default, 300 s, would
-# make each trial minutes long.
+# Value of watchdog.stall_s in the trials: after so many seconds without progress, the watchdog
+# calls a rank stalled. docs/reliability.md names this value. The default, 300 s, would make each
+# trial minutes long.
 STALL_S = 5.0
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP")  # signals after which a run saves and ends
 WORLD_SIZES = (2, 4, 8)  # numbers of ranks
@@ -77,7 +79,8 @@ def results_of(outcomes: list[str], **more: Any) -> Results:
 
     outcomes: for each trial what went wrong, or "" if nothing did. more: additional figures.
     """
-    # The error is at the end of a text. Only 500 characters are kept, so that faults.json is short.
+    # The error is at the end of a text. The last 500 characters hold the error, and faults.json
+    # stays short.
     last_words = [text[-500:] for text in outcomes if text]
     return {"trials": len(outcomes), "right": outcomes.count(""), **more, "wrong": last_words}
 
@@ -179,8 +182,9 @@ def false_alarms(share: float) -> Results:
     }
 
 
-# A program that prints the nanoseconds of a phase and the microseconds of a beat, see `overhead`.
-# It runs in a process of its own, because it replaces the store of the process.
+# A program that prints the two figures of `overhead`: the nanoseconds of a phase, then the
+# microseconds of a beat. The program runs in a process of its own, because it replaces the store of
+# its process.
 OVERHEAD_SCRIPT = """
 import os
 import sys
@@ -270,8 +274,8 @@ def interruptions(how: str, share: float) -> Results:
 
     how: "kill" (SIGKILL), or "signal" (SIGTERM, SIGUSR1 and SIGHUP in turn).
     """
-    # Number of ranks -> number of trials, 50 in all. Other numbers would serve as well, because the
-    # moments are random.
+    # Number of ranks -> number of trials, 50 in all. Any other division of 50 would serve as well,
+    # because the moments of the interruptions are random.
     number_of_trials = {1: 18, 2: 20, 4: 12}
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -294,7 +298,7 @@ def interruptions(how: str, share: float) -> Results:
                 f"{trial.interrupted_by} of {trial.ranks}: resumed at {trial.at_iter}, exit codes "
                 f"{trial.exit_codes}, identical: {trial.identical}"
             )
-    # How many trials resumed at step 0, 1, 2, ... STEPS.
+    # How many trials resumed at step 0, at step 1, ..., and at step STEPS.
     steps = [trial.at_iter for trial in found]
     resumed_at_step_counts = [steps.count(step) for step in range(STEPS + 1)]
     return {
@@ -326,8 +330,9 @@ def suspensions(share: float) -> Results:
 def launcher(share: float) -> Results:
     """Send SIGTERM, SIGUSR1 or SIGHUP to launch_train.sh.
 
-    The script starts torchrun, which ends with exit code 1 whatever the codes of its ranks are. But
-    the script must end with 75.
+    The script starts torchrun, which always ends with exit code 1, whatever the exit codes of its
+    ranks are. But the script must end with exit code 75, which tells the user's scheduler to start
+    the run again.
     """
     outcomes = []
     gone_s = []  # seconds from the signal until the script had ended, of each trial
