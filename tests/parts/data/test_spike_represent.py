@@ -5,8 +5,8 @@ planes (T, h, w) of a frame into channels (C, h, w), which the network gets. `ce
 at which the sharp frame was taken.
 
 The planes of these tests are random planes of 6 x 5 pixels, or the record of a moving edge by a
-simulated sensor. The expected channels are computed by the definition of each representation, which
-is written here again, independently of the code.
+simulated sensor. The tests compute the expected channels by the definition of each representation.
+Each definition is written here a second time, independently of the code:
 
     tfp         mean of the planes in a window ("texture from playback")
     tfi         1 / time between two spikes ("texture from interspike interval")
@@ -66,9 +66,10 @@ def root_mean_square(difference: np.ndarray) -> float:
 
 # ---- Options that are refused ----
 
-# Name, `center`, options, and a part of the message. The stream has the planes 0 to 23. Around
-# center 12, half an exposure has 11 planes: planes 1 to 11, and planes 13 to 23. Plane 0 does not
-# count, because a part of its light fell on the sensor before the stream began.
+# Each case has a name, `center`, options, and a part of the message. The stream has the planes 0 to
+# 23. Around center 12, half an exposure has at most 11 planes: planes 1 to 11 before the center,
+# and planes 13 to 23 after it. Plane 0 does not count, because a part of its light fell on the
+# sensor before the stream began.
 REFUSED = [
     pytest.param(
         "tfp", 12, {"half_window": 3, "offsets": [20]}, "outside", id="tfp: offset after the end"
@@ -196,7 +197,7 @@ def test_tfp_near_the_begin_is_the_mean_of_the_present_planes():
 
     found = represent("tfp", spikes, center=1, half_window=5)
 
-    # The window would begin at plane -4.
+    # The window would begin at plane -4, 5 planes before plane 1. Planes below 0 are missing.
     assert np.allclose(found, [mean_of(spikes, first=0, last=6)])
 
 
@@ -205,7 +206,7 @@ def test_tfp_near_the_end_is_the_mean_of_the_present_planes():
 
     found = represent("tfp", spikes, center=23, half_window=5)
 
-    # The window would end at plane 28.
+    # The window would end at plane 28, 5 planes after plane 23. Planes after 23 are missing.
     assert np.allclose(found, [mean_of(spikes, first=18, last=23)])
 
 
@@ -219,7 +220,7 @@ def test_tfp_counts_more_planes_than_fit_into_a_byte():
 
 
 # Number of planes of a file -> the middles of the four windows that S-VRT, a published network,
-# uses. The files of the data set Spk-GoPro have 56, 88 or 104 planes. These middles are published.
+# uses in this file. The data set Spk-GoPro has files of these three lengths.
 MIDDLES_OF_S_VRT = {56: [20, 21, 35, 36], 88: [20, 33, 55, 68], 104: [20, 39, 65, 84]}
 HALF_WINDOW_OF_S_VRT = 20
 
@@ -231,8 +232,8 @@ def middles_of_s_vrt(planes: int) -> np.ndarray:
     21, 35 and 49.
 
     A middle that is too near to an edge of the file is moved, so that at least 20 planes come
-    before it, and at least 19 after it. So 7 becomes 20, and 49 becomes 36: planes 37 ... 55, which
-    are 19 planes, come after plane 36.
+    before it, and at least 19 after it. In a file of 56 planes, 7 becomes 20, and 49 becomes 36:
+    after plane 36 come the 19 planes 37 to 55.
     """
     edges = np.linspace(0, planes, 5)
     middles = (edges[:-1] + edges[1:]) / 2
@@ -244,8 +245,9 @@ def test_the_formula_of_s_vrt_gives_the_published_middles(planes):
     assert middles_of_s_vrt(planes).tolist() == MIDDLES_OF_S_VRT[planes]
 
 
-# Lengths of files: the three lengths of Spk-GoPro, then 49 = 56 - 7 and 97 = 104 - 7 (the last file
-# of a clip lacks 7 planes), and 40, the shortest length that holds a window.
+# Numbers of planes of a file: the three numbers of Spk-GoPro, then 49 = 56 - 7 and 97 = 104 - 7,
+# because the last file of a clip lacks 7 planes. 40 is the smallest number that the formula allows:
+# 20 planes from each edge of the file to a middle.
 @pytest.mark.parametrize("planes", [56, 88, 104, 49, 97, 40])
 def test_tfp_spread_over_the_file_is_the_formula_of_s_vrt(planes):
     spikes = stream(planes=planes)
@@ -253,8 +255,8 @@ def test_tfp_spread_over_the_file_is_the_formula_of_s_vrt(planes):
 
     found = represent("tfp", spikes, center=planes // 2, rate=0.5, half_window=half, num_bins=4)
 
-    # A window has 20 planes on each side of its middle. If it would end after the last plane, it
-    # ends with the last plane.
+    # A window has 20 planes on each side of its middle. If only 19 planes follow the middle, the
+    # window ends with the last plane.
     means = []
     for middle in middles_of_s_vrt(planes):
         means.append(mean_of(spikes, first=middle - half, last=middle + half))
@@ -288,7 +290,7 @@ def test_voxel_bins_count_every_plane_once():
 
     found = represent("voxel", spikes, center=11, num_bins=4)
 
-    # A channel is a mean, so channel x planes is a number of spikes.
+    # A channel is a mean, so a channel times the planes of its bin is a number of spikes.
     planes_of_a_bin = 23 / 4
     spikes_of_bins = found * planes_of_a_bin  # (bins, h, w)
     assert np.allclose(spikes_of_bins.sum(axis=0), spikes.sum(axis=0))
@@ -305,8 +307,9 @@ def test_a_voxel_bin_that_ends_within_a_plane_has_a_part_of_it():
 
 
 def test_voxel_bins_lie_around_the_centre():
-    # A file of Spk-GoPro has 56 planes for an exposure. If the sharp frame is at plane 24, the
-    # largest span evenly around it is planes 0 to 48, so planes 49 to 55 are not used.
+    # A file of Spk-GoPro has 56 planes for an exposure. If the sharp frame is at plane 24, then 24
+    # planes come before it. So the largest span evenly around it is planes 0 to 48, and planes 49
+    # to 55 are not used.
     spikes = stream(planes=56)
 
     found = represent("voxel", spikes, center=24, num_bins=7)
@@ -331,7 +334,8 @@ def test_voxel_bins_around_the_middle_of_an_even_stream_are_the_whole_stream():
     # The middle of 56 planes lies between planes 27 and 28.
     found = represent("voxel", spikes, center=27.5, num_bins=8)
 
-    # 8 bins of 7 planes. A bin has whole planes only, so the channels are bitwise equal.
+    # The 56 planes are 8 bins of 7 planes. Because a bin has whole planes only, no fraction is
+    # rounded, and the channels are bitwise equal.
     bins = spikes.reshape(8, 7, 6, 5)  # (bin, plane, h, w)
     counts = bins.sum(axis=1).astype(np.float32)
     assert np.array_equal(found, counts / np.float32(7))
@@ -357,7 +361,8 @@ def tfi_by_definition(spikes: np.ndarray, center: int, half_window: int) -> np.n
     return out
 
 
-# The first two planes of the stream, its middle, and the last plane but one.
+# The centers are the first two planes of the stream, a plane in the middle, and the last plane but
+# one. After the last plane no spike could follow.
 @pytest.mark.parametrize("center", [0, 1, 11, 22])
 def test_tfi_is_one_over_the_interval_around_the_centre(center):
     spikes = stream(density=0.2)
@@ -401,8 +406,9 @@ def tfstp_by_definition(spikes: np.ndarray, tau_d: float, tau_f: float, step: fl
         u = step + (u + step * (1 - u) - step) * math.exp(-gap / tau_f)
 
     rate = -1 / (tau_d * math.log((1 - r) / (1 - r * (1 - u))))
-    # If the pixel has not fired for longer than 1 / rate, its light has become less. The number of
-    # planes is at least 1, because the last spike may be in the last plane.
+    # If the pixel has not fired for longer than 1 / rate, its light has become less. Then the rate
+    # is at most 1 / planes_since_last. The last spike may be in the last plane, so the divisor is
+    # at least 1.
     planes_since_last = max(len(spikes) - 1 - times[-1], 1)
     return min(rate, 1 / planes_since_last)
 
@@ -465,7 +471,8 @@ def test_tfstp_averages_the_jitter_of_a_sensor_that_tfi_keeps():
     deviation_of_tfi = float(np.std(represent("tfi", spikes, center=40, rate=0.35)))
     deviation_of_tfstp = float(np.std(represent("tfstp", spikes, center=40, rate=0.35)))
 
-    # tfi has the jitter of a single interval. tfstp averages several intervals.
+    # tfi has the jitter of a single interval. tfstp averages several intervals, which leaves less
+    # than 0.7 of the jitter.
     assert deviation_of_tfstp < 0.7 * deviation_of_tfi
 
 
@@ -488,7 +495,8 @@ def moving_edge(rate: float, planes: int = 161) -> tuple[np.ndarray, np.ndarray]
     The light is 0.8 left of the edge and 0.1 right of it. The edge goes from column 6 to column 18,
     and is in the middle of its way at plane 80.
 
-    rate: share of planes in which a pixel in full light fires. A lower rate is a higher threshold.
+    rate: share of planes in which a pixel in full light fires. For a lower rate, the sensor has a
+        higher threshold.
     """
     column = np.arange(24)[None, :]
     edge = np.linspace(6, 18, planes)[:, None]
@@ -512,7 +520,8 @@ def test_exposure_rates_are_the_mean_light_of_the_windows(stream_with_dark_pixel
 
     rates = exposure_rates(spikes, center=20, half_window=4, half_exposure=15)
 
-    # 4 and 15 planes on each side of plane 20.
+    # The windows have 4 and 15 planes on each side of plane 20: planes 16 to 24, and planes 5 to
+    # 35.
     light = plane_light(spikes)
     assert np.allclose(rates, [mean_of(light, first=16, last=24), mean_of(light, first=5, last=35)])
 
@@ -522,8 +531,8 @@ def test_the_exposure_has_as_many_planes_on_both_sides_as_the_shorter_side(strea
 
     _, long = exposure_rates(spikes, center=12, half_window=4)
 
-    # Plane 0 does not count. So there are 11 planes before plane 12, and 28 planes after it. The
-    # exposure has 11 planes on each side.
+    # Plane 0 does not count. So there are 11 planes before plane 12 (planes 1 to 11), and 28 planes
+    # after it. The exposure has 11 planes on each side, as many as the shorter side.
     assert np.allclose(long, mean_of(plane_light(spikes), first=1, last=23))
 
 
@@ -556,7 +565,7 @@ def test_the_exposure_estimate_undoes_the_blur_of_a_moving_edge_in_colour(colour
 
     estimate = exposure_estimate(blurry, represent("exposure", spikes, center=80, rate=0.9))
 
-    # At most 0.6 of the error is left. The rest is the noise of the spikes.
+    # At most 0.6 of the error is left. The noise of the spikes prevents a smaller error.
     assert root_mean_square(estimate - sharp) < 0.6 * root_mean_square(blurry - sharp)
 
 
@@ -580,8 +589,8 @@ def test_the_exposure_estimate_of_pixels_without_spikes_is_the_blurry_frame(colo
 # ---- relative: the light around the centre, divided by the mean light of the exposure ----
 
 
-# The threshold at which a pixel fires is 1 / rate. So the threshold is doubled from case to case,
-# and the number of spikes is halved.
+# A pixel fires at the threshold 1 / rate. So from case to case the threshold is doubled, and the
+# number of spikes is halved.
 @pytest.mark.parametrize("rate", [0.9, 0.45, 0.225])
 def test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold(rate):
     light, spikes = moving_edge(rate)
@@ -590,7 +599,8 @@ def test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold(
 
     short, long, _ = represent("relative", spikes, center=80, half_windows=[2, 4], rate=rate)
 
-    # The last channel is the confidence. At most half of the error is left.
+    # The last channel is the confidence, which is not compared here. In each ratio, less than half
+    # of the error is left.
     for ratio in (short, long):
         assert root_mean_square(blurry * ratio - sharp) < 0.5 * root_mean_square(blurry - sharp)
 
@@ -601,8 +611,8 @@ def test_the_confidence_of_relative_light_grows_with_the_number_of_spikes(rate):
 
     confidence = represent("relative", spikes, center=80, half_windows=[2, 4], rate=rate)[-1]
 
-    # The confidence of n spikes is n / (n + 4), e.g. 0.5 for 4 spikes. `count` is not exactly n,
-    # because the exposure lacks planes 0 and 160, and has fractions of spikes at its ends.
+    # The confidence of n spikes is n / (n + 4), e.g. 0.5 for 4 spikes. `count` is not exactly n, so
+    # 0.06 is allowed: the exposure lacks planes 0 and 160, and has fractions of spikes at its ends.
     count = spikes.sum(axis=0)
     assert np.allclose(confidence, count / (count + 4), atol=0.06)
 
@@ -628,8 +638,9 @@ def test_relative_light_of_a_sensor_of_display_values_is_the_ratio_as_it_is():
     assert np.array_equal(sensor_of_display[ratio], sensor_of_light[ratio])
 
 
-# A window below 1 is a share of half the exposure. E.g. for 88 planes and the share 0.14: plane 44
-# has 43 planes on each side, because plane 0 does not count, and 0.14 x 43 = 6.02, so 6.
+# A window below 1 is a share of half the exposure. E.g. in 88 planes, plane 44 has 43 planes on
+# each side, because plane 0 does not count. The share 0.14 of 43 planes is 6.02, which is rounded
+# to 6.
 @pytest.mark.parametrize(
     ("planes", "half_windows"),
     [
@@ -733,7 +744,7 @@ def test_rate_with_gamma_scales_what_is_proportional_to_light(name, options):
     assert np.allclose(found, light**TO_DISPLAY)
 
 
-# Raw planes are bits, not light.
+# Raw planes are bits, not light. So a rate and a gamma, which scale light, do not change them.
 def test_rate_with_gamma_leaves_raw_planes_as_they_are():
     spikes = stream()
 
@@ -745,9 +756,10 @@ def test_rate_with_gamma_leaves_raw_planes_as_they_are():
 # ---- encoding25: windows of 25 planes ----
 
 
-# E.g. 56 planes. The first window begins with plane 0, so its middle is 12. The last window ends
-# with plane 55, so its middle is 43. The distance between two middles is (43 - 12) / 3 = 10.33
-# planes. So the other two middles are 22.33 and 32.67, rounded to 22 and 33.
+# E.g. a file of 56 planes: the first window begins with plane 0, so its middle is plane 12. The
+# last window ends with plane 55, so its middle is plane 43. The other two middles divide the planes
+# between 12 and 43 into three equal parts of (43 - 12) / 3 = 10.33 planes. So they are 22.33 and
+# 32.67, rounded to 22 and 33.
 @pytest.mark.parametrize(
     ("planes", "middles"),
     [
@@ -760,7 +772,7 @@ def test_encoding25_spreads_its_windows_over_the_file(planes, middles):
 
     found = represent("encoding25", spikes, center=planes // 2, num_windows=4)
 
-    # 12 planes on each side of each middle.
+    # A window has 12 planes on each side of its middle.
     windows = [spikes[middle - 12 : middle + 13] for middle in middles]
     assert np.array_equal(found, np.concatenate(windows))
 
@@ -946,8 +958,9 @@ def streams_with_center(draw: st.DrawFn) -> tuple[np.ndarray, float]:
 def test_reversed_time_shows_the_same_instants_in_reverse_exactly(chosen, made):
     name, options = chosen
     planes, center = made
-    # tfstp uses only the planes before `center`. In reversed time these are the planes after it. So
-    # the channels of both directions differ. The next test compares tfstp with reversed planes.
+    # tfstp uses only the planes before `center`. In reversed time, these are the planes after
+    # `center`. So the channels of the two directions differ. The next test compares tfstp with
+    # reversed planes.
     if name == "tfstp":
         return
 
@@ -962,7 +975,8 @@ def test_reversed_time_gives_the_channels_of_the_reversed_planes(chosen, made):
     name, options = chosen
     planes, center = made
     is_symmetric = name in ("voxel", "raw") or "offsets" in options
-    # tfi counts a spike at the centre as the spike before it, so it is not symmetric.
+    # tfi counts a spike at the centre as the spike before the centre, in both directions of time.
+    # So tfi has no exact mirror image.
     if not is_symmetric or name == "tfi":
         return
     # Only voxel has an exact mirror image if the centre lies between two planes.

@@ -59,14 +59,14 @@ def test_the_mean_rate_is_rate_times_light(light):
 
     count = spikes.sum(axis=0)
     expected = 0.9 * light * 2000
-    # A pixel keeps the charge beyond its threshold. So the error of the count is at most one spike.
-    # 0.01 allows for rounding.
+    # A pixel keeps the charge beyond its threshold, so no light is lost. The error of the count is
+    # at most the one spike whose charge is not yet complete. 0.01 allows for rounding.
     assert np.abs(count - expected).max() <= 1.01
 
 
 # A rate above 1 means more than one spike per plane, but a pixel fires at most once per plane. The
-# charge of the other spikes must be lost. If a pixel kept it, these spikes would come later, in the
-# dark.
+# charge of the spikes that cannot be fired must be lost. If a pixel kept this charge, the spikes
+# would come later, in the dark.
 FAST_RATES = [1.8, 3.0]
 
 
@@ -102,7 +102,8 @@ def test_the_published_simulator_is_reproduced():
 
     found = simulate.IntegrateAndFire(8, 8, rng=rng, **options).run(lights)
 
-    # The simulator of SpkDeblurNet (v2s) adds the grey value, fires at a sum of 2, and subtracts 2.
+    # The published simulator of SpkDeblurNet (v2s) adds up the grey values of a pixel. When the sum
+    # reaches 2, the pixel fires, and 2 is subtracted.
     charge = np.zeros((8, 8), np.float32)
     expected = []
     for light in lights:
@@ -147,8 +148,9 @@ def test_noise_keeps_the_mean():
 def test_a_threshold_mismatch_gives_a_fixed_pattern():
     counts = noisy_spikes(seed=0).sum(axis=0)
 
-    # Without noise, the counts of two pixels differ by at most one spike. With a mismatch of 5 %
-    # and about 200 spikes per pixel, they differ by about 10 spikes.
+    # Without noise, the counts of two pixels differ by at most one spike. Each pixel has about 200
+    # spikes, so a mismatch with a standard deviation of 5 % changes a count by about 10 spikes. A
+    # difference of more than 4 spikes shows the mismatch.
     most_minus_least = counts.max() - counts.min()
     assert most_minus_least > 4
 
@@ -175,9 +177,9 @@ def light_by_definition(spikes: list[int]) -> list[Fraction]:
     """Return the light of each plane of one pixel, exactly.
 
     Between two spikes, the light of one spike is spread evenly over the interval. Before the first
-    spike and after the last spike, the light is the same as in the neighbouring interval, but less
-    if the pixel was silent for longer than this interval. With one spike or no spike, each plane
-    has the mean.
+    spike and after the last spike, the light is the same as in the neighbouring interval. If the
+    pixel was silent there for longer than this interval, its light is less. With one spike or no
+    spike, each plane has the mean.
     """
     planes = len(spikes)
     fired = [plane for plane, spike in enumerate(spikes) if spike]
@@ -273,10 +275,12 @@ def test_changed_spikes_have_the_rate_of_a_sensor_with_the_new_threshold(factor)
     # The light is the same in a column, so average over planes and rows.
     rates = changed.mean(axis=(0, 1))
     light_of_column = RAMP[0]
-    # `record_spikes` gives 0.9 spikes per plane in full light. A pixel fires at most once per
+    # `record_spikes` has the rate 0.9, the spikes per plane in full light. With `factor` times the
+    # threshold, there are 1 / `factor` times as many spikes. But a pixel fires at most once per
     # plane.
     expected = np.minimum(0.9 * light_of_column / factor, 1.0)
-    # One spike more or less in 88 planes is an error of 1 / 88 = 0.011.
+    # One spike more or less in 88 planes changes the rate by 1 / 88 = 0.011. The limit is nearly
+    # twice this error.
     assert np.abs(rates - expected).max() < 0.02
 
 
@@ -315,8 +319,8 @@ def test_half_the_threshold_gives_nearly_a_spike_per_plane_in_bright_light(brigh
     assert first_bright_time.mean() > 0.97
     # The second bright time has the planes 39 to 48. In most pixels the spike of plane 39 ends the
     # dark interval, so plane 39 is left out. In some pixels the spike of plane 40 ends this
-    # interval, and plane 40 then has the low light of the interval. So the limit is 0.9 and not
-    # 0.97.
+    # interval, and plane 40 then has the low light of the interval. Because of these pixels the
+    # limit is 0.9 and not 0.97.
     assert changed[40:].mean() > 0.9
 
 
@@ -434,8 +438,8 @@ def test_dropped_planes_are_empty():
     changed = camera_draw(drop=0.3).apply(stream, frame=0)
 
     is_empty = ~changed.any(axis=(1, 2))  # (T,)
-    # Each of 88 planes is lost with a probability of 0.3. The standard deviation of the share is
-    # 0.05, so the limits are three standard deviations away.
+    # Each of 88 planes is lost with a probability of 0.3. The standard deviation of the lost share
+    # is sqrt(0.3 x 0.7 / 88) = 0.05. The limits are three standard deviations away from 0.3.
     assert 0.15 < is_empty.mean() < 0.45
     assert np.array_equal(changed[~is_empty], stream[~is_empty])
 
@@ -445,7 +449,8 @@ def test_stuck_pixels_are_always_or_never_on():
 
     changed = camera_draw(hot=0.02, dead=0.05).apply(stream, frame=0)
 
-    # There are 10,000 pixels. The standard deviations of the shares are 0.0014 and 0.0022.
+    # There are 10,000 pixels. So the standard deviations of the two shares are 0.0014 and 0.0022.
+    # The limits are more than three standard deviations away.
     is_hot = changed.all(axis=0)
     is_dead = ~changed.any(axis=0)
     assert is_hot.mean() == pytest.approx(0.02, abs=0.005)
@@ -522,8 +527,8 @@ def threshold_draws():
 def test_the_threshold_changes_as_often_as_asked(threshold_draws):
     changed = [draw.threshold for draw in threshold_draws if draw.threshold != 1.0]
 
-    # The mean is half of 800, and the standard deviation is 14. The limits, 400 - 60 and 400 + 60,
-    # are four standard deviations away.
+    # The mean number is half of 800, and its standard deviation is sqrt(800 / 4) = 14. The limits,
+    # 400 - 60 and 400 + 60, are four standard deviations away.
     assert 340 < len(changed) < 460
 
 
@@ -538,14 +543,15 @@ def test_the_threshold_changes_by_all_factors_of_its_range(threshold_draws):
 def test_planes_are_dropped_as_often_as_asked(threshold_draws):
     dropping = [draw for draw in threshold_draws if draw.drop > 0]
 
-    # A quarter of 800, plus or minus four standard deviations of 12.
+    # The mean number is a quarter of 800, and its standard deviation is 12. The limits are four
+    # standard deviations away.
     assert 150 < len(dropping) < 250
 
 
 def test_as_many_planes_are_dropped_as_asked(threshold_draws):
     largest_share = max(draw.drop for draw in threshold_draws)
 
-    # Shares are drawn evenly up to 0.2, so the largest of about 200 comes close to it.
+    # Shares are drawn evenly between 0 and 0.2, so the largest of about 200 shares is close to 0.2.
     assert 0.17 < largest_share <= 0.2
 
 
@@ -600,7 +606,7 @@ def rgb_draws():
 def test_a_dark_current_comes_as_often_as_asked(rgb_draws):
     count = sum(draw.dark > 0 for draw in rgb_draws)
 
-    # Half of 400, plus or minus four standard deviations of 10.
+    # The mean number is half of 400. The limits are four standard deviations of 10 away.
     assert 160 < count < 240
 
 
@@ -614,8 +620,8 @@ def test_a_dark_current_is_as_strong_as_asked(rgb_draws):
 def test_a_frame_stays_as_it_is_as_often_as_asked(rgb_draws):
     count = sum(draw.rgb is None for draw in rgb_draws)
 
-    # Half of the draws have no noise, and half of these have no JPEG: a quarter of 400, plus or
-    # minus more than three standard deviations of 8.7.
+    # Half of the draws have no noise, and half of these draws have no JPEG either. So the mean
+    # number is a quarter of 400. The limits are more than three standard deviations of 8.7 away.
     assert 70 < count < 130
 
 
@@ -650,8 +656,9 @@ def test_a_frame_gets_noise_or_jpeg_or_both(rgb_draws, coloured_ramp):
             mean_changes[noise, jpeg] = np.abs(changed - coloured_ramp).mean()
 
     assert set(mean_changes) == {("noise", "no JPEG"), ("no noise", "JPEG"), ("noise", "JPEG")}
-    # The changes are in levels of 8 bits. Below 0.1 the picture has hardly changed. Above 40, a
-    # sixth of the range, little of the picture is left.
+    # A change is measured in levels of 8 bits. If the mean change is below 0.1, the picture has
+    # hardly changed. If the mean change is above 40, a sixth of the range, little of the picture is
+    # left.
     for change in mean_changes.values():
         assert 0.1 < change < 40
 
@@ -681,7 +688,7 @@ def test_noise_of_the_rgb_camera_changes_only_the_blurry_frames(tmp_path):
     plain = sample_with_camera(tmp_path, None)
     noisy = sample_with_camera(tmp_path, noise)
 
-    # The mean change is more than a level of 8 bits, 1 / 255 = 0.004.
+    # The mean change is more than one level of 8 bits, which is 1 / 255 = 0.004.
     assert (plain["lq"] - noisy["lq"]).abs().mean() > 0.005
     assert torch.equal(plain["gt"], noisy["gt"])
     assert torch.equal(plain["spike"], noisy["spike"])
@@ -691,8 +698,9 @@ def test_noise_of_the_rgb_camera_changes_only_the_blurry_frames(tmp_path):
 
 # Number of samples that are drawn.
 DRAWS = 500
-# The largest correlation that may occur by chance. For n independent pairs, the correlation has the
-# standard deviation 1 / sqrt(n), which is 0.045 for 500. The bound is 4.5 standard deviations.
+# The largest correlation that may occur by chance. The correlation of n independent pairs of
+# numbers has the standard deviation 1 / sqrt(n), which is 0.045 for 500 pairs. The bound is 4.5
+# standard deviations, because many correlations are compared with it.
 BOUND = 0.2
 # A camera that draws every change that it has.
 CAMERA = {
@@ -714,8 +722,8 @@ def mean_place(is_true: np.ndarray) -> float:
     """Return where the true values of an array lie on average: 0 is its beginning, and 1 its end.
 
     Without true values this returns the middle, because true values at random places lie in the
-    middle on average, too. With another value, the result would be correlated with the number of
-    true values, e.g. "which lost" with "lost share", although the places are drawn independently.
+    middle on average, too. Another value would be correlated with the number of true values. E.g.
+    "which lost" would be correlated with "lost share", although both are drawn independently.
     """
     places = np.flatnonzero(is_true)
     if len(places):
@@ -729,8 +737,8 @@ def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
 
     If the draws are independent, none of these numbers says anything about another number.
 
-    Some draws of the camera cannot be read directly, e.g. which pixels are hot. So they are found
-    from what the camera does with planes of full light and with planes of darkness.
+    Some draws of the camera cannot be read directly, e.g. which pixels are hot. Such draws are
+    found from what the camera does with planes of full light and with planes of darkness.
     """
     draw = dataset.draw((epoch, index))
     camera = draw.camera
@@ -754,8 +762,8 @@ def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
     twice = dataclasses.replace(camera, threshold=2.0, drop=0.0, hot=0.0, dead=0.0, dark=0.0)
     fires_at_once = twice.apply(full_light, frame=1)[0]
 
-    # The order of the samples in the epoch. The clip has 24 frames, so an epoch of DRAWS
-    # repetitions has 24 x DRAWS samples.
+    # The sampler gives the order of the samples in the epoch. The clip has 24 frames, so an epoch of
+    # DRAWS repetitions has 24 x DRAWS samples.
     sampler = ResumableDistributedSampler(
         24 * DRAWS, world_size=1, rank=0, samples_per_step=1, seed=dataset.seed
     )
@@ -797,7 +805,8 @@ def samples_of_one_epoch() -> list[tuple[int, int]]:
     """Return (epoch, index) of many samples of an epoch.
 
     The clip has 24 frames. Sample 23 would begin with the last frame, but then its three frames
-    would not fit into the clip. So its first frame is drawn. The same holds for samples 47, 71, ...
+    would not fit into the clip. So the first frame of sample 23 is drawn at random. The same holds
+    for samples 47, 71, ...
     """
     epoch = 3
     return [(epoch, 24 * repetition + 23) for repetition in range(DRAWS)]
