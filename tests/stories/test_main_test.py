@@ -46,7 +46,8 @@ from utils.options.models import PathOptions
 from utils.video.reader import VideoReader
 
 MAIN = "main_test_vrt.py"
-# Time limit of processes. They take a few seconds on an idle machine, but far longer on a busy one.
+# Time limit of a process in seconds. A process takes a few seconds on an idle machine, but far
+# longer on a busy machine.
 LIMIT_S = 300
 
 # ---- The files of the tests ----
@@ -147,8 +148,8 @@ def test_the_written_frames_equal_frames_that_were_restored_by_hand(
 ):
     for number, expected in enumerate(restored_by_hand):
         found = imread_rgb(tested_folder / "test2" / f"{number:06d}.png").astype(int)
-        # main_test_vrt.py restores in tiles and sums them in another order, so a value may round to
-        # its neighbour.
+        # main_test_vrt.py restores in tiles and sums them in another order than the restoration by
+        # hand. So a value may be rounded to the next whole number.
         assert np.abs(found - expected).max() <= 1
 
 
@@ -303,7 +304,7 @@ def interrupted_test(home, tested_folder):
     times = {}
     finished = [*folder.glob("test?/*.png"), *folder.glob("clips/test[02].*")]
     for path in finished:
-        # Also leave out the frames of other clips that have the name of the missing frame.
+        # Leave out the missing frame, and also the frames of other clips that have its name.
         if path.name != "000001.png":
             times[path] = path.stat().st_mtime_ns
     after = metrics_of_restoring(
@@ -313,8 +314,9 @@ def interrupted_test(home, tested_folder):
 
 
 def test_a_second_run_writes_no_finished_file_again(interrupted_test):
-    # The finished files are six frames (all but the second frame of each clip), and the files of
-    # test0 and test2 in the folder clips.
+    # There are more than five finished files: six frames (all but the second frame of each clip,
+    # whose name is the name of the missing frame), and the files of test0 and test2 in the folder
+    # clips.
     assert len(interrupted_test.times_before) > 5
     for path, time in interrupted_test.times_before.items():
         assert path.stat().st_mtime_ns == time, path
@@ -513,7 +515,8 @@ def test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits(home):
 
 # ---- A user's spikes ----
 
-# The arguments of a user who has spikes. No file is read in these tests.
+# The arguments of a user who has spikes. The letters stand for paths, because these tests read no
+# file.
 WITH_SPIKES = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"]
 # Keys that say which planes of a file belong to which frame.
 PLANE_KEYS = {"first", "count", "exposure", "calibration"}
@@ -576,8 +579,8 @@ def test_a_center_outside_of_the_planes_is_refused(home, tmp_path, capfd):
 class HalfRate:
     """Spikes of a camera with half the rate. No dataset.json tells this rate.
 
-    folder: the spikes are written here. home: the folder of the weights and of the clip test2, from
-    whose spikes these are made.
+    folder: the spikes are written into this folder. home: the folder of the weights and of the clip
+    test2. The spikes of this camera are made of the spikes of test2.
     """
 
     def __init__(self, home, folder):
@@ -682,7 +685,7 @@ def test_the_video_shows_the_restored_frames(holiday):
     # The folder clips has a picture for each clip: the restored frame in the middle of the clip.
     restored = imread_rgb(holiday / "out/clips/holiday.png").astype(int)
 
-    # Compression changes the frame less than the restoration did.
+    # Compression changes a frame, too, but less than half as much as the restoration did.
     assert np.abs(video - restored).mean() < 0.5 * np.abs(source - restored).mean()
 
 
@@ -718,7 +721,8 @@ def interpolated_clip(home, tmp_path_factory):
     folder = tmp_path_factory.mktemp("interpolated")
     netG = network_section(pa_frames=0, fusion="none", img_size=[4, 32, 32], drop_path_rate=0.0)
     net = NETWORKS.build(netG, "netG", spike_channels=0).eval()
-    # In a fresh network, conv_last is 0. Then the network adds nothing to its input.
+    # In a fresh network, conv_last is 0, so the network adds nothing to its input. With these
+    # random values, the network changes its input.
     torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
     options = {
         "scale": 1,
@@ -759,7 +763,7 @@ def test_frame_interpolation_keeps_the_given_frames(interpolated_clip):
 
 
 def test_a_frame_between_two_is_made_of_its_four_neighbours(interpolated_clip):
-    # Frame 0_5 needs frames -1, 0, 1 and 2. There is no frame -1, so frame 0 takes its place.
+    # Frame 0_5 is made of frames -1, 0, 1 and 2. There is no frame -1, so frame 0 takes its place.
     neighbours = np.stack([interpolated_clip.source[number] for number in (0, 0, 1, 2)])
     window = torch.from_numpy(neighbours).permute(0, 3, 1, 2)[None] / 255
     with torch.no_grad():
@@ -845,13 +849,13 @@ def test_tiles_give_nearly_the_numbers_of_the_whole(long_clip):
     in_tiles = mean_psnr(long_clip["auto"].results)
     whole = mean_psnr(long_clip["whole"].results)
 
-    # The frames that two tiles share are blended, so the numbers are not the same.
+    # The frames that two tiles share are blended, so the numbers differ a little.
     assert in_tiles != whole
     assert in_tiles == pytest.approx(whole, abs=0.05)  # dB
 
 
-# Slow, because the clip must need much memory compared with Python itself. In `make test`,
-# test_tiling.py tests how many tiles are read and restored at a time.
+# This test is slow, because its clip must need much memory compared with Python itself. In `make
+# test`, test_tiling.py tests how many tiles are read and restored at a time.
 @pytest.mark.slow
 def test_tiles_take_less_memory_than_the_whole_and_give_nearly_its_numbers(tmp_path):
     def run(options, arguments):
@@ -1029,7 +1033,7 @@ def refuse(capfd, arguments, refusal):
     what_to_do = text.partition("\n  do ")[2]
     assert what_to_do, text
     assert refusal.do in what_to_do, text
-    # Values and sections are shown as a user writes them, not as JSON.
+    # The message must show values and sections as a user writes them. These two texts are JSON.
     assert "null" not in text, text
     assert '"spike": {' not in text, text
     assert exit_code == refusal.exit_code, text
@@ -1076,7 +1080,7 @@ def test_weights_without_a_clip_are_refused(home, capfd):
 
 
 def test_a_path_that_is_no_text_in_utf_8_is_refused(home, tmp_path, capfd):
-    # A name in Latin-1, as on old disks: a single byte F6 is not UTF-8.
+    # The folder has a name in Latin-1, as on old disks. The single byte F6 is not UTF-8.
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xf6m"))
     shutil.copytree(home / "clips" / "test2", folder)
     out = tmp_path / "out"
@@ -1130,7 +1134,7 @@ def test_spike_channels_with_other_settings_than_in_training_are_warned_of(
 def noise_clip(home, tmp_path):
     """Give the command that restores two frames of noise into `tmp_path`/out.
 
-    Noise cannot be compressed, so the restored frames are larger than the limit below.
+    Noise cannot be compressed. So the restored frames are larger than the limit of the tests below.
     """
     rng = np.random.default_rng(0)
     for number in range(2):
@@ -1164,12 +1168,13 @@ def test_the_same_command_finishes_after_a_full_disk(noise_clip, tmp_path, capfd
 # ---- The demo, the first thing that a user runs ----
 
 
-# The gain in PSNR that each clip of the demo must have, in dB. The clips gain 10 to 12 dB.
+# The gain in PSNR that each clip of the demo must have, in dB. The clips gain 10 to 12 dB, so the
+# limit only finds a demo that restores badly.
 LEAST_GAIN = 6
 
 
-# Slow, because the clips have all their frames, and because the training data are made: the data
-# set of `make sample`, but with one clip of each split.
+# This test is slow, because the clips have all their frames, and because the test makes training
+# data: the data set of `make sample`, but with one clip of each split.
 @pytest.mark.slow
 def test_the_whole_demo_shows_the_clips_then_the_curves_of_a_training_that_a_signal_stopped(
     tmp_path, monkeypatch
@@ -1249,7 +1254,8 @@ def test_the_videos_of_the_demo_show_four_pictures_in_a_row(finished_demo):
         video = VideoReader(finished_demo.out / f"{name}_comparison.mp4")
         height, width = video.read(0).shape[:2]
         assert video.num_frames == DEMO_FRAMES
-        # Blurry, spikes, restored and sharp, with a line of text.
+        # The four pictures are the blurry frame, the spikes, the restored frame and the sharp
+        # frame. They stand in a row, and a line of text adds to the height.
         assert width > 4 * DEMO_SIDE
         assert height > DEMO_SIDE
 

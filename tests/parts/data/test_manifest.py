@@ -1,8 +1,9 @@
 """data/clips/manifest.py: which clips a data set has, in one root folder or in several.
 
-Tests of layouts, of meta files (lists of clips), of names of frames, and of the messages about
-data that do not fit. tests/helpers/clip_files.py writes the clips: two training clips of 6 frames
-of 16 x 24 pixels, with 24 spike planes of 8 x 12 pixels per frame, unless a test says otherwise.
+The tests are about layouts, meta files (lists of clips), names of frames, and the messages about
+data that do not fit. tests/helpers/clip_files.py writes the clips. Unless a test says otherwise,
+there are two training clips of 6 frames of 16 x 24 pixels, with 24 spike planes of 8 x 12 pixels
+per frame.
 
 Words of this page:
 
@@ -52,7 +53,7 @@ from tests.helpers.clip_files import (
 from tests.helpers.damage import examples
 from utils.errors import DataError, OptionError
 
-# Bytes of a spike plane of 8 x 12 pixels, one bit each.
+# Bytes of a spike plane: 8 x 12 pixels have one bit each, and 96 bits are 12 bytes.
 PLANE_BYTES = 12
 
 
@@ -146,7 +147,7 @@ def test_the_blurry_folder_can_be_chosen(root_of_two_blurs):
 
 
 def test_other_files_are_ignored(root):
-    # Files that a Mac, a user, and a program leave behind.
+    # These are files that a Mac (.DS_Store, ._*) and a user (notes.txt) leave behind.
     for kind in ("blur", "spike"):
         for name in (".DS_Store", "._000047.png", "notes.txt"):
             (folder(root, kind) / name).write_bytes(b"x")
@@ -181,7 +182,8 @@ def test_clips_in_nested_folders_have_both_names(root_of_nested_clips):
     dataset = build_clips(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
 
     assert [clip.name for clip in dataset.clips] == ["00001/0001", "00001/0002", "00002/0001"]
-    # Each clip has 6 samples. So sample 13 is of the third clip, and begins with its second frame.
+    # Each clip has 6 samples. So the third clip has the samples 12 to 17, and sample 13 begins with
+    # the second frame of this clip.
     assert sample_of(dataset, 13)["key"] == "00002/0001/000001"
 
 
@@ -199,7 +201,8 @@ def test_a_folder_of_files_is_a_clip(root_of_nested_clips):
 
     message = complaint(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
 
-    # A folder with a file is taken for a clip, not for a folder of clips. notes.txt is no frame.
+    # A folder with any file in it is taken for a clip, not for a folder of clips. notes.txt makes
+    # 00002 a clip, but it is no frame.
     assert "00002      | lq holds no .png file" in message
 
 
@@ -212,7 +215,8 @@ def test_a_folder_of_files_is_a_clip(root_of_nested_clips):
     ],
 )
 def test_a_partition_keeps_its_clips_out_of_training(tmp_path, partition, names):
-    # The test clips of REDS4 are 000, 011, 015 and 020. The official ones are 240 to 269.
+    # The partition "REDS4" keeps the clips 000, 011, 015 and 020 for testing. The partition
+    # "official" keeps the clips 240 to 269.
     for name in ("000", "001", "241"):
         write_clip(tmp_path, name, frames=3)
     without_spikes: dict[str, Any] = {
@@ -260,7 +264,7 @@ def test_a_gap_is_looked_for_in_the_order_of_numbers(tmp_path):
     for path in of_all_kinds(tmp_path, "frame_10.*", "clip2"):
         path.unlink()
 
-    # In the order of letters, frame_11 would follow frame_1.
+    # In alphabetical order, frame_11 would follow frame_1 and not frame_9.
     assert "clip2 | frame numbers jump at frame_9-frame_11" in complaint(tmp_path)
 
 
@@ -289,8 +293,8 @@ def test_the_error_of_a_root_with_one_spike_file_per_clip_says_what_to_do(root):
 def write_meta(root: Path, text: str) -> dict[str, Any]:
     """Write a meta file, and return the key of the section that names it.
 
-    E.g. the line "clip0 6 0 47" lists 6 frames of clip0, from frame 47 on. 0 takes the place of the
-    shape of a frame, which is not used.
+    E.g. the line "clip0 6 0 47" lists 6 frames of clip0, from frame 47 on. The third number is the
+    shape of a frame. It is 0, because the shape is not used.
     """
     path = root / "meta.txt"
     path.write_text(text + "\n")
@@ -395,7 +399,7 @@ def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path, tex
 @pytest.mark.parametrize(
     "line",
     [
-        # Python itself refuses to convert more than 4300 digits.
+        # Python refuses to convert a number of more than 4300 digits, with an error of its own.
         pytest.param("clip0 " + "9" * 5000 + " (16,24,3)", id="number of frames of 5000 digits"),
         pytest.param("clip0 6 (16,24,3) " + "9" * 5000, id="first frame of 5000 digits"),
         pytest.param("clip0 99999999 (16,24,3)", id="far more frames than allowed"),
@@ -411,7 +415,7 @@ def test_numbers_of_a_list_that_no_clip_has_are_refused(root, line):
     assert len(message) < 1000  # a long line is not repeated
 
 
-# Words of which a meta file may be made, and any bytes.
+# A meta file may be made of these words, or of any bytes.
 WORDS = ["clip0", "a/b", "..", "0", "6", "9" * 30, "(1,1,3)", "(", ")", "\n", "\x00"]
 LISTS_OF_WORDS = st.lists(st.sampled_from(WORDS), max_size=12)
 TEXTS = LISTS_OF_WORDS.map(lambda words: " ".join(words).encode())
@@ -453,7 +457,7 @@ def write_first_frame(root: Path, content: bytes) -> None:
     (folder(root, "blur") / "000047.png").write_bytes(content)
 
 
-# Each function of FAULTS damages the data set below `root` in the way that its name says.
+# Each of the next functions damages the data set below `root` in the way that its name says.
 
 
 def nothing(root):
@@ -526,7 +530,7 @@ def a_byte_too_many(root):
     path.write_bytes(path.read_bytes() + b"\0")
 
 
-# A frame has 24 planes, 0 to 23.
+# Options that do not fit a frame of 24 planes, which are planes 0 to 23.
 RAW_OF_27_PLANES = {"type": "dat", "representation": {"type": "raw", "window": 27}}
 PLANE_24 = {"type": "dat", "center": 24}
 
@@ -582,7 +586,8 @@ FAULTS = {
     "no multiple": Fault(
         frame_of_another_size,
         [
-            # The widths are the reason: 24 is no multiple of 20, and 20 is no multiple of 12.
+            # The heights fit. The widths do not: 24 is no multiple of 20, and 20 is no multiple of
+            # 12.
             "gt is 16 x 24, lq 16 x 20: no whole multiple",
             "lq is 16 x 20, spikes 8 x 12: no whole multiple",
             "correct spike.h and spike.w, or give spike.calibration",
@@ -592,7 +597,8 @@ FAULTS = {
     "template": Fault(nothing, ["do not follow filename_tmpl '08d'"], {"filename_tmpl": "08d"}),
     "size of zero": Fault(frame_of_size_zero, ["clip0 | cannot read image"]),
     "no blurry frames": Fault(no_blurry_frames, ["clip0 | lq holds no .png file"]),
-    # Each of 40 clips lacks blurry frames, sharp frames and spikes. The message lists 30 problems.
+    # Each of 40 clips lacks blurry frames, sharp frames and spikes, which are 3 x 40 = 120
+    # problems. The message lists the first 30 of them.
     "many": Fault(forty_empty_clips, ["120 problems", "... and 90 more"]),
 }
 
@@ -609,7 +615,7 @@ def test_a_fault_of_the_data_is_named_before_training(root, name):
         assert text in message
 
 
-# A voxel grid can be made of any number of planes.
+# The representation "voxel" can be made of any number of planes, so it does not restrict the tests.
 VOXEL = {"type": "dat", "center": 1, "representation": {"type": "voxel", "num_bins": 2}}
 # Names of two spike files of clip0, which has frames 000047 to 000052.
 MIDDLE = "000049"
@@ -692,15 +698,16 @@ def test_clips_may_differ_in_their_planes(clips_of_unequal_lengths):
 def test_clips_of_gopro_have_their_sharp_frame_near_the_middle(clips_of_unequal_lengths):
     centers = [clip.exposures[0].center for clip in clips_of_unequal_lengths.clips]
 
-    # The middle one of 7 frames is frame 3, if the first one is frame 0. Its first plane is
-    # 3 x 8 = 24. The middle ones of 11 and 13 are frames 5 and 6.
+    # The middle one of 7 frames is frame 3, because the first one is frame 0. Three frames of 8
+    # planes come before it, so its first plane is 3 x 8 = 24. The middle ones of 11 and of 13
+    # frames are frames 5 and 6, with the first planes 40 and 48.
     assert centers == [24, 40, 48]
 
 
 def test_clips_that_differ_in_their_planes_give_samples_of_one_shape(clips_of_unequal_lengths):
     for number in range(len(clips_of_unequal_lengths)):
         spikes = sample_of(clips_of_unequal_lengths, number)["spike"]
-        # 3 frames, 21 planes in the window, and crops of 8 x 8 (`data_section` asks for them).
+        # A sample has 3 frames, 21 planes in the window, and crops of 8 x 8 (see `data_section`).
         assert spikes.shape == (3, 21, 8, 8)
 
 
@@ -759,8 +766,9 @@ def roots(tmp_path_factory) -> tuple[Path, Path]:
     two = tmp_path_factory.mktemp("two")
     for seed, clip in enumerate(("a", "c", "d")):
         write_clip(two, clip, seed=5 + seed, frames=4, h=16, w=20)
-        # `write_clip` writes spike planes of half the size of a frame, 16 x 20. Replace them by
-        # planes of a quarter of its size, in which a pixel fires with a probability of 0.3.
+        # `write_clip` writes spike planes of half the height and width of a frame, 16 x 20 pixels.
+        # Replace them by planes of a quarter of its height and width, in which a pixel fires with a
+        # probability of 0.3.
         for frame in range(4):
             random_values = np.random.default_rng([seed, frame]).random((40, 8, 10))
             path = folder(two, "spike", clip) / f"{frame:06d}.dat"
@@ -804,7 +812,7 @@ def test_with_several_roots_a_sample_stays_as_in_its_own_root(roots, joined_set)
     sets_of_one_root = [build_clips(root, seed=3, spike=TFP, **ALL_TURNS) for root in roots]
 
     epoch = 1
-    # Numbers beyond the epoch are allowed. They are new draws of the same frames.
+    # Sample numbers beyond the epoch are allowed. They are new draws of the same frames.
     for number in range(2 * len(joined_set)):
         # A draw holds the random choices for a sample: clip, frames, crop and turns.
         draw = joined_set.draw((epoch, number))
@@ -848,18 +856,18 @@ def test_batches_of_several_roots_have_one_shape(roots):
     # A step has one batch, because accumulation_steps is 1.
     shapes = {tuple(batch["spike"].shape) for (batch,) in first_epoch}
 
-    # 4 samples of 3 frames with 1 channel, in crops of 8 x 8.
+    # A batch has 4 samples of 3 frames with 1 channel, in crops of 8 x 8.
     assert shapes == {(4, 3, 1, 8, 8)}
 
 
-# Values of the option `dataroot_share`, and the samples of each root in an epoch. An epoch has as
-# many samples as there are frames: 12 of the first root and 12 of the second root.
+# Values of the option `dataroot_share`, and the number of samples of each root in an epoch. An
+# epoch has as many samples as there are frames: 12 of the first root and 12 of the second root.
 SHARES = [
     # Each root gives as many samples as it has frames.
     pytest.param(None, [12, 12], id="not given"),
-    # A quarter of 24, and three quarters.
+    # The first root gives a quarter of 24 samples, and the second root gives three quarters.
     pytest.param([1, 3], [6, 18], id="1 to 3"),
-    # 0.9 x 24 = 21.6, and 0.1 x 24 = 2.4.
+    # 0.9 x 24 = 21.6 samples become 22, and 0.1 x 24 = 2.4 samples become 2.
     pytest.param([0.9, 0.1], [22, 2], id="0.9 to 0.1"),
 ]
 EPOCHS = 6
@@ -919,7 +927,8 @@ def test_all_frames_of_a_root_come_equally_often(roots, share, counts):
         for frame in frames_of(dataset):
             if frame.root_number == root_number:
                 times.append(times_used[frame])
-        # The last epoch may end before all frames of the root were used once more.
+        # The last epoch may end before all frames of the root were used equally often. Then some
+        # frames were used once more than others.
         assert max(times) - min(times) <= 1
         assert sum(times) == EPOCHS * counts[root_number]
 
@@ -929,7 +938,7 @@ def test_shares_give_the_same_samples_each_time(roots, share, counts):
     first = set_for_training(section_of_roots(roots, dataroot_share=share))
     second = set_for_training(section_of_roots(roots, dataroot_share=share))
 
-    # Any sample of any epoch would do.
+    # The comparison of any sample of any epoch would do. This is sample 7 of epoch 2.
     assert equal_samples(sample_of(first, 7, epoch=2), sample_of(second, 7, epoch=2))
 
 
@@ -976,7 +985,8 @@ def test_a_single_folder_beside_lists_of_folders_is_refused(roots):
     [
         pytest.param([1.0], "dataroot_share has 1", id="one share for two roots"),
         pytest.param([1.0, 0.0], "dataroot_share", id="share of 0"),
-        # 0.0001 of 24 samples is 0.0024 samples.
+        # 0.0001 of 24 samples is 0.0024 samples, which is rounded to 0. A root without samples is
+        # refused.
         pytest.param([1.0, 1e-4], r"gives \[24, 0\] samples", id="share of less than a sample"),
     ],
 )
@@ -1008,8 +1018,8 @@ def test_a_training_set_for_testing_is_refused_by_the_check(roots, tmp_path, cap
 
 
 def test_a_training_type_in_datasets_test_is_named_before_missing_keys(roots, tmp_path, capsys):
-    # Only a training set needs num_frame. In datasets.test, the type is wrong, and not the lack of
-    # this key.
+    # Only a training set needs num_frame. In datasets.test the fault is the type, so the message
+    # must name the type and not the missing key.
     values = section_of_roots(roots)
     del values["num_frame"]
 
@@ -1096,11 +1106,12 @@ def test_a_tested_clip_has_the_same_frames_in_a_cache(tested_clips, cached_clip)
 
 
 def test_a_tested_clip_has_another_digest_in_a_cache(tested_clips, cached_clip):
-    # The digest also counts the index of the cache.
+    # The digest of a cached clip also depends on the index of the cache. So the two digests differ.
     assert cached_clip.digest() != tested_clips[3].digest()
 
 
-# `spike_data`: the properties of the training spikes, which are stored with the weights.
+# The next tests are about `spike_data`: the properties of the training spikes, which are stored
+# with the weights.
 
 
 def test_spike_data_has_what_several_roots_have_in_common(roots):
@@ -1112,7 +1123,7 @@ def test_spike_data_has_what_several_roots_have_in_common(roots):
         # The reader turns the display values of the second root into linear light.
         "light": "linear",
         "center": "gt",
-        # The roots differ in these two.
+        # The roots differ in these two properties, so no common value is stored.
         "planes": None,
         "gt_plane": None,
     }
@@ -1166,7 +1177,8 @@ def test_a_user_s_clip_may_have_a_rate_of_its_own(two_clips, name, rate):
     spikes = two_clips / "GOPRO_Large_spike_seq/train"
     frames = two_clips / "GOPRO_Large/train"
 
-    # A user names the root of several clips, or the folders of one clip.
+    # A user may name the root of several clips, or the folders of one clip. Both must give the
+    # same.
     in_root = {clip.name: clip for clip in user_clips(frames, spikes, spike_options=TFP)}
     (alone,) = user_clips(frames / name / "blur", spikes / name / "spike", spike_options=TFP)
 
@@ -1190,7 +1202,7 @@ def test_a_recorded_calibration_says_the_size_of_a_plane(two_clips):
         pytest.param(None, None, None, id="not asked for"),
         # dataset.json has a calibration of clip b only.
         pytest.param("recorded", None, 0.5, id="calibration of dataset.json"),
-        # A file that the user names holds for all clips.
+        # A file that the user names is used for all clips, in place of dataset.json.
         pytest.param("file", 0.5, 0.5, id="calibration of a file"),
     ],
 )

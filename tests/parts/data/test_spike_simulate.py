@@ -762,8 +762,8 @@ def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
     twice = dataclasses.replace(camera, threshold=2.0, drop=0.0, hot=0.0, dead=0.0, dark=0.0)
     fires_at_once = twice.apply(full_light, frame=1)[0]
 
-    # The sampler gives the order of the samples in the epoch. The clip has 24 frames, so an epoch of
-    # DRAWS repetitions has 24 x DRAWS samples.
+    # The sampler gives the order of the samples in the epoch. The clip has 24 frames, so an epoch
+    # of DRAWS repetitions has 24 x DRAWS samples.
     sampler = ResumableDistributedSampler(
         24 * DRAWS, world_size=1, rank=0, samples_per_step=1, seed=dataset.seed
     )
