@@ -1,12 +1,12 @@
 """How a process learns who started it, and the two shell scripts that start ranks.
 
-Each launcher (torchrun, SLURM, MPI, a cloud platform) tells a process its place by environment
-variables. The dictionaries below hold these variables as the launchers document them. Most tests
-compare what the product reads from them. Others start real launchers, or launch_train.sh with a
-`python` that only prints its arguments.
+Each launcher (torchrun, SLURM, MPI, a cloud platform) tells a process its place among all processes
+by environment variables. The dictionaries below hold these variables as the launchers document
+them. Most tests compare what the product reads from these dictionaries with the expected place. Other
+tests start real launchers, or launch_train.sh with a `python` that only prints its arguments.
 
-A rank is one process of a run, usually with one GPU. A node, or host, is a machine. Its processes
-are counted from 0 by the local rank.
+A rank is one process of a run, usually with one GPU. A node, or host, is a machine. The local rank
+is the number of a process on its node, counted from 0.
 
 If you add a launcher, add a dictionary of its variables here, and a row to one of two tests:
 test_a_rank_of_another_launcher_joins_the_others if it starts a process for each rank,
@@ -71,7 +71,8 @@ SLURM = {
     "SLURM_JOB_ID": "1234567",
     "SLURM_JOB_NODELIST": "gpu[003-007,9],cpu1",
 }
-# One process for each node of eight GPUs: PAI-DLC, whose RANK and WORLD_SIZE count nodes.
+# The variables of PAI-DLC, which starts one process for each node of eight GPUs. Its RANK and
+# WORLD_SIZE count nodes.
 NODE = {
     "RANK": "1",
     "WORLD_SIZE": "2",
@@ -79,7 +80,7 @@ NODE = {
     "MASTER_PORT": "29500",
     "NPROC_PER_NODE": "8",
 }
-# The same process as Kubeflow describes it, whose WORLD_SIZE counts ranks.
+# The same process as Kubeflow describes it. Its WORLD_SIZE counts ranks: 2 nodes of 8 ranks.
 KUBEFLOW = {
     "RANK": "1",
     "WORLD_SIZE": "16",
@@ -196,7 +197,7 @@ def test_the_hosts_of_a_node_list_are_counted():
     assert host_count("gpu[003-007,9],cpu1") == 7
 
 
-# A task of srun, if srun starts one task on each of two nodes.
+# The variables of a task of srun, if srun starts one task on each of two nodes.
 TASK_OF_NODE = {
     **SLURM,
     "SLURM_NTASKS": "2",
@@ -213,8 +214,8 @@ def test_slurm_with_one_task_on_each_node_of_several_gpus_is_refused():
     with pytest.raises(DistError, match="3 of them would idle") as error:
         read_launch(TASK_OF_NODE, gpu_count=4)
 
-    # The command must give the number of GPUs, 4. Otherwise sbatch would ask for 8 GPUs per node,
-    # as submit_job.sh says.
+    # The command must give the number of GPUs, 4. Without this number, sbatch would ask for 8 GPUs
+    # per node, the default in submit_job.sh.
     job = "sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 submit_job.sh FILE"
     assert job in error.value.do
 
@@ -260,7 +261,7 @@ NODE_NAMES = ("PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK")
             id="elastic: one to four nodes",
         ),
         pytest.param({**NODE, **SLURM}, ("8", "2", "1"), id="srun starts a process per node"),
-        # `launch_train.sh 1` asks for one rank per node, so WORLD_SIZE, 16, does not count.
+        # `launch_train.sh 1` asks for one rank per node. So WORLD_SIZE, 16 ranks, does not count.
         pytest.param(
             {**KUBEFLOW, "PET_NPROC_PER_NODE": "1"}, ("1", "2", "1"), id="one rank asked for"
         ),
@@ -286,7 +287,7 @@ def test_a_process_may_know_only_the_number_of_ranks_of_its_node():
         pytest.param(PLATFORM, id="rank on a platform"),
         pytest.param({}, id="no variables"),
         pytest.param({**NODE, "LOCAL_RANK": "0"}, id="a local rank"),
-        # The shell of the task has the variable for torchrun.
+        # A task of srun is a rank, although its shell has the variable NPROC_PER_NODE for torchrun.
         pytest.param({"NPROC_PER_NODE": "8", **SLURM}, id="task of srun"),
         pytest.param({**NODE, "NPROC_PER_NODE": "1"}, id="one GPU per node"),
     ],
@@ -409,8 +410,8 @@ ON_HOST_H0 = Place(local_rank=1, world_size=2, address="h0")
         pytest.param(OPEN_MPI | ADDRESS, ON_HOST_H0, id="Open MPI with an address"),
         pytest.param(OPEN_MPI | SLURM, ON_ONE_HOST, id="Open MPI within SLURM"),
         pytest.param(
-            # A local size of 1 means that the other rank is on another host. The variable of Azure
-            # says where rank 0 is.
+            # A local size of 1 means that this host has only one of the two ranks. So the other
+            # rank is on another host. The variable of Azure says where rank 0 is.
             OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6105"},
             Place(local_rank=1, world_size=2, address="10.0.0.4"),
             id="Open MPI on Azure Batch",
@@ -420,7 +421,8 @@ ON_HOST_H0 = Place(local_rank=1, world_size=2, address="h0")
         pytest.param(JSRUN | ADDRESS, Place(local_rank=1, world_size=4, address="h0"), id="jsrun"),
         pytest.param(FLUX | HYDRA, ON_ONE_HOST, id="Flux"),
         pytest.param(MVAPICH | ADDRESS, ON_HOST_H0, id="MVAPICH"),
-        # Platforms that start a process for each node. Here a node has one GPU.
+        # Platforms that start a process for each node. In these cases a node has one GPU, so the
+        # process is a rank.
         pytest.param(
             SAGEMAKER | {"SM_NUM_GPUS": "1"},
             Place(local_rank=0, world_size=2, address="algo-1"),
@@ -432,7 +434,7 @@ ON_HOST_H0 = Place(local_rank=1, world_size=2, address="h0")
 def test_a_rank_of_another_launcher_joins_the_others(env, place):
     named = with_standard_names(env, gpu_count=1)
 
-    # The process itself is a rank, so there are no variables with which torchrun starts ranks.
+    # The process itself is a rank, so no variables may be made with which torchrun starts ranks.
     assert not node_variables(named, gpu_count=1)
     found = read_launch(named, gpu_count=1)
     assert found.rank == 1
@@ -458,8 +460,8 @@ def test_a_rank_of_another_launcher_joins_the_others(env, place):
     ],
 )
 def test_a_process_of_a_platform_stands_for_its_node(env, address):
-    # `with_standard_names` adds torchrun's names of the platform's variables. `node_variables`
-    # makes of them the PET_* variables with which torchrun starts the ranks of this node.
+    # `with_standard_names` adds torchrun's names for the platform's variables. From these
+    # `node_variables` makes the PET_* variables with which torchrun starts the ranks of this node.
     found = node_variables(with_standard_names(env, gpu_count=8), gpu_count=8)
 
     assert found["PET_NPROC_PER_NODE"] == "8"
@@ -494,7 +496,7 @@ def test_a_single_node_of_several_gpus_starts_a_rank_for_each_gpu():
 
 
 def test_a_task_of_srun_is_a_rank_even_if_a_platform_counts_the_nodes():
-    # E.g. a script that sets NNODES for another program, and then calls srun.
+    # E.g. a script may set NNODES for another program, and then call srun.
     env = SLURM | {"NNODES": "2", "NODE_RANK": "1"}
 
     assert read_launch(with_standard_names(env)) == read_launch(SLURM)
@@ -510,8 +512,8 @@ def test_two_jobs_on_one_host_meet_at_different_ports():
 
 
 # In these cases the launcher tells how many processes there are. But it does not tell where rank 0
-# is, or which rank this process is. message: the part of the error with the command that the user
-# should type.
+# is, or which rank this process is. So the run must be refused. message: the part of the error with
+# the command that the user should type.
 INCOMPLETE = [
     pytest.param(
         without(OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), "mpirun -x MASTER_ADDR=", id="Open MPI"
@@ -594,12 +596,14 @@ def test_mpirun_starts_ranks_that_meet(two_steps, mpirun, client):
 
 @NEEDS_OPEN_MPI
 def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(two_steps):
-    # With this local size, each rank seems to be the only rank of its host.
+    # With a local size of 1, each rank seems to be the only rank of its host. So no rank can know
+    # that rank 0 is on the same host.
     elsewhere = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1"]
 
-    # Processes of their own, not forks: a rank waits for the other ranks that its launcher has
-    # started. A fork begins only when its client has asked for it, so on a busy machine a rank may
-    # find no other rank, end, and leave its report to the other rank once more.
+    # The ranks are processes of their own, not forks, because a rank waits for the other ranks that
+    # its launcher has started. A fork begins only when its client has asked for it. So on a busy
+    # machine a fork could find no other rank, report the error, and end. Then the other rank would
+    # report the error a second time.
     command = [*OPEN_MPI_RUN, *elsewhere, sys.executable, *two_steps]
     result = run_command(command, limit_s=60)
 
@@ -654,9 +658,9 @@ def test_an_older_torchrun_starts_ranks_like_a_new_torchrun(tmp_path):
 
     result = run_ranks(1, script)
 
-    # The printed settings: the function on_signal handles SIGUSR1. The default arguments of
+    # The output has the settings: the function on_signal handles SIGUSR1. The default arguments of
     # PContext.close are (None, 180): no special signal, and 180 s until ranks are killed. Two ranks
-    # share the cores of this machine.
+    # share the cores of this machine, so each rank has half of them as threads.
     threads_of_rank = max(1, len(os.sched_getaffinity(0)) // 2)
     expected = f"on_signal (None, 180) 2 ranks, threads {threads_of_rank}\n"
     assert result.text.startswith(expected), result.text
@@ -688,7 +692,7 @@ def test_more_ranks_than_gpus_are_refused_before_torchrun_starts(tmp_path):
 
 # ---- Wrong variables ----
 
-# Number of GPUs of the host in these cases. So LOCAL_RANK must be 0 or 1.
+# Number of GPUs of the host in these cases. So a right LOCAL_RANK is 0 or 1.
 GPU_COUNT = 2
 
 
@@ -767,10 +771,10 @@ def test_all_wrong_variables_are_named_in_one_message():
 
 
 # ---- launch_train.sh on a platform that starts processes itself ----
-#
 # Such a platform starts the user's command on each node: once for each rank, or once for the node.
-# If the command is launch_train.sh, it would start eight ranks each time. So launch_train.sh
-# refuses to start, and suggests another command for the platform:
+# If the command is launch_train.sh, it would start eight ranks each time, although the platform has
+# started the processes already. So launch_train.sh refuses to start, and suggests another command
+# for the platform:
 #
 #     once for each rank     python -u main_train_vrt.py ...
 #     once for each node     NPROC_PER_NODE=8 python -u main_train_vrt.py ...
@@ -837,7 +841,7 @@ def test_the_launcher_needs_a_number_of_processes(count):
 # ---- The launchers start a `python` that prints its variables and arguments ----
 
 
-# Exit code of this `python`. No launcher itself ends with this code.
+# Exit code of this `python`. No launcher itself ends with code 3, so this code comes from `python`.
 FAKE_EXIT_CODE = 3
 
 
@@ -939,7 +943,7 @@ def test_the_threads_of_one_rank_wait_actively_for_a_moment(results_of_launch, c
     assert waits_actively == expected
 
 
-# launch_train.sh sets the number of threads for one rank. For several ranks, torchrun sets it.
+# For one rank, launch_train.sh sets the number of threads. For several ranks, torchrun sets it.
 @pytest.mark.parametrize(("count", "expected"), [(1, True), (2, False)])
 def test_one_rank_has_all_cores(results_of_launch, count, expected):
     lines = results_of_launch[count].text.splitlines()
@@ -997,7 +1001,7 @@ def busy_cores():
         process.wait()
 
 
-# Slow: this test and the next test keep all cores busy for 5 seconds, which delays other tests.
+# This test is slow, because it keeps all cores busy for 5 seconds, which delays other tests.
 @pytest.mark.slow
 def test_threads_do_not_wait_actively_if_others_keep_the_cores_busy(fake_python, busy_cores):
     text = launch(fake_python).text
@@ -1006,7 +1010,7 @@ def test_threads_do_not_wait_actively_if_others_keep_the_cores_busy(fake_python,
     assert "GOMP_SPINCOUNT" not in text
 
 
-# Slow, like the test above.
+# This test is slow for the same reason as the test above.
 @pytest.mark.slow
 def test_threads_wait_as_the_user_says_also_on_busy_cores(fake_python, busy_cores):
     text = launch(fake_python | {"GOMP_SPINCOUNT": "7"}).text
@@ -1045,7 +1049,7 @@ def test_an_active_environment_with_python_is_taken(fake_python):
 
 
 def test_an_active_environment_without_python_is_not_used(tmp_path, fake_python):
-    # There is a `python` on PATH, but it does not belong to the environment.
+    # There is a `python` on PATH, but it does not belong to the active environment.
     (tmp_path / "conda/bin").mkdir(parents=True)
     env = fake_python | {"CONDA_PREFIX": str(tmp_path / "conda"), "VIRTUAL_ENV": ""}
 

@@ -1,8 +1,8 @@
 """data/cameras/frame_times.py, name_times.py, unknown_planes.py: planes by the times of frames.
 
 A user may have one spike file for all frames of a clip. Then the times of the frames tell which
-planes belong to which frame. These times come from a film, from the numbers in the names of images,
-from a table (spike.exposure), or from the clock of a calibration.
+planes belong to which frame. The program takes these times from a film, from the numbers in the
+names of images, from a table (spike.exposure), or from the clock of a calibration.
 
 Frames have 48 x 64 pixels. The spike files have planes of the same size without any spike, because
 only the number of planes matters here.
@@ -58,7 +58,8 @@ from utils.errors import DataError
 # How long frames last, in seconds.
 SHORT = Fraction(1, 60)
 LONG = Fraction(1, 15)
-# Planes per second of the spike camera. So a short frame has 24 planes, and a long frame has 96.
+# Planes per second of the spike camera. So a short frame has 1440 / 60 = 24 planes, and a long
+# frame has 1440 / 15 = 96 planes.
 RATE = 1440
 # The section `spike` for the spike files of this page, which have no dataset.json.
 OPTIONS = {"type": "dat", "h": 48, "w": 64, "center": "file", "rate": 1.0, "light": "linear"}
@@ -137,9 +138,10 @@ def proposed_table(error: DataError) -> Any:
 # ---- Films: frames at one distance, or not ----
 
 
-# A camera that takes 60 frames per second has a frame every 320 ticks. A film may store each start
-# with a rounding error. If all distances are equal apart from this error, the frames share the
-# planes evenly. Otherwise each frame has the planes between its stored start and the next start.
+# A camera that takes 60 frames per second has a frame every 320 ticks. A film may store the start
+# of each frame with a rounding error. If all distances between two starts are equal apart from this
+# error, the frames share the planes evenly. Otherwise each frame has the planes between its stored
+# start and the next start.
 #
 # starts: where the frames start, in ticks, as the film stores them.
 # edges: where the planes of each frame begin, in ticks, and then where the planes of the last frame
@@ -162,8 +164,9 @@ def proposed_table(error: DataError) -> Any:
             [0, 320, 960, 1280, 1600],
             id="a frame that lasts twice as long",
         ),
-        # Each distance is one tick shorter than the distance before: 320, 319, ... 315. Neighbours
-        # differ by only one tick, but the first and the last distance differ by 5.
+        # Each distance is one tick shorter than the distance before: 320, 319, ... 315. Two
+        # neighbouring distances differ by only one tick, which rounding could explain. But the
+        # first and the last distance differ by 5 ticks.
         pytest.param(
             [0, 320, 639, 957, 1274, 1590, 1905],
             [0, 320, 639, 957, 1274, 1590, 1905, 2220],
@@ -175,7 +178,8 @@ def proposed_table(error: DataError) -> Any:
             id="a film that begins after 0",
         ),
         # A GIF counts in units of 1/100 s, which are 192 ticks. The distances are 3, 3 and 4 units.
-        # They differ by one unit, as distances of 1/30 s do after rounding.
+        # Distances of 1/30 s, which are 3.33 units, become such distances by rounding. So the
+        # frames count as evenly spaced.
         pytest.param(
             [0, 576, 1152, 1920], [0, 640, 1280, 1920, 2560], id="rounded to a coarse unit"
         ),
@@ -201,7 +205,8 @@ def test_a_time_within_a_plane_means_the_start_of_the_plane():
     # frame before, 2 seconds. So the film ends after 5 seconds.
     times = times_of_film([Fraction(0), Fraction(1), Fraction(3)])
 
-    # There are 12 planes in 5 seconds: second 1 is at plane 2.4, and second 3 at plane 7.2.
+    # The 12 planes of 5 seconds are 2.4 planes per second. So second 1 is within plane 2, at 2.4,
+    # and second 3 is within plane 7, at 7.2.
     assert times.plane_ranges(0, 12) == [(0, 2), (2, 7), (7, 12)]
 
 
@@ -224,8 +229,8 @@ def film_with_spikes(
     [
         pytest.param([SHORT] * 6 + [LONG] * 6, id="slower"),
         pytest.param([LONG] * 3 + [SHORT] * 3, id="faster"),
-        # A film does not say how long its last frame lasts. The program assumes that it lasts as
-        # long as the frame before. So in each case the last two frames are equally long.
+        # A film does not say how long its last frame lasts. The program assumes that the last frame
+        # lasts as long as the frame before. So in each case the last two frames are equally long.
         pytest.param([SHORT, LONG, SHORT, LONG, LONG], id="changing"),
         pytest.param([SHORT * 2, SHORT * 3, SHORT * 5, SHORT * 5], id="many lengths"),
     ],
@@ -253,11 +258,11 @@ def test_frames_at_one_distance_share_the_planes_evenly(tmp_path, first, count):
 
 
 def test_times_that_a_container_rounds_count_as_one_distance(tmp_path):
-    # Matroska's clock counts milliseconds: 0, 33, 67, 100, ...
+    # The clock of Matroska, the container .mkv, counts milliseconds: 0, 33, 67, 100, ...
     starts = [Fraction(number, 30) for number in range(9)]
     write_film(tmp_path / "f.mkv", [picture(seed=number) for number in range(9)], starts)
-    # With 1440 planes per second, 9 frames of 1/30 s would have 432 planes. The file has another
-    # number of planes, so the result cannot follow from the times.
+    # With 1440 planes per second, 9 frames of 1/30 s would have 432 planes. The file has 454 planes.
+    # So planes that follow from the times would differ from planes that are shared evenly.
     spikes = write_empty_planes(tmp_path / "f.dat", 454)
 
     clip = clip_of(tmp_path / "f.mkv", spikes)
@@ -282,7 +287,8 @@ def test_a_film_that_begins_later_has_its_planes_from_its_first_frame_on(tmp_pat
     clip = clip_of(film, spikes)
 
     difference = np.array(planes_of(clip)) - np.array(true_planes(LENGTHS_OF_LATER_FILM))
-    # Matroska rounds to milliseconds, which are 1.44 planes. So a frame may be off by 2 planes.
+    # Matroska rounds times to milliseconds, and a millisecond has 1.44 planes. So a start or a
+    # number of planes may be off by 2 planes.
     assert np.abs(difference).max() <= 2
 
 
@@ -336,7 +342,7 @@ def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
     by_times = read_metrics(tmp_path / "timed")["averages"]
     by_table = read_metrics(tmp_path / "told")["averages"]
     assert by_times["restored"]["psnr"] == by_table["restored"]["psnr"]
-    # A gain of 1 dB shows that the planes were of use.
+    # A gain of more than 1 dB shows that the planes were the right ones.
     assert by_times["restored"]["psnr"] > by_times["input"]["psnr"] + 1
 
 
@@ -365,8 +371,8 @@ def write_lossy_film(folder: Path, first: int, last: int) -> tuple[Path, Path]:
     return folder / "f.ts", spikes
 
 
-# First and last lost frame, and the warning. A frame lasts 1/25 s, so frame 14 is shown at
-# 14 x 0.04 s = 0.560 s.
+# Each case has the first and the last lost frame, and the warning. A frame lasts 1/25 s. So frame
+# 14 is shown at 14 x 0.04 s = 0.560 s.
 LOST = [
     pytest.param(14, 14, "1 of 36 frames is missing: frame 14 at 0.560 s", id="one"),
     pytest.param(6, 8, "3 of 36 frames are missing: frames 6 to 8 at 0.240 s", id="three"),
@@ -408,7 +414,8 @@ def test_the_lost_end_of_a_film_takes_its_planes_with_it(tmp_path, caplog):
 
     clip = clip_of(tmp_path / "f.mp4", spikes)
 
-    # How many frames are left depends on the encoder: about 0.6 x 36.
+    # How many frames are left depends on the encoder. About 0.6 x 36 frames are left, so the limits
+    # are far below and above this number.
     count = len(clip.stems)
     assert 5 < count < 30
     assert planes_of(clip) == planes_of_numbers(range(count))
@@ -447,8 +454,9 @@ def test_one_period_for_a_film_that_lacks_frames_is_refused_with_a_table(tmp_pat
     assert json.dumps({"f": rows}) in error.do
 
 
-# With these options of the codecs, frames refer to later frames. So the file has the frames in
-# another order than the film. bf: up to 2 or 3 such frames in a row. VP9: hidden frames.
+# With these options of the codecs, some frames need a later frame to be decoded. So the file has
+# the frames in another order than the film. "bf" allows 2 or 3 such frames in a row. In VP9, the
+# later frame is stored early as a hidden frame.
 @pytest.mark.parametrize(
     ("name", "codec", "options"),
     [
@@ -466,11 +474,11 @@ def test_one_period_for_a_film_that_lacks_frames_is_refused_with_a_table(tmp_pat
     ],
 )
 # 30000 / 1001 = 29.97 frames per second is the rate of American television. No clock of a container
-# divides it evenly, so times are rounded.
+# divides this rate evenly, so the stored times are rounded.
 @pytest.mark.parametrize("rate", [Fraction(25), Fraction(30000, 1001)], ids=str)
 def test_a_sound_film_lacks_no_frame(tmp_path, caplog, name, codec, options, rate):
     noise_film(tmp_path / name, 20, codec=codec, rate=rate, options=options)
-    # 487 is no multiple of 20, so the frames do not all get the same number of planes.
+    # 487 is no multiple of 20. So some frames get 24 planes, and others 25.
     spikes = write_empty_planes(tmp_path / "f.dat", 487)
 
     clip = clip_of(tmp_path / name, spikes)
@@ -575,7 +583,7 @@ def test_frames_whose_times_are_unknown_are_refused(tmp_path, names, message):
     ],
 )
 def test_the_first_five_gaps_are_named(tmp_path, gaps, more):
-    # E.g. 5 gaps: the names 0, 2, 4, 6, 8, 10 lack 5 of 11 numbers.
+    # E.g. for 5 gaps, the names 0, 2, 4, 6, 8, 10 lack 5 of the 11 numbers from 0 to 10.
     every_second = [str(2 * number) for number in range(gaps + 1)]
 
     message = refusal(*images_with_spikes(tmp_path, every_second)).what
@@ -607,7 +615,8 @@ def test_the_proposed_exposures_are_accepted(tmp_path):
 def test_a_folder_without_gaps_shares_its_planes_evenly(tmp_path, names):
     clip = clip_of(*images_with_spikes(tmp_path, names, planes=242))
 
-    # The edges are 0, 60.5, 121, 181.5 and 242, rounded down.
+    # The frames begin at the planes 0, 60.5, 121 and 181.5, and end at 242. Starts are rounded
+    # down.
     assert planes_of(clip) == [(0, 60), (60, 61), (121, 60), (181, 61)]
 
 
@@ -626,8 +635,9 @@ def test_numbers_less_than_a_thousand_apart_count_frames(tmp_path):
 
 
 def test_stamps_at_changing_distances_give_planes_by_time(tmp_path):
-    # The names are microseconds: the frames begin at 0, 30, 70 and 100 ms. The last frame lasts as
-    # long as the frame before, so until 130 ms. With 130 planes, a plane lasts 1 ms.
+    # The names are microseconds: the frames begin at 0, 30, 70 and 100 ms after the first. The last
+    # frame lasts as long as the frame before, so it ends at 130 ms. With 130 planes, a plane lasts
+    # 1 ms.
     stamps = ["1000000", "1030000", "1070000", "1100000"]
 
     clip = clip_of(*images_with_spikes(tmp_path, stamps, planes=130))
@@ -670,7 +680,8 @@ def test_one_period_for_frames_with_a_gap_is_refused_with_a_table(tmp_path):
 
     error = refusal(*files, exposure={"start": 3.0, "length": 20.0, "period": 30.5})
 
-    # Frame n begins at plane 3 + 30.5 n. Frames 0, 1, 4 and 5 are present.
+    # The proposed exposure of frame n begins at plane 3 + 30.5 n, and has 20 planes. The frames 0,
+    # 1, 4 and 5 are present.
     rows = [[3.0, 20.0], [33.5, 20.0], [125.0, 20.0], [155.5, 20.0]]
     assert "one period" in error.what
     assert json.dumps({"frames": rows}) in error.do
@@ -681,7 +692,8 @@ def test_one_period_for_a_film_of_changing_rate_is_refused_with_a_table(tmp_path
 
     error = refusal(*files, exposure={"start": 0.0, "length": 24.0, "period": 24.0})
 
-    # A long frame lasts for four periods.
+    # The film has four short frames and two long frames. A short frame lasts one period, and a
+    # long frame lasts four periods. So the frames begin at these periods.
     rows = [[24.0 * period, 24.0] for period in (0, 1, 2, 3, 4, 8)]
     assert "several distances" in error.what
     assert json.dumps({"f": rows}) in error.do
@@ -766,8 +778,8 @@ ENDS_WITH_A_LONG_FRAME = [SHORT] * 4 + [LONG] * 4
 PLANES_OF_LONG_END = 480
 
 
-# seconds: how long all planes last by the clock of the calibration. It may differ from 0.333 s by
-# the longest frame, 0.067 s: from 0.267 s to 0.400 s.
+# seconds: how long all planes last by the clock of the calibration. This time may differ from the
+# 0.333 s of the film by the longest frame, 0.067 s: it may be 0.267 s to 0.400 s.
 @pytest.mark.parametrize("seconds", [0.275, 0.395])
 def test_clocks_may_differ_by_a_frame(tmp_path, seconds):
     files = film_with_spikes(tmp_path, ENDS_WITH_A_LONG_FRAME)
@@ -775,7 +787,7 @@ def test_clocks_may_differ_by_a_frame(tmp_path, seconds):
 
     clip = clip_of(*files, calibration=write_clock(tmp_path, planes_per_second))
 
-    # The second frame begins at 1/60 s by the film.
+    # The film says that the second frame begins at 1/60 s.
     second_frame = planes_of(clip)[1]
     assert second_frame.first == int(planes_per_second / 60)
 
@@ -801,7 +813,8 @@ def test_the_clock_of_the_spike_camera_tells_how_long_the_last_frame_lasts(tmp_p
 
 
 def test_the_last_frame_lasts_no_longer_than_the_longest_frame(tmp_path):
-    # The last frame begins at 4/60 s. The planes last for 7/60 s.
+    # The last frame begins at 4/60 s, and the planes last for 7/60 s. So the last frame could last
+    # 3/60 s, but the longest frame before it lasts 2/60 s.
     planes = int(7 * SHORT * RATE)
     files = film_with_spikes(tmp_path, [SHORT, 2 * SHORT, SHORT, SHORT], planes)
 
@@ -812,8 +825,8 @@ def test_the_last_frame_lasts_no_longer_than_the_longest_frame(tmp_path):
 
 # ---- The order of frames ----
 
-# Names in the order of their values. If the digits after the point were a counter, 432.1 would come
-# first, because 1 is less than 33333.
+# These names are in the order of their values. If the digits after the point were a counter, 432.1
+# would come first, because 1 is less than 33333.
 SECONDS = ["432.033333", "432.066667", "432.1", "432.133333", "432.166667", "432.2"]
 NAMES_BY_VALUE = [
     pytest.param(SECONDS, id="seconds"),

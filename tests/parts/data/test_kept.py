@@ -1,9 +1,10 @@
 """The record that the check of a data set keeps: it gives the same clips as the files.
 
-The check of a training writes its findings into the folder .preflight of the experiments: a file
-.npz with arrays (the columns: names, sizes, ...) and a file .json with a digest of the arrays. The
-next start takes the clips from this record if the files are unchanged. But the record may be
-damaged, or a stranger may have written it. Then the check must read the files again.
+The check of a training writes its findings into the folder .preflight of the experiments. These
+findings, the record, are two files: a .npz file with arrays (the columns: names, sizes, ...) and a
+.json file with a digest of the arrays. The next start takes the clips from this record if the files
+of the data set are unchanged. But the record may be damaged, or a stranger may have written it.
+Then the check must read the files of the data set again.
 
 These are some of the columns, for the two clips of six frames of most tests:
 
@@ -126,8 +127,8 @@ def write_record(folder: Path, columns: Columns, save: Callable[..., None] = np.
 # ---- The clips of a record ----
 
 
-# Each function below turns the clips in `root` into another kind of data set. It returns the keys
-# of the section datasets.train that this kind needs.
+# Each of the next functions turns the clips in `root` into another kind of data set. It returns the
+# keys of the section datasets.train that this kind needs.
 
 
 def frames_without_spikes(root):
@@ -148,7 +149,7 @@ def planes_of_neighbouring_files(root):
 
 
 def a_part_of_each_file(root):
-    # The planes 4 ... 19 of each file are read.
+    # Only the planes 4 to 19 of each file are read.
     part = {"first": 4, "count": 16}
     return {"spike": {"type": "dat", "center": "file", **part, "representation": BINS}}
 
@@ -160,7 +161,7 @@ def one_spike_file_for_a_clip(root):
         planes = [path.read_bytes() for path in files]
         clip.with_suffix(".dat").write_bytes(b"".join(planes))
         shutil.rmtree(clip)
-    # Each frame still has the PLANES planes that were its own file.
+    # Each frame still has the PLANES planes that it had in a file of its own.
     exposure = {"start": 0, "length": PLANES, "period": PLANES}
     spike = {"type": "dat", "center": "file", "exposure": exposure, "representation": BINS}
     return {"spike": spike}
@@ -172,8 +173,8 @@ def a_rate_for_one_clip(root):
 
 
 def a_listed_part(root):
-    # The frames 2, 3 and 4 of clip10. A line has the name of a clip, its number of frames, its
-    # shape (0: any) and its first frame.
+    # The list has the frames 2, 3 and 4 of clip10. A line of the list has the name of a clip, its
+    # number of frames, its shape (0: any) and its first frame.
     (root / "meta.txt").write_text("clip10 3 0 2\n")
     return {"meta_info_file": str(root / "meta.txt")}
 
@@ -205,7 +206,7 @@ def all_that_a_clip_holds(clip: Any) -> dict[str, str]:
     """Return each field of a clip as a text, which shows the types of numbers too."""
     found = {}
     for field in dataclasses.fields(clip):
-        # The reader of the spikes is made of the other fields.
+        # The field "spikes" is a reader. It is left out, because it is made of the other fields.
         if field.name != "spikes":
             found[field.name] = repr(getattr(clip, field.name))
     return found
@@ -238,7 +239,8 @@ def test_each_partition_has_a_record_of_its_own(root):
     assert not is_from_record(first_of_part)
     assert [clip.name for clip in first_of_all.clips] == ["000", "clip0", "clip10"]
     assert [clip.name for clip in first_of_part.clips] == ["clip0", "clip10"]
-    # Neither start has replaced the record of the other one.
+    # Each start has kept a record of its own. Otherwise one start would have replaced the record of
+    # the other start.
     assert is_from_record(checked_at_start(values_of_all, root))
     assert is_from_record(checked_at_start(values_of_part, root))
 
@@ -256,7 +258,8 @@ class NumbersOnly(ClipTable):
 def two_roots(tmp_path: Path) -> list[dict[str, Any]]:
     """Write two data sets of three clips and one clip. Return the section of each."""
     first = write_clips(tmp_path / "first", "a", "b")
-    # Another scale within a root is a problem that forbids a run, but the clip is in the table.
+    # A clip of another scale is a problem that forbids a run. But the clip is in the table, and
+    # these tests only read the table.
     write_clip(first, "c", frames=3, scale=2)
     second = write_clips(tmp_path / "second", "a", planes=PLANES + 4, scale=4)
     write_info(second, planes=PLANES + 4)
@@ -283,7 +286,8 @@ def test_a_table_joined_tables_and_a_list_give_the_same_numbers(tmp_path):
         _, columns = builder.table()
         tables.append(NumbersOnly(source, columns))
 
-    # Frame counts, scales, numbers of planes: the first root has three clips, and the second one.
+    # Frame counts, scales and numbers of planes: the first root has three clips, and the second
+    # root has one clip.
     of_first = ([6, 6, 3], [1, 1, 2], {PLANES})
     of_both = ([6, 6, 3, 6], [1, 1, 2, 4], {PLANES, PLANES + 4})
     assert numbers_of(lists[0]) == of_first
@@ -328,7 +332,8 @@ def test_one_of_each_form_has_the_sizes_of_all_clips(tmp_path):
 def test_a_compressed_spike_file_of_a_whole_clip_is_said_to_be_slow_once(root):
     changes = one_spike_file_for_a_clip(root)
     spikes = root / "GOPRO_Large_spike_seq/train"
-    # An .npz is compressed, so every read begins at its start. Both clips get an .npz.
+    # An .npz is compressed, so every read begins at its start. Both clips get an .npz, but one
+    # message must be enough.
     for path in sorted(spikes.glob("*.dat")):
         geometry = SpikeGeometry(8, 12)
         planes = read_spikes(path, geometry)
@@ -396,7 +401,8 @@ def write_many_clips(root: Path) -> Path:
 
 
 def test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files(tmp_path):
-    # 9902 files. A repeated start looks at no more than 4096 files, but at every folder.
+    # The data set has 9902 files. A repeated start looks at no more than 4096 files, but at every
+    # folder. So it must notice the changed folder by the state of the folder.
     clips = write_many_clips(tmp_path)
     values = data_section(tmp_path, **RGB)
     checked_at_start(values, tmp_path)
@@ -410,8 +416,8 @@ def test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files
 
 # ---- Records of a stranger -------------------------------------------------------------------
 
-# A text column has all texts one after another, each with a zero byte at its end. The two clips
-# have six frames each, so a column with the names of all frames has 12 texts.
+# A text column has all its texts one after another, each with a zero byte at its end. The two clips
+# have six frames each. So a column with the names of all frames has 12 texts.
 
 
 def text(*parts: str) -> np.ndarray:
@@ -547,8 +553,8 @@ def two_dimensions(columns: Columns) -> Columns:
 
 
 def states_of_other_folders(columns: Columns) -> Columns:
-    # The same number of folders, but each is "/". The record has two numbers for the state of a
-    # folder.
+    # There are as many folders as before, but each is "/". The record has two numbers for the state
+    # of a folder.
     folder_count = len(columns["folder_states"]) // 2
     names = folder_count * ["/"]
     return {"folders": text(*names)}
@@ -594,8 +600,8 @@ def test_a_wrong_record_is_not_used(root, lie):
     checked_at_start(values, root)
     columns = record_of(root)
     expected, _ = manifest.scan(source_of(values))
-    # A record that is written again with the true columns is used. So if the next record is not
-    # used, the lie is the reason.
+    # Write the record again with its true columns: this record is used. So if the record with the
+    # lie is not used, the lie is the reason.
     write_record(root, columns)
     assert is_from_record(checked_at_start(values, root))
 
@@ -612,8 +618,9 @@ def test_a_wrong_record_is_not_used(root, lie):
 # ---- Columns of a stranger -------------------------------------------------------------------
 #
 # A start compares the record with the files of only a few clips. So wrong columns must be refused
-# without a look at the files: because they contradict one another, or break a limit. The two clips
-# have six frames each, and every frame has the exposure of row 0 of the column `rows`.
+# without a look at the files. A column is wrong if it contradicts another column, or breaks a
+# limit. The two clips have six frames each, and every frame has the exposure of row 0 of the column
+# `rows`.
 
 
 @pytest.fixture(scope="module")
@@ -679,7 +686,7 @@ def a_whole_center_with_a_fraction(columns: Columns) -> Columns:
     return rows | centers
 
 
-# Lies that only the next test uses. Lies that the test above uses, too, follow below.
+# Lies that only the next test uses. The lies of the test above are added below.
 WRONG_COLUMNS = {
     "a column that is unknown": lambda columns: {"more": columns["frames"]},
     "no zero byte after the last text": one_less("stems"),
@@ -782,7 +789,7 @@ def test_columns_with_more_instants_of_some_frames_are_refused(root):
         del columns[name]
     source = source_of(values)
     refuse_columns(columns, source)  # raises nothing, because these columns are true
-    # Two clips of six frames with three instants each.
+    # There are 2 clips of 6 frames, and each frame has 3 instants. So a clip has 18 instants.
     assert columns["gt_instants_counts"].tolist() == [18, 18]
 
     with pytest.raises(ValueError, match="the kept record is wrong: gt_instants"):
@@ -880,7 +887,8 @@ def test_a_folder_that_cannot_be_written_only_prevents_the_record(root, caplog):
 
 # ---- What a start asks of the system ---------------------------------------------------------
 
-# The system calls that ask for the state of a file. A question mark: this kernel may not have it.
+# The system calls that ask for the state of a file. A question mark tells strace that this kernel
+# may not have the call.
 STATES = "?stat,?lstat,fstat,newfstatat,?statx"
 # A program with two arguments. It checks the data in the folder of the first argument, and strace
 # writes the system calls of the check into the file of the second argument. The program starts
@@ -941,10 +949,10 @@ def first_start(tmp_path_factory) -> FirstStart:
     return FirstStart(root, [line for line in lines if str(root) in line])
 
 
-# Some files are opened again, and then the check asks for their state once more:
-# the first blurry picture and the first spike file of each of the two clips, because clips are
-# compared by content (2 pictures, 2 spike files); the first blurry and the first sharp picture of
-# one clip, because they are decoded (2 more pictures).
+# The check asks once more for the state of a file that it opens again. Clips are compared by
+# content, so the first blurry picture and the first spike file of each of the two clips are opened
+# again: 2 pictures and 2 spike files. The first blurry and the first sharp picture of one clip are
+# decoded, so 2 more pictures are opened again.
 @pytest.mark.parametrize(("suffix", "opened_again"), [(".png", 4), (".dat", 2)])
 def test_a_first_start_asks_for_the_state_of_each_file_once(first_start, suffix, opened_again):
     files = list(first_start.root.rglob(f"*{suffix}"))
