@@ -1,9 +1,9 @@
 """KAIR's nine option files for training VRT. Each kind of file is trained, resumed and tested.
 
-The option files are written from tests/data/kair_options.json. Small data sets in KAIR's layouts
-are written beside them (tests/helpers/kair_files.py). The second half of this page is about two
-kinds of data that only these files use: septuplets (clips of seven frames, from Vimeo-90K), and
-clips to which noise is added.
+The tests write the option files from tests/data/kair_options.json, and small data sets in KAIR's
+layouts beside them (tests/helpers/kair_files.py). The second half of this file is about two kinds
+of data that only these option files use: septuplets (clips of seven frames, from the data set
+Vimeo-90K), and clips to which noise is added.
 
 What is tested: utils/options/ reads the files, data/dataset_video.py has KAIR's datasets,
 models/select_network.py refuses a network that does not fit the datasets.
@@ -44,7 +44,8 @@ from utils.options.kair_keys import KAIR_ONLY
 
 # Where messages send a user for published weights.
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
-# Path in KAIR's files: weights of the network of optical flow. This project does not have them.
+# The path in KAIR's files for the weights of the network of optical flow. This project does not
+# have these weights.
 SPYNET = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 # Exit codes.
 WRONG_OPTIONS = 2
@@ -76,7 +77,8 @@ def test_the_files_of_kair_load_unchanged(tmp_path, name):
 
     found = read(write_file(tmp_path / f"{name}.json", options)).plain()
 
-    # val_partition is in NO_EFFECT, but some datasets of this project read it.
+    # val_partition is in NO_EFFECT, but some datasets of this project read it. So it must be
+    # loaded.
     left_out = NO_EFFECT - {"datasets.train.val_partition"}
     for key, value in options.items():
         if key not in left_out:
@@ -155,7 +157,7 @@ def assert_test_finds_the_best_validation(
     curves = history(options)
     assert steps_of(curves["train/loss"]) == [1, 2]
     assert steps_of(curves["val/psnr"]) == [1, 2]
-    # The test restores with the weights of the best validation.
+    # The test restores with the weights of the best validation, so both PSNRs must agree.
     best = max(psnr for _, psnr in curves["val/psnr"])
     assert scores["psnr"] == pytest.approx(best, abs=1e-6)
     assert scores["clips_found"] == 2
@@ -188,10 +190,10 @@ def assert_stand_in_of_the_flow_is_told(options: Path, *runs: RankResult) -> Non
 @pytest.mark.parametrize(
     ("number", "frames"),
     [
-        # Slow, because `make test` has shorter tests of a file that enlarges by 4: file 003, in the
-        # two tests below whose names have "vimeo_x4" and "pad_sequence".
+        # This case is slow, because `make test` has shorter tests of a file that enlarges by 4.
+        # They use file 003, and their names have "vimeo_x4" and "pad_sequence".
         pytest.param("001", 6, id="REDS x4", marks=pytest.mark.slow),
-        # Slow, because the next test is a shorter test of this file.
+        # This case is slow, because the next test is a shorter test of the same file.
         pytest.param("008", 6, id="noise", marks=pytest.mark.slow),
         pytest.param("009", 2, id="interpolation"),
     ],
@@ -237,7 +239,7 @@ def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair(tm
     assert_stand_in_of_the_flow_is_told(options, run)
 
 
-# Slow, because `make test` does the same with other files, on one rank.
+# This test is slow, because `make test` does the same with other files, on one rank.
 @pytest.mark.slow
 def test_deblurring_on_two_ranks_trains_validates_resumes_and_is_tested(tmp_path):
     options = prepare(tmp_path, "006")
@@ -278,8 +280,8 @@ def test_missing_published_weights_are_named_with_their_address(tmp_path):
 
 def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path):
     options = prepare(tmp_path, "003", **{"path.pretrained_netG": PUBLISHED})
-    # The network of 002 has another number of deformable groups. File 003 allows this, because it
-    # has G_param_strict false.
+    # The network of 002 has another number of deformable groups. File 003 has G_param_strict false,
+    # so it may start from weights that do not fit everywhere.
     net = define_G(read(options, "netG.deformable_groups=2"))
     torch.save({"params": net.state_dict()}, tmp_path / PUBLISHED)
 
@@ -288,13 +290,14 @@ def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path
     assert run.exit_codes == [0], run.text
     assert steps_of(history(options)["val/psnr"]) == [1]
     assert_stand_in_of_the_flow_is_told(options, run)
-    # 14 = 2 x 7: the weight and the bias of the convolution that computes the offsets, in 7 stages.
+    # The network has 7 stages. In each stage, the convolution that computes the offsets has a
+    # weight and a bias, which do not fit. These are 7 x 2 = 14 tensors.
     assert "mismatched (14): stage" in run.text
     assert "tensors matched" in run.text
 
 
 def test_frames_of_another_scale_than_the_network_are_named_before_the_first_step(tmp_path):
-    # Give the sharp frames as blurry frames, which should be a quarter as large.
+    # Give the sharp frames as blurry frames. The network expects blurry frames a quarter as large.
     gt = options_of("001")["datasets.train.dataroot_gt"]
 
     run = train(prepare(tmp_path, "001", **{"datasets.train.dataroot_lq": gt}))
@@ -339,8 +342,8 @@ def interpolated_clip(tmp_path_factory) -> InterpolatedClip:
     options = prepare(folder, "009")
     opt = read(options)
     net = define_G(opt).eval()
-    # The last layer begins with zeros. Give it noise, so that the output is not simply a mean of
-    # the input.
+    # The last layer begins with zeros, and the output would simply be a mean of the input. So give
+    # this layer random weights.
     torch.nn.init.normal_(net.get_parameter("conv_last.weight"), 0, 0.02)
     weights = folder / "G.pth"
     torch.save({"params": net.state_dict()}, weights)
@@ -359,7 +362,7 @@ def interpolated_clip(tmp_path_factory) -> InterpolatedClip:
 def test_the_interpolated_frame_is_the_fourth_of_seven(interpolated_clip):
     assert [path.name for path in interpolated_clip.out.iterdir()] == ["im4.png"]
     written = read_rgb(interpolated_clip.out / "im4.png")
-    # Rounding may change a value by 1.
+    # The written frame is rounded to whole values, which may change a value by 1.
     assert abs(written - 255 * interpolated_clip.by_hand).max() <= 1
 
 
@@ -405,7 +408,8 @@ def test_pad_sequence_of_a_test_clip_restores_with_an_eighth_frame_and_scores_se
     padded = scores("a", "datasets.test.pad_sequence=true")
 
     assert len(padded["restored"]["psnr"]) == 7
-    # Our own option does the same. Without the eighth frame the scores differ.
+    # Our own option val.pad_seq does the same as KAIR's option. Without the eighth frame the scores
+    # differ.
     assert padded == scores("b", "val.pad_seq=true")
     assert padded != scores("c")
 
@@ -603,7 +607,7 @@ def test_a_listed_septuplet_is_one_sample_and_is_padded_to_eight_frames(root, en
         assert sample["key"] == f"{clip}/im1"
         assert sample["lq"].shape == (8, 3, 8, 8)
         assert sample["gt"].shape == (8, 3, 32, 32)
-        # The last frame comes twice.
+        # A septuplet has 7 frames. The last frame comes twice, so that the sample has 8 frames.
         assert numbers(sample["lq"]) == [1, 2, 3, 4, 5, 6, 7, 7]
         assert numbers(sample["gt"]) == [1, 2, 3, 4, 5, 6, 7, 7]
 
@@ -614,8 +618,8 @@ def test_a_sample_of_fewer_frames_has_the_middle_frames_of_a_septuplet(root, end
     assert numbers(sample["lq"]) == [2, 3, 4, 5, 6]
 
 
-# In 12 epochs, a random choice between two orders of the frames shows both orders. 12 equal choices
-# would happen with one of 2000 seeds, but the seed is fixed.
+# The order of the frames is drawn for each epoch: forward or backward. Twelve epochs show both
+# orders. All 12 draws are equal for only one of 2000 seeds, and the seed is fixed.
 EPOCHS = range(12)
 
 
@@ -693,7 +697,7 @@ def test_a_listed_septuplet_without_data_is_named_with_its_frames_and_the_meta_l
     assert "im1 ... im7 of every listed clip, each with its lq and gt file" in text
     assert expected in text.partition("expected")[2]
     assert f"restore these files, or remove the clips from the meta list {root}/meta.txt" in text
-    # The message has no words that only fit other datasets.
+    # The message must have no words that only fit other data sets.
     for word in ("blur", "sharp", "spike", "from the folders"):
         assert word not in text
 
@@ -705,8 +709,9 @@ def root_with_a_small_frame(root):
     return root
 
 
-# Opening a dataset reads only the size of the first clip. Reading the headers of the 64,612
-# septuplets of Vimeo-90K would take minutes.
+# Opening a data set reads only the size of the first clip, because reading the headers of the
+# 64,612 septuplets of Vimeo-90K would take minutes. So another size is found when the frame is
+# read.
 def test_a_frame_of_another_size_is_refused_when_it_is_read(root_with_a_small_frame):
     dataset = build(root_with_a_small_frame)
 
@@ -746,7 +751,7 @@ def test_color_jitter_is_equal_in_all_frames(coloured_picture):
 def test_color_jitter_is_small(coloured_picture):
     first, _, _ = with_other_colours(coloured_picture)
 
-    # The values are between 0 and 1. This draw changes them by at most 0.16.
+    # The values are between 0 and 1. This draw changes them by at most 0.16, far below the limit.
     change = float((first - coloured_picture).abs().max())
     assert 0 < change < 0.3
 
@@ -757,7 +762,7 @@ def test_color_jitter_is_a_function_of_the_sample(root):
     first = dataset[(0, 0)]["lq"]
 
     assert torch.equal(first, dataset[(0, 0)]["lq"])
-    # Another epoch has other colours.
+    # The colours are drawn for each epoch, so another epoch has other colours.
     assert not torch.equal(first, dataset[(1, 0)]["lq"])
 
 
@@ -791,8 +796,8 @@ def denoising(clean, **changes):
     return training_set(clean, "VideoRecurrentTrainNonblindDenoisingDataset", **noise | changes)
 
 
-# The input of a denoising sample, "lq", is (frames, 4, H, W): three channels of colours, and the
-# noise map. Each value of the noise map is the level of the noise, divided by 255.
+# The input of a denoising sample, "lq", has the shape (frames, 4, H, W). Its channels are three
+# colours and the noise map. Each value of the noise map is the level of the noise, divided by 255.
 
 
 def level_of(sample):
@@ -816,7 +821,7 @@ def test_a_denoising_sample_has_one_level_of_noise_within_the_options(clean_clip
 
     noise_map = sample["lq"][:, 3:]
     assert noise_map.unique().numel() == 1
-    # The options of `denoising`: sigma_min and sigma_max.
+    # The limits are the options sigma_min and sigma_max of `denoising`.
     assert 10 <= level_of(sample) <= 50
 
 
@@ -827,7 +832,8 @@ def test_the_noise_of_a_denoising_sample_has_the_level_of_the_noise_map(clean_cl
     noise = noise_of(sample)
 
     # A sample has 3 x 3 x 40 x 40 = 14,400 values. By chance, their deviation differs from the
-    # level by about 1 / sqrt(2 x 14,400) = 0.6 %, and their mean from 0 by up to 50 / 120 = 0.4.
+    # level by about 1 / sqrt(2 x 14,400) = 0.6 %. Their mean differs from 0 by about 50 / 120 = 0.4
+    # or less, because 120 is the root of 14,400. The limits are several times as large.
     assert float(noise.std()) == pytest.approx(level_of(sample), rel=0.05)
     assert abs(float(noise.mean())) < 1.5
 
@@ -852,7 +858,7 @@ def test_a_denoising_sample_is_a_function_of_epoch_and_index(clean_clips):
 
     for epoch in range(6):
         found = dataset[(epoch, 0)]["lq"]
-        # A new dataset has drawn no earlier sample.
+        # A new data set has drawn no earlier sample, so an earlier sample has no influence.
         of_new_dataset = denoising(clean_clips)[(epoch, 0)]["lq"]
         assert torch.equal(found, of_new_dataset)
 
@@ -860,7 +866,8 @@ def test_a_denoising_sample_is_a_function_of_epoch_and_index(clean_clips):
 def test_a_seed_gives_the_noise_that_it_always_gave(clean_clips):
     sample = denoising(clean_clips)[(2, 0)]
 
-    # The first version with this test printed these numbers. A resumed run must see this sample.
+    # The first version with this test printed these numbers. They must stay, because a resumed run
+    # must see the sample that it would have seen without the interruption.
     assert level_of(sample) == pytest.approx(38.4410, abs=1e-3)
     first_values = noise_of(sample)[0, 0, 0, :3].tolist()
     assert first_values == pytest.approx([35.7385, 17.1315, 107.1369], abs=1e-2)
@@ -906,7 +913,7 @@ def test_test_noise_has_the_level_of_the_options(clean_clips):
 
 def test_test_noise_depends_only_on_the_names_of_clip_and_frame(clean_clips):
     whole = noisy_test_set(clean_clips, seed=0)[1]["lq"]  # clip b
-    # Now clip b is the first clip, and only two of its frames are read.
+    # Now clip b is the first clip, and only two of its frames are read. The noise must stay.
     shutil.rmtree(f"{clean_clips}/a")
     without_clip_a = noisy_test_set(clean_clips, seed=0, num_frame=2)
 

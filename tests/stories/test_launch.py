@@ -2,8 +2,8 @@
 
 Each launcher (torchrun, SLURM, MPI, a cloud platform) tells a process its place among all processes
 by environment variables. The dictionaries below hold these variables as the launchers document
-them. Most tests compare what the product reads from these dictionaries with the expected place. Other
-tests start real launchers, or launch_train.sh with a `python` that only prints its arguments.
+them. Most tests compare what the product reads from these dictionaries with the expected place.
+Other tests start real launchers, or launch_train.sh with a `python` that only prints its arguments.
 
 A rank is one process of a run, usually with one GPU. A node, or host, is a machine. The local rank
 is the number of a process on its node, counted from 0.

@@ -261,8 +261,8 @@ def test_times_that_a_container_rounds_count_as_one_distance(tmp_path):
     # The clock of Matroska, the container .mkv, counts milliseconds: 0, 33, 67, 100, ...
     starts = [Fraction(number, 30) for number in range(9)]
     write_film(tmp_path / "f.mkv", [picture(seed=number) for number in range(9)], starts)
-    # With 1440 planes per second, 9 frames of 1/30 s would have 432 planes. The file has 454 planes.
-    # So planes that follow from the times would differ from planes that are shared evenly.
+    # With 1440 planes per second, 9 frames of 1/30 s would have 432 planes. The file has 454
+    # planes. So planes that follow from the times would differ from planes that are shared evenly.
     spikes = write_empty_planes(tmp_path / "f.dat", 454)
 
     clip = clip_of(tmp_path / "f.mkv", spikes)

@@ -4,14 +4,15 @@ S-VRT is an earlier program for the same task. tests/data/options/svrt_006.json 
 that S-VRT published. The tests convert this file, changed or as it is. They look at the new file,
 at the output of the program, and at a training run with the new file.
 
-The output has two headings. Below "dropped" are the keys that the program left out. Below "cannot
-be said" is what the new file cannot express. If the program writes no file, it prints an error.
+The output has two headings. The part below "dropped" lists the keys that the program left out. The
+part below "cannot be said" lists what the new file cannot express. If the program writes no file,
+it prints an error instead.
 
 Words of this page:
 
     plane    one bit for each spike pixel: whether it fired at one instant
     channel  a picture made of many planes, e.g. their mean; the network gets the channels
-    middle   the middle one of the planes of a channel
+        middle   the plane in the middle of the planes of a channel
 """
 
 import contextlib
@@ -43,8 +44,8 @@ from utils.options.models import Options
 PUBLISHED = ROOT / "tests/data/options/svrt_006.json"
 # Exit code of an OptionError: the user must change the file or an argument.
 REFUSED = 2
-# What a person changes to train on data and with a network of the size of a test. Every other key
-# stays as it is.
+# A person changes these keys to train on small data with a small network, as the tests do. Every
+# other key stays as it is.
 SMALL = {
     "netG.img_size": [2, 32, 32],
     "netG.window_size": [2, 4, 4],
@@ -59,8 +60,9 @@ SMALL = {
     "datasets.train.gt_size": 32,
     "datasets.train.dataloader_num_workers": 1,
 }
-# Text of the published file -> the text that replaces it, so that paths lie below the folder of a
-# test. The opening quote restricts the match to the beginning of a path.
+# Text of the published file -> the text that replaces it. After this, all paths lie below the
+# folder of a test. The opening quote is a part of the text, so that only the beginning of a path
+# matches.
 FOLDERS = {
     '"trainsets/GoPro/': '"{root}/GOPRO_Large/',
     '"testsets/GoPro11/': '"{root}/GOPRO_Large/',
@@ -194,8 +196,8 @@ def test_the_published_file_is_converted(conversion):
     assert conversion.out.is_file()
 
 
-# The file has three made-up secrets of services, e.g. "wandb-k3y-never-to-be-copied". Each of them
-# has one of these texts in it.
+# The file has three made-up secrets of services, e.g. "wandb-k3y-never-to-be-copied". Each secret
+# contains one of these two texts.
 @pytest.mark.parametrize("secret", ["k3y", "t0ken"])
 def test_secrets_of_services_reach_neither_the_new_file_nor_the_output(conversion, secret):
     assert secret in PUBLISHED.read_text()
@@ -236,7 +238,8 @@ def test_the_new_file_says_in_its_comments_what_it_cannot_express(conversion):
     assert "  // It cannot say: datasets.train.rgb_normalize" in conversion.out.read_text()
 
 
-# In the published file, only the training split has options of spikes.
+# In the published file, only the training split has options of spikes. So the new file takes these
+# options for the test split, too.
 def test_the_output_says_that_the_test_split_has_the_spike_options_of_training(conversion):
     line = "\n  datasets.test.spike: the section of training, because the test has none\n"
     assert line in conversion.output
@@ -247,7 +250,7 @@ def test_the_output_says_which_folder_of_spikes_is_assumed_for_the_test_split(co
 
 
 def test_no_note_on_missing_spike_options_if_the_test_split_has_them(tmp_path):
-    # The key datasets.test.spike.reconstruction.type.
+    # Two underscores stand for a dot: the key is datasets.test.spike.reconstruction.type.
     path = write_svrt(tmp_path, datasets__test__spike__reconstruction__type="tfp")
 
     converted = convert_and_capture(path)
@@ -294,7 +297,7 @@ def read_planes_of_svrt(path: Path) -> np.ndarray:
     """
     bits = np.unpackbits(np.fromfile(path, np.uint8), bitorder="little")
     planes = bits.reshape(-1, SPIKE_SIDE, SPIKE_SIDE)  # (T, row, column)
-    # The cameras store the last row first, so S-VRT turns each plane upside down.
+    # The cameras store the last row of a plane first, so S-VRT turns each plane upside down.
     return np.flip(planes, axis=1)
 
 
@@ -302,7 +305,7 @@ def middles_of_svrt(plane_count: int) -> list[int]:
     """Return the middles of the four channels of S-VRT for a file with this number of planes.
 
     S-VRT divides the planes into four equal parts and takes the middle of each part. A middle below
-    20 becomes 20. A middle above T - 20 becomes T - 20, where T is the number of planes.
+    20 becomes 20. A middle above T - 20 becomes T - 20. T is the number of planes.
 
     E.g. 56 planes: the parts have 14 planes each, and their middles are 7, 21, 35 and 49. Plane 7
     becomes 20. Plane 49 becomes 56 - 20 = 36. So the middles are 20, 21, 35 and 36.
@@ -324,7 +327,8 @@ def channels_of_svrt(planes: np.ndarray) -> np.ndarray:
     """
     channels = []
     for middle in middles_of_svrt(len(planes)):
-        # If the middle is plane T - 20, only 19 planes follow it. So the mean has 40 planes.
+        # If the middle is plane T - 20, only 19 planes follow it. Then the mean has 40 planes, and
+        # not 41.
         window = planes[middle - HALF_WINDOW : middle + HALF_WINDOW + 1]
         mean = window.mean(axis=0, dtype=np.float32)
         enlarged = cv2.resize(mean, (FRAME_SIDE, FRAME_SIDE), interpolation=cv2.INTER_LINEAR)
@@ -332,7 +336,7 @@ def channels_of_svrt(planes: np.ndarray) -> np.ndarray:
     return np.stack(channels)
 
 
-# Both numbers of planes that `write_data` writes.
+# The training clips of `write_data` have these two numbers of planes.
 @pytest.mark.parametrize(
     ("plane_count", "middles"),
     [
@@ -348,7 +352,7 @@ def test_the_network_of_the_new_file_takes_colours_together_with_spike_channels(
     opt = options_of_new_file(conversion.out)
 
     assert opt.spike_channels == 4
-    # On the device "meta" a network has shapes but no numbers, so making it takes no time.
+    # On the device "meta" a network has shapes but no numbers. So making it takes no time.
     with torch.device("meta"):
         net = define_G(opt)
     assert net.in_chans == 3 + 4  # colours and spike channels
@@ -362,7 +366,8 @@ def test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding(
     conversion, clip_index, plane_count
 ):
     opt = options_of_new_file(conversion.out)
-    # A sample shows whole frames, neither turned nor mirrored.
+    # Switch off the random changes, so that a sample shows whole frames, neither turned nor
+    # mirrored.
     without_changes = {"use_hflip": False, "use_rot": False, "gt_size": FRAME_SIDE}
     section = not_none(opt.datasets.train).model_copy(update=without_changes)
     dataset = set_for_training(section)
@@ -419,7 +424,7 @@ def test_the_size_of_a_plane_in_dataset_json_is_used(converted_with_info):
     assert converted_with_info.code == 0
     # The published file has the size of another camera.
     assert "16 x 16; the file says 250 x 400" in converted_with_info.output
-    # null: the size in dataset.json is used.
+    # null means that the size in dataset.json is used.
     spike = options_of_part(options_of_new_file(converted_with_info.out).datasets.train).spike
     assert spike.h is None
     assert spike.w is None
@@ -429,12 +434,13 @@ def test_rates_of_display_values_stay_as_s_vrt_reads_them(converted_with_info):
     spike = options_of_part(options_of_new_file(converted_with_info.out).datasets.train).spike
 
     # The spikes come from display values. Our reader raises their rates to the power 2.2 / gamma.
-    # S-VRT reads the rates as they are. So the power must be 1, and gamma must be 2.2.
+    # S-VRT uses the rates as they are, so our power must be 1. Therefore gamma must be 2.2.
     assert spike.gamma == 2.2
 
 
 def test_the_output_says_how_much_larger_the_channels_are_than_in_s_vrt(converted_with_info):
-    # Firing rates are divided by the rate in full light, 0.5. S-VRT does not divide them.
+    # Our reader divides firing rates by the rate in full light, 0.5. S-VRT does not divide them. So
+    # our channels are twice as large.
     assert "2 times the channels of S-VRT" in converted_with_info.output
 
 
@@ -451,7 +457,7 @@ class Representation:
     center: int | None  # key `center` of the new file: the plane at the middle of the exposure
 
 
-# 44 is `middle_tfp_center` of the published file. Only "middle_tfp" reads it.
+# The published file has 44 for its key `middle_tfp_center`. Only "middle_tfp" reads this key.
 REPRESENTATIONS = [
     Representation(
         "middle_tfp", channels=1, expected={"type": "tfp", "half_window": 20}, center=44
@@ -499,12 +505,13 @@ class Totals:
 @pytest.mark.parametrize(
     "case",
     [
-        # 3 / 5 is less than 1, but each GPU needs a clip. 64 / 5 is 12.8.
+        # 3 clips for 5 GPUs are less than one clip per GPU, but each GPU needs a clip. 64 workers
+        # for 5 GPUs are 12.8 per GPU, rounded down to 12.
         pytest.param(
             Totals(batch=3, workers=64, batch_per_gpu=1, workers_per_gpu=12, changed_totals=2),
             id="no multiples of 5",
         ),
-        # Without loader processes the main process reads, so 0 stays 0.
+        # With 0 loader processes, the main process reads the data. So 0 stays 0 for each GPU.
         pytest.param(
             Totals(batch=10, workers=0, batch_per_gpu=2, workers_per_gpu=0, changed_totals=0),
             id="no loader processes",
@@ -537,12 +544,13 @@ def test_the_output_names_each_total_that_is_no_multiple_of_the_number_of_gpus(
 
 # ---- Files with problems ----
 
-# Keys of S-VRT's file that cannot be converted with these values, and why.
+# Keys of S-VRT's file -> values with which the program cannot convert them. A comment gives the
+# reason.
 PROBLEMS = {
     "train.lora_rank": 8,  # not a key that we know
     "train.total_iter": "many",  # no number
     "datasets.train.gt_size": [224, 192],  # our crops are squares
-    # Contradicts `spike.reconstruction.type` of the published file, "spikecv_tfp".
+    # This value contradicts `spike.reconstruction.type` of the published file, "spikecv_tfp".
     "datasets.train.spike_reconstruction": "spikecv_tfi",
     "netG.input_mode": "dual",  # a network that we do not have
     "netG.optical_flow.module": "scflow",  # a network of flow that we do not have
@@ -568,7 +576,7 @@ def refusal(with_problems) -> Conversion:
 
 
 def test_a_file_with_problems_is_not_converted(with_problems, tmp_path):
-    # Another name of the new file, because converted.json may exist after the other tests.
+    # The new file has another name, because converted.json may exist after the other tests.
     out = tmp_path / "new.json"
 
     code = main([str(with_problems), "--out", str(out)])
@@ -584,14 +592,16 @@ def test_the_problems_of_a_file_are_named_at_once(refusal):
         assert f"    {key}" in refusal.errors, key
 
 
-# What a person chooses who follows the advice. The advice asks for a value in two of the PROBLEMS,
-# and gives another key in place of two more.
+# A person who follows the advice chooses these values. The advice asks for a value in two of the
+# PROBLEMS, and gives another key in place of two more.
 CHOSEN_VALUES = {
     "train.total_iter": 10,
     "datasets.train.gt_size": 192,
-    # In place of netG.optical_flow.module. null: no pretrained weights for the network of flow.
+    # This key takes the place of netG.optical_flow.module. null: the network of flow starts without
+    # pretrained weights.
     "netG.spynet_path": "null",
-    # In place of netG.input_mode. "concat": the spikes are additional channels of the input.
+    # This key takes the place of netG.input_mode. "concat": the spikes are additional channels of
+    # the input.
     "netG.fusion": "concat",
 }
 
