@@ -102,7 +102,16 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #     read_options: nothing, because there is no --opt
 #         None
 #     job_on_own_clips: reads the weights, and opens the clips
-#         Job(method=NetworkMethod(...),     # the network of W.pth, in tiles of 12 frames
+#         read_saved (models/portable.py): reads W.pth
+#             SavedNetwork(path="W.pth", weights={name: tensor}, spike=None, ...)
+#         spikes_for_network (models/restore/own_spikes.py): refuses inputs that do not fit W.pth
+#             None
+#         network_for_own_clips (models/restore/network_method.py): tiles and dtype, by the flags
+#             NetworkMethod(the SavedNetwork, tiles of 12 frames, dtype="float32", sigma=None)
+#         clips_with_frames (data/own_clips.py): opens street, by data/clips/clip_reader.py
+#             OwnClips(clips=[the reader of street], frames_note="all")
+#
+#         Job(method=NetworkMethod(...),
 #             clips=[the reader of street],  # its `frame(0)` reads street/000000.png
 #             outputs=Outputs("out", save=("comparison", "frames"), fps=25.0, ...), ...)
 #     restore_clips (models/restore/run_job.py): asks the method for the frames of each clip

@@ -86,7 +86,8 @@ class NetworkFlags:
 class OwnFiles:
     """The user's own clips: blurry frames, spikes and sharp frames, each a file or a folder.
 
-    data/own_clips.py opens them. own_spikes.py takes `spike_size` and `overrides`.
+    data/own_clips.py opens the paths. own_spikes.py takes `spike_size` and `overrides`, and looks
+    whether `spike` and `gt` are given.
     """
 
     input: str | None

@@ -1,5 +1,8 @@
 """Write the numbers and pictures of a run for TensorBoard.
 
+In: numbers by name, from `Experiment.log_training` and `log_validation` (experiment.py, which takes
+the numbers of a training from measured.py). Out: the files that TensorBoard reads.
+
 TensorBoard merges the files of all starts of a run. A resumed run repeats the steps after its
 checkpoint, so the new file hides what an earlier start wrote after this step.
 
