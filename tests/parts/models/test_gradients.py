@@ -127,7 +127,13 @@ def test_frozen_parts_have_no_gradient(results_of_frozen_step):
 
 # DDP sums only the gradients of parameters that were trained when DDP was built. It would leave out
 # the released parts without an error, and the weights of the ranks would drift apart.
-@pytest.mark.parametrize("is_static", [False, True], ids=["any graph", "use_static_graph"])
+@pytest.mark.parametrize(
+    "is_static",
+    [
+        pytest.param(False, id="any graph"),
+        pytest.param(True, id="use_static_graph", marks=pytest.mark.slow),
+    ],
+)
 def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(
     one_rank, results_of_frozen_step, tmp_path, is_static
 ):

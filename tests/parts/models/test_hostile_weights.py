@@ -135,15 +135,15 @@ def test_a_small_pickle_that_would_take_much_memory_or_time_is_refused(
 
 @pytest.fixture(scope="module")
 def compressed_file(tmp_path_factory):
-    """Give a small file that unpacks to 268 MB. To pack it takes two seconds of a core."""
+    """Give a small file that unpacks to 67 MB. To pack it takes half a second of a core."""
     path = tmp_path_factory.mktemp("compressed") / "a.pth"
-    write_zip(path, members_of({"a": torch.zeros(2**26)}), zipfile.ZIP_DEFLATED)
+    write_zip(path, members_of({"a": torch.zeros(2**24)}), zipfile.ZIP_DEFLATED)
     return path
 
 
 @pytest.mark.parametrize("reader", [READ, LOAD])
 def test_members_that_are_compressed_are_not_unpacked(compressed_file, reader):
-    assert compressed_file.stat().st_size < 400_000
+    assert compressed_file.stat().st_size < 100_000
     assert_refused(reader, compressed_file, by="CheckpointError", saying="is compressed")
 
 
