@@ -65,8 +65,8 @@ def levels_in(item):
     lq = item["lq"][:, 0] * 255 / LQ_RED_OF_LEVEL
     scale = item["gt"].shape[-1] // item["lq"].shape[-1]
     gt = item["gt"][:, 0, ::scale, ::scale] * 255 / GT_RED_OF_LEVEL
-    # There is a channel for each half of the planes: the number of spikes of a pixel, divided by
-    # the number of planes in the half. The level is the number of spikes in both halves.
+    # Each of the two spike channels is for one half of the planes: the number of spikes of a pixel,
+    # divided by the number of planes in the half. The level is the number of spikes in both halves.
     planes_of_a_half = PLANES / 2
     spike = item["spike"].sum(1) * planes_of_a_half
     return lq, gt, spike
@@ -141,7 +141,7 @@ def test_crops_of_frames_sharp_frames_and_spikes_agree_to_the_pixel(tmp_path, sc
 def test_resizing_a_crop_of_spikes_equals_cropping_the_resized_spikes(clips):
     spike = {"type": "dat", "representation": {"type": "tfp", "half_window": 9}}
     whole = build_clips(clips, "test", spike=spike)[0]
-    # Use the same clip as a training set, in which a sample is a crop of a single frame.
+    # Use the test clip also as a training set, in which a sample is a crop of a single frame.
     frames = str(clips / "GOPRO_Large/test")
     values = data_section(
         clips,
@@ -197,7 +197,8 @@ def test_a_crop_as_large_as_the_frame_has_one_place():
 def test_an_allowed_turn_comes_half_of_the_time(turn):
     turned = draws(hflip=True, rot=True, reverse=True)
 
-    # About 100 of 200. The probability of a number outside of 60 ... 140 is below 1e-7.
+    # About 100 of 200 draws are turned. The probability of a number outside of 60 ... 140 is below
+    # 1e-7.
     assert 60 < sum(getattr(augment, turn) for augment in turned) < 140
 
 
@@ -247,8 +248,8 @@ def test_the_axes_are_swapped_after_the_flips(turns, expected):
 )
 def test_a_seed_gives_the_draws_that_it_always_gave(clips, index, clip, frames, corner, turns):
     # An earlier version printed these draws. They must stay, because a resumed run must see the
-    # samples that it would have seen without the interruption. Samples 5, 8 and 9 would end after
-    # the end of their clips, so their first frame is drawn.
+    # samples that it would have seen without the interruption. The frames of samples 5, 8 and 9
+    # would not fit into their clips. So the first frame of these samples is drawn at random.
     draw = build_clips(clips, **ALL_TURNS, interval_list=[1, 2]).draw(index)
 
     assert (draw.clip.name, draw.frames) == (clip, frames)
@@ -392,8 +393,8 @@ def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(
     options = LoaderOptions(dataloader_shuffle=False)
     loader = TrainLoader(kept, options, accumulation_steps=1, seed=0)
 
-    # Epoch 0 decodes the pictures in loader processes, which then end. For epoch 1 the files are
-    # gone.
+    # Epoch 0 decodes the pictures in loader processes, which then end. Then the files are removed.
+    # So epoch 1 can only take the pictures from memory.
     batches_of_epoch_0 = list(loader.start(epoch=0, batch=0))
     for path in (tmp_path / "GOPRO_Large").rglob("*.png"):
         path.unlink()
@@ -404,7 +405,7 @@ def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(
     for (batch,), item in zip(batches_of_epoch_1, expected, strict=True):
         assert torch.equal(batch["lq"][0], item["lq"])
         assert torch.equal(batch["gt"][0], item["gt"])
-    # This process sees the pictures, too.
+    # The pictures are in shared memory, so this process sees them, too.
     assert torch.equal(kept[(1, 0)]["lq"], expected[0]["lq"])
 
 
@@ -468,12 +469,13 @@ def test_spikes_are_divided_by_the_rate_of_dataset_json(clips, tmp_path):
     write_clip(tmp_path, "clip9", split="test", frames=5, seed=9)
     write_info(tmp_path, rate=0.5)
 
-    # The rate of `clips` is 1. At a rate of 0.5, the same spikes mean twice the light.
+    # The rate of `clips` is 1. If the rate is 0.5, the same spikes mean twice the light.
     assert torch.allclose(spikes_of_test(tmp_path), 2 * spikes_of_test(clips))
 
 
-# The name GOPR0372_03_00 says that a frame is the mean of 3 raw frames, with 8 planes each: 24
-# planes, and which of them is the sharp one. The clip "street" has no such name.
+# The name GOPR0372_03_00 says that a blurry frame is the mean of 3 raw frames, with 8 planes each.
+# So the program knows that a frame has 24 planes, and which plane is the sharp one. The clip
+# "street" has no such name.
 
 
 def test_without_dataset_json_the_options_must_give_the_size(tmp_path):
@@ -489,7 +491,7 @@ def test_without_dataset_json_the_size_of_the_options_is_enough_for_a_clip_of_go
     dataset = build_clips(tmp_path, spike={"type": "dat", "h": 8, "w": 12})
     item = dataset[(0, 0)]  # the first sample of the first epoch
 
-    # Frames, channels of the default representation, height and width of the crop.
+    # The shape is frames, channels of the default representation, height and width of the crop.
     assert item["spike"].shape == (3, 4, 8, 8)
 
 
@@ -518,7 +520,7 @@ def test_a_damaged_dataset_json_is_named(tmp_path, content):
 
 
 VOXEL_OF_1 = {"type": "dat", "representation": {"type": "voxel", "num_bins": 1}}
-# A grey picture of 4 x 4 pixels, its display value, and the light that it shows.
+# A grey picture of 4 x 4 pixels, the display value of its pixels, and the light that they show.
 GREY = np.full((4, 4, 3), 128, np.uint8)
 DISPLAY_VALUE = 128 / 255
 LIGHT = DISPLAY_VALUE**2.2
@@ -560,8 +562,8 @@ def test_light_decides_what_match_or_gamma_do(tmp_path, light, integrated, gamma
     write_info(tmp_path, rate=None, light=None)
     spike = {**VOXEL_OF_1, "rate": "match", "center": "file", "light": light}
     spikes = build_clips(tmp_path, "test", spike=spike).clips[0].spikes
-    # "match" compares the picture with the spikes. So it needs the spike pixels of the whole
-    # picture.
+    # "match" compares the whole picture with its spikes. So the window must have the spike pixels
+    # of the whole picture.
     grid = ScaledGrid(SpikeGeometry(2, 2), size=(4, 4), interpolation=cv2.INTER_NEAREST)
     whole_picture = grid.window(Augment.whole((4, 4)))
     planes = grey_spikes(integrated)
@@ -570,7 +572,7 @@ def test_light_decides_what_match_or_gamma_do(tmp_path, light, integrated, gamma
     rate = rate_of(spikes, planes, GREY, whole_picture)
     channels = spikes.changed(gamma=gamma).represent(planes, center=middle, rate=rate)
 
-    # 1000 planes have a whole number of spikes, so the error of a rate is at most 0.001.
+    # The spikes in 1000 planes are a whole number, so the error of a rate is at most 0.001.
     assert rate == pytest.approx(RATE, abs=0.002)
     assert channels.mean() == pytest.approx(shown, abs=0.002)
 
@@ -632,9 +634,9 @@ def mean_spikes(item):
 
 # The key of a sample is (epoch, number). All samples below are of this epoch.
 EPOCH = 1
-# These samples have 11 to 17 % more spikes than expected. A pixel has 6.5 spikes in 24 planes on
+# These samples have 11 to 17 % more spikes than expected. In 24 planes a pixel has 6.5 spikes on
 # average, and the planes after its last spike count as the light of almost one more spike. If a
-# camera ignored its threshold, the difference would be 100 %.
+# camera ignored its threshold, the difference would be 100 %, so 20 % is a safe limit.
 TOLERANCE = 0.2
 
 
@@ -751,11 +753,11 @@ SPREAD_TFP = {"type": "tfp", "half_window": 2, "num_bins": 3}
 @pytest.mark.parametrize(
     ("key", "value", "representation"),
     [
-        # Raw planes are 0 and 1, whatever the light.
+        # Raw planes are 0 and 1, whatever the light is. So these keys would have no effect.
         pytest.param("gamma", 2.2, RAW, id="gamma of raw planes"),
         pytest.param("rate", "match", RAW, id="rate of raw planes"),
         pytest.param("light", "linear", RAW, id="light of raw planes"),
-        # Windows that are spread over the file have no centre.
+        # Windows that are spread over the file have no centre, so `center` would have no effect.
         pytest.param("center", 5, SPREAD_ENCODING, id="centre of spread windows"),
         pytest.param("center", 5, SPREAD_TFP, id="centre of spread bins"),
         pytest.param("context", 8, "voxel", id="context of voxels"),
@@ -803,8 +805,8 @@ def indices(some_sampler):
 def test_the_incomplete_last_batch_is_left_out_on_every_rank(rank):
     of_rank = sampler(rank, world_size=2, batch_size=3, length=23)
 
-    # Three batches of 3 on each of 2 ranks are 18 samples. The other 5 samples fill no batch of
-    # both.
+    # Three batches of 3 samples on each of 2 ranks are 18 of the 23 samples. The other 5 samples
+    # are left out, because they do not fill a batch on both ranks.
     assert len(list(of_rank)) == 9
     assert len(of_rank) == 9
     assert of_rank.batches_per_epoch == 3

@@ -56,10 +56,11 @@ def there_and_back(pixels: float) -> Motion:
     return motion_along(pixels * (1 - np.abs(TIMES) / 30))
 
 
-# The reach of a pixel is the distance over which it moves. With n spikes, the share is about 1/2 at
-# the reach LEAST_REACH + REACH_BY_LIGHT / n^REACH_POWER = 1.2 + 4.5 / n^0.7 pixels. The share is 0
-# below 0.6 times this reach (STILL_BELOW), and 1 above 1.3 times this reach (MOVING_ABOVE). All
-# constants are in stillness/shares.py. These are the reaches in pixels:
+# The reach of a pixel is the distance over which it moves. In dim light, noise makes motions that
+# are not there, so a larger reach is needed: with n spikes, the share is about 1/2 at the reach
+# LEAST_REACH + REACH_BY_LIGHT / n^REACH_POWER = 1.2 + 4.5 / n^0.7 pixels. The share is 0 below 0.6
+# times this reach (STILL_BELOW), and 1 above 1.3 times this reach (MOVING_ABOVE). All these
+# constants are in stillness/shares.py. The reaches in pixels are:
 #
 #     spikes    share 0 below    share 1/2 at    share 1 above
 #     12        1.2              2.0             2.6
@@ -101,8 +102,8 @@ def test_only_the_part_that_moves_takes_the_improved_frame():
 # ---- By the change of the spikes ---------------------------------------------------------------
 
 PLANES = 120  # of a stream. The exposure is the middle half, 60 planes.
-# Spikes per plane at full light. The mean of the stripes is half of full light. So a pixel has
-# 60 * 0.05 / 2 = 1.5 spikes in the exposure, which is dim light.
+# Spikes per plane at full light. The mean light of the stripes is half of full light. So a pixel
+# has 60 * 0.05 / 2 = 1.5 spikes in the exposure, which is dim light.
 DIM = 0.05
 # Positions of the stripes in each plane, in spike pixels:
 STILL = np.zeros(PLANES)  # the stripes stand still
@@ -148,9 +149,9 @@ def test_noise_of_dim_light_is_no_motion():
 
 
 # The evidence of a motion is a sum over pixels. Each term is the change of a pixel times the change
-# of its neighbours. The mean of these products is 0 if nothing moves. Two sizes are hard. On a
-# narrow plane, most pixels are at an edge, where neighbours are missing. On a large plane, a mean
-# that is not quite 0 would give a large sum.
+# of its neighbours. The mean of these products is 0 if nothing moves. Two kinds of planes are hard.
+# On a narrow plane, most pixels are at an edge, where neighbours are missing. On a large plane, a
+# mean that is not quite 0 would add up to a large sum.
 @pytest.mark.parametrize("plane", [(3, 200), (20, 400), (360, 640)])
 def test_noise_is_no_motion_on_a_plane_of_any_size(plane):
     # Each pixel has a spike at random, in a tenth of the planes.
@@ -159,15 +160,15 @@ def test_noise_is_no_motion_on_a_plane_of_any_size(plane):
     recording = Recording(np.zeros((*plane, 3), np.float32), stream, begin=0, end=60, sharp=30)
     view = View(plane, plane, to_rgb=np.eye(3), is_display=False)
 
-    # The limit is not 0: among so many pixels, noise may raise a few slightly above the limit of
-    # evidence.
+    # The limit is not 0, because among so many pixels, noise may raise the evidence of a few pixels
+    # slightly above its limit.
     assert share_by_change(recording, view, is_good=np.ones(plane, bool)).max() < 0.1
 
 
 def test_the_evidence_of_noise_is_0_in_the_mean():
-    # Noise makes the mean of the products (see the test above) a little less than 0, which adds up
-    # on a large plane. `product_of_noise` corrects this. Without this function, the mean of the
-    # evidence would be -2.8.
+    # Noise makes the mean of the products (see the test above) a little less than 0. On a large
+    # plane this adds up. The function `product_of_noise` corrects it. Without this function, the
+    # mean of the evidence would be -2.8.
     plane = (360, 640)
     seen = np.zeros(plane, np.float32)
     of_frames = []
@@ -182,14 +183,16 @@ def test_the_evidence_of_noise_is_0_in_the_mean():
             of_frame, _ = evidence.evidence(change, light, by_light)
             of_frames.append(of_frame)
 
-    # These are nine numbers with a standard deviation of about 1. So their mean has 1/3.
+    # These are nine numbers with a standard deviation of about 1. So their mean has a standard
+    # deviation of 1/3, and the limit is three times as large.
     assert abs(np.mean(of_frames)) < 1
     assert 0.5 < np.std(of_frames) < 2
 
 
 def test_pixels_that_begin_with_equal_charges_are_no_motion():
     rng = np.random.default_rng(0)
-    # Soft clouds. Neighbours of nearly equal light fire in nearly the same planes.
+    # The scene is soft clouds. Neighbours of nearly equal light fire in nearly the same planes, so
+    # their spikes change together although nothing moves.
     light = cv2.GaussianBlur(rng.random((SIDE, SIDE)), (0, 0), 4)
     light = (light - light.min()) / (light.max() - light.min())
     camera = IntegrateAndFire(SIDE, SIDE, rate=0.1, rng=rng, initial_charge=0.0)
@@ -212,8 +215,9 @@ def test_a_lamp_that_flickers_is_no_motion():
 
 
 def test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion():
-    # Here pixels of equal light do not change in the same way, but neighbouring pixels do. Without
-    # the function `without_change_of_lamps`, the evidence of the frame would be 21.
+    # Here pixels of equal light do not change in the same way, because the lamp does not light them
+    # equally, but neighbouring pixels do. Without the function `without_change_of_lamps`, the
+    # evidence of the frame would be 21.
     columns = np.arange(3 * SIDE)
     lamp = np.exp(-(((columns - columns.mean()) / 50) ** 2))  # 1 in the middle, 0 at the edges
     flicker = 0.5 * np.sin(np.linspace(0, 5, PLANES))  # brighter, then darker, once
@@ -281,11 +285,11 @@ def test_planes_of_the_same_motion_stay(positions):
 @pytest.mark.parametrize("planes", [3, 4])
 def test_a_stream_of_few_planes_has_a_share(planes):
     recording = recording_of(STILL)
-    # Only the first planes. The exposure has all of them, and the sharp frame is in plane 1.
+    # Take only the first planes. They are all in the exposure, and the sharp frame is in plane 1.
     short = Recording(recording.blurry, recording.stream[:planes], begin=0, end=planes, sharp=1.5)
 
     # The stream is cut into four pieces of time. Three planes are too few for four pieces. Then
-    # there is no evidence against a motion either, so the share is 1.
+    # nothing speaks against a motion, so the share is 1.
     if planes == 3:
         expected = 1
     else:

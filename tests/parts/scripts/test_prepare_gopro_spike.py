@@ -1,8 +1,9 @@
 """scripts/prepare_gopro_spike.py: the clips it makes, its refusals, its processes, its restarts.
 
 The program makes training clips from raw frames: sharp frames at a high rate. It averages a few raw
-frames to a blurry frame, takes the middle one of these as the sharp frame, and simulates the spikes
-of this time. With `--rig` it simulates two cameras instead, from any video or photograph.
+frames to a blurry frame, takes the middle one of these raw frames as the sharp frame, and simulates
+the spikes of their time, the exposure. With `--rig` it simulates two cameras instead, from any
+video or photograph.
 
 Most tests use three raw clips (`write_raw`), whose frames of 32 x 32 pixels show moving clouds:
 
@@ -168,8 +169,8 @@ def test_a_spike_file_has_8_planes_for_each_raw_frame(prepared_root):
     report = check_clips(whole_clips(prepared_root))
 
     # There are 8 planes from one raw frame to the next. The first clip has one raw frame after its
-    # last exposure, so its last file is as long as the others: 3 x 8 planes. The second clip has no
-    # such frame. So its last file ends with the last of 5 raw frames: 4 x 8 planes plus 1.
+    # last exposure. So its last file is as long as the others: 3 x 8 planes. The second clip has no
+    # such frame. So its last file ends with the last of 5 raw frames, and has 4 x 8 planes plus 1.
     planes = {clip.name: clip.planes for clip in report.clips}
     assert planes == {
         "GOPR0001_03_00": (24, 24, 24, 24),
@@ -202,7 +203,7 @@ def test_a_blurry_frame_is_the_mean_of_the_raw_frames(with_instants):
 
     blurry = imread_rgb(clip / "blur/000001.png")
 
-    # 0.5 is the error of rounding to whole values.
+    # Rounding to whole values changes a value by at most 0.5.
     assert np.abs(blurry - frames[5:10].mean(0)).max() <= 0.5
 
 
@@ -214,14 +215,16 @@ def test_a_frame_of_blur_gamma_is_the_mean_of_the_light(with_instants):
 
     light = (frames[5:10] / 255) ** GAMMA
     shown = light.mean(0) ** (1 / GAMMA) * 255
-    # 0.5 is the error of rounding. 0.01 is added, because the program computes in single precision.
+    # Rounding changes a value by at most 0.5. 0.01 is added, because the program computes in single
+    # precision.
     assert np.abs(blurry - shown).max() <= 0.51
 
 
 def test_dataset_json_has_the_plane_of_the_sharp_frame(with_instants):
     about = information(with_instants)
 
-    # The middle of 5 raw frames comes 2 raw frames after the first, which are 2 x 8 = 16 planes.
+    # The middle one of 5 raw frames comes 2 raw frames after the first one, and 2 raw frames are 2
+    # x 8 = 16 planes.
     expected = {"split": "train", "planes": 40, "gt_plane": 16}
     assert about["clips"]["GOPR0002_05_00"] == expected
 
@@ -272,11 +275,13 @@ def test_the_reference_options_read_the_documented_folders(raw_root, tmp_path, m
 
     assert prepare("--source", "GOPRO_Large_all", "--out", "trainsets") == 0
 
-    # The reference options are for larger frames than the frames of this test.
+    # The reference options are for larger frames, so the sizes must be changed for these small
+    # frames.
     changes = ["datasets.train.gt_size=16", "netG.img_size=[6,16,16]"]
     for split in ("train", "test"):
         changes += [f"datasets.{split}.spike.h=16", f"datasets.{split}.spike.w=16"]
-        # Exposures of three raw frames have only 24 planes, too few for the windows of the file.
+        # Exposures of three raw frames have only 24 planes, which are too few for the windows of
+        # the option file.
         changes += [f"datasets.{split}.spike.representation.half_windows=[1,2,3]"]
     opt = load_options(reference, changes, PARTS)
     train = build_dataset(not_none(opt.datasets.train), "train", seed=0)
@@ -398,7 +403,8 @@ def write_wrong_clips(raw):
     other_height = np.zeros((6, 2 * SIZE, SIZE, 3), np.uint8)  # 64 x 32, the others are 32 x 32
     odd_height = np.zeros((6, SIZE + 1, SIZE, 3), np.uint8)  # 33 x 32
     write_folder(raw / "train/GOPR0004_03_00", other_height)
-    # The 11 in the name of the clip asks for 11 raw frames per blurry frame, but it has only 3.
+    # The 11 in the name of the clip asks for 11 raw frames per blurry frame, but the clip has only
+    # 3.
     write_folder(raw / "train/GOPR0005_11_00", moving_frames(count=3))
     write_folder(raw / "train/GOPR0006_03_00", odd_height)
 
@@ -457,9 +463,10 @@ def test_a_clip_with_a_frame_of_another_size_is_not_made(raw_root, tmp_path, cap
     assert not (tmp_path / "out/GOPRO_Large/train/GOPR0001_03_00").exists()
 
 
-# Flags, a part of the message, and the exit code: 2 for flags, 3 for data. {} is the folder of the
-# test, whose `raw_root` has the three raw clips. After --rig comes the name of a pair of cameras
-# ("rig", "dim", ...), and then changes of its values. "dimm" and "parallaks" are spelled wrongly.
+# Each case has flags, a part of the message, and the exit code: 2 for wrong flags, 3 for wrong
+# data. {} is the folder of the test, whose `raw_root` has the three raw clips. After --rig comes
+# the name of a pair of cameras ("rig", "dim", ...), and then changes of its values. "dimm" and
+# "parallaks" are spelled wrongly on purpose.
 WRONG_INPUT = [
     ("--source {}/empty", "no raw clip found", 3),
     ("--source {}/nothing --rig rig", "no raw clip found", 3),
@@ -508,7 +515,8 @@ def raw_clips(letter, count, folder):
     return [ClipSource(f"{letter}{number}", folder, split="") for number in range(count)]
 
 
-# The share of clips for testing is rounded, but neither split becomes empty if both are asked for.
+# The share of clips for testing is rounded to whole clips. But no split becomes empty if both
+# splits are asked for.
 SHARES = [
     pytest.param(10, 0.7, 7, id="7 of 10"),
     pytest.param(10, 0.2, 2, id="2 of 10"),
@@ -550,7 +558,7 @@ def test_an_interrupted_run_on_videos_continues_with_the_split_that_it_chose(tmp
     arguments = ("--source", raw, "--out", out, "--average", 3, "--test-share", 0.4)
     assert prepare(*arguments) == 0
     whole = read_files(out)
-    # 4 of the 6 videos are for training. Each gives 3 frames.
+    # 4 of the 6 videos are for training, and 2 are for testing. Each video gives 3 frames.
     assert len(list(out.glob("*/train/*/sharp/*.png"))) == 12
     assert len(list(out.glob("*/test/*/sharp/*.png"))) == 6
 
@@ -578,7 +586,7 @@ def path_of_light(fine_frames, method):
 
 
 # The clouds move by 2 pixels between two frames that the program sees. Optical flow follows the
-# clouds. A linear change fades one frame into the next frame, so its error is larger.
+# clouds. A linear change fades one frame into the next frame, so the error of "linear" is larger.
 @pytest.mark.parametrize(("method", "largest_error"), [("flow", 0.01), ("linear", 0.04)])
 def test_light_moves_from_one_frame_to_the_next(fine_frames, method, largest_error):
     path = path_of_light(fine_frames, method)
@@ -640,8 +648,9 @@ def kill_while_making_a_clip(raw, out):
         if line.startswith("making:") and any(out.glob("*/*/*/made.json")):
             progress_line = line
             break
-    # While the program and its workers are stopped, no clip becomes finished. Let them run for a
-    # millisecond at a time, until they are making a clip.
+    # While the program and its workers are stopped, they cannot finish a clip. Let them run for a
+    # millisecond at a time, until they are making a clip. Then the run can be killed at this
+    # moment.
     os.killpg(run.pid, signal.SIGSTOP)
     while run.poll() is None and not is_making_a_clip(out):
         os.killpg(run.pid, signal.SIGCONT)
@@ -650,7 +659,8 @@ def kill_while_making_a_clip(raw, out):
     was_making_a_clip = is_making_a_clip(out)
     run.kill()
     os.killpg(run.pid, signal.SIGCONT)
-    # The workers hold the other end of the pipe, so this call returns after the last one has ended.
+    # The workers hold the other end of the pipe. So this call returns after the last worker has
+    # ended.
     rest, _ = run.communicate()
     return KilledRun(progress_line, rest, was_making_a_clip)
 
@@ -672,7 +682,7 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
     assert finished
     assert killed.was_making_a_clip
 
-    # The second start makes only the clips that are missing, and does not touch the others.
+    # The second start makes only the clips that are missing, and does not touch the finished clips.
     assert prepare("--source", raw, "--out", out) == 0
     output = capsys.readouterr().out
     counted = {int(number) for number in re.findall(r"making: .* of (\d+) frames", output)}
@@ -689,7 +699,8 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
 
 
 def test_an_error_in_a_process_ends_the_other_processes_at_once():
-    # A sleep of -1 seconds is a ValueError. The other calls would sleep for five minutes.
+    # A sleep of -1 seconds is a ValueError. The other calls would sleep for five minutes, so the
+    # test would last long if they were not ended.
     calls = [(300,), (-1,), (300,), (300,)]
 
     with pytest.raises(ValueError, match="non-negative"):
@@ -720,7 +731,7 @@ def sources_of_rig(tmp_path_factory):
     No test changes it.
     """
     source = tmp_path_factory.mktemp("sources") / "sources"
-    # Frames of 64 x 64.
+    # The frames have 64 x 64 pixels, twice as many on each side as the moving frames.
     shown = moving_frames(count=CUT, step=1.5).repeat(2, axis=1).repeat(2, axis=2)
     after_the_cut = 255 - shown[: FRAMES_OF_WALK - CUT]
     write_folder(source / "train/walk", np.concatenate((shown, after_the_cut)))
@@ -731,8 +742,8 @@ def sources_of_rig(tmp_path_factory):
     return source
 
 
-# Two clips of each source with 3 frames of 48 x 48 pixels and 16 planes for each frame. The crop of
-# 48 is cut from a source whose shorter side is scaled to 56.
+# Each source gives two clips, with 3 frames of 48 x 48 pixels and 16 planes for each frame. The
+# program scales the shorter side of a source to 56 pixels, and cuts the crop of 48 pixels from it.
 RIG_SIZES = ("--side", 56, "--crop", 48, "--frames", 3, "--planes", 16, "--clips", 2)
 RANDOM_RIGS = ("--rig", "random", *RIG_SIZES)
 
@@ -774,7 +785,7 @@ def test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in
     followed = cv2.remap(there, x + shifts[..., 0], y + shifts[..., 1], cv2.INTER_LINEAR)
     with_motion = np.abs(followed - here).mean(axis=-1)
     without = np.abs(there - here).mean(axis=-1)
-    # Compare medians, because some pixels are covered or out of view in the other plane.
+    # Compare medians, because a few pixels are covered or out of view in the other plane.
     assert np.median(with_motion) < 0.1 * np.median(without)
 
 
@@ -854,7 +865,7 @@ def test_the_rig_in_dataset_json_has_the_calibration_beside_it(clips_of_rigs):
     for clip in clips.values():
         calibration = read_section(Calibration, clip["calibration"], "")
         rig = Rig(**calibration.made["rig"])
-        # Spike planes of 24 x 24 pixels, frames of 48 x 48.
+        # The clip has spike planes of 24 x 24 pixels and frames of 48 x 48 pixels.
         again = rig.calibration((24, 24), (48, 48))
         assert again.digest() == calibration.digest()
 
@@ -863,7 +874,7 @@ def test_the_rig_in_dataset_json_has_the_calibration_beside_it(clips_of_rigs):
 def test_no_clip_goes_over_the_cut_of_a_video(clips_of_rigs, name):
     cut = information(clips_of_rigs)["clips"][name]["cut"]
 
-    # The clip takes 3 exposures of `average` frames, and 2 frames around them.
+    # The clip takes 3 exposures of `average` frames each, and 2 more frames around them.
     end = cut["first"] + 3 * cut["average"] + 2
     is_before_the_cut = end <= CUT
     is_after_the_cut = cut["first"] >= CUT
@@ -907,7 +918,7 @@ def test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame(faultless, number):
     # Compare with each part of 24 x 24 pixels. The differences are summed over pixels and colours.
     differences = cv2.matchTemplate(raw_frame, sharp, cv2.TM_SQDIFF)
 
-    # Each value may be off by one, so each square is at most 1.
+    # A value may be off by 1 through rounding, so the square of each difference is at most 1.
     assert differences.min() <= 24 * 24 * 3
 
 
@@ -919,8 +930,8 @@ def test_a_blurry_frame_of_a_rig_shows_the_motion_around_its_sharp_frame(faultle
 
     difference = np.abs(blurry.astype(float) - sharp).mean()
 
-    # Rounding makes a difference of at most 0.5. Another part of the video would differ by more
-    # than 30.
+    # Rounding makes a mean difference of at most 0.5. Another part of the video would differ by
+    # more than 30.
     assert 0.5 < difference < 30
 
 
@@ -929,7 +940,7 @@ def test_the_spikes_of_a_rig_show_the_sharp_frame_in_their_middle(faultless):
     (path,) = faultless.rglob("000002.dat")
     spikes = read_spikes(path, SpikeGeometry(height=12, width=12))
 
-    # Planes 36 to 60: 25 of 96 planes, around plane 48.
+    # These are the planes 36 to 60, which are 25 of the 96 planes, around plane 48 in the middle.
     seen = spikes[36:61].mean(0)
 
     assert correlation(seen, light_of(sharp, side=12)) > 0.9

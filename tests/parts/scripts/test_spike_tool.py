@@ -5,7 +5,8 @@ The tests use two kinds of spikes:
     a scene     `write_scene` simulates spikes of a smooth picture that is darker at the bottom
     published   42 planes of 250 x 400 pixels of a published stream of a spike camera (simulated)
 
-Exit codes of the tool: 0, 2 for wrong arguments, 3 for files that cannot be used.
+The exit codes of the tool are 0 for success, 2 for wrong arguments, and 3 for files that cannot be
+used.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ from utils.video.reader import VideoReader
 # The planes of the published stream.
 PLANE = SpikeGeometry(height=250, width=400)
 SIZE = ("--size", 250, 400)
-# A byte holds the bits of 8 pixels.
+# Bytes of a plane of the published stream. A byte holds the bits of 8 pixels.
 BYTES_OF_PLANE = 250 * 400 // 8
 # The arguments for the size and the brightness of the published stream. The brightness is explained
 # in tests/parts/data/test_published_streams.py.
@@ -133,7 +134,7 @@ def info(capsys, *arguments):
 def output_of_scene(tmp_path_factory):
     """Give the output of `info` for 128 planes of 180 x 320, without an argument for the size."""
     path = tmp_path_factory.mktemp("scene") / "a.dat"
-    # 32 planes of 360 x 640 would have the same number of bytes.
+    # The same bytes could be 32 planes of 360 x 640, so more than one size fits.
     write_scene(path, h=180, w=320, planes=128)
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
@@ -158,7 +159,7 @@ def test_info_takes_the_size_from_dataset_json(tmp_path, capsys):
 
 
 def test_info_knows_the_format_of_a_camera_with_words_between_the_pixels(tmp_path, capsys):
-    # Light that rises from row to row, so that the picture can be recognised.
+    # The light rises from row to row, so that the picture of the right size can be recognised.
     light = np.broadcast_to(np.linspace(0.1, 0.7, 1000)[:, None], (1000, 1000))
     fired = [np.floor((plane + 1) * light) > np.floor(plane * light) for plane in range(2)]
     (tmp_path / "a.dat").write_bytes(bytes_of_sps100(np.stack(fired)))
@@ -207,7 +208,7 @@ def test_info_takes_the_shape_of_a_plane_from_the_picture(tmp_path, capsys):
 
     assert "most likely 120 x 200" in output
     assert "tried: the sizes of the shape of the picture, 240 x 400" in output
-    # This size fits the bytes, but it has another shape than the picture.
+    # The size 200 x 288 fits the bytes, but its shape is not the shape of the picture.
     assert "200 x 288" not in output
 
 
@@ -243,7 +244,7 @@ def test_info_names_no_size_if_none_gives_a_picture(tmp_path, capsys):
     assert "bit order" not in output
 
 
-# Content of a file, additional arguments, and a part of the error.
+# Each case has the content of a file, additional arguments, and a part of the error.
 NO_SPIKES = [
     pytest.param(b"12345", (), "no known geometry fits 5 bytes", id="few bytes"),
     pytest.param(b"", (), "the file is empty", id="empty"),
@@ -316,7 +317,7 @@ def test_info_finds_the_bit_order(tmp_path, published_stream, capsys):
 def test_info_describes_a_published_file(published_stream, capsys):
     output = info(capsys, published_stream)
 
-    # A row of the table: the size of a plane, and the number of planes.
+    # The output has a table. This row has the size of a plane, and the number of planes.
     assert "250 x 400      42" in output
     assert "bit order little" in output
 
@@ -337,7 +338,8 @@ def test_an_array_with_its_planes_last_is_named(tmp_path, capsys, command):
 
     message = capsys.readouterr().out
     assert "(h, w, planes), but (planes, h, w) is expected" in message
-    # An array has no rows that are stored from the bottom.
+    # The message must not ask about flipped rows, because an array has no rows that are stored from
+    # the bottom.
     assert "rows are flipped" not in message
 
 
@@ -375,7 +377,7 @@ def test_info_says_that_a_flat_picture_does_not_show_the_light(tmp_path, capsys)
 
 def test_info_proposes_no_light_by_the_picture_of_another_scene(tmp_path, capsys):
     write_scene(tmp_path / "a.dat", h=64, w=64, planes=100)
-    # Darker to the right. The scene is darker to the bottom.
+    # This picture becomes darker to the right, but the scene becomes darker to the bottom.
     ramp = np.linspace(1, 0.2, 64, dtype=np.float32)[None]
     write_grey(tmp_path / "other.png", np.repeat(ramp, 64, axis=0))
 
@@ -448,7 +450,8 @@ def test_convert_takes_some_planes_of_a_file(tmp_path, published_stream, with_he
     assert np.array_equal(np.load(tmp_path / "b.npy"), read_spikes(published_stream, PLANE)[5:12])
 
 
-# Name of the output, additional arguments, a part of the error, and the exit code.
+# Each case has the name of the output, additional arguments, a part of the error, and the exit
+# code.
 WRONG_OUTPUTS = [
     ("there.npy", (), "exists already", 2),
     ("c.mat", (), ".dat, .bin, .npy, .npz", 2),
@@ -494,8 +497,9 @@ def test_simulated_spikes_give_the_picture_back(tmp_path):
 
     light = read_spikes(tmp_path / "a.dat", SpikeGeometry(height=16, width=24)).mean(axis=0) / 0.8
     light_of_picture = cv2.resize(scene(h=32, w=48), (24, 16), interpolation=cv2.INTER_AREA)
-    # With 200 planes, the error of the rate is at most 1 / 200, and of the light 1 / 200 / 0.8. The
-    # rest of the error is the rounding of the picture.
+    # With 200 planes, the error of the rate is at most 1 / 200. The light is the rate divided by
+    # 0.8, so its error is at most 1 / 200 / 0.8 = 0.006. The rest of the error is the rounding of
+    # the picture.
     assert np.abs(light - light_of_picture).max() < 0.02
 
 
@@ -503,7 +507,8 @@ def test_simulated_spikes_give_the_picture_back(tmp_path):
     ("flag", "value", "code", "words"),
     [
         ("--rate", 1.5, 2, "above 0, at most 1"),
-        # 20 / 4 = 5, and planes of 5 x 5 pixels have 25 bits.
+        # A side of 20 pixels has 20 / 4 = 5 spike pixels. A plane of 5 x 5 pixels has 25 bits,
+        # which do not fill whole bytes.
         ("--ratio", 4, 3, "do not fill whole bytes"),
     ],
 )
@@ -539,7 +544,7 @@ def test_a_long_stream_is_never_whole_in_memory(tmp_path):
     assert simulating < whole / 2
     assert playing < whole / 2
     # The outputs are complete. In the file, 8 pixels take one byte. The video shows every 250th of
-    # the 1000 planes.
+    # the 1000 planes, which are 4 planes.
     assert stream.stat().st_size == whole // 8
     assert len(frames_of(video)) == 4
 
@@ -620,9 +625,9 @@ def test_the_left_half_of_a_video_is_white_where_a_pixel_fired(
 
     dots = played_video[number][LABEL:, :400]
 
-    # The compression of the video changes values slightly. These sharp dots change more than the
-    # smooth pictures in the tests below, so the limit is larger. Another plane would differ by far
-    # more.
+    # The compression of the video changes values slightly. Sharp dots change more than the smooth
+    # pictures of the next test, so the limit is larger than there. Another plane would differ by
+    # far more.
     assert np.abs(dots - 255 * spikes).mean() < 6
 
 
@@ -633,7 +638,8 @@ def test_the_right_half_of_a_video_is_the_reconstruction(
     picture = played_video[number][LABEL:, 400 + GAP :]
 
     expected = expected_picture(published_stream, "tfi", plane, half_window=9)
-    # Compression changes smooth pictures by 1.4 to 1.6 grey levels on average.
+    # Compression changes smooth pictures by 1.4 to 1.6 grey levels on average. The limit is twice
+    # this change.
     assert np.abs(picture - expected).mean() < 3
 
 
@@ -684,7 +690,8 @@ def test_recon_is_the_registered_representation(published_stream, tmp_path, meth
 
     picture = imread_rgb(out)
     assert picture.shape == (250, 400, 3)
-    # 0.5 is the error of rounding to whole values, and 0.01 the error of float32.
+    # Rounding to whole values changes a value by at most 0.5. 0.01 is added for the error of
+    # float32.
     expected = expected_picture(published_stream, method, plane=21)
     assert np.abs(picture[..., 0] - expected).max() <= 0.51
 
@@ -715,7 +722,8 @@ def test_recon_writes_a_folder_with_a_picture_of_each_plane(published_stream, fo
     picture = imread_rgb(folder_of_pictures / "folder/000015.png")
 
     expected = expected_picture(published_stream, "tfp", plane=15)
-    # 0.5 is the error of rounding to whole values, and 0.01 the error of float32.
+    # Rounding to whole values changes a value by at most 0.5. 0.01 is added for the error of
+    # float32.
     assert np.abs(picture[..., 0] - expected).max() <= 0.51
 
 
@@ -739,7 +747,7 @@ def test_recon_writes_a_video_of_the_planes(folder_of_pictures):
 
 # ---- Arguments and outputs of all commands ----
 
-# Command, arguments, name of the output, and a part of the error.
+# Each case has a command, its arguments, the name of the output, and a part of the error.
 WRONG_ARGUMENTS = [
     ("recon", ("--planes", 50, 3, 42, -1), "a.png", "no tfp at plane -1, 42, 50"),
     ("recon", ("--method", "tfi", "--planes", 41), "a.png", "no tfi at plane 41"),
