@@ -8,11 +8,12 @@ the same levels:
     spikes              a pixel fires in the first `level` of 24 planes, so in reversed time it
                         fires in the last planes
 
-So a test can check whether a crop shows the same place in all three. As in the GoPro data set, the
-clips are in two folders: GOPRO_Large and GOPRO_Large_spike_seq.
+So a test can check whether a crop shows the same place in the frame, the sharp frame and the
+spikes. As in the GoPro data set, the clips are in two folders: GOPRO_Large has the frames, and
+GOPRO_Large_spike_seq has the spikes.
 
-What must stay: the values in the files, because many tests compute them from the levels. Free to
-add: an argument whose default changes no file.
+What must stay: the values in the files, because many tests compute expected values from the levels.
+Free to add: an argument whose default changes no file.
 """
 
 import json
@@ -48,7 +49,8 @@ GT_RED_OF_LEVEL = 10
 # crop in pixels of the sharp frame.
 SAMPLE_FRAMES = 3
 CROP = 8
-# A representation with the two halves of the planes. All spikes lie in the first half.
+# A representation that counts the spikes of each half of the planes. All spikes lie in the first
+# half, because a pixel fires in at most the first 12 of 24 planes.
 BINS = {"type": "voxel", "num_bins": 2}
 
 # ---- Single files ----
@@ -88,8 +90,8 @@ def write_dat(path: Path, spikes: np.ndarray) -> None:
 @contextmanager
 def small_files(limit: int) -> Generator[None]:
     """Let no file of this process grow beyond `limit` bytes, as on a full disk."""
-    # If a file grows larger, Linux sends SIGXFSZ, which would end the process. If the signal is
-    # ignored, the write fails instead.
+    # If a file grows beyond its limit, Linux sends the signal SIGXFSZ, which would end the process.
+    # Because the signal is ignored here, the write fails with an error instead.
     former_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     former_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     _, hard_limit = former_limits
@@ -244,7 +246,7 @@ def set_for_testing(values: LoaderOptions | dict[str, Any]) -> TestClips:
 
 
 def sources_of(values: dict[str, Any]) -> list[Source]:
-    """Return the sources of a section: the folders of each of its roots."""
+    """Return the sources of a section. A source has the folders of the clips below one root."""
     options = resolve_section(values)
     dataset_class = options.constructor  # the class of the data set, e.g. TrainClips
     return dataset_class.sources_of(options)

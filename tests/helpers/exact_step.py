@@ -2,17 +2,18 @@
 
     python -m tests.helpers.exact_step      writes tests/data/exact_step.npz anew (a minute)
 
-A step of the published equations in float64 takes a CPU 36 s, too long for the minutes for which a
-GPU is lent. So its results are stored. A result is the output of the network, or the gradient of a
-parameter. Stored of a result are its largest absolute value, its Euclidean norm, and its values at
-up to `SAMPLES` positions.
+A step of the published equations in float64 takes 36 s on a CPU. The tests on a GPU have only
+minutes, so they do not compute the step, but read its results from a file. A result is the output
+of the network, or the gradient of a parameter. For each result, the file has its largest absolute
+value, its Euclidean norm, and its values at up to `SAMPLES` positions.
 
-Only a small network is stored. At the widths of network 006, float32 itself is off by 9e-3 in
-single gradients, because a position that is rounded to the other side of a pixel has another
-derivative.
+The network of this step is small. With the numbers of channels of network 006, even a step in
+float32 is off by 9e-3 in single gradients. The reason is a sampled position that float32 rounds to
+the other side of a pixel, where the derivative is another one.
 
 The parameters are not stored. torch draws them anew from a seed, and their sum is compared with the
-stored sum. If it differs, this torch draws other numbers, and the file must be written anew.
+stored sum. If the sums differ, this version of torch draws other numbers, and the file must be
+written anew.
 
 tests/parts/models/test_exact_step.py and test_cuda.py compare with these results. A change of the
 seeds, of OPTIONS or of SIDE needs a new file.
@@ -80,8 +81,9 @@ def results_of_step(
 
     The results are in float64 on the CPU.
 
-    dtype: precision of autocast; None for the precision of the parameters, without TF32. In float16
-        the loss is scaled by 2^10, so that small gradients do not become zero.
+    dtype: precision of autocast; None for the precision of the parameters, without TF32 (in which a
+        GPU rounds factors of products to 10 bits). In float16 the loss is scaled by 2^10, so that
+        small gradients do not become zero.
     """
     scale = 1.0
     if dtype is torch.float16:
@@ -147,7 +149,8 @@ def relative_errors(found: dict[str, Tensor], exact: dict[str, Exact]) -> dict[s
         expected = exact[name]
         largest = max(expected.largest, 1e-12)
         of_samples = float((take_samples(value) - expected.values).abs().max()) / largest
-        # If no element is off by more than e, the norm is off by at most e * sqrt(elements).
+        # If no element is off by more than e, the norm is off by at most e * sqrt(elements). So the
+        # error of the norm, divided by sqrt(elements), can be compared with the error of elements.
         of_norm = abs(float(value.norm()) - expected.norm) / (largest * value.numel() ** 0.5)
         is_finite = bool(torch.isfinite(value).all())
         errors[name] = max(of_samples, of_norm) if is_finite else math.inf
@@ -169,7 +172,8 @@ def write() -> None:
     content = {
         "names": np.array(list(results)),
         "lengths": np.array([len(values) for values in samples]),
-        # float32 is off by 6e-8, and the strictest limit of a test is 1e-5.
+        # float32 is exact enough: its rounding error is 6e-8, and the strictest limit of a test is
+        # 1e-5.
         "values": np.concatenate(samples).astype(np.float32),
         "largest": np.array([float(value.abs().max()) for value in results.values()]),
         "norms": np.array([float(value.norm()) for value in results.values()]),

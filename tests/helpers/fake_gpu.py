@@ -5,11 +5,11 @@
 
 The step runs on torch's fake tensors. A fake tensor has a shape, a dtype and the device "cuda", but
 no numbers and no memory. An operation on tensors of different devices or dtypes fails as it would
-on a GPU. The step is one of the GoPro recipe: clips of 6 x 192 x 192, the network of NETWORK, and
-the autocast rules of CUDA.
+on a GPU. The step is a step of the GoPro recipe: its clips have 6 frames of 192 x 192 pixels, its
+network is NETWORK, and autocast follows the rules of CUDA.
 
 The program prints one JSON object, e.g. {"plain, bfloat16": {"kept_gb": 38.5, ...}}. Its keys are
-the cases. These are the figures of a case (1 GB = 10^9 bytes):
+the names of the cases (CASES). A case has these figures (1 GB = 10^9 bytes):
 
     kept_gb           tensors that autograd keeps for the backward pass, without the weights
     held_gb           all tensors that are alive after the forward pass
@@ -17,7 +17,9 @@ the cases. These are the figures of a case (1 GB = 10^9 bytes):
                       the gradients of the weights
     moved_gb          bytes that kernels read and write, forward and backward; each tensor of each
                       operation counts once
-    kernels           number of kernels, one for each operation that is not a view
+    kernels           number of kernels: one for each operation that computes something. Operations
+                      that return a view or only allocate memory run none (see FREE in
+                      operation_counter.py)
     copies_from_host  number of operations on tensors of both the CPU and the GPU; a GPU waits for
                       each of them
     attention         calls of scaled_dot_product_attention, by the kernel that a GPU would choose
@@ -34,9 +36,9 @@ How the stand-in for a GPU works:
 
 The exit code is 77 if this version of torch has no fake tensors on a GPU that does not exist.
 
-tests/parts/models/test_fake_gpu.py runs this program. It relies on the names of the cases, on the
-names of the figures, and on the exit code. docs/memory.md and docs/benchmarks/net_details.md
-show figures of this program, so a change of what is counted needs new figures there. All else is
+tests/parts/models/test_fake_gpu.py runs this program. The test relies on the names of the cases, on
+the names of the figures, and on the exit code. docs/memory.md and docs/benchmarks/net_details.md
+show figures of this program. If other things are counted, these pages need new figures. All else is
 free to change.
 """
 
@@ -76,7 +78,8 @@ NETWORK: dict[str, Any] = {
     "num_heads": [6] * 11,
     "deformable_groups": 16,
 }
-# The depths of --shallow: a quarter of the blocks.
+# Number of blocks of each stage with --shallow: a quarter of the blocks of NETWORK, which is enough
+# for most tests and takes less time.
 SHALLOW_DEPTHS = [2] * 7 + [1] * 4
 # Frames, channels, height and width of a clip of the recipe.
 CLIP = (6, 3, 192, 192)
@@ -93,7 +96,8 @@ GB = 1e9  # bytes
 
 # Within this mode torch makes fake tensors.
 FAKE = FakeTensorMode()
-# The operation by which C++ code asks for the device of a tensor. `hidden_device` answers META.
+# The operation by which C++ code asks for the device of a tensor. `hidden_device` answers the
+# question with META.
 DEVICE = torch.ops.prim.device.default
 META = torch.device("meta")
 
@@ -151,7 +155,8 @@ def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
 
 def network(options: dict[str, Any], batch: int) -> tuple[nn.Module, Tensor]:
     """Return the network on the GPU, and a batch of clips for it."""
-    # Constructors compute with numbers, so they run on the CPU.
+    # The constructor computes with numbers, which fake tensors do not have. So it runs on the CPU
+    # with real tensors, outside of the fake mode.
     with unset_fake_temporarily():
         net = VRT(**NETWORK, **options)
     to_gpu(net)
@@ -176,10 +181,10 @@ def to_gpu(net: nn.Module) -> None:
 def fake_chunks(size, window, shift, device, batch=1, most=1 << 40) -> tuple[windows.Chunk, ...]:
     """Return the chunks of `models.vrt.windows.window_chunks` on the GPU.
 
-    That function has the same arguments. It computes indices, and fake tensors have no numbers, so
-    it runs on the CPU.
+    `window_chunks` has the same arguments. It computes indices, and fake tensors have no numbers.
+    So `window_chunks` runs on the CPU, and the result is moved to the GPU.
 
-    most: largest number of windows in a chunk. The default, 2**40, is no limit.
+    most: largest number of windows in a chunk. The default, 2**40, is more than any clip has.
     """
     with unset_fake_temporarily():
         chunks = windows.window_chunks(size, window, shift, torch.device("cpu"), batch, most)
@@ -208,7 +213,7 @@ def count(options: dict[str, Any], batch: int, kept_only: bool) -> dict[str, Any
     with FAKE:
         net, clip = network(options, batch)
         figures["kept_gb"] = kept_bytes(net, clip) / GB
-        # Read it now, because the second run below would count each call again.
+        # Read the calls of attention now, because the second run below would count them again.
         attention = dict(sorted(CALLS_OF_ATTENTION.items()))
         del net, clip
         if not kept_only:
@@ -224,7 +229,8 @@ def kept_bytes(net: nn.Module, clip: Tensor) -> int:
     """Return the bytes that autograd keeps for the backward pass, without the weights."""
     # Address of a storage -> its bytes.
     sizes: dict[int, int] = {}
-    # Another storage may get the address of a deleted storage. So no storage is deleted here.
+    # If a storage was deleted, another storage could get its address, and would not be counted.
+    # This list keeps all tensors alive, so no storage is deleted during the count.
     alive: list[Tensor] = []
 
     # autograd calls `pack` for each tensor that it keeps, and `unpack` when it needs the tensor.
@@ -258,7 +264,7 @@ def figures_of_step(net: nn.Module, clip: Tensor) -> dict[str, Any]:
         # Tensors in reference cycles would count as alive, although nobody can use them.
         gc.collect()
         held = counter.now
-        # The peak of the forward pass does not count. From here on, the backward pass is measured.
+        # Forget the peak of the forward pass, because `peak_gb` is about the backward pass alone.
         counter.peak = counter.now
         loss.backward()
     return {
@@ -283,7 +289,8 @@ ALIGNED = (
 def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
     """Return the bytes that the backward pass of the alignment needs, counted and estimated.
 
-    Tensors that the forward pass saves do not count. `alignment_transient` estimates them.
+    The estimate is `alignment_transient`. Neither number has the tensors that the forward pass
+    saves.
 
     shape: an element of ALIGNED. amp: whether the network computes in bfloat16.
     """
@@ -296,8 +303,8 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
 
     with FAKE:
         # The constructor computes with numbers, and fake tensors have none. So it runs on the CPU
-        # with real tensors. `max_residual` is the largest correction of the flow, in pixels. It
-        # changes no memory. 10.0 is the value of the network.
+        # with real tensors. `max_residual` is the largest correction of the flow, in pixels. Its
+        # value has no effect on memory, and 10.0 is the value in the network.
         with unset_fake_temporarily():
             module = DeformAlign(channels, groups, neighbour_count, max_residual=10.0)
         to_gpu(module)
@@ -311,7 +318,7 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
                 # Tensors in reference cycles would count as held, although nobody can use them.
                 gc.collect()
                 held = counter.now
-                # From here on, the peak of the backward pass is measured.
+                # Forget the peak of the forward pass, because only the backward pass is measured.
                 counter.peak = counter.now
                 out.sum().backward()
             return counter.peak - held, alignment_transient(module, target)
@@ -319,26 +326,26 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
 
 # ---- In place of a GPU --------------------------------------------------------------------------
 #
-# What must stay: each operation gets the device and the dtypes that a GPU would have. This part
-# uses inner methods of torch, so a new version of torch may need changes here.
+# What must stay: each operation gets the device and the dtypes that it would get on a GPU. This
+# part replaces inner methods of torch, so a new version of torch may need changes here.
 
 
 @contextlib.contextmanager
 def hidden_device() -> Generator[None]:
     """Let autograd run a backward pass of fake tensors without a GPU, within a `with` block.
 
-    Autograd asks each tensor for its device, and the device for its streams. A GPU that does not
-    exist has no streams, so torch would raise an error. So autograd must get another answer than an
-    operation: "meta", a device of torch without streams.
+    Autograd asks each tensor for its device, and then asks the device for its streams. A GPU that
+    does not exist has no streams, so torch would raise an error. Therefore autograd gets another
+    answer than operations get: "meta", a device of torch that needs no streams.
 
         who asks       operations that are running then        answer
         autograd       none                                    "meta"
         an operation   this operation, and perhaps its caller  "cuda"
 
-    The question for the device is the operation DEVICE. Like each operation on a fake tensor, it
-    passes through two methods of torch: first `FakeTensor.__torch_dispatch__`, then
-    `FakeTensorMode.dispatch`. Within the block both are replaced. The new methods answer the
-    question, and hand all other operations to the old methods.
+    The question for the device is the operation DEVICE. Like each operation on a fake tensor, the
+    question passes through two methods of torch: first `FakeTensor.__torch_dispatch__`, then
+    `FakeTensorMode.dispatch`. Within the block both methods are replaced. If no operation is
+    running, the new methods answer the question. They hand everything else to the old methods.
 
     torch's own autocast does not act here, so CudaAutocast applies its rules.
     """
@@ -365,8 +372,8 @@ def hidden_device() -> Generator[None]:
         if func is DEVICE and depth == 0:
             return META
         kwargs = dict(kwargs or {})
-        # Autograd makes new tensors, e.g. gradients of zeros, on the device that it got as answer:
-        # "meta". They must be on the GPU, too.
+        # Autograd makes new tensors, e.g. gradients of zeros, on the device that it was told:
+        # "meta". These tensors must be on the GPU like all others.
         if kwargs.get("device") == META:
             kwargs["device"] = torch.device("cuda", 0)
         depth += 1
@@ -395,19 +402,20 @@ def stand_in() -> None:
 
     # No operation may choose cuDNN, because there is no GPU to run it.
     torch.backends.cudnn.enabled = False
-    # Without this, torch would say that there is no GPU.
+    # Without these two replacements, torch would find no GPU that can compute in bfloat16, and
+    # autocast would not work.
     mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", no).start()
     mock.patch.object(torch.cuda, "is_bf16_supported", yes).start()
-    # Without this, torch would choose the kernel of a CPU.
+    # torch's own function would choose the kernel of a CPU.
     mock.patch.object(F, "scaled_dot_product_attention", attention_of_a_gpu).start()
-    # This function needs numbers, which fake tensors do not have.
+    # The original `window_chunks` needs numbers, which fake tensors do not have.
     mock.patch.object(block, "window_chunks", fake_chunks).start()
 
 
 def reason_without_fake_gpu() -> str:
     """Return why this torch has no fake tensors on a GPU that does not exist, or "" if it has.
 
-    In torch 2.8 indexing such a tensor starts CUDA.
+    The function tries to index such a tensor, because torch 2.8 starts CUDA then.
     """
     try:
         with FAKE:

@@ -1,8 +1,8 @@
 """Writes film files as a user's camera, phone or program may make them.
 
 The frames of a film may last for different times, data may be lost, a player may have to turn the
-picture, and a film may have a cover. `moving_scene` and `write_scene_spikes` make a scene and its
-spikes. Times are in seconds, as fractions.
+picture, and a film may have a cover picture. `moving_scene` and `write_scene_spikes` make a scene
+and its spikes. Times are in seconds. They are fractions, so that sums of them are exact.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from data.spike.geometry import SpikeGeometry
 
 # Height and width of the films of noise, and of the scene.
 SIZE = (48, 64)
-# Ticks per second of the clock of films from `write_film`. So 1/25 s, 1/30 s and 1/60 s are whole
-# numbers of ticks: 768, 640 and 320.
+# Ticks per second of the clock of films from `write_film`. With this number, 1/25 s, 1/30 s and
+# 1/60 s are whole numbers of ticks: 768, 640 and 320.
 CLOCK = 19200
 # Frames per second of all other films, unless a test gives another rate.
 FPS = 25
@@ -32,8 +32,8 @@ def write_film(path: Path, frames: Sequence[np.ndarray], starts: Sequence[Fracti
     path.parent.mkdir(parents=True, exist_ok=True)
     tick = Fraction(1, CLOCK)
     with av.open(str(path), "w") as out:
-        # crf 0: lossless. bf 0: no frame refers to a later one. The encoder requires a rate. The
-        # rate has no effect, because each frame gets its own start below (pts).
+        # crf 0: lossless. bf 0: no frame refers to a later frame. The encoder requires a rate, but
+        # the rate has no effect, because each frame gets its own start (pts) below.
         stream = out.add_stream("libx264rgb", rate=60, options={"crf": "0", "bf": "0"})
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = "rgb24"
@@ -61,7 +61,8 @@ def noise_film(
     container: options of the file format, e.g. {"movflags": "+faststart"}. None: no options.
     """
     if options is None:
-        # bf 0: no frame refers to a later one. g 6: a key frame each 6 frames.
+        # bf 0: no frame refers to a later frame. g 6: every sixth frame is a key frame, which can
+        # be decoded without other frames.
         options = {"bf": "0", "g": "6"}
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", options=container or {}) as out:
@@ -77,7 +78,7 @@ def noise_film(
         out.mux(stream.encode())
 
 
-# FFmpeg gives this number to the first stream of a transport stream. Our films have no other one.
+# FFmpeg gives this number to the first stream in an MPEG transport stream. Our films have only one.
 NUMBER_OF_PICTURE_STREAM = 256
 
 
@@ -118,8 +119,8 @@ def write_cut_film(path: Path, count: int, share: float) -> None:
 
     share: the share of the file that stays, e.g. 0.6.
     """
-    # With +faststart the table of the frames is at the beginning of the file. So the table stays,
-    # and it also lists the frames that are lost.
+    # With +faststart, the table of the frames is at the beginning of the file. So the cut leaves
+    # the table whole, and the table also lists the frames that are lost.
     noise_film(path, count, container={"movflags": "+faststart"})
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
@@ -216,7 +217,7 @@ def write_film_of_two_sizes(path: Path, first: np.ndarray, second: np.ndarray) -
             out.mux(stream.encode())
         parts.append(part.read_bytes())
         part.unlink()
-    # Transport streams can simply be joined.
+    # Two transport streams, one behind the other, are a valid transport stream.
     path.write_bytes(b"".join(parts))
 
 
@@ -247,7 +248,7 @@ def write_scene_spikes(path: Path, light: np.ndarray) -> None:
 
     light: (planes, H, W), from `moving_scene`.
     """
+    # Each sum begins at 0.5. A pixel fires in each plane in which its sum passes a whole number.
     charge = np.cumsum(light, axis=0, dtype=np.float64) + 0.5
-    # A pixel fires in each plane in which its sum passes a whole number.
     spikes = np.diff(np.floor(charge), axis=0, prepend=0.0) > 0
     write_spikes(path, spikes.astype(np.uint8), SpikeGeometry(*light.shape[1:]))

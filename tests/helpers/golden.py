@@ -1,8 +1,8 @@
 """The reference vectors in tests/data/golden/, which the published network made.
 
-A vector is a file <name>.npz: options ("config"), weights ("sd/..."), inputs, outputs and gradients
-("grad/..."), in float64 when they were made. README.md in that folder says how. A test loads a
-vector, computes the same with our network, and compares with `difference`.
+A vector is a file <name>.npz with options ("config"), weights ("sd/..."), inputs, outputs and
+gradients ("grad/..."). They were computed in float64. README.md in that folder says how. A test
+loads a vector, computes the same with our network, and compares both with `difference`.
 
 What must stay: all that gives meaning to the stored numbers, e.g. keys and `cotangent`. The
 program that wrote the files runs the published network and is no part of this project, so nobody
@@ -25,7 +25,7 @@ from tests.helpers.checked import not_none
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "golden"  # one vector a file
 
 # The largest difference that is accepted, relative to the largest value of a tensor. The vectors
-# are stored in float32, which rounds by 6e-8.
+# are stored in float32, whose rounding alone makes differences of 6e-8.
 TOLERANCE = 1e-6
 
 
@@ -55,10 +55,11 @@ def entries(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def cotangent(like: Tensor) -> Tensor:
     """Return the weights of the loss whose gradients are stored: cos(0.37 i + 0.5).
 
-    i is the index in the flattened tensor. So each value of the output has another weight, and a
-    gradient is wrong if two values are exchanged. 0.37 and 0.5 are arbitrary, but the stored
-    gradients were made with these numbers. (In automatic differentiation, the gradient of a loss
-    with respect to an output is called the cotangent of the output.)
+    The loss is the sum of the output times these weights, and i is the index in the flattened
+    output. Each value of the output has another weight, so that a gradient is wrong if two values
+    are exchanged. 0.37 and 0.5 are arbitrary numbers, but the stored gradients were made with them.
+    (In automatic differentiation, the gradient of a loss with respect to an output is called the
+    cotangent of the output.)
     """
     index = torch.arange(like.numel(), dtype=torch.float64)
     return torch.cos(0.37 * index + 0.5).view(like.shape)
@@ -83,11 +84,11 @@ def assert_near(found: dict[str, Tensor], vector: dict[str, Tensor]) -> None:
 
 
 def run_backward(*outputs: Tensor) -> None:
-    """Run backward from the loss of the vectors, where c is `cotangent`:
+    """Run backward from the loss of the vectors, in which c is the `cotangent` of an output:
 
         loss = 1 * sum(c * output 1) + 2 * sum(c * output 2) + 3 * sum(c * output 3) + ...
 
-    The factors 1, 2, 3, ... make the gradients wrong if two outputs are exchanged.
+    Because of the factors 1, 2, 3, ..., the gradients are wrong if two outputs are exchanged.
     """
     loss = torch.zeros((), dtype=torch.float64)
     for number, output in enumerate(outputs, start=1):
@@ -107,9 +108,9 @@ def gradients(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 class NetVector:
     """The vector of a whole network."""
 
-    # "network" has the arguments of its constructor.
+    # The entry "network" has the arguments of the constructor.
     config: dict[str, Any]
-    # By the names of network_vrt.
+    # The weights by their names in models/network_vrt.py.
     weights: dict[str, Tensor]
     # Frames (B, N, C, H, W).
     input: Tensor
@@ -131,7 +132,7 @@ def load_net(name: str) -> NetVector:
     The entries of the file:
 
         bf16_bytes           most weights and the input, one after another as bfloat16
-        sd/<name>            a position bias. Its sines would be rounded in bfloat16, so it is an
+        sd/<name>            a position bias. bfloat16 would round its sines, so it is stored as an
                              entry of its own
         grad/<name>, ...     samples of gradients, of the output and of activations
 
@@ -191,8 +192,12 @@ def spynet_weights() -> dict[str, Tensor]:
 def manifests() -> dict[str, Any]:
     """Return what is known of each released model, by its name.
 
-    For each: "config", "keys" as [name, shape, dtype, kind] in their order, "drop_path_prob" and
-    "n_params".
+    The entry of a model has
+
+        config            the arguments of the network
+        keys              [name, shape, dtype, kind] of each tensor, in the order of the file
+        drop_path_prob    name of a DropPath -> its probability
+        n_params          number of all parameters
     """
     with gzip.open(FOLDER / "released_manifests.json.gz", "rt") as file:
         return json.load(file)

@@ -7,9 +7,9 @@ Tests of motion compare an estimated motion with the true motion, which `Scene.s
 Times are in exposures. An exposure is the time of one frame, and time 0 is the middle of the clip.
 A plane is one reading of the spike camera; an exposure has `planes` of them.
 
-What must stay: the picture and the spikes of a scene, and so the order of its random draws. Another
-picture would give other errors, and the tests compare errors with limits. Free to add: a field
-whose default changes nothing.
+What must stay: the picture and the spikes of a scene, and therefore the order of its random draws.
+Another picture would give other errors of the estimated motion, and the tests compare these errors
+with limits. Free to add: a field whose default changes nothing.
 """
 
 import json
@@ -56,18 +56,21 @@ class Scene:
     frames: int = 3
     # Spikes per plane at full light.
     rate: float = 0.6
-    # The plane of a frame at which its sharp frame is taken.
+    # Number of the plane during which the sharp frame is taken, e.g. 30: in the middle of 60.
     sharp_plane: int = 30
     # Seed of the texture and of the spike camera.
     seed: int = 3
-    # What the spike camera integrates: "linear" light, or "display" values (no real camera does
-    # this).
+    # What the spike camera integrates: "linear" light, as real cameras do, or "display" values, as
+    # in the public data set Spk-GoPro, which is synthetic.
     light: str = "linear"
-    # The frame is exposed during this share of its planes, in their middle.
+    # The RGB camera exposes the frame during this share of its planes. The planes before and after
+    # the exposure are equally many.
     exposure: float = 1.0
-    # The last row is exposed later than the first, by this share of the exposure.
+    # The last row is exposed later than the first row, by this share of the exposure (a rolling
+    # shutter).
     rolling: float = 0.0
-    # The blurry frame is the mean of "light", or of "display" values (no real camera does this).
+    # The blurry frame is the mean of "light", as in a real camera, or of "display" values, as in no
+    # real camera.
     averaged: str = "light"
     # Side in pixels of a square in the middle that moves on its own; 0: there is no square.
     spot: int = 0
@@ -83,7 +86,8 @@ class Scene:
         """
         height, width = self.size
         center = ((width - 1) / 2, (height - 1) / 2)
-        # OpenCV turns from y towards x, so the angle is negative.
+        # For positive angles, OpenCV turns from y towards x. Ours turn from x towards y, hence the
+        # minus.
         motion = cv2.getRotationMatrix2D(center, -self.turn_deg * time, 1.0)
         motion[:, 2] += np.array(self.velocity) * time
         motion[0, 2] += self.shake * np.sin(2 * (2 * np.pi) * time)
@@ -116,8 +120,8 @@ class Scene:
         rng = np.random.default_rng(self.seed)
         height, width = self.size
         scene = _coloured_texture(rng, height + 2 * MARGIN, width + 2 * MARGIN)
-        # Increase the contrast of the texture. The least value is 0.02, because black gives no
-        # spikes.
+        # Increase the contrast of the texture. No value is below 0.02, because a black pixel would
+        # give no spikes.
         scene = to_linear(np.clip(1.6 * scene - 0.3, 0.02, 1))
         spot = to_linear(_coloured_texture(rng, height, width))[: self.spot, : self.spot]
         # The first pixel of the frame is MARGIN pixels within the scene.
@@ -144,8 +148,9 @@ class Scene:
     def _weights_of_planes(self) -> np.ndarray:
         """Return the weight (planes, H) of each plane in each row of the blurry frame.
 
-        The weights of a row sum to 1. A plane that is exposed in part has a smaller weight. E.g. 4
-        planes and an exposure of 0.75: begin is 0.5, and the weights are 1/6, 1/3, 1/3, 1/6.
+        The weights of a row sum to 1. A plane that is exposed only in part has a smaller weight.
+        E.g. with 4 planes and an exposure of 0.75, 3 planes long, the exposure begins in the middle
+        of the first plane. Then the weights are 1/6, 1/3, 1/3, 1/6.
         """
         length = self.exposure * self.planes  # length of the exposure, in planes
         row = np.arange(self.size[0]) / (self.size[0] - 1) - 0.5  # -0.5 at the top, 0.5 below
@@ -266,8 +271,8 @@ def _render_view(
 ) -> np.ndarray:
     """Return the view of a scene that is moved by `matrix`, with `size` (height, width).
 
-    The view is made 4 times as large, and each 4 x 4 pixels are averaged. Otherwise the positions
-    would be too coarse, because OpenCV rounds them to 1/32 of a pixel.
+    OpenCV rounds positions to 1/32 of a pixel, which is too coarse for the tests. So the view is
+    rendered 4 times as large, and each 4 x 4 pixels are averaged.
     """
     fine = 4
     enlarge = np.diag((fine, fine, 1.0))

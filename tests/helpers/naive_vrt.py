@@ -1,16 +1,19 @@
 """VRT in its plainest form: the specification as code, without any optimisation.
 
-Tests compare our network with this network, and lab/benchmark.py compares the speed. So nothing
-here is optimised: attention computes all logits, each window has its mask, Python loops go over
-frames and directions, and a convolution of frames is a Conv3d. The network has no DropPath. So it
-can be compared in evaluation, and in training without drop_path_rate.
+Tests compare the results of our network with the results of this network, and lab/benchmark.py
+compares the speed of both. So nothing here may be optimised: attention computes all logits, each
+window has its mask, Python loops go over frames and directions, and a convolution of frames is a
+Conv3d.
 
-The names of the weights must stay: they are the names of models/network_vrt.py, whose weights are
-loaded here. tests/parts/models/test_network_vrt.py compares the output with reference vectors, so a
-change of any result here fails there.
+This network has no DropPath, which leaves out random branches in training. So the two networks can
+be compared in evaluation, and in training if drop_path_rate is 0.
 
-Flow, warping and the tables of positions come from the project, because they have reference vectors
-of their own.
+The names of the weights must stay, because tests load the weights of models/network_vrt.py into
+this network. The results must stay, too: tests/parts/models/test_network_vrt.py compares them with
+reference vectors.
+
+The functions for flow, warping and tables of positions are imported from the project. They need no
+plain form here, because other tests compare them with reference vectors of their own.
 
 Shapes: B clips, N frames (D in a block), C channels, H x W pixels. A window has T tokens. Features
 are (B, C, N, H, W) between the parts, and (B, D, H, W, C) within a block.
@@ -108,7 +111,7 @@ class GatedMlp(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention of a window, and mutual attention of its two frames if `mutual`."""
+    """Self-attention of a window. If `mutual`, its two frames also attend to each other."""
 
     relative_position_index: Tensor
     position_bias: Tensor
@@ -119,7 +122,8 @@ class Attention(nn.Module):
         self.mutual = mutual
         self.scale = (dim // heads) ** -0.5
         d, h, w = window
-        # A row for each difference of two places: from -(d - 1) to d - 1, and so on.
+        # The table has a row for each difference of two places in a window. Along the frames, the
+        # difference has 2 d - 1 values, from -(d - 1) to d - 1. The same holds for h and w.
         rows = (2 * d - 1) * (2 * h - 1) * (2 * w - 1)
         self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
@@ -132,7 +136,7 @@ class Attention(nn.Module):
             self.qkv_mut = nn.Linear(dim, 3 * dim)
 
     def split(self, qkv: Tensor) -> Tensor:
-        """Split qkv (windows, T, 3 C): (3, windows, heads, T, C / heads), of q, k and v."""
+        """Split qkv (windows, T, 3 C) into q, k and v: (3, windows, heads, T, C / heads)."""
         n, t, _ = qkv.shape
         return qkv.view(n, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
 
@@ -158,8 +162,9 @@ class Attention(nn.Module):
     def forward(self, u: Tensor, mask: Tensor | None) -> Tensor:
         """Return attention within windows u (windows, T, C), in the same shape."""
         # A window that is smaller than usual uses the first T rows and columns of the index. If
-        # only frames are missing, these belong to its own pairs of tokens. If its height or width
-        # is smaller, they belong to other pairs, but the published network uses them, too.
+        # the window only lacks frames, these rows and columns belong to its own pairs of tokens.
+        # If its height or width is smaller, they belong to other pairs. They are used nevertheless,
+        # because the published network uses them.
         t = u.shape[1]
         index = self.relative_position_index[:t, :t]  # row of the table for each pair of tokens
         bias = self.relative_position_bias_table[index.flatten()]  # (T * T, heads)
@@ -174,11 +179,12 @@ class Attention(nn.Module):
     def attend_mutually(self, u: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention of each frame of a window to the other frame (windows, T, C)."""
         half = u.shape[1] // 2  # tokens of a frame
-        # Both frames get the same position bias, (1, T / 2, C).
+        # `position_bias` is for one frame, (1, T / 2, C). Both frames get the same one.
         positions = self.position_bias.repeat(1, 2, 1)
         q, k, v = self.split(self.qkv_mut(u + positions))
         if mask is not None:
-            # Both frames of a window have the same regions.
+            # Both frames of a window have the same regions (see `shift_mask`), so the mask of the
+            # first frame is also the mask between the frames.
             mask = mask[:, :half, :half]
         # of_first: what the queries of the second frame find in the first frame. The published
         # network stores this result at the tokens of the first frame.
@@ -216,15 +222,16 @@ class Block(nn.Module):
     def attention_branch(self, x: Tensor) -> Tensor:
         """Return attention of features x (B, D, H, W, C), in the same shape."""
         b, *size, _ = x.shape  # size: (D, H, W)
-        # A window is not larger than the features. Along such an axis there is nothing to shift.
+        # If the features are not larger than a window along an axis, the window gets the size of
+        # the features there. Then one window has all places of the axis, so nothing is shifted.
         window = tuple(min(s, w) for s, w in zip(size, self.window, strict=True))
         shift = []
         for s, w, offset in zip(size, self.window, self.shift, strict=True):
             shift.append(0 if s <= w else offset)
         shift = tuple(shift)
 
-        # Pad each axis at its end to whole windows, e.g. 10 places and windows of 4: (-10) % 4 = 2
-        # more places. F.pad counts from the last axis.
+        # Pad each axis at its end to whole windows. E.g. for 10 places and windows of 4, add
+        # (-10) % 4 = 2 places. F.pad takes the last axis first.
         y = self.norm1(x)
         pd, ph, pw = ((-s) % w for s, w in zip(size, window, strict=True))
         y = F.pad(y, (0, 0, 0, pw, 0, ph, 0, pd))
@@ -288,20 +295,21 @@ class Deform(nn.Module):
     """A deformable convolution that brings k neighbouring frames onto a frame, the target.
 
     A convolution of 3 x 3 takes 9 samples for each pixel. Here each sample is taken where the flow
-    leads, plus a learned offset of at most `magnitude` pixels. groups: the channels of a group have
-    the same offsets.
+    leads, plus a learned offset of at most `magnitude` pixels. groups: number of groups of
+    channels. All channels of a group have the same offsets.
     """
 
     def __init__(self, dim: int, groups: int, k: int, magnitude: float) -> None:
         super().__init__()
         self.k = k
         self.magnitude = magnitude
-        # The convolution has k * dim input channels, but its weight has dim. So torchvision divides
-        # the channels into k groups, one for each source.
+        # The convolution has k * dim input channels, but its weight has only dim. From this,
+        # torchvision sees that the channels are divided into k groups, one for each source.
         self.weight = nn.Parameter(torch.empty(dim, dim, 3, 3).uniform_(-1, 1) / math.sqrt(9 * dim))
         self.bias = nn.Parameter(torch.zeros(dim))
-        # Inputs: k warped frames, the frame itself, and k flows. Outputs for each group and each of
-        # the 9 samples: an offset along y and along x, and a weight, so 27 numbers.
+        # The inputs are k warped frames, the target, and k flows. The outputs are three numbers for
+        # each of the 9 samples of each group: an offset along y, an offset along x, and a weight.
+        # So a group has 27 output channels.
         self.conv_offset = nn.Sequential(
             nn.Conv2d((1 + k) * dim + 2 * k, dim, 3, 1, 1),
             nn.LeakyReLU(0.1),
@@ -317,12 +325,13 @@ class Deform(nn.Module):
 
         flows: (B, 2, H, W) from the target to each source.
         """
-        # The import loads torch's compiler, which takes seconds.
+        # This import is not at the top, because it loads torch's compiler, which takes seconds.
         from torchvision.ops import deform_conv2d
 
         warped = [flow_warp(source, flow) for source, flow in zip(sources, flows, strict=True)]
         out = self.conv_offset(torch.cat((*warped, target, *flows), 1))
-        # The first two thirds of the channels are offsets, because an offset has two numbers.
+        # An offset has two numbers and a weight has one. So the first two thirds of the channels
+        # are offsets, and the last third are weights.
         third = out.shape[1] // 3
         residue, weights = out.split((2 * third, third), dim=1)
         residue = self.magnitude * torch.tanh(residue)
@@ -409,7 +418,8 @@ class Stage(nn.Module):
         )
         self.linear2 = nn.Linear(dim, dim)
         if self.k:
-            # Offsets of at most 10 pixels of the input, in pixels of this resolution.
+            # An offset is at most 10 pixels of the input, as in the published network. The division
+            # gives the number of pixels of this resolution.
             self.pa_deform = Deform(dim, groups, self.k, magnitude=10.0 / scale)
             self.pa_fuse = GatedMlp(3 * dim, 3 * dim, dim)
 
@@ -429,7 +439,8 @@ class Stage(nn.Module):
         if not self.k:
             return x
 
-        # A backward flow brings a later frame back onto a frame, a forward flow an earlier frame.
+        # A backward flow brings a later frame back onto a frame, and a forward flow brings an
+        # earlier frame onto it.
         frames = x.transpose(1, 2)
         later = self.align(frames, backward, step=1)
         earlier = self.align(frames, forward, step=-1)
@@ -524,11 +535,13 @@ class NaiveVRT(nn.Module):
         self.reach = pa_frames // 2
         window = tuple(window_size)
         dims = embed_dims
-        # A frame comes with four samples of the frame after it, and four of the frame before it.
+        # With each frame, the network sees four samples of the frame after it and four samples of
+        # the frame before it: 9 times the channels. `nonblind_denoising` adds a map of the noise.
         self.conv_first = conv3d(9 * in_chans + nonblind_denoising, dims[0])
         self.spynet = SpyNet()
 
-        # The seven stages of the U: how the resolution changes, and what it is then.
+        # The seven stages of the U: how each changes the resolution, and how many pixels of the
+        # input a pixel of the stage is wide.
         plan = (("none", 1), ("down", 2), ("down", 4), ("down", 8), ("up", 4), ("up", 2), ("up", 1))
         for i, (kind, scale) in enumerate(plan):
             stage = Stage(
@@ -546,11 +559,12 @@ class NaiveVRT(nn.Module):
             )
             self.add_module(f"stage{i + 1}", stage)
 
-        # Stage 8: a change of the width, then groups at full resolution.
+        # Stage 8 changes the number of channels. Groups of blocks at full resolution follow.
         to_width = nn.Sequential(nn.Identity(), nn.LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
         self.stage8 = nn.ModuleList([to_width])
         for i in range(7, len(depths)):
-            # In some groups each frame is refined on its own.
+            # In the groups of `indep_reconsts`, a window has one frame, so each frame is refined on
+            # its own.
             seen = (1, *window[1:]) if i in indep_reconsts else window
             self.stage8.append(Refine(dims[i], depths[i], num_heads[i], seen, mlp_ratio))
         self.norm = nn.LayerNorm(dims[-1])
@@ -563,9 +577,10 @@ class NaiveVRT(nn.Module):
 
     @staticmethod
     def _doublings(count: int) -> nn.ModuleDict:
-        """Return `count` convolutions before a pixel shuffle, and a last convolution.
+        """Return `count` convolutions, each for a doubling of the resolution, and a last one.
 
-        The names are as in the published network: 0, 5, 10, ...
+        They have the names of the published network: 0, 5, 10, ... In that network, layers without
+        weights have the names in between.
         """
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for number in range(count):

@@ -1,11 +1,12 @@
 """Counts the memory and the kernels of operations of torch: `Counter`.
 
-tests/helpers/fake_gpu.py counts a training step with it. docs/memory.md and
-docs/benchmarks/net_details.md show such figures, so a change of what is counted needs new figures
-there.
+tests/helpers/fake_gpu.py counts a training step with `Counter`. docs/memory.md and
+docs/benchmarks/net_details.md show the figures. If other things are counted, these pages need new
+figures.
 
-The columns of a deformable convolution do not pass the dispatcher of torch. So `COLUMNS` says what
-torchvision's kernel does with them.
+`Counter` sees the operations that pass torch's dispatcher, the part of torch that calls the code of
+a device. A deformable convolution of torchvision has a buffer that the dispatcher does not see, its
+columns. So `COLUMNS` says what the kernel does with them.
 """
 
 import collections
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Operations that run no kernel, although their schema does not call them views: they allocate
+# Operations that run no kernel, although their schema does not call them views. They only allocate
 # memory, or give a tensor another shape.
 FREE = {
     "_unsafe_view",
@@ -46,10 +47,11 @@ class Columns:
     passes: int
 
 
-# The passes are counted in torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu:
-# Forward, 2: it writes the columns, and reads them for the product with the weight.
-# Backward, 6: it writes zeros and a product, reads the product for the gradient of the input and
-# for the gradient of the offsets, then writes and reads the columns for the gradient of the weight.
+# The passes over the columns are counted in torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. The
+# forward pass has 2: it writes the columns, and reads them for the product with the weight. The
+# backward pass has 6: it writes zeros, and then a product. It reads the product for the gradient of
+# the input, and again for the gradient of the offsets. Then it writes the columns, and reads them
+# for the gradient of the weight.
 COLUMNS = {
     "torchvision::deform_conv2d": Columns(input_index=0, passes=2),
     "torchvision::_deform_conv2d_backward": Columns(input_index=1, passes=6),
@@ -68,21 +70,21 @@ def tensors(tree: Any) -> list[Tensor]:
 class Counter(TorchDispatchMode):
     """Counts the bytes and kernels of all operations within a `with` block.
 
-    torch calls `__torch_dispatch__` in place of each operation. A mistake here only changes
-    figures, because each operation runs as it is given and its result is returned as it is.
+    torch calls `__torch_dispatch__` in place of each operation. This method runs the operation as
+    it is and returns its result as it is. So a mistake here changes only figures, and no result.
     """
 
     def __init__(self) -> None:
         super().__init__()
         # Number of operations that run a kernel.
         self.kernels = 0
-        # Number of operations on tensors of both devices.
+        # Number of operations on tensors of both devices, the CPU and the GPU.
         self.copies_from_host = 0
         # Bytes that are alive now. Python deletes a tensor as soon as nothing refers to it, and
         # then `remove_storage` subtracts its bytes.
         self.now = 0
-        # The most bytes that were alive at once. Whoever measures a part of a step sets `peak` to
-        # `now` before that part.
+        # The most bytes that were alive at once. To measure only a part of a step, set `peak` to
+        # `now` before this part.
         self.peak = 0
         # Bytes that kernels read and write: name of the operation -> bytes.
         self.moved: collections.Counter[str] = collections.Counter()
@@ -156,8 +158,9 @@ class Counter(TorchDispatchMode):
 def check_strides_for_attention(args: Any) -> None:
     """Fail if memory-efficient attention gets the output of its forward pass with other strides.
 
-    The kernel of a GPU reads this output (n, heads, T, hd) with the row stride that its own forward
-    pass has given to it, without a check. With other strides it would read wrong numbers.
+    The kernel of a GPU does not check the strides of this output (n, heads, T, hd). It takes for
+    granted the strides that its forward pass has made. With other strides it would read wrong
+    numbers.
 
     args: the arguments of the backward operation: grad_out, query, key, value, attn_bias, out, ...
     """
@@ -168,7 +171,8 @@ def check_strides_for_attention(args: Any) -> None:
 def is_view(func: Any) -> bool:
     """Tell whether an operation returns a view of an argument, which needs no kernel."""
     for result in func._schema.returns:
-        # An in-place operation returns an alias too, but it writes to it.
+        # An in-place operation also returns an alias of an argument. But it writes to the argument,
+        # so it needs a kernel.
         if result.alias_info and not result.alias_info.is_write:
             return True
     return False
@@ -184,6 +188,7 @@ def inputs_of(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 def bytes_of(tensor: Tensor) -> int:
     """Return the bytes of memory behind a tensor.
 
-    An expanded tensor has more elements than its storage. A slice has fewer.
+    An expanded tensor has more elements than its storage, and a slice has fewer. So the smaller
+    number counts.
     """
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

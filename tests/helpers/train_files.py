@@ -1,8 +1,8 @@
 """A training run that is small enough for a test, and what it leaves.
 
-`write_options` writes clips and an option file, `train` runs main_train_vrt.py on them. Frames have
-32 x 32 pixels, the network has one block a stage, and a run takes seconds on one core. The results
-of a run are read by `latest_checkpoint`, `history` and `files_of_run`.
+`write_options` writes clips and an option file, and `train` runs main_train_vrt.py on them.
+`latest_checkpoint`, `history` and `files_of_run` read the results of a run. A run takes seconds on
+one core, because frames have 32 x 32 pixels, and the network has one block in most stages.
 
 What must stay: the numbers of clips, frames and steps, because tests count them. A test that needs
 other options gives them as arguments.
@@ -50,7 +50,7 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
             "G_scheduler_periods": 100,
             "E_decay": 0.9,
             "checkpoint_print": 1,
-            # Later than the last step: a run validates and saves at its end only.
+            # These steps come after the last step. So a run validates and saves only at its end.
             "checkpoint_test": 1000,
             "checkpoint_save": 1000,
         },
@@ -82,7 +82,10 @@ def network_section(**changes: Any) -> dict[str, Any]:
 
 
 def write_odd_options(folder: Path, **changes: Any) -> Path:
-    """Write the files of `write_options` for the network "odd" of tests/dist/odd_worker.py."""
+    """Write the files of `write_options`, for the network "odd" of tests/dist/odd_worker.py.
+
+    "odd" is a network of one convolution, so a run is faster than with a VRT.
+    """
     return write_options(folder, netG={"net_type": "odd"}, **changes)
 
 

@@ -7,12 +7,13 @@ gradient, e.g. {"layer norm 96 torch.float16": [2e-4, 3e-4, ...], ...}.
 tests/parts/models/test_triton.py starts this program and compares the errors with limits. It also
 counts the cases, so a new case in SHAPES changes the count there.
 
-Without "cuda" the kernels run in Triton's interpreter on the CPU (TRITON_INTERPRET=1 must be set).
-There the sizes are small, and the dtype is float16, because the interpreter truncates products of
-bfloat16. With "long", only the long windows run, and without it all others.
+Without "cuda", the kernels run in Triton's interpreter on the CPU, for which TRITON_INTERPRET=1
+must be set. There the sizes are small, because the interpreter is slow. The dtype is float16,
+because the interpreter truncates products of bfloat16. The interpreter takes most of its time for
+long windows, so they are a case of their own: with "long" only they run, and without it all others.
 
-On both devices torch.empty gives NaN, so an output that a kernel leaves unwritten shows as an error
-of NaN.
+On both devices torch.empty gives tensors of NaN. So if a kernel leaves an output unwritten, the
+error is NaN.
 """
 
 import json
@@ -58,7 +59,8 @@ SHAPES = [
 ]
 # The interpreter takes seconds for each shape, so it leaves out these numbers of tokens.
 ON_A_GPU_ONLY = (192, 256)
-# For windows with at least this number of tokens, the interpreter takes most of its time.
+# A window with at least this number of tokens is long. The interpreter takes most of its time for
+# long windows.
 LONG = 128
 # A GPU computes this shape as well.
 LARGE = Shape(t=512, channels=16, mutual=False, is_masked=True)
@@ -71,7 +73,8 @@ WINDOWS = {
     384: (6, 8, 8),
     512: (8, 8, 8),
 }
-# Rows of the inputs. They fill no whole number of tiles, so the last tile of a kernel is not full.
+# Numbers of rows of the inputs. A kernel computes a tile of rows at a time. With these numbers, the
+# last tile is not full.
 NORM_ROWS = 333  # of the layer norm
 GATED_ROWS = 130  # of the gated MLP
 EPS = 1e-5  # of layer norm, as torch has it by default
@@ -88,7 +91,8 @@ def main(cases: str) -> None:
     else:
         dtypes = [torch.float16]
         shapes = [shape for shape in SHAPES if shape.t not in ON_A_GPU_ONLY]
-        # With few programs, each program computes several windows, as for large inputs on a GPU.
+        # With so few programs (Triton's word for blocks of threads), each program computes several
+        # windows or tiles, as it does for large inputs on a GPU.
         mock.patch.object(launches, "PROGRAMS", 12).start()
         mock.patch.object(tiles, "PROGRAMS", 3).start()
 
@@ -98,8 +102,8 @@ def main(cases: str) -> None:
     found = {}
     for dtype in dtypes:
         for seed, shape in enumerate(shapes):
-            # The number of a shape is the seed of its inputs. So a shape is left out here and not
-            # in the list, and all others keep their inputs.
+            # The number of a shape in the list is the seed of its inputs. Shapes are left out here
+            # and not in the list, so that all others keep their numbers.
             is_long = shape.t >= LONG
             wants_long = cases == "long"
             if device == "cpu" and is_long != wants_long:
@@ -126,7 +130,8 @@ def attention_errors(shape: Shape, dtype: torch.dtype, seed: int, device: str) -
     if not mutual:
         bias = 0.5 * torch.randn(heads, tokens, tokens, generator=generator)
         inputs.append(bias.to(device))
-    # The network concatenates two outputs, so the gradient of each is one half of a wider tensor.
+    # The network concatenates two outputs. So the gradient of an output is one half of a wider
+    # tensor, and is not contiguous.
     wide = torch.randn(n, tokens, 2 * heads * channels, generator=generator).to(device, dtype)
     grad = wide[..., : heads * channels]
     scale = channels**-0.5

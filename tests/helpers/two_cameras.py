@@ -4,8 +4,9 @@ Tests of calibration make a matrix (`similarity`), record the scene through it (
 `write_pair`), and compare the matrix that a program finds with the true matrix (`error_px`).
 A size is always (height, width). A matrix (3, 3) maps a spike pixel (x, y, 1) to an RGB pixel.
 
-What must stay: the order of the draws in `texture` and `record`. Another picture gives other
-errors, and the tests compare errors with limits, e.g. LIMIT_PX.
+What must stay: the order of the random draws in `texture` and `record`. Another order gives another
+picture, on which a calibration has other errors. The tests compare these errors with limits, e.g.
+LIMIT_PX.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,11 +64,13 @@ def similarity(
     """
     spike_center = ((spike[1] - 1) / 2, (spike[0] - 1) / 2)
     rgb_center = ((rgb[1] - 1) / 2, (rgb[0] - 1) / 2)
-    # OpenCV's positive angles turn against the clock, ours turn with it.
+    # For positive angles, OpenCV turns against the clock. Our angles turn with the clock, hence the
+    # minus.
     turn = cv2.getRotationMatrix2D(spike_center, -angle_deg, scale)
     matrix = np.vstack((turn, (0, 0, 1)))
     # The turn keeps the centre of the spike picture in its place. The third column of the matrix is
-    # added to each point: from this centre to the centre of the RGB picture, and the shift.
+    # added to each point. Add the way from this centre to the centre of the RGB picture, and the
+    # shift.
     matrix[:2, 2] += np.subtract(rgb_center, spike_center) + shift
     return matrix
 
@@ -98,8 +101,8 @@ def record(
     margin = max(rgb) // 3
     light = to_linear(texture(rng, (rgb[0] + 2 * margin, rgb[1] + 2 * margin)))
 
-    # The time of the middle of each plane, in exposures: from -0.5 to 0.5 within the exposure. E.g.
-    # planes = 4, around = 1: -0.625 | -0.375, -0.125, 0.125, 0.375 | 0.625.
+    # The time of the middle of each plane. The unit is an exposure, which lasts from -0.5 to 0.5.
+    # E.g. with planes = 4 and around = 1: -0.625 | -0.375, -0.125, 0.125, 0.375 | 0.625.
     times = (np.arange(-around, planes + around) + 0.5) / planes - 0.5
     # For each plane, the matrix from an RGB pixel to its place in the scene. The frame begins
     # `margin` pixels behind the edge of the scene. If the scene moves to the right, the pixel sees
@@ -111,14 +114,14 @@ def record(
     imperfections = {"shot_noise": 0.1, "threshold_mismatch": 0.03} if noise else {}
     camera = IntegrateAndFire(*spike, rate=rate, rng=rng, **imperfections)
     spike_matrices = [matrix @ to_rgb for matrix in to_scene]
-    # A spike pixel is larger than a pixel of the scene in most tests, so it is the mean of 3 x 3
-    # points.
+    # In most tests, a spike pixel is larger than a pixel of the scene. So the light of a spike
+    # pixel is the mean of 3 x 3 points within it.
     spikes = camera.run(
         _render_views(light, spike_matrices, spike, is_moving=is_moving, points_per_side=3)
     )
 
-    # The frame is the mean of the light during the exposure. Its pixels are as large as the
-    # scene's, so one point is enough.
+    # The frame is the mean of the light during the exposure. Its pixels are as large as the pixels
+    # of the scene, so one point for each is enough.
     exposure_matrices = to_scene[around : around + planes]
     views = list(
         _render_views(light, exposure_matrices, rgb, is_moving=is_moving, points_per_side=1)
@@ -146,11 +149,12 @@ def _render_views(
     points_per_side x points_per_side points. If nothing moves, the first view is yielded again and
     again.
     """
-    # The import takes a second, and every worker of pytest reads this file.
+    # This import is not at the top, because it takes a second, and every worker of pytest reads
+    # this file.
     from scipy.ndimage import map_coordinates
 
-    # From point to pixel: the centre of point i of n in a pixel is at (i + 0.5) / n - 0.5, e.g. of
-    # three points at -1/3, 0 and 1/3.
+    # This matrix maps a point to its place in pixels. Point i of n points in a pixel is at
+    # (i + 0.5) / n - 0.5, seen from the centre of the pixel. E.g. three points are at -1/3, 0, 1/3.
     fine = points_per_side
     offset = 0.5 / fine - 0.5
     to_pixel = np.array([[1 / fine, 0, offset], [0, 1 / fine, offset], [0, 0, 1]])
@@ -162,7 +166,7 @@ def _render_views(
             x, y = np.meshgrid(np.arange(width * fine), np.arange(height * fine))
             points = np.stack((x, y, np.ones_like(x)))  # (3, fine h, fine w)
             u, v, depth = np.tensordot(matrix @ to_pixel, points, 1)  # each (fine h, fine w)
-            # Not cv2.warpPerspective, because it rounds coordinates to 1/32 of a pixel.
+            # cv2.warpPerspective would be faster, but it rounds coordinates to 1/32 of a pixel.
             coordinates = (v / depth, u / depth)
             values = map_coordinates(light, coordinates, order=1, output=np.float64)
             view = values.reshape(height, fine, width, fine).mean(axis=(1, 3))

@@ -1,18 +1,19 @@
 """The accelerator "standin" of `device.cpp`, registered as a vendor's package would do it.
 
-It lets the tests run our program on a device that is not a CPU and not a GPU of NVIDIA.
-tests/helpers/standin/__init__.py compiles device.cpp and installs this file as a package. torch
-finds the package by its entry point and calls `register`. It does the same for the packages of
-vendors, such as torch_npu.
+With this accelerator, the tests run our program on a device that is neither a CPU nor a GPU of
+NVIDIA. tests/helpers/standin/__init__.py compiles device.cpp and installs this file as a package.
+torch finds the package by its entry point and calls `register`. torch does the same for the
+packages of vendors, such as torch_npu.
 
-    torch.standin    what programs ask of the accelerator, as torch.cuda is for GPUs:
-                     `AcceleratorModule`. The memory of the device is memory of this machine, and
-                     device.cpp counts it
-    standccl         the backend by which ranks exchange tensors of the device, as NCCL is for GPUs:
-                     `Group`. It copies the tensors to the CPU, and gloo does the work
+    torch.standin    the functions of the accelerator that programs call, as torch.cuda has them for
+                     GPUs: `AcceleratorModule`. The memory of the device is memory of this machine,
+                     and device.cpp counts it
+    standccl         the backend by which ranks exchange tensors of the device, as NCCL is the
+                     backend for GPUs: `Group`. It copies the tensors to the CPU, and gloo, torch's
+                     backend for CPUs, does the work
 
-The names of the methods are names that torch and our program call, so they must stay. Their results
-may change, e.g. BYTES. Tests: tests/parts/utils/test_device.py.
+torch and our program call the methods by their names, so the names must stay. The results of the
+methods may change, e.g. BYTES. tests/parts/utils/test_device.py has the tests.
 """
 
 import ctypes
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Memory that a device says it has. Our program compares its needs with this number.
+# Memory that a device says it has. Our program compares the memory of a step with this number.
 BYTES = 2_000_000_000
 # The compiled device.cpp lies beside this file.
 LIBRARY = os.path.join(os.path.dirname(__file__), "standin.so")
@@ -32,11 +33,12 @@ LIBRARY = os.path.join(os.path.dirname(__file__), "standin.so")
 def register() -> None:
     """Register device, module and backend. torch calls this function while it is imported."""
     library = ctypes.CDLL(LIBRARY)
-    # torch calls an unknown maker's device "privateuseone". From here on its name is "standin".
+    # For a device that torch does not know, torch has the name "privateuseone". From here on, this
+    # device has the name "standin".
     torch.utils.rename_privateuse1_backend("standin")
     library.standin_register()
     torch._register_device_module("standin", AcceleratorModule(library))
-    # Gives tensors and modules the methods `x.standin()` and `x.is_standin`.
+    # Give tensors and modules the method `x.standin()` and the attribute `x.is_standin`.
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     dist.Backend.register_backend("standccl", make_group, devices=["standin"])
 
@@ -47,10 +49,11 @@ def register() -> None:
 class AcceleratorModule(types.ModuleType):
     """torch.standin: the functions that torch.cuda has for a GPU, as far as anybody calls them.
 
-    `device` is an index, a torch.device, a text such as "standin:1", or None for the current
-    device. All devices share one memory, so most functions ignore it.
+    The argument `device` is an index, a torch.device, a text such as "standin:1", or None for the
+    current device. All devices share one memory, so most functions ignore this argument.
 
-    Only `waits` is of this project: the tests ask it how often the program waited for the device.
+    torch.cuda has no function like `waits`, which tells the tests how often the program has waited
+    for the device.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -70,7 +73,10 @@ class AcceleratorModule(types.ModuleType):
         return True
 
     def _is_in_bad_fork(self) -> bool:
-        """Say whether this process was forked from one that used the device. It may use it too."""
+        """Return whether this process must not use the device, because its parent used it.
+
+        A GPU has this limit. The stand-in has not.
+        """
         return False
 
     # Devices.
@@ -97,7 +103,7 @@ class AcceleratorModule(types.ModuleType):
     # Random numbers. The operations run on the CPU, and draw from the generator of the CPU.
 
     def manual_seed_all(self, seed: int) -> None:
-        """Do nothing: torch.manual_seed calls this, and seeds the generator of the CPU itself."""
+        """Do nothing. torch.manual_seed calls this method, and seeds the CPU's generator itself."""
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         return torch.get_rng_state()
@@ -170,8 +176,8 @@ def make_group(store: Any, rank: int, size: int, timeout: Any) -> "Group":
     return group
 
 
-# The methods of `Group` have other arguments than the type stubs of torch say, because torch calls
-# them with the arguments below. So the type checker must not compare them with the stubs: Any.
+# torch calls the methods of `Group` with other arguments than its type stubs say. The type Any
+# keeps the type checker from comparing the methods with the stubs.
 ProcessGroup: Any = dist.ProcessGroup
 
 
@@ -215,7 +221,8 @@ class Group(ProcessGroup):
 
     def _on_copies(self, collective: str, tensors: list[torch.Tensor], opts: Any) -> Finished:
         """Run a collective that changes `tensors` in place, e.g. "allreduce"."""
-        # NCCL refuses tensors of a CPU too. So a test finds a collective with the wrong tensors.
+        # NCCL refuses tensors on a CPU, so refuse them here, too. Then a test notices if the
+        # program exchanges tensors of the wrong device.
         if any(tensor.device.type != "standin" for tensor in tensors):
             raise RuntimeError("standccl takes tensors of the stand-in")
         copies = [tensor.cpu() for tensor in tensors]

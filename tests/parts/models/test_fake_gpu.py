@@ -4,11 +4,11 @@ The first half is about the memory of a training step. tests/helpers/fake_gpu.py
 tensors without numbers, which seem to be on a GPU. It prints how many bytes the step holds and
 moves, and which kernels of attention a GPU would choose.
 
-The second half is about the option files in options/gpu. Each is for GPUs of a certain memory.
-lab/card_recipes.py counts how many clips such a GPU can take at once, and docs/gpu.md shows its
-tables.
+The second half is about the option files in options/gpu. Each file is for a number of GPUs with a
+certain memory (a "card" is a GPU with this memory). lab/card_recipes.py counts how many clips such
+a GPU can take at once, and docs/gpu.md shows its tables.
 
-Words of this page (1 GB = 10^9 bytes):
+Words of this file (1 GB = 10^9 bytes):
 
     kept        what autograd keeps for the backward pass
     held        all that is in memory after the forward pass
@@ -46,19 +46,20 @@ from utils.options.models import Options
 
 # Exit code of fake_gpu.py if this version of torch has no fake tensors on a missing GPU.
 NO_FAKE_GPU = 77
-# Cases of fake_gpu.py. The form of the network for GPUs:
+# Names of cases of fake_gpu.py. In this case, the network has its form for GPUs.
 PUBLISHED = "auto, bfloat16"
-# The same form, and every block is asked to compute its activations again in the backward pass:
+# Here the network has the same form, and options ask every block to compute its activations again
+# in the backward pass.
 CHECKPOINTED = "auto, bfloat16, checkpointed"
-# Only operators of torch, none of our own forms of attention:
+# Here the network uses only operators of torch, and none of our own forms of attention.
 PLAIN = "plain, bfloat16"
 
 
 def count_figures(*arguments: str) -> Any:
     """Run tests/helpers/fake_gpu.py. Return what it prints: case -> name of a figure -> figure.
 
-    Skips the test if this version of torch cannot do it. The program gets a process of its own,
-    because it replaces functions of torch.
+    The test is skipped if this version of torch has no such fake tensors. The program gets a
+    process of its own, because it replaces functions of torch.
     """
     done = run_ranks(1, "tests/helpers/fake_gpu.py", *arguments, limit_s=300)
     if done.exit_codes == [NO_FAKE_GPU]:
@@ -81,22 +82,23 @@ def kept_of_published_network() -> dict[str, float]:
 def transient_gb_of_last_block() -> float:
     """Return the GB that the backward pass of a block of the last stage needs besides what is kept.
 
-    Expects `forms.CPU_FORM` to be empty, so that the CPU uses the form for GPUs.
+    `forms.CPU_FORM` must be empty, so that the CPU uses the form for GPUs.
     """
-    # Input of the block: 1 clip of 6 x 192 x 192 tokens of 120 channels. It takes no memory,
+    # The input of the block is 1 clip of 6 x 192 x 192 tokens of 120 channels. It takes no memory,
     # because it is one number that is expanded.
     x = torch.empty((), dtype=torch.bfloat16).expand(1, 6, 192, 192, 120)
     last_block = Block(dim=120, heads=6, window=(6, 8, 8), shift=(0, 0, 0), mutual=False)
     return block_transient(last_block, x) / 1e9
 
 
-# The network of the full depth takes ten seconds of a core. Other tests build a quarter of it.
+# The next tests are slow, because a network of full depth takes ten seconds of a core. Other tests
+# build a quarter of its blocks.
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [PUBLISHED, CHECKPOINTED])
 def test_the_form_for_gpus_keeps_little(kept_of_published_network, case):
-    # Both cases keep 3.48 GB, because in 16 bits on a GPU each block computes its inner tensors
-    # again in any case (docs/benchmarks/net_details.md). The case PLAIN, which does not, keeps
-    # 38.5 GB.
+    # Both cases keep 3.48 GB. In 16 bits on a GPU, each block computes its inner tensors again even
+    # if no option asks for it (docs/benchmarks/net_details.md). In the case PLAIN, blocks keep
+    # these tensors, and a step keeps 38.5 GB.
     assert kept_of_published_network[case] < 4
 
 
@@ -108,10 +110,10 @@ def test_the_page_on_memory_has_the_counted_activations(
     monkeypatch.setattr(forms, "CPU_FORM", ())
 
     # The backward pass begins with the last block, when everything that was kept is still there.
-    # So the most that is in memory is what was kept, and what the last block needs besides.
+    # So the peak of the memory is what was kept, plus what the last block needs besides.
     most_gb = kept_of_published_network[case] + transient_gb_of_last_block()
 
-    # 5 %, because `block_transient` is an estimate.
+    # The numbers may differ by 5 %, because `block_transient` is an estimate.
     assert counted_gb() == pytest.approx(most_gb, rel=0.05)
 
 
@@ -132,7 +134,8 @@ def test_a_step_holds_little_more_than_it_keeps(step):
 
 @pytest.mark.slow
 def test_the_backward_pass_needs_little_more_than_the_step_holds(step):
-    # It needed 1.47 GB more on 28 Nov 2026. A change that needs more memory must be noticed.
+    # The backward pass needed 1.47 GB more on 28 Nov 2026. The limit is a little higher, so that a
+    # change that needs much more memory is noticed.
     assert step["peak_gb"] < step["held_gb"] + 1.6
 
 
@@ -163,7 +166,7 @@ def calls_of_attention() -> dict[str, list[str]]:
     return {case: list(figures_of_case["attention"]) for case, figures_of_case in figures.items()}
 
 
-# Slow: the fixture of this and the next tests takes 4 seconds of a core.
+# This test and the next ones are slow, because their fixture takes 4 seconds of a core.
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [PLAIN, PUBLISHED])
 def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn(calls_of_attention, case):
@@ -204,7 +207,8 @@ def test_the_counted_calls_have_each_kind_that_changes_the_choice_of_a_kernel(
 
 
 def test_the_estimate_of_the_alignment_is_what_it_holds_in_backward_or_a_little_more():
-    # For each shape of the input: the bytes that were counted, and the bytes of the estimate.
+    # For a shape of the input, `held` is the number of bytes that were counted, and `estimated` is
+    # the number of bytes of the estimate.
     for shape, held, estimated in count_figures("--align"):
         # The estimate was 2 to 10 % too large when it was made. 1.15 allows for other versions of
         # torch. An estimate that is too small would end a training run for lack of memory.
@@ -246,9 +250,9 @@ def test_a_step_of_the_file_for_a_card_fits_the_card(gpus, card):
 
     # `counted_gb` is the memory of a clip in bfloat16.
     assert opt.train.amp.enable
-    # By the count, a step takes less than 70 % of the budget. The test trusts the count. If a real
-    # step took more than the budget, the step would fit nevertheless, but it would be slower:
-    # "auto" would compute more blocks a second time, to keep less in memory.
+    # By the count, a step must take less than 70 % of the budget. The test trusts the count. If a
+    # real step took more than the budget, it would fit nevertheless, but it would be slower: "auto"
+    # would compute more blocks a second time, to keep less in memory.
     assert net.checkpoint == "auto"
     assert step_gb(clips, counted_gb()) < 0.7 * net.memory_budget_gb
     # 1e-6 GB allows for the rounding of a product, e.g. 0.9 * 24.
@@ -312,7 +316,8 @@ def card_of(row: str) -> str:
 @pytest.mark.parametrize("row", list(small_table()), ids=card_of)
 def test_the_options_for_small_cards_keep_the_published_batch_within_the_card(row, gpus):
     card, option, gb_of_step = cells_of(row)
-    # As docs/gpu.md says. "auto" makes the tiles of a validation smaller if the memory is short.
+    # These are the options that docs/gpu.md advises. "auto" makes the tiles of a validation smaller
+    # if the memory is short.
     options = [
         option,
         f"train.accumulation_steps={BATCH // gpus}",
@@ -326,7 +331,7 @@ def test_the_options_for_small_cards_keep_the_published_batch_within_the_card(ro
     assert gpus * clips * opt.train.accumulation_steps == BATCH
     # `card` is e.g. "4 GB".
     assert float(gb_of_step) <= USABLE_SHARE * int(card.split()[0])
-    # The GPU decides the type of 16 bits. In 16 bits the budget of the file saves no memory.
+    # The step must be in 16 bits, and the kind of GPU decides in which type (bfloat16 or float16).
     assert options_of_part(opt.netG).checkpoint == "auto"
     assert opt.train.amp.enable
     assert opt.train.amp.dtype == "auto"

@@ -1,11 +1,13 @@
 """models/fusion/operators.py: how spikes reach the network.
 
 A fusion operator combines RGB frames (B, T, 3, H, W) and spike channels (B, T, S, H, W). It may act
-on the input, on the features, after each stage, and on the image to which the network adds its
-result (the base). The frames and channels are random, and the network is a small VRT.
+on the input, on the features, after each stage, and on the base, which is the image to which the
+network adds its result. The frames and channels are random, and the network is a small VRT.
 
-Untrained, the last convolution of the network is 0, so the network returns its base exactly. Tests
-that must see an effect of the network fill this convolution with random numbers.
+In an untrained network, the weights of the last convolution are 0. So the network returns its base
+exactly. Tests that must see an effect of the network fill this convolution with random numbers.
+
+The operators:
 
     none, concat   operators without weights
     gated          adds a learned correction, times a gate between 0 (closed) and 1 (open)
@@ -68,8 +70,9 @@ def test_gated_starts_almost_closed():
 
     change = operator("gated").on_input(rgb, spike) - rgb
 
-    # The gate is sigmoid(-4) = 0.018 at the start. It multiplies the correction, which an untrained
-    # network draws at random. Here the product is 0.011 at most.
+    # At the start the gate is sigmoid(-4) = 0.018. It multiplies the correction, which depends on
+    # random weights in an untrained network. The largest product here is 0.011. If the gate was
+    # open, the product would be far above the limit.
     assert 0 < change.abs().max() < 0.05
 
 
@@ -79,13 +82,14 @@ def test_gated_starts_open_if_told():
     closed = operator("gated").on_input(rgb, spike) - rgb
     opened = operator({"type": "gated", "gate_bias": 0.0}).on_input(rgb, spike) - rgb
 
-    # sigmoid(0) = 0.5 is 28 times as much as sigmoid(-4). The limit is 5, because the two operators
-    # draw different weights for their corrections.
+    # sigmoid(0) = 0.5 is 28 times as much as sigmoid(-4). The limit is only 5 times as much,
+    # because the two operators draw different weights for their corrections.
     assert opened.abs().max() > 5 * closed.abs().max()
 
 
-# Operator, and netG.in_chans: the number of channels in an option file, or None if the operator
-# counts them. "gated" changes the frames by the spikes, so its network sees 3 channels.
+# A case: the operator, and the option netG.in_chans. This option is the number of channels that the
+# network sees. If it is None, the operator counts the channels. "gated" uses the spikes to change
+# the frames, so its network sees 3 channels.
 WITH_SPIKES = [
     pytest.param("concat", 3 + S, id="concat, channels given"),
     pytest.param("concat", None, id="concat"),
@@ -184,12 +188,12 @@ def test_the_untrained_network_on_the_fused_base_returns_the_fused_frames(name):
 def grey_estimates():
     """Give grey frames, spike channels, and the S images between which `exposure` chooses.
 
-    The last channel is the confidence, all others are ratios: light around the sharp instant over
-    mean light. So S channels have S - 1 ratios, and there are S images: the frame, and the frame
-    times each ratio.
+    The last spike channel is the confidence. All others are ratios: the light around the sharp
+    instant, divided by the mean light of the exposure. So S channels have S - 1 ratios, and there
+    are S images: the frame, and the frame times each ratio.
 
-    The frames are grey, because spikes have no colour: their ratio is the ratio of the grey value.
-    Only in a grey frame, it is also the ratio of each colour.
+    Spikes have no colour, so a ratio is the ratio of grey values. Only in a grey frame, each colour
+    changes by this ratio. Therefore the frames here are grey.
     """
     rgb, channels = clip()
     rgb = rgb[:, :, :1].expand_as(rgb)
@@ -206,7 +210,8 @@ def grey_estimates():
 def set_constant_weights(operator_exposure, values):
     """Let the softmax of `values` be the weights of the images, whatever the frames and spikes are.
 
-    The layer `weight` computes the values. With zeros in its matrix, its result is its bias.
+    The layer `weight` of the operator computes the values from frames and spikes. If its matrix is
+    zero, its result is its bias.
     """
     layer = operator_exposure.weight
     layer.weight.data.zero_()
@@ -234,7 +239,8 @@ def test_exposure_starts_as_the_mean_of_the_frame_with_its_estimates(
 @pytest.mark.parametrize("index", range(S))
 def test_exposure_can_choose_each_of_its_images(grey_estimates, constant_weights, index):
     rgb, spike, images = grey_estimates
-    # The weights are a softmax: 50 against 0 leaves the others without weight.
+    # The weights are the softmax of these values. An image with the value 50 gets a weight of
+    # nearly 1, and images with the value 0 get a weight of nearly 0.
     set_constant_weights(constant_weights, 50 * torch.eye(S)[index])
 
     fused = constant_weights.on_input(rgb, spike)
@@ -270,8 +276,8 @@ def test_exposure_estimates_the_colours_of_objects_that_are_blurred_together(siz
     red = torch.tensor((0.8, 0.2, 0.1)).view(3, 1, 1)
     blue = torch.tensor((0.1, 0.2, 0.5)).view(3, 1, 1)
     torch.manual_seed(0)
-    # Each pixel shows both objects: the share of the red object, and the rest is the blue object.
-    # The shares of the blurry frame and of the sharp frame differ.
+    # Each pixel shows a share of the red object, and the rest of the pixel is the blue object. The
+    # blurry frame and the sharp frame have different shares.
     share_in_blurry, share_in_sharp = torch.rand(2, 1, 2, 1, *size)  # (1, 2, 1, H, W) each
     blurry = share_in_blurry * red + (1 - share_in_blurry) * blue
     sharp = share_in_sharp * red + (1 - share_in_sharp) * blue
@@ -279,7 +285,8 @@ def test_exposure_estimates_the_colours_of_objects_that_are_blurred_together(siz
 
     error = (chosen_estimate(blurry, ratio) - sharp).abs().mean()
 
-    # The simple estimate changes all colours alike, by the ratio.
+    # A simple estimate multiplies all colours by the ratio, which is wrong where the mixture of the
+    # objects changes.
     error_of_simple = ((blurry * ratio).clamp(0, 1) - sharp).abs().mean()
     assert error < 0.2 * error_of_simple
 
@@ -437,7 +444,8 @@ def test_an_operator_acts_on_the_input_as_on_the_base(everywhere):
     rgb, spike = clip()
     _, restored = everywhere
 
-    # An untrained network returns the base: `on_base` gives the result of `on_input`.
+    # An untrained network returns its base. Here the base, from `on_base`, is the result of
+    # `on_input`.
     assert torch.equal(restored, rgb + spike.mean(2, keepdim=True))
 
 

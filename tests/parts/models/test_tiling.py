@@ -1,12 +1,13 @@
 """models/restore/tiles/: clips are restored in tiles of few frames and few pixels.
 
-Neighbouring tiles overlap, and are blended. "kair" blends like the published code: it cuts the
-borders of tiles off. "smooth" blends with weights that fall towards the borders of a tile.
+Neighbouring tiles overlap, and are blended. The option `blend` has two values. "kair" blends like
+the published code, KAIR, which cuts the borders of tiles off. "smooth" blends with weights that
+fall towards the borders of a tile.
 
-The networks here are simple functions whose result is known, and a small convolution. They have the
-limits of a VRT (tests/helpers/tensor_clip.py): at least 2 frames of 64 x 64 pixels, in multiples of
-8 pixels. Inputs and results of the published code with one of these functions are in
-tests/data/golden/tile_*.npz.
+The networks here are simple functions whose results are known, and a small convolution. A clip is
+given to them as to a VRT (tests/helpers/tensor_clip.py): at least 2 frames of at least 64 x 64
+pixels, with sides in multiples of 8 pixels. The files tests/data/golden/tile_*.npz have recordings:
+inputs of the published code with the function `StandIn`, and its results.
 
 Options of tiles:
 
@@ -39,8 +40,8 @@ GOLDEN = sorted((Path(__file__).resolve().parents[2] / "data" / "golden").glob("
 class StandIn(nn.Module):
     """The function with which the published tiling code was recorded.
 
-    It adds a ramp along the rows, the columns and the frames of a tile. So a wrong place or a wrong
-    weight of a tile changes the result. `shapes` has the shape of each input, in order.
+    The function adds a ramp along the rows, the columns and the frames of a tile. So a wrong place
+    or a wrong weight of a tile changes the result. `shapes` has the shape of each input, in order.
     """
 
     def __init__(self, scale=1):
@@ -94,7 +95,7 @@ def random_clip(*shape):
 
 
 def test_all_recordings_of_the_published_code_are_there():
-    # Without files, the next test would be skipped.
+    # If there were no files, the next test would be skipped, and nobody would notice.
     assert len(GOLDEN) == 11
 
 
@@ -164,7 +165,8 @@ def test_any_frame_count_with_any_size_comes_back_as_it_went_in(
 
     assert out.shape == (2, frames, 3, *size)
     assert torch.isfinite(out).all()
-    # The network sees at least 2 frames of at least 64 x 64, in multiples of 8.
+    # The network sees at least 2 frames of at least 64 x 64 pixels, and both sides are multiples of
+    # 8.
     for _, n, _, h, w in net.shapes:
         assert n >= 2
         assert h % 8 == 0
@@ -180,7 +182,8 @@ def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
         seen.append(x[0, :, 0, 0, 0].tolist())
         return x
 
-    # Three frames whose values are their numbers. The network has windows of 10 frames.
+    # The value of each of the three frames is its number. The network has windows of 10 frames, so
+    # 7 frames must be added.
     lq = torch.arange(3.0)[None, :, None, None, None].expand(1, 3, 3, 64, 64)
 
     out = restore_clip(Net(note_frames), lq, window_size=(10, 8, 8))
@@ -210,8 +213,8 @@ def test_tiles_that_run_together_give_what_they_give_alone(blend):
 @pytest.mark.parametrize(
     ("batch_tiles", "batch_sizes"),
     [
-        # batch_sizes: of each pass of the network. Both clips are cut at the same place, so k tiles
-        # make a batch of 2 k.
+        # `batch_sizes` has the size of the batch in each pass of the network. There are two clips,
+        # and both are cut at the same place. So k tiles make a batch of 2 k.
         pytest.param(1, [2, 2, 2, 2, 2, 2], id="one by one"),
         pytest.param(4, [4 * 2, 2 * 2], id="four together, then the last two"),
     ],
@@ -253,7 +256,8 @@ def test_smooth_seams_are_smaller_than_hard_ones():
     def brighten(x):
         """Return 20 times the mean of the tile, plus a weak ramp along x.
 
-        As with attention, the result depends on the whole tile. So tiles differ in brightness.
+        The result depends on the whole tile, as it does in a network with attention. So
+        neighbouring tiles differ in brightness, and a seam is between them.
         """
         ramp = 0.01 * torch.arange(x.shape[-1])
         return torch.full_like(x, 20 * x.mean()) + ramp
@@ -265,7 +269,8 @@ def test_smooth_seams_are_smaller_than_hard_ones():
         )
         return out.diff(dim=-1).abs().max()
 
-    assert largest_step("smooth") < 0.5 * largest_step("kair")  # measured: 0.07 times
+    # The measured ratio is 0.07.
+    assert largest_step("smooth") < 0.5 * largest_step("kair")
 
 
 # ---- Spikes, and both directions of time ----
@@ -273,8 +278,8 @@ def test_smooth_seams_are_smaller_than_hard_ones():
 
 def test_spikes_are_cut_with_the_same_tile():
     lq = random_clip(1, 6, 3, 50, 61)
-    # The first three of six spike channels are the frame plus 1. If both are cut at the same place,
-    # the difference of spikes and frame is therefore 1.
+    # The first three of the six spike channels are the frame plus 1. So if spikes and frame are cut
+    # at the same place, their difference is 1.
     spike = torch.cat((lq + 1, lq), dim=2)
 
     out = restore_clip(
@@ -293,7 +298,10 @@ def test_spikes_are_cut_with_the_same_tile():
 
 
 class FlippedClip:
-    """A clip of 4 frames, restored with flip_seq: the network sees it, and then its reverse."""
+    """A clip of 4 frames that was restored with flip_seq.
+
+    With this option, the network sees the 4 frames, and behind them the same frames in reverse.
+    """
 
     def __init__(self):
         self.lq = random_clip(1, 4, 3, 64, 64)
@@ -328,7 +336,8 @@ def test_flip_seq_shows_the_spikes_of_reversed_time():
 def test_flip_seq_averages_both_directions_of_time():
     flipped = FlippedClip()
 
-    # The network adds i to frame i, and 7 - i in the reverse. The mean is 7 / 2.
+    # The network sees 8 frames, and adds to each its number. So frame i gets i, and in the reverse
+    # it gets 7 - i. The mean of both is 7 / 2.
     torch.testing.assert_close(flipped.restored, flipped.lq + 3.5)
 
 
@@ -453,8 +462,8 @@ def test_tiles_are_halved_until_memory_suffices(caplog):
     out = restore_large(network_with_limit(PIXELS_OF_6_FRAMES_64), may_halve=True)
 
     torch.testing.assert_close(out, LARGE)
-    # The first tile has the longer side of the frame, 260 pixels. It is halved twice, and each half
-    # is rounded down to a multiple of 8: 260 -> 130, so 128 -> 64.
+    # The first tile has the longer side of the frame, 260 pixels. Its side is halved twice. Each
+    # half is rounded down to a multiple of 8: 260 / 2 = 130 becomes 128, and 128 / 2 is 64.
     first, second = caplog.messages
     assert "x 128 px" in first
     assert "x 64 px" in second
@@ -462,7 +471,7 @@ def test_tiles_are_halved_until_memory_suffices(caplog):
 
 def test_too_little_memory_for_the_smallest_tile_is_an_error():
     with pytest.raises(DataError, match="out of memory"):
-        # Every tile has more than 100 pixels.
+        # Every tile has more than 100 pixels, so halving the tiles does not help.
         restore_large(network_with_limit(100), may_halve=True)
 
 
@@ -472,7 +481,8 @@ def test_too_little_memory_is_an_error_if_tiles_are_not_halved():
 
 
 def test_another_error_of_the_network_is_passed_on():
-    # A tile has 64 or more columns, so it cannot be multiplied with a 3 x 3 matrix.
+    # A tile has 64 or more columns. So its product with a 3 x 3 matrix is an error, which is not
+    # about memory.
     wrong_shapes = Net(lambda x: x @ torch.ones(3, 3))
 
     with pytest.raises(RuntimeError, match="shapes"):
@@ -499,7 +509,9 @@ def test_memory_is_saved_by_fewer_tiles_at_once_then_smaller_sides_then_fewer_fr
         (12, 80, 1),
         (12, 64, 1),  # the least side
         (6, 64, 1),
-        (3, 64, 1),  # then None: 2 frames, the least, are not more than the overlap of 2 frames
+        # The end: the next tile would have 2 frames, but a tile needs more frames than its overlap,
+        # which is 2.
+        (3, 64, 1),
     ]
 
 
@@ -526,7 +538,8 @@ def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):
 
 
 def test_the_side_that_a_refusal_proposes_is_taken():
-    windows = (2, 6, 8)  # so the side of a tile is a multiple of 6 and of 8
+    # With these windows, the side of a tile must be a multiple of 6 and of 8.
+    windows = (2, 6, 8)
     tile = {"size_patch_overlapping": 4, "window_size": windows}
 
     with pytest.raises(OptionError) as refused:

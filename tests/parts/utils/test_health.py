@@ -1,8 +1,8 @@
 """Warnings about causes that make a run slow or useless. Each warning comes once, with an advice.
 
-`Health` of utils/run/health.py judges the values that the ranks measured. Most tests give it such
-values (`measures_of_rank`: a healthy rank with some values changed) and read the log. The other
-tests use
+`Health` of utils/run/health.py judges values that the ranks of a run have measured. Most tests give
+it made-up values (`measures_of_rank`: a healthy rank with some values changed) and read the log.
+The other tests use
 
     real disks    one without room for the next saves
     real clips    spikes that do not show the same as the frames
@@ -79,7 +79,7 @@ def warnings(caplog) -> list[str]:
 # ---- The gradient norm ----
 
 
-# Norms of 120 steps. Every sixth norm is an outlier, 90. The median is (1.1 + 1.3) / 2 = 1.2.
+# Norms of 120 steps. Every sixth norm, 90, is an outlier. The median is (1.1 + 1.3) / 2 = 1.2.
 HEALTHY_NORMS = [1.0, 1.3, 0.8, 2.5, 90.0, 1.1] * 20
 LARGE_NORMS = [30.0, 40.0, 35.0] * 40
 
@@ -104,8 +104,8 @@ def test_an_exploding_gradient_norm_is_named_once(health, caplog):
 
 
 def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health, caplog):
-    # `Health` remembers the norms of 1000 steps. So the second line replaces all norms of the first
-    # line, and must be compared with them before.
+    # `Health` remembers the norms of the last 1000 steps. So the norms of the second line replace
+    # all norms of the first line. The comparison must come before the replacement.
     health.judge_log_line([measures_of_rank()], [1.0] * 1000)
     health.judge_log_line([measures_of_rank()], [35.0] * 1000)
 
@@ -117,7 +117,7 @@ def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health,
 
 
 def validate(health, psnrs, losses):
-    """Log a loss, then validate, for each pair of a PSNR in dB and a loss."""
+    """For each pair of a PSNR and a loss, log the loss, then validate. psnrs: in dB."""
     for psnr, loss in zip(psnrs, losses, strict=True):
         health.judge_log_line([measures_of_rank(loss=loss)], [1.0])
         health.judge_validation(psnr)
@@ -186,11 +186,12 @@ def test_a_full_memory_of_a_host_is_named_with_its_rank(warnings_of_full_memory)
 
 @pytest.fixture
 def run_on_small_disk(tmp_path):
-    """Give the options of a run on a disk of 13 MB. It saves every 10 steps, and has saved once."""
+    """Give the options of a run on a disk of 13 MB. The run saves every 10 steps. It saved once."""
     with disk(tmp_path / "small", "13m") as small:
         path = write_options(tmp_path, path={"root": str(small)})
         opt = read_options(["--opt", str(path), "train.checkpoint_save=10"])
-        # Each file has 1 MB. A new save replaces the checkpoint and adds two models: 2 MB more.
+        # The three files of the save have 1 MB each. A new save replaces the checkpoint and adds
+        # two models. So each save takes 2 MB more.
         for file in ("checkpoints/checkpoint_latest.pth", "models/30_G.pth", "models/30_E.pth"):
             (opt.folder / file).parent.mkdir(parents=True, exist_ok=True)
             (opt.folder / file).write_bytes(bytes(1_000_000))
@@ -198,7 +199,8 @@ def run_on_small_disk(tmp_path):
 
 
 def test_a_disk_with_room_for_the_next_saves_is_healthy(run_on_small_disk, caplog):
-    # A run of 50 steps makes two more saves after step 30.
+    # A run of 50 steps makes two more saves after step 30, and the disk has room for three. The
+    # next test says so.
     health_of(run_on_small_disk, total_iter=50).judge_save(30)
 
     assert warnings(caplog) == []
@@ -210,7 +212,7 @@ def test_a_disk_without_room_for_the_next_saves_is_named_once(run_on_small_disk,
     health.judge_save(30)
     health.judge_save(30)
 
-    # (300 - 30) / 10 = 27 saves are to come.
+    # The run still makes (300 - 30) / 10 = 27 saves.
     (message,) = warnings(caplog)
     assert "room for 3 more saves of 0.002 GB, the run makes 27" in message
     assert "train.checkpoint_save (now 10)" in message
@@ -220,11 +222,15 @@ def test_a_disk_without_room_for_the_next_saves_is_named_once(run_on_small_disk,
 
 
 def log_windows(health, count, *ranks):
-    """Log some windows of ten steps. ranks: for each rank, the values that are not healthy."""
+    """Log `count` windows. A window is the ten steps between two lines of the log.
+
+    ranks: for each rank, the values that differ from the values of a healthy rank.
+    """
     for _ in range(count):
         health.judge_log_line([measures_of_rank(**changes) for changes in ranks], [])
 
 
+# Values of a rank that is slow and waits for data. A healthy rank has 1.0 s and 0.1 s.
 SLOW_RANK = {"forward_s": 1.5, "data_s": 0.8}
 
 
@@ -232,21 +238,22 @@ def test_the_first_window_of_a_process_is_not_judged(health, caplog):
     log_windows(health, 1, {}, {"data_s": 4.0})
     log_windows(health, 2, {}, {"data_s": 4.0})
 
-    # Two windows count, and a warning needs three in a row.
+    # Only the last two windows count, and a warning needs three bad windows in a row.
     assert warnings(caplog) == []
 
 
 def test_small_differences_between_ranks_are_healthy(health, caplog):
-    # Rank 1 takes 0.9 + 0.4 = 1.3 s. The limit is 1.2 times the 1.1 s of rank 0, which is 1.32 s.
-    # And it waits for data for 0.4 s. The limit is 10 % of 5 s, which is 0.5 s.
+    # Both values of rank 1 are just below a limit. It takes 0.9 + 0.4 = 1.3 s, and the limit is 1.2
+    # times the 1.1 s of rank 0, which is 1.32 s. It waits for data for 0.4 s, and the limit is 10 %
+    # of the 5 s of a window, which is 0.5 s.
     log_windows(health, 10, {}, {"forward_s": 0.9, "data_s": 0.4})
 
     assert warnings(caplog) == []
 
 
 def test_a_delay_of_less_than_a_twentieth_of_a_step_is_healthy(health, caplog):
-    # Rank 1 takes 1.0 + 0.33 = 1.33 s. This is more than 1.2 times the 1.1 s of rank 0, but the
-    # delay, 0.23 s, is below 5 % of 5 s.
+    # Rank 1 takes 1.0 + 0.33 = 1.33 s, which is more than 1.2 times the 1.1 s of rank 0. But its
+    # delay of 0.23 s is less than 5 % of the window, which has 5 s.
     log_windows(health, 10, {}, {"data_s": 0.33})
 
     assert warnings(caplog) == []
@@ -263,10 +270,11 @@ def test_two_bad_windows_are_healthy_if_the_next_is_good(health, caplog):
 
 @pytest.fixture
 def warnings_of_slow_rank(health, caplog):
-    """Give the warnings of five windows in which rank 2 waits for data and is slow."""
+    """Give the warnings of five windows. In the last four, rank 2 waits for data and is slow."""
     log_windows(health, 1, {}, {}, {})
     log_windows(health, 4, {}, {}, SLOW_RANK)
-    # Each warning comes once, although the third and the fourth window have both causes.
+    # The first window is not judged. The fourth window is the third bad one in a row, and gives
+    # both warnings. The fifth window is bad, too, but each warning comes only once.
     wait, slow = warnings(caplog)
     return {"wait": wait, "slow": slow}
 
@@ -312,8 +320,9 @@ def advice(section, workers, share, cores):
     return loader_advice(with_workers, share, cores)
 
 
-# Loader processes, share of the time that the rank waits, and the advised number. With 4 processes
-# and 30 %, the number is 4 / (1 - 0.3), rounded up. Without loader processes, it is the default, 2.
+# A case: the number of loader processes, the share of the time for which the rank waits, and the
+# number of processes that is advised. With 4 processes and a share of 0.3, the advised number is
+# 4 / (1 - 0.3), rounded up. Without loader processes, it is the default, 2.
 @pytest.mark.parametrize(("workers", "share", "enough"), [(0, 0.5, 2), (4, 0.3, 6)])
 def test_the_advice_is_the_number_of_workers_that_ends_the_wait(
     loader_of_train, workers, share, enough
@@ -332,8 +341,8 @@ def test_the_advice_is_a_clip_cache_if_each_core_has_a_worker(loader_of_train):
 
 # ---- Spikes that do not show the same as the frames ----
 
-# By how many pixels the scene moves during an exposure, and also the number of planes of an
-# exposure.
+# Number of pixels by which the scene moves during an exposure. This is also the number of spike
+# planes of an exposure, so the scene moves by one pixel from plane to plane.
 MOTION = 40
 # Height and width of a frame, and of a spike plane.
 FRAME_SIDE = 96
@@ -341,7 +350,7 @@ PLANE_SIDE = 48
 
 
 def write_fast_clip(root, clip, scene):
-    """Write 4 frames and their spikes. A frame is the mean of 40 views.
+    """Write 4 frames and their spikes. A frame is the mean of 40 views, so it is blurred.
 
     Each view begins one pixel to the right of the view before.
     """
@@ -406,7 +415,7 @@ TFP = {"type": "tfp", "half_window": 3}
 @pytest.mark.parametrize("representation", [RELATIVE, TFP], ids=["relative", "tfp"])
 @pytest.mark.parametrize("check", [check_of_training, check_of_own_clips])
 class TestClipsWithStrongBlur:
-    """Blurry frames do not look like spikes, which are sharp. The check must accept this."""
+    """Spikes are sharp, so they do not look like very blurry frames. The check must accept this."""
 
     def spike(self, representation):
         """Return the correct options of the spikes."""
@@ -493,8 +502,9 @@ def test_a_wrong_size_of_a_plane_is_named(home, own_spikes, tmp_path, capfd):
 
 STEPS = {"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600]}
 RESTARTS = {"G_scheduler_periods": [200, 300], "G_scheduler_restart_weights": [1, 0.5]}
-# Options of a schedule for a run of 1000 steps, and the step from which the rate is at its floor:
-# at most 1/1000 of the full rate. A cosine is there at 98 % of its period, e.g. 0.98 x 950 = 931.
+# A case: options of a schedule for a run of 1000 steps, and the step from which the rate is at its
+# floor (None: never). A rate of at most 1/1000 of the full rate counts as the floor. A cosine gets
+# there after 98 % of its period, e.g. at step 0.98 x 950 = 931.
 SCHEDULES = [
     pytest.param({"G_scheduler_periods": 1000}, 980, id="one period to the end"),
     pytest.param({"G_scheduler_periods": 950}, 931, id="one period almost to the end"),
@@ -532,7 +542,7 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(
         first_step_at_floor(opt.train, total_iter=1000), stretching_option(opt.train)
     )
 
-    # The last tenth of a run may be at the floor.
+    # The rate may be at its floor in the last tenth of a run, which is the last 100 steps here.
     if floor is not None and floor < 900:
         (message,) = warnings(caplog)
         assert "stretch train.G_scheduler_" in message
@@ -542,8 +552,8 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(
 
 # ---- Real runs ----
 
-# Words of the warnings that a healthy run must not give. The warnings of a slow rank and of a wait
-# for data are left out, because both may be true on a busy machine.
+# Words of the warnings that a healthy run must not give. The warnings about a slow rank and about a
+# wait for data are not in the list, because on a busy machine both may be justified.
 WARNINGS = [
     "explodes",
     "nearly full",
@@ -552,22 +562,24 @@ WARNINGS = [
     "falls while",
     "do not show the same",
 ]
-# Steps at which each start of the run ends. A window has ten steps. The first window of a start is
-# not judged. The second and the third start then have four windows, of which three in a row must be
-# bad for a warning.
+# Steps at which each of the three starts of the run ends. A window has ten steps, and the first
+# window of a start is not judged. So the second and the third start, with 50 steps each, have four
+# windows that are judged. A warning needs three bad windows in a row.
 END_OF_HEALTHY = 25
 END_OF_SLOW_RANK = 75
 END_OF_SLOW_LOADER = 125
-# Delay of the slow rank in each step. The step of a healthy rank takes about 10 ms on an idle
-# machine. On a busy machine, both ranks may wait for their data. The delay must be much longer than
-# this wait, too, so that rank 1 takes more than 1.2 times as long as rank 0 (SLOW_FACTOR).
+# Delay of the slow rank in each step, in milliseconds. The step of a healthy rank takes about 10 ms
+# on an idle machine. On a busy machine, both ranks also wait for their data. The delay must be much
+# longer than the step with this wait, so that rank 1 takes more than 1.2 times as long as rank 0
+# (SLOW_FACTOR of utils/run/speed.py).
 SLOW_RANK_MS = 200
 
 
 def write_options_of_run(home, folder):
     """Write options.json for clips of `home`, with a network of one convolution.
 
-    The run writes a log line every 5 steps.
+    The run writes a log line every 5 steps. checkpoint_test and checkpoint_save let each start end
+    with a validation and a save.
     """
     options = json.loads((home / "options.json").read_text())
     options["datasets"]["train"] |= {
@@ -606,10 +618,11 @@ def options_of_runs(home, tmp_path_factory):
     return write_options_of_run(home, tmp_path_factory.mktemp("runs"))
 
 
-# Each start has only one cause of slowness. If one start had both, a slow forward pass would hide
-# the wait for data in a long step, and a long wait would make the ranks similar. The measured
-# values would be near the limits (1.2 times the others, 10 % of the time), and other load on the
-# machine would decide. In separate starts, the values are far from the limits.
+# Each start has at most one cause of slowness. If one start had both causes, the slow forward pass
+# would make the wait for data a small share of a step, and the long wait would make the ranks
+# similar. Then the measured values would be near the limits (1.2 times the other ranks, 10 % of the
+# time), and other load on the machine would decide whether a warning comes. In separate starts, the
+# values are far from the limits.
 
 
 @pytest.fixture(scope="module")
@@ -649,7 +662,7 @@ def test_a_slow_rank_of_a_run_is_named_once(slow_rank):
 
 
 def test_a_short_schedule_of_a_run_is_named_once(slow_rank):
-    # From step 45 on, the last 30 of 75 steps are at the floor: 40 %.
+    # From step 45 on, the rate is at its floor. These are the last 30 of 75 steps, 40 %.
     pattern = (
         r"at its floor from iter 45 on, for 40 % of the run, .*: "
         r"stretch train\.G_scheduler_periods to the end"

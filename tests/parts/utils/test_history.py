@@ -37,7 +37,7 @@ def write(folder, steps, start=0, tag="train/loss", factor=1.0):
 
 
 def read_strictly(text):
-    """Read JSON by its standard, which does not have the words NaN and Infinity."""
+    """Read JSON by its standard, which forbids the words NaN and Infinity. Python allows them."""
     return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
@@ -116,7 +116,8 @@ def test_a_last_line_that_is_cut_off_is_only_repaired_by_the_next_start(tmp_path
     file.write_bytes(file.read_bytes()[:-cut])
     content = file.read_bytes()
 
-    # A reader leaves the last line out, and does not change the file.
+    # A reader leaves the last line out, and does not change the file, because the run may still be
+    # writing it.
     assert steps_of(tmp_path) == [1]
     assert file.read_bytes() == content
     write(tmp_path, [2, 3], start=2)
@@ -199,10 +200,12 @@ def test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out():
     assert window == 5
     assert len(mean) == 100
     assert mean[10] == 10
-    # At the ends the window is shorter: the mean of 0, 1, 2 is 1, and the mean of 97, 98, 99 is 98.
+    # At both ends the window is shorter. The mean of 0, 1, 2 is 1, and the mean of 97, 98, 99 is
+    # 98.
     assert mean[0] == 1
     assert mean[99] == 98
-    # Value 50 is missing. Its window has 48, 49, 51 and 52. The window of 51 has 49, 51, 52 and 53.
+    # Value 50 is NaN. The window around it has 48, 49, 51 and 52. The window around value 51 has
+    # 49, 51, 52 and 53.
     assert mean[50] == 50
     assert mean[51] == pytest.approx((49 + 51 + 52 + 53) / 4)
 
@@ -215,7 +218,7 @@ def test_the_smoothed_curve_of_only_nan_is_nan():
 
 # ---- compare_runs: pictures of curves ----
 
-# Width of a panel in a picture of curves.
+# Width of a panel in a picture of curves, in pixels. A panel shows one curve.
 PANEL_WIDTH = 450
 
 
@@ -254,7 +257,8 @@ def test_the_picture_of_one_run_equals_the_picture_that_the_run_wrote(
 
     assert compare_runs.main([str(run_with_four_curves), "--out", str(out)]) == 0
 
-    # The pictures have no title in which they could differ.
+    # The pictures must be equal in each pixel, because they have no title in which they could
+    # differ.
     assert (picture(out) == picture(run_with_four_curves / "curves.png")).all()
 
 
@@ -284,7 +288,7 @@ def two_runs(tmp_path_factory):
     tags = ["train/loss", "val/psnr", "val/psnr_input", "train/it_per_s", "train/data_share"]
     one = write_run(folder / "a" / "run", tags)
     two = write_run(folder / "b" / "run", tags, factor=2.0)
-    # An older version has no file of lines.
+    # Without its file of lines, the second run looks like a run of an older version.
     (two / LINES_NAME).unlink()
     return one, two
 
@@ -326,7 +330,7 @@ def runs_to_refuse(tmp_path_factory):
 
 
 def test_training_runs_and_tests_are_not_compared_in_one_table(tmp_path, capsys):
-    # The file with the scores makes a folder the folder of a test.
+    # A folder counts as the folder of a test if it has the file of scores, metrics.json.
     (tmp_path / "test").mkdir()
     (tmp_path / "test/metrics.json").write_text("{}")
     (tmp_path / "run").mkdir()
@@ -356,7 +360,7 @@ def test_what_cannot_be_drawn_is_refused_with_the_reason(
     folders = [str(runs_to_refuse / run) for run in runs]
     more_flags = [flag.format(folder=tmp_path) for flag in flags]
 
-    # If --out is given twice, the last one counts.
+    # `more_flags` may give --out a second time. Then the last one counts.
     command = [*folders, "--out", str(tmp_path / "x.png"), *more_flags]
     assert compare_runs.main(command) == code
 
@@ -395,7 +399,8 @@ def test_a_difference_is_compared_with_the_difference_between_two_seeds(tmp_path
     assert found["difference"]["rms"] == pytest.approx(factor - 1)
     assert found["noise"] == pytest.approx({"rms": 0.04, "largest": 0.04, "last": 0.04})
     assert found["is_within_noise"] == (code == 0)
-    # A picture with curves has more bytes than an empty picture.
+    # A picture with curves has more bytes than an empty picture, so this limit shows that the
+    # curves were drawn.
     assert out.with_suffix(".png").stat().st_size > 5000
 
 
@@ -429,7 +434,7 @@ def write_trained(folder, lr, psnr):
     options = {
         "task": folder.name,
         "train": {"G_optimizer_lr": lr, "total_iter": 20},
-        # A long list, which must not make the table wider.
+        # This long list must not make the table wider.
         "netG": {"depths": [2] * 40 + [lr]},
     }
     (folder / "options").mkdir()
@@ -522,7 +527,8 @@ def write_scores(folder, restored, given):
 def test_a_run_must_gain_three_decibels_in_its_last_validation(
     tmp_path, capsys, restored, code, message
 ):
-    # In float64, 27.6 - 24.6 is a little less than 3. So the input gets a little less than 24.6.
+    # In float64, 27.6 - 24.6 is a little less than 3, so the gain would be too small. Therefore the
+    # input gets a little less than 24.6 dB.
     run = write_scores(tmp_path, restored, given=24.6 - 1e-9)
 
     assert compare_runs.main([run, "--at-least", "3"]) == code

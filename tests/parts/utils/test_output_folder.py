@@ -1,13 +1,14 @@
 """A test of clips takes over the results in its output folder if settings and inputs are the same.
 
-Otherwise it refuses them. "To take over" means: a later test of clips finds the results of an
-earlier one in its output folder, and does not compute them again. A file is "ours" if an earlier
-test of clips wrote it, and listed it in run.json.
+A "test of clips" is a run of main_test_vrt.py. "To take over" results means that a test of clips
+finds the results of an earlier test in its output folder, and does not compute them again. If
+settings or inputs differ, it refuses the results. A file is "ours" if an earlier test of clips
+wrote the file, and listed it in run.json.
 
 main_test_vrt.py runs in this process, with tiny networks of random weights: spike.pth is for a
-network with spikes, and rgb.pth for a network without. Most tests restore the user's clip X/clip1,
-with a few frames of 32 x 32 pixels. Tests that only need names call `claim_folder`, the first step
-of main_test_vrt.py.
+network with spikes, and rgb.pth is for a network without. Most tests restore the user's clip
+X/clip1, with a few frames of 32 x 32 pixels. Tests that only need names of files call
+`claim_folder`, the first step of main_test_vrt.py.
 """
 
 import json
@@ -195,7 +196,8 @@ def test_results_whose_run_json_is_gone_are_not_taken_over(finished_command, out
 
     assert code == EXIT_MOVE_FILES
     assert NOT_OURS in text
-    # The advice is to give another folder, or the folder of the earlier test.
+    # The advice is to give another folder, or the folder of the earlier test. The user can tell the
+    # latter by its run.json.
     assert "which has a run.json" in text
 
 
@@ -272,7 +274,8 @@ def test_results_hold_no_secret_of_a_path_and_are_continued(home, out, tmp_path)
     command = ["--opt", home / "options.json", *places, f"datasets.test.dataroot_lq={lq}"]
 
     restore(*command)
-    # As an older version wrote it, with the secret. "***" stands for the rest of the path.
+    # An older version wrote the secret into run.json. Write run.json in this way: put the whole
+    # path in place of the shortened one, in which "***" stands for the secret and what follows.
     run_json = out / "run.json"
     run_json.write_text(run_json.read_text().replace(f"{tmp_path}/api_key=***", lq))
     assert "canary" in run_json.read_text()
@@ -311,7 +314,8 @@ def test_a_folder_of_videos_is_restored_with_its_times(home, tmp_path):
 @pytest.mark.parametrize(
     ("names", "save", "name_of_both"),
     [
-        # The comparison of a clip "x" is x_comparison.mp4, and so is the video of the other clip.
+        # The comparison of the clip "x" has the name x_comparison.mp4. The video of the other clip
+        # has the same name.
         pytest.param(
             ("x", "x_comparison"),
             ("video", "comparison"),
@@ -419,7 +423,8 @@ def test_a_video_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_pa
 
 
 def test_a_frame_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path):
-    # By default, `claim` is for a test that saves only videos. So x/0.png is not a frame of it.
+    # By default, `claim` is for a test that saves only videos. So this test has not written
+    # x/0.png.
     claim(tmp_path, "x")
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "0.png").write_bytes(b"theirs")
@@ -434,7 +439,8 @@ def test_overwrite_leaves_a_file_of_the_user_that_no_test_would_write(tmp_path):
     claim(tmp_path, "x")
     (tmp_path / "mine.mp4").write_bytes(b"theirs")
 
-    # A test with other settings. A test with the same settings would continue the first one.
+    # Give this test other settings. With the same settings, it would continue the first test, and
+    # overwrite nothing.
     claim(tmp_path, "x", overwrite=True, settings={"other": 1})
 
     assert names_of_files(tmp_path) == {"mine.mp4", "run.json"}
@@ -500,7 +506,7 @@ def test_the_folder_of_results_is_refused_for_a_training_run(tmp_path):
 def test_a_training_run_whose_checkpoints_lie_beside_results_goes_on(tmp_path):
     claim(tmp_path, "x")
 
-    # The folder is known, because checkpoints of this run are there.
+    # `is_ours` is true if the folder has checkpoints of this run, so the run made the folder.
     claim_run_folder(tmp_path, FILES_OF_RUN, is_ours=True)
 
     assert (tmp_path / RESULTS).is_file()
@@ -583,8 +589,8 @@ def test_overwrite_removes_what_a_killed_test_has_written(tmp_path):
 
 
 def test_overwrite_removes_what_a_test_of_an_earlier_version_saved(tmp_path):
-    # Earlier versions did not list their files in run.json. Only the setting `save` shows that this
-    # test wrote a video, but no comparison.
+    # Earlier versions did not list their files in run.json. Only the setting `save` shows that the
+    # test wrote a video, but no comparison. So x_comparison.mp4 must be a file of the user.
     claim(tmp_path, "x", settings={"save": ["video"]})
     about = json.loads((tmp_path / RESULTS).read_text())
     del about["files"]
@@ -604,9 +610,9 @@ class ScoredClip(NamedTuple):
     """A clip whose restored frames were scored and shown."""
 
     frames: int
-    # The phase of the run, as the watchdog sees it: at each score, and at the end.
+    # The phases of the run in which the watchdog saw it, at each score and at the end.
     phases: set[str]
-    # When the last sign of life was, at each score, and at the end.
+    # The time of the last sign of life before each score and before the end.
     times: list[float]
 
 
@@ -639,7 +645,7 @@ def scored_clip(clip, out) -> ScoredClip:
 
 def test_each_score_of_a_frame_is_a_sign_of_life(scored_clip):
     # Two pictures of each frame are scored: the restored frame and the blurry frame. One more sign
-    # of life comes at the end of the videos.
+    # of life comes at the end of the videos. If the clip had one frame, the test would show little.
     assert scored_clip.frames > 1
     assert len(set(scored_clip.times)) == 2 * scored_clip.frames + 1
 
@@ -662,7 +668,8 @@ def test_opening_a_video_gives_a_sign_of_life_for_each_frame(tmp_path, signs):
 
     user_clips(tmp_path / "v.mp4")
 
-    # All frames are read for their times, and frame 0 is read again for its size.
+    # All 6 frames are read for their times, and frame 0 is read again for its size. Each read of a
+    # frame gives a sign.
     assert len(signs) == 6 + 1
 
 
@@ -673,7 +680,8 @@ def test_reading_a_late_frame_of_a_video_gives_a_sign_of_life_for_each_frame(tmp
 
     reader.frame(5)
 
-    # `user_clips` has read frame 0. So a read of frame 5 must decode the frames 1 to 5.
+    # A film is decoded frame by frame. `user_clips` has read frame 0, so a read of frame 5 must
+    # decode the frames 1 to 5.
     assert len(signs) == 5
 
 

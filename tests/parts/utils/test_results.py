@@ -1,6 +1,7 @@
-"""A test of clips writes files, averages, a table and a page, and a training run writes a page.
+"""The results of a test of clips (files, averages, table, page), and the page of a training run.
 
-The command line of a test of clips is tested here, too.
+A "test of clips" is a run of main_test_vrt.py, which restores and scores clips. Its command line is
+tested here, too.
 
 The scores are made up, and each picture has one grey level. So every expected number and pixel
 follows from numbers in this file. The pages are also opened in a real browser, which must load
@@ -35,8 +36,8 @@ from utils.results import json_bytes
 from utils.run.history_writer import HistoryWriter
 from utils.video.writer import VideoWriter
 
-# Grey levels of the three pictures of a clip. They differ so much that a pixel on the screen of a
-# browser shows which picture it is.
+# Grey levels of the three pictures of a clip. The levels differ so much that a pixel on the screen
+# of a browser shows to which picture it belongs.
 BLURRY = 40
 RESTORED = 120
 SHARP = 220
@@ -63,8 +64,8 @@ def test_an_infinite_score_of_a_finished_clip_comes_back(tmp_path):
     outputs = Outputs(tmp_path)
     write_whole(outputs.file("clip", "a"), json_bytes(entry("a", [30.0, math.inf])))
 
-    # JSON has no infinite number. So the file has the word "inf", and not Python's own "Infinity",
-    # for which json.loads would call `parse_constant`.
+    # JSON has no infinite number. So the file must have the text "inf". Python would write the bare
+    # word Infinity, which is no JSON. For this word, json.loads would call `parse_constant`.
     stored = json.loads(outputs.file("clip", "a").read_text(), parse_constant=pytest.fail)
     loaded = not_none(outputs.load_clip("a"))
 
@@ -197,8 +198,8 @@ def pictures(names=("a&b", "c"), with_gt=True):
 def addresses(page):
     """Return the places at which a page names a file or an address outside itself.
 
-    E.g. the page `<img src="a.png"><img src="data:image/png;base64,...">` -> ['src="']: the second
-    picture is a part of the page.
+    E.g. for the page `<img src="a.png"><img src="data:image/png;base64,...">`, return ['src="'].
+    The second picture does not count, because its content is a part of the page.
     """
     return re.findall(r"""(?:src|href)=["'](?!data:)""", page)
 
@@ -227,7 +228,8 @@ def test_the_page_names_nothing_outside_itself(page):
 
 
 def test_the_page_has_the_means_of_restored_frames_with_their_gain(page):
-    # In dB: restored frames, input frames, and the gain. See `results`.
+    # These are, in dB, the mean of the restored frames, the mean of the input frames, and the gain.
+    # They follow from the values in `results`.
     assert "31.00" in page
     assert "26.00" in page
     assert "+5.00" in page
@@ -300,7 +302,8 @@ def test_the_slider_works_in_a_browser(browser, tmp_path):
     slider = browser.find_element("css selector", ".slider")
     handle = slider.find_element("tag name", "input")
 
-    # At first the bar is in the middle. The blurry frame is on its left, the restored on its right.
+    # At first the bar is in the middle. The blurry frame is on its left, and the restored frame is
+    # on its right.
     assert shows(slider, x=0.25, level=BLURRY)
     assert shows(slider, x=0.75, level=RESTORED)
 
@@ -324,12 +327,12 @@ def test_the_slider_works_in_a_browser(browser, tmp_path):
 def test_a_browser_draws_two_curves_for_each_clip(browser, tmp_path):
     browser.get(write_page(tmp_path))
 
-    # Two clips, each with a curve of the input frames and a curve of the restored frames.
+    # Each of the two clips has a curve of the input frames and a curve of the restored frames.
     assert len(browser.find_elements("css selector", "svg polyline")) == 4
 
 
-# Width of the screen of a common telephone, in the pixels of a page. A wider page would have to be
-# scrolled sideways.
+# Width of the screen of a common telephone, in the pixels of a page. A user would have to scroll a
+# wider page sideways.
 PHONE_WIDTH = 390
 PHONE = {"width": PHONE_WIDTH, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 # A script that returns the width that a page takes.
@@ -385,7 +388,7 @@ def test_a_telephone_shows_every_score_by_name(phone_browser, tmp_path):
     assert first["gain dB"] == "+5.00"
     assert first["PSNR dB"] == "31.00"
     assert first["PSNR dB of the input"] == "26.00"
-    # A row has the number of frames, and ten scores.
+    # A row has 11 cells: the number of frames, and ten scores.
     assert len(first) == 11
     # The last row has the means over frames.
     assert rows[-1]["gain dB"] == "+5.00"
@@ -425,7 +428,8 @@ def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone_bro
     phone_browser.set_script_timeout(20)
     phone_browser.execute_async_script(WAIT_FOR_SIZE_OF_VIDEO, video)
 
-    # The bar of the controls, and the line of the time above it, take 72 pixels.
+    # The bar of the controls and the line of the time above it take 72 pixels of height. If less
+    # were free, they would cover the pictures.
     assert phone_browser.execute_script(HEIGHT_BELOW_PICTURES, video) > 72
     assert width_of(phone_browser) == PHONE_WIDTH
 
@@ -435,8 +439,9 @@ def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone_bro
 # Names of the clips of the validation. The page must escape the first name. The second clip is in a
 # subfolder.
 CLIPS = ("clip<0>", "group/clip1")
-# Titles of the pictures of a strip, from left to right. A run writes the titles into
-# images/panels.json. By their number, the page knows into how many pictures to cut a strip.
+# Titles of the pictures of a strip, from left to right. A strip is one picture file in which the
+# pictures of a frame stand side by side. A run writes the titles into images/panels.json. From
+# their number, the page knows into how many pictures it must cut a strip.
 PANELS = ["blurry", "spikes", "restored", "sharp", "error x5"]
 
 
@@ -476,7 +481,8 @@ def noise_strip():
     return strip(blurry, restored, sharp)
 
 
-# Step -> PSNR of the restored frames in the validation after this step. The first one is the best.
+# Step -> PSNR of the restored frames in the validation after this step. The first validation has
+# the best PSNR, so that the best step is not also the last one.
 PSNR = {100: 30.0, 200: 29.0}
 PSNR_OF_INPUT = 25.0
 
@@ -485,8 +491,9 @@ PSNR_OF_INPUT = 25.0
 def logging_into(file):
     """Write the log to a file as a program does, then undo the changes of `setup_logging`.
 
-    `setup_logging` is made for a whole program. It changes the handlers and the level of the root
-    logger, and sends Python's warnings to the log. Other tests must not log into this file.
+    `setup_logging` changes the handlers and the level of the root logger, and sends Python's
+    warnings to the log. It never undoes these changes, because they are for a whole program. Here
+    they must end with the block, so that other tests do not log into this file.
     """
     root = logging.getLogger()
     handlers_before = root.handlers[:]
@@ -519,8 +526,8 @@ def write_description(folder):
 def run(tmp_path_factory):
     """Give the folder of a run of 200 iterations, written as a training writes it.
 
-    It has two validations with a strip of each clip, a log with two equal warnings, and options. No
-    test changes it.
+    The run has two validations with a strip of each clip, a log with two equal warnings, and
+    options. No test changes the folder, so all tests of this file share it.
     """
     folder = tmp_path_factory.mktemp("run") / "experiments" / "first run"
     with logging_into(folder / "log" / "train.log"):
@@ -537,7 +544,8 @@ def run(tmp_path_factory):
             }
             if step in PSNR:
                 log.warning("the data wait is <20> %\n  raise the workers")
-                # The page shows the last strips. The first strips differ, with another level.
+                # The page must show the strips of the last validation. The strips of the first
+                # validation have another level, so that a test sees which ones are shown.
                 restored = RESTORED if step == 200 else 90
                 for clip in CLIPS:
                     imwrite_rgb(folder / "images" / clip / f"{step}.png", grey_strip(restored))
@@ -586,7 +594,8 @@ def test_the_page_of_a_run_is_self_contained(run):
     page = (run / "report.html").read_text()
 
     assert addresses(page) == []
-    # Pictures are in the page as base64, in which "http" may occur by chance. So leave them out.
+    # The page holds its pictures as base64, in which "http" may occur by chance. So the search
+    # leaves the pictures out.
     without_pictures = re.sub(r'data:[^"]*', "", page)
     assert "http" not in without_pictures
     # The template of the page has "{{name}}" wherever a value is filled in.
@@ -612,11 +621,11 @@ def test_the_page_of_a_run_works_in_a_browser(browser, run):
     browser.get(address_of_page(run))
 
     curves = browser.find_element("css selector", "img.wide")
-    # The width is 1200 pixels. If the picture of the curves was not loaded, the width would be 0.
+    # The picture of the curves is 1200 pixels wide. If it was not loaded, its width would be 0.
     assert browser.execute_script("return arguments[0].naturalWidth", curves) == 1200
     slider = browser.find_element("css selector", ".slider")
-    # The blurry frame is left of the bar, and the frame restored after 200 iterations is right of
-    # it.
+    # The blurry frame is left of the bar. Right of the bar is the frame that was restored after the
+    # last iteration, 200.
     assert shows(slider, x=0.25, level=BLURRY)
     assert shows(slider, x=0.75, level=RESTORED)
     # A button shows the sharp frame in place of the restored one.
@@ -638,15 +647,17 @@ def test_a_telephone_shows_the_scores_and_curves_of_a_run(phone_browser, run):
     for row in rows:
         assert {"PSNR dB", "gain dB", "SSIM"} <= row.keys()
     curves = phone_browser.find_element("css selector", "img.wide")
-    # A telephone shows the curves at 0.6 of their size, and the user can scroll them. If they were
-    # as narrow as the screen, their letters would be only 4 pixels high.
+    # A telephone shows the curves at 0.6 of their size, and the user can scroll them. The limit is
+    # a little lower. If the curves were as narrow as the screen, their letters would be only 4
+    # pixels high.
     assert phone_browser.execute_script(SHOWN_SHARE_OF_WIDTH, curves) > 0.55
     assert width_of(phone_browser) == PHONE_WIDTH
 
 
 def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
-    # A run writes images/<clip>/<step>.png, and images/panels.json. Noise cannot be compressed, so
-    # no other picture takes more bytes. Real pictures take a third of these bytes.
+    # A run writes images/<clip>/<step>.png, and images/panels.json. The strip is noise, which
+    # cannot be compressed. So no other strip of this size takes more bytes, and a real one takes a
+    # third of them.
     strip_file = tmp_path / "images" / "0" / "1.png"
     imwrite_rgb(strip_file, noise_strip())
     (tmp_path / "images" / "panels.json").write_text(json.dumps(PANELS))
@@ -697,7 +708,8 @@ def test_the_command_holds_no_secret():
 
     for argument in with_secrets:
         shown = argument_without_secrets(argument)
-        # The name of the option stays. It has the letters "key" as well.
+        # The name of the option stays visible. It holds the letters "key" as well as the secret, so
+        # remove the name before the search.
         value = shown.replace("api_key", "").replace("apiKey", "")
         assert "abc" not in value
         assert "key" not in value

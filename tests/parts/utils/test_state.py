@@ -1,8 +1,8 @@
 """What outlives a function call: every global that the program changes, with its reason.
 
-The tables below name all of them: state of the process, registries and caches. The test reads the
-source of all modules and finds the names that functions change. Both must be equal. So whoever adds
-a global or a cache must name it here, with a reason.
+The tables below name all of these globals: state of the process, registries and caches. The test
+reads the source of all modules and finds the names that functions change. The names that it finds
+must be the names in the tables. So a new global or a new cache must be named here, with a reason.
 
 What the scan finds in the source:
 
@@ -13,7 +13,7 @@ What the scan finds in the source:
     FILES.append(file)              method that changes a container (`CHANGES`), or `with` on a lock
     with LOCK:
 
-The scan does not see the state of libraries that is set by a call, such as torch.manual_seed.
+The scan does not see that a call changes the state of a library, e.g. a call of torch.manual_seed.
 """
 
 import ast
@@ -41,7 +41,7 @@ CHANGES = (
     "update",
 )
 # Classes whose objects hold state. The scan lists each object of these classes that a module makes,
-# also if no function of this module changes it.
+# even if no function of this module changes the object.
 HOLDERS = ("Registry", "DatasetRegistry", "Run", "Lock", "Event")
 
 # ---- The tables --------------------------------------------------------------------------------
@@ -174,14 +174,14 @@ def names_changed_in(function: ast.FunctionDef, names: "Names") -> Iterator[str]
             path = second_names[path[0]] + path[1:]
         first = path[0]
         is_of_module = first in names.dotted_names and first not in own
-        # A change of a package itself does not count, e.g. `with torch:`. A change of a name in a
-        # package counts, e.g. of `os.environ`.
+        # A target that is a package itself does not count, e.g. `np` in `np.append(a, b)`, because
+        # this call changes no package. A name in a package counts, e.g. `os.environ`.
         is_bare_package = first in names.packages and len(path) == 1
         if not is_of_module or is_bare_package:
             continue
         whole = names.dotted_names[first]
-        # The table has some objects as a whole. E.g. `RUN.rank = 0` is a change of "RUN", although
-        # the path is ["RUN", "rank"].
+        # If the table names a whole object, a change of its attribute counts as a change of the
+        # object. E.g. `RUN.rank = 0` counts as a change of "RUN".
         is_listed_as_a_whole = whole in STATE
         yield whole if is_listed_as_a_whole else ".".join([whole, *path[1:]])
 
@@ -200,8 +200,8 @@ def own_names(function: ast.FunctionDef) -> set[str]:
 def second_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
     """Return the second names that a function gives to objects outside of itself.
 
-    E.g. `module: Any = torch.cuda` -> {"module": ["torch", "cuda"]}. Such a line is in the program
-    where the type checker must not check what is changed.
+    E.g. `module: Any = torch.cuda` -> {"module": ["torch", "cuda"]}. The program has such lines
+    where the type checker would not allow the change.
     """
     found = {}
     for node in ast.walk(function):
@@ -215,7 +215,8 @@ def second_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
 def targets_in(function: ast.FunctionDef) -> Iterator[ast.expr]:
     """Yield what a function changes in place.
 
-    `a` of `a[b] = 1`, `del a[b]`, `a.append(1)`, `a += 1` and `with a:`. `a.b` of `a.b = 1`.
+    This is `a` of `a[b] = 1`, `del a[b]`, `a.append(1)`, `a += 1` and `with a:`, and `a.b` of
+    `a.b = 1`.
     """
     for node in ast.walk(function):
         if isinstance(node, ast.Attribute) and is_written(node):
@@ -266,7 +267,7 @@ def names_of(module: str, tree: ast.Module) -> Names:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                # Without `as`, the first part of "os.path" becomes a name.
+                # Without `as`, the import of "os.path" makes only the name "os".
                 first_part = alias.name.split(".")[0]
                 name = alias.asname or first_part
                 names[name] = alias.name if alias.asname else first_part
