@@ -36,6 +36,7 @@ from tests.helpers.train_files import (
 # Options of a run without a validation.
 NO_TEST = "datasets.test={}"
 TENSORBOARD = "logging.use_tensorboard=true"
+REPORT = "logging.use_report=true"
 
 
 def end_at_step(step: int) -> str:
@@ -315,7 +316,7 @@ class Cut(NamedTuple):
 )
 def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path, best_psnr, cut):
     options = write_odd_options(tmp_path)
-    common = (end_at_step(2), TENSORBOARD)
+    common = (end_at_step(2), TENSORBOARD, REPORT)
     writers = f"logging.writers={json.dumps(cut.writers)}"
 
     first = run_odd(options, *common, writers, case=cut.case, struck_rank=0, at_step=cut.step)

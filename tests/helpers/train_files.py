@@ -54,7 +54,8 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
             "checkpoint_test": 1000,
             "checkpoint_save": 1000,
         },
-        "logging": {"use_tensorboard": False},
+        # A report would take half of the time of a run of the network "odd".
+        "logging": {"use_tensorboard": False, "use_report": False},
     }
     path = folder / "options.json"
     path.write_text(json.dumps(options | changes), encoding="utf-8")

@@ -48,6 +48,7 @@ def finished_run(tmp_path_factory):
     result = train(
         options,
         "logging.use_tensorboard=true",
+        "logging.use_report=true",
         "train.checkpoint_test=2",
         "train.checkpoint_save=2",
     )

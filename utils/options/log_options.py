@@ -21,6 +21,10 @@ class LoggingOptions(Section):
         "nothing. TQDM_DISABLE=1 has the effect of none.",
     )
     use_tensorboard: bool = Field(True, description="Write tb_logger/.")
+    use_report: bool = Field(
+        True,
+        description="Draw curves.png and report.html after each validation and at the end of a run.",
+    )
     writers: list[str | dict[str, Any]] = Field(
         [], description="Further writers of your own; see docs/extending.md."
     )

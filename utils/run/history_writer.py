@@ -38,11 +38,14 @@ class HistoryWriter:
     writing. The time to append does not grow with the file.
     """
 
-    def __init__(self, folder: Path, start: int) -> None:
+    def __init__(self, folder: Path, start: int, draws_report: bool = True) -> None:
         """folder: the folder of the run.
         start: step of the checkpoint that the run resumes from, or 0 for a fresh start.
+        draws_report: whether the curves and the report are drawn. To draw them takes about half a
+        second of a CPU.
         """
         self.folder = folder
+        self.draws_report = draws_report
         self.file = folder / LINES_NAME
         self.resumed_step = start
         # A resumed run repeats the steps after its checkpoint, and writes their entries again. So
@@ -142,10 +145,12 @@ class HistoryWriter:
         # catches every Exception, because an error in a plot must not end the run.
         with best_effort("the report of the run", Exception):
             history = read_history(self.folder)
+            write_whole(self.folder / HISTORY_NAME, _as_json(history))
+            if not self.draws_report:
+                return
             # The name of the run is "", because the legend of a single run shows no name.
             curves = encode(draw_panels({"": history}))
             page = build_report(self.folder, history, curves)
-            write_whole(self.folder / HISTORY_NAME, _as_json(history))
             write_whole(self.folder / CURVES_NAME, curves)
             write_whole(self.folder / REPORT_NAME, page.encode())
 

@@ -1,6 +1,7 @@
 """The writers of a run: where its numbers and pictures go.
 
-* The history with its report (utils.run.history_writer) is written always,
+* The history (utils.run.history_writer) is written always, with a report unless the options
+  forbid it,
 * TensorBoard and W&B, if the options ask for them (tensorboard_writer.py, wandb_writer.py),
 * the user's own writers, which the option `logging.writers` names: classes in files
   utils/writer_<name>.py.
@@ -59,7 +60,9 @@ def build_writers(
     progress: the position at which this start begins. `progress.wandb_id` is the W&B run to
         continue. If it is None, this function sets it to the id of the new W&B run.
     """
-    writers: list[Any] = [history_writer.HistoryWriter(folder, progress.step)]
+    writers: list[Any] = [
+        history_writer.HistoryWriter(folder, progress.step, draws_report=section.use_report)
+    ]
     for writer_section in section.writers:
         writer = WRITERS.build(writer_section, "logging.writers", folder=folder, step=progress.step)
         writers.append(writer)
