@@ -42,7 +42,7 @@ WORKER = ("tests/dist/helpers_worker.py", "collectives")
 # would make these tests slow.
 SOON = {"SPIKEVRT_JOIN_TIMEOUT": "3"}
 
-# By default, Linux reserves all ports below 1024 for root. This is one of them.
+# A port that may not be opened: by default, Linux reserves all ports below 1024 for root.
 RESERVED_PORT = 81
 
 # ---- Ranks that do not come together ----
@@ -60,14 +60,14 @@ def test_rank_0_names_a_port_in_use_and_the_other_ranks_name_the_other_program()
 
 def reserves_ports() -> bool:
     """Return whether this machine reserves RESERVED_PORT."""
-    # The kernel reserves the ports below the number in this file for root.
+    # For root, the kernel reserves all ports below the number in this file.
     first_free = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
     return first_free.exists() and int(first_free.read_text()) > RESERVED_PORT
 
 
 @pytest.mark.skipif(not reserves_ports(), reason="this machine reserves no port")
 def test_a_port_that_may_not_be_opened_is_not_called_a_port_in_use():
-    # root may open any port, so this worker first gives up this right.
+    # root may open any port, so this worker first gives up the right to open reserved ports.
     confined = ("tests/dist/confined_worker.py", "no_reserved_ports", *WORKER)
 
     port = {"MASTER_PORT": str(RESERVED_PORT)}
@@ -122,7 +122,8 @@ def test_ranks_that_do_not_meet_end_with_one_message_that_says_why(world):
     result = run_ranks(world.ranks, *WORKER, env={**world.env, **SOON, **port}, env_of=world.env_of)
 
     # The rank that finds the reason ends with code 2. If the ranks have different variables, two
-    # ranks may already have met. Then one of the two loses the other, and ends with code 70.
+    # ranks may have met before. Then the other one of the two loses this rank, and ends with code
+    # 70.
     allowed = {2, 70} if world.env_of else {2}
     assert 2 in result.exit_codes, result.text
     assert set(result.exit_codes) <= allowed, result.text
@@ -132,7 +133,8 @@ def test_ranks_that_do_not_meet_end_with_one_message_that_says_why(world):
 
 def test_a_second_run_at_the_same_port_leaves_the_first_run_alone(tmp_path):
     changes = ("datasets.test={}", "train.total_iter=100000")
-    # The first run is idle most of the time: its steps take a second.
+    # The first run is idle most of the time, because each of its steps takes a second. So it does
+    # not slow the second run down.
     first_command = odd_command(write_odd_options(tmp_path), *changes, case="slow", at_step=1000)
     with Ranks(2, *first_command) as first:
         first.wait_for("Iter: 1,", rank=0, limit_s=120)
@@ -148,7 +150,7 @@ def test_a_second_run_at_the_same_port_leaves_the_first_run_alone(tmp_path):
     assert second.exit_codes == [2, 2, 2]
     assert f"port {first.port} is in use" in second.stderr[0]
     assert "another run is under way" in second.stderr[1] + second.stderr[2]
-    # Exit code 75: the signal stopped the first run, which trained until then.
+    # Exit code 75 says that the signal stopped the first run. So this run trained until the signal.
     assert first_result.exit_codes == [75, 75], first_result.text
 
 
@@ -244,7 +246,7 @@ def test_source_files_that_differ_between_ranks_are_refused(tmp_path):
 def test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused(tmp_path):
     result = train(write_options(tmp_path), ranks=2, env={"NCCL_TIMEOUT": "200"})
 
-    # The default limits of the watchdog. All are longer than 200 s.
+    # These are the default limits of the watchdog. All of them are longer than 200 s, the time-out.
     limits = "stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s"
     assert result.exit_codes == [2, 2]
     assert result.text.count(limits) == 1
@@ -255,9 +257,9 @@ def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longe
 
     result = run_odd(write_odd_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
 
-    # The limits of slow phases become 90 % of the time-out: 0.9 x 7200 s = 6480 s. In the other 10
-    # %, 12 minutes, the watchdog can end the run first. The limit of a step, stall_s, does not
-    # change.
+    # The limits of slow phases become 90 % of the time-out: 0.9 x 7200 s = 6480 s. The other 10 %
+    # are 12 minutes. In this time the watchdog can end the run before the time-out. The limit of a
+    # step, stall_s, does not change.
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
 
@@ -265,6 +267,7 @@ def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longe
 # The rule: a user sets stall_s, the limit of a step, which is 300 s by default. The limits of slow
 # phases are multiples of stall_s, or of 300 s if stall_s is shorter. The time-out of the process
 # group is 1.2 x the longest limit, but at least 1800 s. So the watchdog acts before this time-out.
+# In seconds:
 #
 #     stall_s   300 (default)   1000
 #     start     3 x  300        3 x 1000
@@ -295,8 +298,8 @@ LEAST_GROUP_S = 1800
         Limits({}, step=300, start=900, validate=1500, save=900, group=1800),
         Limits({"stall_s": 5}, step=5, start=900, validate=1500, save=900, group=1800),
         Limits({"stall_s": 1000}, step=1000, start=3000, validate=5000, save=3000, group=6000),
-        # A limit that is given replaces the multiple. But validate_s and save_s, 1 s, are shorter
-        # than stall_s, and no phase has less time than a step. So both are 5 s.
+        # A limit that is given replaces the multiple. But the given validate_s and save_s, 1 s, are
+        # shorter than stall_s, and no phase has less time than a step. So both limits become 5 s.
         Limits(
             {"stall_s": 5, "start_s": 60, "validate_s": 1, "save_s": 1},
             step=5,
@@ -324,7 +327,7 @@ def test_the_limits_of_time_follow_from_one_number(limits):
     ("written", "phase_with_the_limit"),
     [
         ("validate: a clip", "validate"),
-        # A wait between two epochs has the limit of a step.
+        # A wait between two epochs is no slow phase, so its limit is the limit of a step.
         ("barrier in epoch turn", "epoch turn"),
         # The name of a clip does not count, even if it has " in " or the name of a phase in it.
         ("restore: cat in hat", "restore"),
@@ -334,7 +337,7 @@ def test_the_limits_of_time_follow_from_one_number(limits):
 def test_the_outer_phase_decides_the_limit_whatever_the_name_of_the_clip_is(
     written, phase_with_the_limit
 ):
-    # Four limits that differ, so that a wrong phase is noticed.
+    # The four limits differ, so that the limit of a wrong phase is noticed.
     budgets = WatchdogOptions(stall_s=5, start_s=60, validate_s=70, save_s=80)
     limits = {"validate": 70, "restore": 70, "epoch turn": 5}
 
@@ -345,12 +348,13 @@ def test_the_outer_phase_decides_the_limit_whatever_the_name_of_the_clip_is(
 
 
 # The command of each case names an option file that is missing, nothere.json. A run of one rank
-# says so. A run of several ranks first needs an address to meet at, which is missing as well.
+# reports the missing file. A run of several ranks first needs an address at which the ranks meet.
+# This address is missing as well, and is reported first.
 @pytest.mark.parametrize(
     ("launch", "message"),
     [
         pytest.param({"RANK": "0", "WORLD_SIZE": "1"}, "nothere.json", id="one rank"),
-        # SLURM sets these in a shell of one task. The number of the job may be any number.
+        # SLURM sets these variables in a shell of one task. Any number of a job would do.
         pytest.param(
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"},
             "nothere.json",
@@ -377,7 +381,8 @@ def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, message
         assert result.exit_codes == [2], result.text
         assert result.text.count("Error: ") == 1, result.text
         assert message in result.text, result.text
-    # By this file, the ranks of one launch agree which rank reports. It has been removed.
+    # The ranks of one launch agree by such a file which rank reports. The file must have been
+    # removed.
     assert not list(tmp_path.glob("spikevrt-*"))
 
 
@@ -394,7 +399,8 @@ def test_ranks_of_one_launch_report_the_same_error_once(tmp_path):
 
 
 def test_an_error_in_bytes_that_are_no_text_is_reported(tmp_path):
-    # The byte fc is a letter in an old encoding of Western Europe. In UTF-8 it is an error.
+    # The byte fc is the letter ü in Latin-1, an old encoding of Western Europe. In UTF-8 it is an
+    # error.
     python = sys.executable.encode()
     options = bytes(write_options(tmp_path))
     command = b"LC_ALL=C exec %s main_train_vrt.py --opt %s train.nothere=h\xfcbsch" % (
@@ -415,8 +421,7 @@ def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
     command = odd_command(
         write_odd_options(tmp_path), "datasets.test={}", "train.total_iter=100000"
     )
-    # This is not a folder below tmp_path, because the sockets of loader processes need a short
-    # path.
+    # The folder is not below tmp_path, because the sockets of loader processes need a short path.
     with tempfile.TemporaryDirectory() as temporary:
         with Ranks(1, *command, env={"TMPDIR": temporary}) as running:
             running.wait_for("Iter: 1,", rank=0, limit_s=120)
@@ -429,7 +434,7 @@ def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
 # ---- Broken files ----
 
 
-# Other damages: tests/parts/data/test_io_backend.py, tests/faults/trials.py
+# Other damages are tested in tests/parts/data/test_io_backend.py and tests/faults/trials.py.
 def test_a_file_that_breaks_during_training_is_named_and_ends_both_ranks():
     trial = break_file("cut spikes", ranks=2)
 
@@ -450,8 +455,8 @@ def test_a_loader_process_that_stands_still_between_two_epochs_is_named_and_ends
         "datasets.test={}",
         "train.total_iter=100000",
     )
-    # Step 2 is the last step of the first epoch. It waits until the loader process stands still. So
-    # the run notices the loader process between the epochs.
+    # Step 2 is the last step of the first epoch. In this step the rank waits until its loader
+    # process stands still. So the run notices the loader process between two epochs.
     command = odd_command(
         write_odd_options(tmp_path), *changes, case="wait", struck_rank=0, at_step=2
     )
@@ -464,7 +469,8 @@ def test_a_loader_process_that_stands_still_between_two_epochs_is_named_and_ends
 
     assert result.exit_codes == [3], result.text
     assert result.text.count("DataError: no batch: DataLoader timed out after 3.0 seconds") == 1
-    # E.g. "(epoch, index) [(1, 0), (1, 5)], loader worker 0, rank 0".
+    # The message names the samples, e.g. "(epoch, index) [(1, 0), (1, 5)], loader worker 0, rank
+    # 0".
     assert re.search(r"\(epoch, index\) \[\(\d+, \d\),.*\], loader worker 0, rank 0", result.text)
     assert "Traceback" not in result.text
 

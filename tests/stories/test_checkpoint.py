@@ -1,8 +1,8 @@
 """Checkpoints: how they are written, read and refused; from which one a run resumes.
 
-Other tests say when a run is finished, and what the state of training holds. Most checkpoints here
-are small files that the test writes. Tests of the training state use a network that notes the phase
-of each of its steps.
+Other test files say when a run is finished, and what the state of training holds. Most checkpoints
+here are small files that the test writes. The tests of the training state use a network that notes
+the phase of each of its steps.
 
 What is tested: checkpoint.py, resume.py, position.py and restore_position.py in utils/run, the
 weights files of models/weights_file.py, and the state of training in models/model_state.py.
@@ -110,7 +110,8 @@ def test_only_plain_types_are_saved(tmp_path, value):
 
 
 def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
-    # The script forks writers. This process has threads of torch, so it must not fork.
+    # The script forks the processes that write. This process must not fork, because it has threads
+    # of torch.
     script = tmp_path / "trials.py"
     script.write_text(
         "import json\n"
@@ -175,7 +176,7 @@ def test_a_new_file_leaves_the_former_ones(saved_again):
 
 
 def test_a_new_file_leaves_nothing_of_a_killed_save(saved_again):
-    # The latest and the former checkpoint, and a checksum of each.
+    # The folder has the latest checkpoint and the former checkpoint, and a checksum of each.
     assert len(list(saved_again.parent.iterdir())) == 4
 
 
@@ -429,8 +430,8 @@ def test_a_run_without_a_checkpoint_begins_anew(tmp_path, resume):
     assert Runs(tmp_path).find(resume) is None
 
 
-# path.resume; the steps of the checkpoints that exist; and the checkpoint from which the run
-# resumes.
+# Each case has path.resume, the steps of the checkpoints that exist, and the checkpoint from which
+# the run resumes.
 RESUMED = [
     pytest.param("auto", {"own": 4, "best": 2}, "own", id="auto: the latest"),
     pytest.param("other", {"other": 4}, "other", id="another run's: this run has none"),
@@ -482,8 +483,8 @@ MISSING = "no such checkpoint"
     ("resume", "steps", "message"),
     [
         pytest.param(None, {"own": 4}, "path.resume is null", id="a run that would begin anew"),
-        # The remaining files of this run must not be overwritten by another checkpoint, unless a
-        # person decides so.
+        # Another checkpoint must not overwrite the remaining files of this run, unless a person
+        # decides so. So the program refuses.
         pytest.param("auto", {"own": "damaged", "best": 2}, UNREADABLE, id="auto: damaged"),
         pytest.param(
             "other", {"own": "damaged", "other": 6}, UNREADABLE, id="another run's: own damaged"
@@ -505,7 +506,7 @@ def test_a_resume_that_would_lose_something_is_refused(tmp_path, resume, steps, 
 
 # An epoch of the training data has 10 steps.
 ORDER = DataOrder(samples=10, sample_list="0123", seed=1, steps=10)
-# The options on which the position depends. With these, a step takes one sample.
+# The options on which the position depends. With these values, a step takes one sample.
 ONE_SAMPLE = {
     "datasets": {"train": {"dataloader_batch_size": 1}},
     "train": {"accumulation_steps": 1},
@@ -540,7 +541,8 @@ def test_a_run_that_was_saved_at_the_end_of_an_epoch_begins_the_next_one(tmp_pat
 
 
 def test_a_run_that_has_done_no_step_since_its_checkpoint_has_nothing_to_save(tmp_path):
-    # `saved` is the step of the last checkpoint before this one. This one is of step 23.
+    # `saved` is the step of the checkpoint before this one. This checkpoint is of step 23, so after
+    # the resume `saved` must be 23.
     progress = resumed_position(tmp_path, step=23, epoch=2, batch=3, saved=20)
 
     assert progress.saved == 23
@@ -604,7 +606,7 @@ def test_an_error_of_weights_that_do_not_fit_names_the_file_of_the_checkpoint(tm
         pytest.param(Progress(step=4), 4, "validation", id="cut before its validation"),
         pytest.param(Progress(step=4, validation_stops=1), 4, "validation", id="cut within it"),
         pytest.param(Progress(step=8, validated=4), 4, "validation", id="second validation"),
-        # The last step is validated, whatever its number.
+        # The last step is validated, whether or not its number is a multiple of test_every.
         pytest.param(Progress(step=10, validated=8), 4, "validation", id="last step"),
         pytest.param(Progress(step=10), 5, "validation", id="last step, a multiple"),
         pytest.param(
@@ -631,7 +633,8 @@ def test_when_a_run_is_finished(progress, test_every, left):
         pytest.param(100, 5, Progress(), 50, id="epochs end first"),
         pytest.param(30, 5, Progress(), 30, id="steps end first"),
         pytest.param(None, 5, Progress(), 50, id="epochs"),
-        # Step 9, plus 7 steps of epoch 2, plus 20 steps of epochs 3 and 4.
+        # The run has done 9 steps. It still has 10 - 3 = 7 steps of epoch 2, and 20 steps of epochs
+        # 3 and 4. These are 36 steps.
         pytest.param(
             None, 5, Progress(step=9, epoch=2, batch=3), 36, id="former epochs had fewer steps"
         ),
@@ -733,7 +736,7 @@ def test_weights_that_have_become_nan_are_not_saved(tmp_path, value):
 
 
 def test_the_log_names_only_the_keys_that_froze_something(tmp_path, caplog):
-    # No parameter has a name with "slwo", a misspelt "slow".
+    # No parameter has a name with "slwo", which is a misspelt "slow".
     caplog.set_level("INFO")
     made = model(tmp_path, "train.fix_iter=2", 'train.fix_keys=["slow", "slwo"]')
     for step in (1, 2):
@@ -774,8 +777,8 @@ def test_a_step_that_builds_a_new_graph_has_the_time_limit_of_a_start(watched_st
 
     limits_s = [limits.limit_of_phase(phase) for phase in watched_steps.phases]
 
-    # Forward and backward of three steps. A graph is built in step 1, and again in step 2, from
-    # which on all weights are trained.
+    # The limits are of forward and backward of three steps. A step that builds a graph has 50 s. A
+    # graph is built in step 1, and again in step 2, from which on all weights are trained.
     assert limits_s == [50, 50, 50, 50, 1, 1]
 
 
@@ -824,7 +827,7 @@ def test_averages_of_another_network_are_refused_in_four_parts(tmp_path, change)
     assert refused.value.do
 
 
-# A key of Adam's state for a parameter, and a function that makes its value wrong.
+# A key of Adam's state for a parameter, and a function that makes the value of this key wrong.
 WRONG_MOMENTS = [
     pytest.param("exp_avg_sq", lambda moment: moment - 1, id="exp_avg_sq: below 0"),
     pytest.param("step", lambda step: step - 5, id="step: below 0"),

@@ -12,7 +12,7 @@ program checks small clips, trains on them, tests and caches them, in these runs
     squares   as "noise", with the test set "Squares" of the document
     page      the option file of the document
 
-Then each test looks at the files that these runs have written. "The page" means docs/extending.md.
+Then each test looks at the files that these runs have written. "The page" is docs/extending.md.
 """
 
 import json
@@ -107,7 +107,7 @@ class Foreign(Dataset):
         return [ForeignClip()]
 """
 
-# A loss that needs a tensor, "depth", which no data set of these tests gives.
+# A loss that needs a tensor, "depth". No data set of these tests gives this tensor.
 DEPTH = """
 from torch import nn
 from models.losses import LOSSES
@@ -161,7 +161,8 @@ def new_files() -> dict[str, str]:
         "models/loss_depth.py": DEPTH,
         "models/network_first.py": FIRST,
     }
-    # An option that looks like a secret, because a word of its name is "token".
+    # Add an option to the network "tiny". Its name looks like a secret, because it has the word
+    # "token".
     tiny = files["models/network_tiny.py"]
     with_token_dim = tiny.replace("width: int = 3,", "width: int = 3, token_dim: int = 1,")
     assert with_token_dim != tiny
@@ -210,7 +211,7 @@ REFUSED = {
     "motion of channels": "Channels has no spike files, so no motion can be shown",
 }
 
-# An option that is misspelt -> the right key, which the error names. One option also holds a
+# An option that is misspelt -> the right key, which the error must name. One option also holds a
 # secret ("canary-3"), which no message may show.
 MISSPELT = {
     "datasets.train.recording=x": "recordings",
@@ -227,9 +228,10 @@ MISSPELT = {
 }
 # Secrets in values of a wrong type. The error shows these values, with the secret as "***".
 WRONG_SECRETS = [
-    # A list in place of a text.
+    # The value is a list in place of a text.
     'logging.writers=[{"type":"table","token":["canary-4"]}]',
-    # A text in place of a list. Its brace is not closed on purpose: it is no valid JSON, either.
+    # The value is a text in place of a list. The brace in the text is not closed on purpose, so
+    # that the text is no valid JSON, either.
     'logging={"writers":"{token: canary-5"}',
 ]
 
@@ -347,7 +349,7 @@ def used_parts(tmp_path_factory) -> UsedParts:
         path.write_text(text)
 
     # Frames are twice as large as spike planes: 40 x 40 pixels. The network of the page has the
-    # stride 16, and 40 is no multiple of 16. So frames must be padded.
+    # stride 16, and 40 is no multiple of 16. So this size tests that frames are padded.
     size: dict[str, Any] = {"h": 20, "w": 20}
     write_clip(folder, "clip0", frames=2, seed=0, **size)
     write_clip(folder, "clip1", frames=2, seed=1, **size)
@@ -451,8 +453,8 @@ def as_8_bits(value: float) -> float:
 
 
 def test_the_frames_of_a_test_set_of_ones_own_are_compared_with_its_sharp_ones(used_parts):
-    # All pixels of frame i of this test set have the grey level 1 / (1 + i). The blurry frame has
-    # half of it.
+    # All pixels of the sharp frame i of this test set have the grey level 1 / (1 + i). The blurry
+    # frame has half of this level.
     expected = []
     for sharp in (1, 1 / 2, 1 / 3):
         error = as_8_bits(sharp) - as_8_bits(sharp / 2)
@@ -473,7 +475,7 @@ def test_the_frames_of_a_test_set_of_ones_own_are_saved(used_parts):
 def test_samples_of_other_data_sets_are_shown(used_parts, name, frames, spike_channels):
     page = (used_parts.runs.parent / f"{name}.html").read_text(encoding="utf-8")
 
-    # Of each frame: its lq, its gt, and each channel of its spikes.
+    # Each frame has a picture of its lq, of its gt, and of each channel of its spikes.
     pictures_of_frame = 2 + spike_channels
     assert page.count("<img ") == frames * pictures_of_frame
 
@@ -486,7 +488,7 @@ def test_the_doctor_counts_the_clips_of_a_test_set_of_ones_own(used_parts):
 
 
 def test_a_network_is_built_with_the_channels_of_a_new_representation(used_parts):
-    # RGB, and the three channels of the representation "count" with "parts": 3.
+    # The input has RGB, and the three channels of the representation "count" with "parts": 3.
     input_channels = 3 + 3
 
     weight = used_parts.weights("tiny")["params"]["conv.weight"]
@@ -497,7 +499,7 @@ def test_a_network_is_built_with_the_channels_of_a_new_representation(used_parts
 def test_a_fusion_operator_is_built_with_the_channels_of_a_new_representation(used_parts):
     weight = used_parts.weights("vrt")["params"]["fusion.mix.weight"]
 
-    # The VRT of these tests has 8 features. "count" gives 3 channels.
+    # The VRT of these tests has 8 features, and "count" gives 3 channels.
     assert weight.shape == (8, 3)
 
 
@@ -614,7 +616,7 @@ def test_a_secret_of_a_wrong_type_is_hidden_in_the_error(used_parts, option):
 def test_the_record_of_a_run_hides_the_secret_of_a_new_part(used_parts):
     record = (used_parts.runs / "tiny/environment.json").read_text()
 
-    # The record holds the command line as a text, so quotes within it are escaped.
+    # The record holds the command line as a text, so quotes within the text have a backslash.
     assert r'"token\": \"***' in record
 
 

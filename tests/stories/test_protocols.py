@@ -33,7 +33,7 @@ from utils.image import imread_rgb, imwrite_rgb
 from utils.run.history import read_history
 
 PAGE = ROOT / "docs/benchmarks/published.md"
-# Exit codes.
+# Exit codes of programs.
 WRONG_USE = 2  # the command or an option is wrong
 WRONG_DATA = 3  # a file is missing, or cannot be used
 
@@ -156,7 +156,7 @@ def test_the_mean_over_frames_comes_first_in_table_and_page(folders_of_scores):
     table = (folders_of_scores["float"] / "table.txt").read_text().splitlines()
     page = (folders_of_scores["float"] / "report.html").read_text()
 
-    # Line 0 is the head, and the lines 1 to 3 are the three clips.
+    # Line 0 is the head of the table, and the lines 1 to 3 are the three clips.
     assert table[4].startswith("mean over frames  ")
     assert table[5].startswith("mean over clips  ")
     assert re.search('<tr class="mean"><td[^>]*>mean over frames</td>', page)
@@ -181,7 +181,8 @@ def test_a_test_of_exact_values_leaves_no_other_files(folders_of_scores):
 def test_an_interrupted_test_of_exact_values_is_continued(home, folders_of_scores):
     folder = folders_of_scores["float"]
     before = read_metrics(folder)
-    # Remove a file, as if the test had been interrupted. The exact values of this clip are gone.
+    # Remove a file, as if the test had been interrupted. The exact values of this clip were removed
+    # when the first test ended, so the clip must be restored again.
     (folder / "clips/test2.json").unlink()
 
     restore(*command_of_test(home, folder), FLOAT, OVER_FRAMES)
@@ -327,7 +328,7 @@ def mean_psnr_of_frames(pairs):
     return np.mean(values)
 
 
-# The clips of both data sets, and the number of exposures that count.
+# Name of a clip of both data sets -> the number of its exposures that count.
 CLIPS = {"GOPR0384_11_00": 3, "GOPR0385_11_01": 2}
 
 SPK_GOPRO = Exposure(before=16, inside=56, after=16, sharp_plane=24, ratio=2)
@@ -366,7 +367,7 @@ def results_on_spk_gopro(noise_seed):
     Returns the mean PSNR of the blurry frames, and of each test its metrics.json.
     """
     pairs = write_spk_gopro(noise_seed)
-    # The real spikes are larger than these.
+    # The published spikes have larger planes than these, so the size must be given.
     size = ("datasets.test.spike.h=16", "datasets.test.spike.w=16")
     run_tests("Spk-GoPro", *size, "--overwrite")
     results = {
@@ -403,7 +404,7 @@ BOTH_TESTS = pytest.mark.parametrize("name", ["method", "operator"])
 def test_spk_gopro_is_tested_with_the_central_56_planes_alone(on_spk_gopro, name):
     found = on_spk_gopro.results[name]["averages"]
 
-    # The planes before and after these 56 hold noise. Other noise changes nothing.
+    # The planes before and after these 56 planes hold noise. So other noise must change nothing.
     assert found == on_spk_gopro.results_with_other_noise[name]["averages"]
 
 
@@ -520,7 +521,7 @@ def similar_data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("similar")
     frames = moving_frames(39, step=1)
     grey = frames[..., :1].repeat(3, axis=3)
-    # Twice as large, so that a quarter of the size is 16.
+    # The frames are made twice as large, so that a quarter of their size is 16.
     larger = grey.repeat(2, axis=1).repeat(2, axis=2)
     write_folder(folder / "GOPRO_Large_all/test/GOPR0384_11_00", larger)
     with pytest.MonkeyPatch.context() as patch:

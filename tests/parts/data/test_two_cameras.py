@@ -42,11 +42,11 @@ from utils.options.loader_options import DatasetsOptions
 FRAME = (45, 80)  # height and width of the frames
 PLANE = (30, 40)  # height and width of the spike planes
 PLANES = 48  # number of planes of a frame
-# Spikes per plane in full light, in the spikes of `record`.
+# Spikes per plane of a pixel in full light. `record` simulates spikes with this rate.
 RATE = 0.6
 
 
-# Where the second camera is.
+# The true place of the second camera, relative to the RGB camera.
 TRUE_TURN = 2.0  # degrees
 TRUE_SHIFT = (2.4, -1.3)  # along x and along y, in pixels of a frame
 
@@ -89,8 +89,8 @@ def write_frames(
     without_change = np.eye(3)
     for number in range(frames):
         for kind, matrix, size in (("second", second, PLANE), ("same", without_change, FRAME)):
-            # `record` draws the scene with the first random numbers, so both cameras see the same
-            # scene.
+            # `record` draws the scene with the first random numbers of `rng`. Both cameras get the
+            # same random numbers, so they see the same scene.
             rng = np.random.default_rng([seed, number])
             frame, spikes = record(rng, matrix, FRAME, size, planes=PLANES, rate=RATE)
             write_dat(root / kind / split / clip / "spike" / f"{number:06d}.dat", spikes)
@@ -179,6 +179,7 @@ def error_with(home) -> Callable[[str], float]:
 
 def test_the_channels_equal_the_channels_of_a_camera_behind_the_same_lens(home, error_with):
     # One spike in 48 planes is 0.02. So the mean error must be less than half a spike per pixel.
+    # The error is not 0, because the two cameras sample the scene at different places.
     assert error_with(str(home / "true.json")) < 0.01
 
 
@@ -200,7 +201,7 @@ def test_with_a_wrong_calibration_the_channels_differ(tmp_path, error_with, matr
 
 @pytest.mark.parametrize("kind", ["second", "same"])
 def test_rate_match_divides_the_channels_by_the_rate_of_the_camera(home, kind):
-    # "match": the program finds the rate from frames and spikes.
+    # "match" means that the program finds the rate from frames and spikes.
     matched = build(home, "test", kind, rate="match")[0]["spike"]
     given = build(home, "test", kind, rate=1.0)[0]["spike"]
 
@@ -218,8 +219,9 @@ def test_samples_lie_where_both_cameras_look(home):
     for number in range(len(dataset)):
         sample = dataset[(epoch, number)]
         assert sample["spike"].shape == (2, 2, 24, 24)  # (frames, channels, H, W)
-        # Spikes and frames of a crop must show the same light. Spikes of another place would not be
-        # correlated with the frames. Display values to the power of 2.2 are light.
+        # Spikes and frames of a crop must show the same light. If the spikes came from another
+        # place, they would not be correlated with the frames. Display values to the power of 2.2
+        # are light.
         rates = sample["spike"].mean(dim=1).ravel()
         light = sample["gt"].mean(dim=1).ravel() ** 2.2
         assert np.corrcoef(rates, light)[0, 1] > 0.8
@@ -236,7 +238,7 @@ def test_samples_are_the_same_from_a_cache(home):
 
 
 def test_crops_that_are_larger_than_what_both_cameras_see_are_refused(home):
-    # A frame has 45 rows, and the second camera does not see all of them.
+    # A frame has 45 rows, but the second camera does not see all of them. So 44 rows are too many.
     too_large = section(home, "train") | {"gt_size": 44}
 
     with pytest.raises(DataError, match="what the spike camera sees"):
@@ -406,7 +408,7 @@ class Training(NamedTuple):
 @pytest.fixture(scope="module")
 def training(home, tmp_path_factory) -> Training:
     """Train for two steps, with a validation and a save at the end."""
-    # The simulated changes of a spike camera must work with a calibration, too.
+    # The simulated changes of a spike camera must work with a calibration, too. So switch them on.
     camera = {"type": "perturb", "threshold_prob": 1.0, "drop_prob": 1.0}
     datasets = {
         "train": section(home, "train") | LOADER | {"camera": camera},
@@ -423,7 +425,7 @@ def training(home, tmp_path_factory) -> Training:
 
 
 def test_a_training_says_what_the_second_camera_sees(training):
-    # Of a frame, in percent: "the spike camera sees 6x % of it".
+    # The message gives the share of a frame in percent: "the spike camera sees 6x % of it".
     assert "the spike camera sees 6" in training.text
 
 
@@ -443,7 +445,8 @@ def test_a_user_s_own_files_are_restored_as_the_test_clip_of_the_option_file(
         *["--gt", home / "rgb/test/c/sharp"],
         *["--spike", home / "second/test/c/spike"],
     ]
-    # What the option file says about the spikes, and about tiles: the whole frame at once.
+    # These arguments say the same as the option file about the spikes. They also say the same about
+    # tiles: a frame is restored as a whole.
     spikes = [
         *["--spike-size", 30, 40],
         f"spike.calibration={home / 'true.json'}",
@@ -457,7 +460,8 @@ def test_a_user_s_own_files_are_restored_as_the_test_clip_of_the_option_file(
 
     by_options = read_metrics(tmp_path / "by_options")["clips"]["c"]
     (by_flags,) = read_metrics(tmp_path / "by_flags")["clips"].values()
-    # In dB. The windows of frames may differ, so the numbers are equal up to rounding.
+    # The numbers are in dB. The windows of frames may differ, so the numbers are equal up to
+    # rounding.
     expected = by_options["restored"]["psnr"]
     assert by_flags["restored"]["psnr"] == pytest.approx(expected, abs=0.01)
 
@@ -482,7 +486,8 @@ def open_clip(home) -> Callable[..., Any]:
 
 
 def test_a_user_without_a_calibration_is_told_to_give_one(open_clip):
-    # 45 x 80 is no multiple of 30 x 40.
+    # 45 x 80 is no multiple of 30 x 40. So without a calibration the program cannot know the place
+    # of a spike pixel.
     with pytest.raises(DataError, match="spikes of 30 x 40 for frames of 45 x 80") as error:
         open_clip()
 
@@ -490,7 +495,7 @@ def test_a_user_without_a_calibration_is_told_to_give_one(open_clip):
 
 
 def test_a_calibration_with_which_the_camera_sees_little_of_a_frame_is_refused(open_clip, tmp_path):
-    # More than half of a frame, 80 pixels, beside it.
+    # The camera is shifted by 45 pixels, more than half of the 80 pixels of a frame.
     far = save(tmp_path / "far.json", place(shift=(45, 0)))
 
     with pytest.raises(DataError, match="sees only"):
