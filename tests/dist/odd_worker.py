@@ -3,8 +3,8 @@
     odd_worker.py CASE RANK STEP train|test  ARGUMENTS OF main_train_vrt.py OR main_test_vrt.py
 
 The network, "odd", is one convolution, so a run takes about ten steps per second. RANK and STEP say
-where something goes wrong; steps count from 1. `odd_command` in tests/helpers/train_files.py builds
-the command.
+on which rank and at which step something goes wrong. Steps count from 1. `odd_command` in
+tests/helpers/train_files.py builds the command.
 
 Cases that happen once, in forward pass STEP of rank RANK (`Odd.strike`):
 
@@ -76,8 +76,8 @@ STEP = int(sys.argv[3])
 FOREVER_S = 600  # longer than every limit of a test
 LATE_S = 0.3  # by which a loader starts late in the case "late"
 TILE_S = 0.05  # as long as a tile of a real network takes at least
-# The change of the weights in the case "drift". It is small, so that the test shows that even a
-# small difference of the ranks is found.
+# The change of the weights in the case "drift". The change is small, because even a small
+# difference between the ranks must be found.
 DRIFT = 1e-6
 
 
@@ -87,8 +87,8 @@ def replace_attributes(owner: Any, **attributes: Any) -> None:
         setattr(owner, name, value)
 
 
-# Drawing the curves would take half of the time of such a run. The runs of the real network in
-# other tests draw their curves.
+# Drawing the curves would take half of the time of such a run, so this program does not draw them.
+# Runs of the real network in other tests draw their curves.
 replace_attributes(history_writer, draw_panels=lambda histories: None, encode=lambda figure: b"")
 
 
@@ -105,7 +105,8 @@ class Odd(nn.Module):
     """One convolution, in whose forward pass the case strikes."""
 
     # Number of training steps so far. A validation runs a second network of this class, with the
-    # averaged weights. It must know the number too, so the number belongs to the class.
+    # averaged weights. The second network must know the number, too. So the number belongs to the
+    # class and not to one network.
     training_steps = 0
 
     def __init__(self) -> None:
@@ -146,7 +147,7 @@ class Odd(nn.Module):
         elif CASE == "bury":
             for loader in descendants_of(os.getpid()):
                 os.kill(loader, signal.SIGKILL)
-            # A long step. The signal handler of torch's loader interrupts it.
+            # This sleep stands for a long step. The signal handler of torch's loader interrupts it.
             time.sleep(FOREVER_S)
         elif CASE == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -199,7 +200,7 @@ def checkpoints_in_memory() -> int:
 
 # ---- Observers of the loaders and of the progress ------------------------------------------------
 
-# Times in seconds of the cases "late": one for each epoch.
+# Times in seconds for the case "late". Each list has one time for each epoch.
 moments: dict[str, list[float]] = {"loader": [], "progress": []}
 start_of_product = TrainLoader.start
 begin_epoch_of_product = RunProgress.begin_epoch

@@ -1,14 +1,15 @@
 """A run resumes after its options or data were changed, or after it was stopped in a validation.
 
 Each test trains in real processes, on small clips in tmp_path and with the network "odd" of
-tests/dist/odd_worker.py. `run_odd` runs such a training until it ends. Its arguments are `case`,
-what goes wrong, `struck_rank`, on which rank, and `at_step`, at which step of this start.
+tests/dist/odd_worker.py. `run_odd` runs such a training until it ends. Three of its arguments say
+what goes wrong: `case` is the kind of fault, `struck_rank` the rank, and `at_step` the step of this
+start.
 
 Exit codes: 0 finished, 2 wrong start or wrong options, 3 wrong files or data, 4 no finite loss, 75
 stopped by a signal and to be started again, -9 killed by SIGKILL.
 
-The starts of `story` are starts of one run: each depends on the earlier starts. So add a new start
-at the end of `story`.
+`story` starts one run several times, and each start depends on the earlier starts. So add a new
+start at the end of `story`.
 """
 
 import fcntl
@@ -143,7 +144,7 @@ def test_epochs_on_the_command_line_replace_the_steps_of_the_file(story):
     start = story["epochs"]
 
     assert start.result.exit_codes == [0], start.result.text
-    # This is 1 epoch of 8 samples.
+    # One epoch has 8 samples, and a step takes one sample.
     assert start.state["step"] == 8
 
 
@@ -160,12 +161,12 @@ def test_a_start_says_that_the_steps_end_the_run_before_its_epochs(story):
 def test_the_first_batch_of_a_rank_is_described_once(story):
     output = story["epochs"].result.stdout[0]
 
-    # The batch has 1 clip of 2 frames with 3 colours and 32 x 32 pixels. After the type comes the
-    # range of the values, e.g. "0.012..0.98".
+    # The batch has 1 clip of 2 frames with 3 colours and 32 x 32 pixels. After the type "float32"
+    # comes the range of the values, e.g. "0.012..0.98".
     assert output.count("[Rank 0/1] First batch: lq (1, 2, 3, 32, 32) float32 0") == 1
     assert "gt (1, 2, 3, 32, 32) float32" in output
     assert "loss () float32" in output
-    # debug.every is 4, and the start has 8 steps: it prints the steps 4 and 8.
+    # debug.every is 4, and this start has 8 steps. So the steps 4 and 8 are printed.
     assert output.count("[Rank 0/1] Step ") == 2
 
 
@@ -176,7 +177,7 @@ def test_changed_rates_and_betas_take_effect_in_each_parameter_group(story):
     groups = []
     for group in optimizer["param_groups"]:
         groups.append((group["initial_lr"], tuple(group["betas"]), len(group["params"])))
-    # `fix_keys` makes two groups of one parameter each: the weight and the bias.
+    # `fix_keys` makes two groups of one parameter each: one has the weight, the other has the bias.
     assert groups == [(1e-6, (0.5, 0.6), 1), (1e-6, (0.5, 0.6), 1)]
     assert all(entry["step"] == 13 for entry in optimizer["state"].values())
     assert "train.G_optimizer_lr: 0.001 -> 1e-06" in start.result.text
@@ -223,7 +224,7 @@ def test_a_run_takes_other_training_clips_if_the_checkpoint_is_named(story):
     assert position(start.state) == Position(step=15, epoch=2, batch=2)
     assert start.result.text.count("epoch 3 begins with its first sample") == 1
     # Before the first step, a warning may name the removed clip. But no step may take a sample of
-    # it.
+    # the removed clip.
     _, _, after_start = start.result.text.rpartition("starting at")
     assert "Samples: train0" in after_start
     assert "train1" not in after_start
@@ -255,7 +256,7 @@ def test_a_validation_that_was_stopped_twice_is_left_out(tmp_path):
     options = write_odd_options(tmp_path)
     steps = ("train.checkpoint_test=2", end_at_step(4))
 
-    # Each start gets a signal in its validation. at_step counts the steps of this start:
+    # Each start gets a signal in its validation. at_step counts the steps of this start only:
     #
     #     start   takes the steps   signal in the validation after   at_step
     #     1       1, 2              step 2                           2
@@ -293,7 +294,7 @@ class Cut(NamedTuple):
 @pytest.mark.parametrize(
     "cut",
     [
-        # A signal in step 1 takes effect after step 2.
+        # A signal in step 1 takes effect after step 2. So the run stops before its validation.
         pytest.param(
             Cut("term", step=1, writers=[], exit_code=75),
             id="signal in a step",
@@ -329,7 +330,8 @@ def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path,
 
     assert exit_codes(first, second, third) == [[cut.exit_code], [0], [0]], texts(first, second)
     assert step_after_first == 2
-    # A killed run cannot save any more. So the weights must have been saved before the validation.
+    # A run that is killed cannot save any more. So the weights must have been saved before the
+    # validation.
     if cut.exit_code != 75:
         assert has_weights, first.text
     assert second.text.count("Iter: 2, validation") == 1
@@ -365,7 +367,7 @@ def steps_in_tensorboard(options: Path, curve: str) -> list[int]:
 def after_skipped_steps(tmp_path_factory) -> dict[str, Any]:
     """Let a run end, because its output is NaN from step 3 on. Then start the run again."""
     options = write_odd_options(tmp_path_factory.mktemp("skipped"))
-    # Two skipped steps in a row end the run.
+    # With max_nonfinite_steps 2, two skipped steps in a row end the run.
     changes = (end_at_step(4), NO_TEST, TENSORBOARD, "train.max_nonfinite_steps=2")
     failed = run_odd(options, *changes, case="nan", struck_rank=0, at_step=3)
     losses = history(options)["train/loss"]
@@ -394,19 +396,21 @@ def test_tensorboard_shows_each_step_once_after_a_second_start(after_skipped_ste
 def test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back(tmp_path):
     options = write_odd_options(tmp_path)
     first = run_odd(options, end_at_step(2), NO_TEST, TENSORBOARD)
-    # The file name holds the time of the start: events.out.tfevents.<seconds>.<host>... Move it an
-    # hour into the future, as if the clock went back an hour before the second start.
+    # The name of the file has the time of the start: events.out.tfevents.<seconds>.<host>... Set
+    # this time an hour later. This is as if the clock had gone back an hour before the second
+    # start.
     (written,) = (folder_of_run(options) / "tb_logger").iterdir()
     _, _, _, seconds, rest = written.name.split(".", 4)
     an_hour_later = int(seconds) + 3600
     written.rename(written.with_name(f"events.out.tfevents.{an_hour_later}.{rest}"))
-    # A file of the user, whose name has no time.
+    # Beside this file lies a file of the user, whose name has no time.
     foreign = written.with_name("events.out.tfevents.of_my_own")
     foreign.write_bytes(b"")
 
     again = run_odd(options, end_at_step(4), NO_TEST, TENSORBOARD)
 
     assert exit_codes(first, again) == [[0], [0]], texts(first, again)
-    # TensorBoard could not read it. The line fails if the run has removed the file.
+    # TensorBoard could not read the file of the user, so remove it. This line fails if the run has
+    # removed the file.
     foreign.unlink()
     assert steps_in_tensorboard(options, "train/loss") == [1, 2, 3, 4]

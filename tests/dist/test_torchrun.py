@@ -38,11 +38,12 @@ from tests.helpers.train_files import (
 )
 from utils.dist.process import descendants_of, process_state
 
-# Does the same as `python -m torch.distributed.run`, but without a new import of torch.
+# This command does the same as `python -m torch.distributed.run`, but without a new import of
+# torch.
 TORCHRUN = (sys.executable, "tests/dist/run_module.py", "torch.distributed.run")
 LAUNCHER = ROOT / "launch_train.sh"
 NO_TEST = "datasets.test={}"
-# More steps than any test waits for: the run trains until a test ends it.
+# The run has more steps than any test waits for. So it trains until a test ends it.
 ENDLESS = "train.total_iter=1000"
 # Options of a run that soon notices lost ranks, and resumes after the last step.
 SAVING_AND_WATCHED = (
@@ -68,7 +69,8 @@ def is_alive(pid: int) -> bool:
 
 def parent_of(pid: int) -> int:
     """Return the process that has started a process."""
-    # pid (name) state parent ... The name may contain blanks and parentheses.
+    # The file has: pid (name) state parent ... The name may contain blanks and parentheses, so take
+    # what comes after its last parenthesis.
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
     return int(after_name.split()[1])
 
@@ -108,7 +110,7 @@ def restarted_run(tmp_path_factory) -> RestartedRun:
         wait_for(log, "Iter: 2,")
         ranks = [pid for pid in descendants_of(process.pid) if parent_of(pid) == process.pid]
         os.kill(ranks[0], signal.SIGKILL)
-        # (?s): "." also matches the end of a line.
+        # With (?s), "." also matches the end of a line.
         text = wait_for(log, r"(?s)resumed from \S+ at iter [1-9].* Iter: ")
 
         family = descendants_of(process.pid)
@@ -150,8 +152,8 @@ class Hopeless(NamedTuple):
     errors: int
 
 
-# torchrun treats all exit codes in the same way. So `make test` has only one case, and `make slow`
-# has the others.
+# torchrun treats all exit codes in the same way. So one case in `make test` is enough, and `make
+# slow` has the others.
 @pytest.mark.parametrize(
     "run",
     [
@@ -207,20 +209,21 @@ def assert_stopped_and_saved(options: Path, log: Path) -> None:
     """Check that a run was stopped by one signal, and that it has saved a checkpoint."""
     text = log.read_text()
     assert text.count("stopped by a signal at iter") == 1
-    # Unlike torchrun, the launcher passes SIGUSR1 on to its ranks. So no rank warns of this signal.
+    # The launcher passes SIGUSR1 on to its ranks, unlike torchrun. So no rank may warn that this
+    # signal would kill torchrun.
     assert "SIGUSR1 would kill" not in text
     assert "Traceback" not in text
     assert latest_checkpoint(options)["step"] >= 1
 
 
-# Slow, because a launcher is started twice. `make test` tests signals to a run without a launcher,
-# in tests/faults/test_interruptions.py.
+# This test is slow, because a launcher is started twice. In `make test`,
+# tests/faults/test_interruptions.py tests signals to a run without a launcher.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefix", "name"),
     [
         pytest.param([], "SIGUSR1", id="SIGUSR1"),
-        # The tests may run under nohup, which ignores SIGHUP, so set it back to its default.
+        # The tests may run under nohup, which ignores SIGHUP. So set SIGHUP back to its default.
         pytest.param(["env", "--default-signal=HUP"], "SIGHUP", id="SIGHUP"),
     ],
 )
@@ -240,7 +243,8 @@ def test_a_signal_to_the_launcher_saves_the_run_for_another_start(tmp_path, log,
     assert_stopped_and_saved(options, log)
 
 
-# Slow, because tests/faults/test_interruptions.py has a case of a run that ignores SIGHUP.
+# This test is slow, because tests/faults/test_interruptions.py has a case of a run that ignores
+# SIGHUP, which is enough for `make test`.
 @pytest.mark.slow
 def test_a_run_under_nohup_continues_after_a_logout(tmp_path, log):
     options = write_options(tmp_path)
@@ -250,7 +254,7 @@ def test_a_run_under_nohup_continues_after_a_logout(tmp_path, log):
         text = wait_for(log, "Iter: 1,")
         log_out(process)
         # The log has a line for each step. At the logout the run may already be some steps further
-        # than the log, but not four.
+        # than the log, but not four steps. So a step of four more was done after the logout.
         steps = len(re.findall("Iter: ", text))
         wait_for(log, rf"Iter: {steps + 4},")
         process.send_signal(signal.SIGINT)
@@ -322,7 +326,7 @@ def test_two_nodes_of_a_platform_train_as_one_world_that_resumes(tmp_path):
     python = (sys.executable, MAIN, "--opt", options, NO_TEST)
     script = (LAUNCHER, options, NO_TEST)
 
-    # Node 0 runs the program, node 1 the launcher. A signal to node 1 stops both.
+    # Node 0 runs the program, and node 1 runs the launcher. A signal to node 1 must stop both.
     with nodes(tmp_path, KUBEFLOW, (*python, ENDLESS), (*script, ENDLESS)) as both:
         wait_for(both[0].log, "Iter: 1,")
         both[1].process.send_signal(signal.SIGTERM)
@@ -351,7 +355,7 @@ def test_a_wrong_option_ends_each_node_of_a_platform_with_one_message(tmp_path):
 
     texts = [node.log.read_text() for node in both]
     # Usually one node reports the wrong option for both nodes. If the nodes do not hear of each
-    # other in time, both report it.
+    # other in time, each node reports it.
     messages = sum(text.count("OptionError: unknown option x") for text in texts)
     assert messages in (1, 2), texts
     for text in texts:

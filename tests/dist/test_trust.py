@@ -3,15 +3,16 @@
 The ranks of a run share a key-value store, which listens on a TCP port. So any program that reaches
 the port can write into the store. These are two of its values:
 
-    beat/1     what rank 1 writes there several times a second. It is a JSON text, a "beat", and
-               says that rank 1 is alive, e.g. {"beat": 17, "pid": 4711, "stack_file": ...}.
-    failure    what a failing rank writes there, so that the other ranks end too.
+    beat/1     the "beats" of rank 1: several times a second rank 1 writes a JSON text, which says
+               that rank 1 is alive, e.g. {"beat": 17, "pid": 4711, "stack_file": ...}.
+    failure    the report of a failing rank, so that the other ranks end, too.
 
 The tests write forged values into the store of two real ranks (tests/dist/helpers_worker.py). A
 rank that reads a forged value must report it and end.
 
-With a job key (SPIKEVRT_JOB_KEY, a secret that the launcher gives to all ranks) each value begins
-with a proof: an HMAC (a hash of key and value) that only ranks of this job can compute.
+A job key is a secret that the launcher gives to all ranks (SPIKEVRT_JOB_KEY). With a job key, each
+value begins with a proof: an HMAC (a hash of key and value) that only ranks of this job can
+compute.
 """
 
 import json
@@ -34,8 +35,8 @@ from utils.dist.store_values import Failure, ForeignValueError, read_state
 WORKER = "tests/dist/helpers_worker.py"
 # The end of the sentence with which a run reports a forged value.
 REPORT = "that no rank of this run wrote"
-# Exit code of a rank that has read a forged value: the code of all errors of the start and of the
-# agreement between ranks (docs/ddp_reference.md).
+# Exit code of a rank that has read a forged value. All errors of the start, and of the agreement
+# between ranks, have this code (docs/ddp_reference.md).
 FORGED_VALUE = 2
 # A job key of a run. Any text of this length would do.
 KEY = "0123456789abcdef"
@@ -100,7 +101,8 @@ def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path, bys
     # Stop rank 1, so that rank 0 notices that rank 1 is silent, and reads the last beat of rank 1.
     # If this beat were true, rank 0 would end the process `pid` and print the file `stack_file`.
     os.kill(beat["pid"], signal.SIGSTOP)
-    # A beat that rank 1 has sent before it was stopped must arrive before the forged beat.
+    # A true beat that rank 1 has sent before it was stopped must arrive before the forged beat.
+    # Otherwise the true beat would replace the forged beat. So wait a little.
     time.sleep(0.6)
     forged = beat | {
         "pid": bystander.pid,
@@ -136,7 +138,7 @@ def test_a_forged_failure_ends_the_run_with_a_report(run, value):
     store_of(run).set("failure", value)
     result = run.wait(limit_s=30)
 
-    # The forged values ask for other exit codes, e.g. 0 and 3.
+    # The forged values ask for other exit codes, e.g. 0 and 3. The run must not follow them.
     assert result.exit_codes == [FORGED_VALUE, FORGED_VALUE]
     assert result.text.count(REPORT) == 1
     assert "key 'failure'" in result.text
@@ -183,8 +185,8 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
                 address, _, _port = listening[inode].partition(":")
                 addresses.add(address)
 
-    # This is 127.0.0.1, an address that only this host can reach: the four bytes 7F 00 00 01 in
-    # reverse order.
+    # The only address is 127.0.0.1, which only this host can reach. The file has its four bytes 7F
+    # 00 00 01 in reverse order.
     assert addresses == {"0100007F"}
 
 
@@ -194,14 +196,14 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
 def test_a_run_with_a_job_key_ends_as_a_run_without_one(tmp_path):
     with begin_work(tmp_path, env={"SPIKEVRT_JOB_KEY": KEY}) as ranks:
         ranks.wait_for("at work", rank=0, limit_s=60)
-        # This file of a rank holds the key, because the key is a variable of its environment.
+        # The environment of a rank holds the key, and so does this file of /proc.
         environment = Path(f"/proc/{ranks.processes[0].pid}/environ")
         (tmp_path / "over").touch()  # ends the work of both ranks, see `begin_work`
         result = ranks.wait(limit_s=30)
 
     assert result.exit_codes == [0, 0], result.text
-    # The key is not in the output of the ranks. Its file is gone, because the files of a process in
-    # /proc end with the process.
+    # The key is not in the output of the ranks. The file of /proc is gone, because the files of a
+    # process in /proc end with the process.
     assert KEY not in result.text
     assert not environment.exists()
 
@@ -239,8 +241,8 @@ def test_a_beat_with_the_proof_of_another_beat_ends_the_run(tmp_path):
 
 # ---- A stranger in the place of a rank ----------------------------------------------------------
 
-# A program that joins the run as rank 1, then sends rank 0 a pickle that would create a file.
-# Arguments: port of the store, the file, a beat.
+# A program that joins the run as rank 1. Then it sends rank 0 a pickle: if rank 0 unpickled it,
+# this would create a file. Arguments: the port of the store, the file, and a beat.
 STRANGER = """
 import os, pickle, sys, time
 from datetime import timedelta
@@ -332,8 +334,8 @@ def test_a_failure_that_is_no_text_is_refused():
 # the error: it binds a Unix socket, whose name is a hash of user, machine and error. A process that
 # cannot bind this socket stays silent.
 
-# A program of another user. It binds the socket first, so that our process would stay silent. Its
-# argument is the text to hash.
+# A program of another user. It binds the socket first. If our process took this for a claim of its
+# own user, it would stay silent. The argument of the program is the text to hash.
 SQUATTER = r"""
 import hashlib, socket, sys, time
 s = socket.socket(socket.AF_UNIX)

@@ -4,8 +4,8 @@ A simulated rank uses the code of the product for its beats and verdicts (`Beats
 utils/dist). Only its training is missing: `since` and `syncs` say in which collective it waits, and
 since when.
 
-tests/faults/trials.py runs `seconds_until_named`, which shows how fast a rank is named that is
-silent or stuck among so many. tests/faults/test_scale.py counts what the ranks ask of the store.
+tests/faults/trials.py runs `seconds_until_named`, which measures how soon a silent or stuck rank
+among so many ranks is named. tests/faults/test_scale.py counts what the ranks ask of the store.
 """
 
 import os
@@ -24,8 +24,9 @@ from utils.dist.verdict import Judge
 
 LONG = 1e6  # seconds: a limit that no rank reaches
 PER_HOST = 8  # ranks
-# `since` of a healthy rank. It goes on from phase to phase, so its time in a phase ("age" in a
-# beat) must always be 0: `publish` computes max(0, now - infinity) = 0.
+# `since` of a healthy rank, the time at which it entered its phase. A healthy rank goes on from
+# phase to phase, so its time in a phase ("age" in a beat) must always be 0. With infinity,
+# `publish` computes max(0, now - infinity) = 0.
 HEALTHY = float("inf")
 EXIT_CODE = 70  # of a run that stalled
 
@@ -68,7 +69,8 @@ class SimulatedRank:
     def __init__(self, rank: int, world_size: int, store: Store) -> None:
         self.rank = rank
         self.world_size = world_size
-        # It answers as a Store does, but its class is another one.
+        # A CountingStore answers as a Store does, but its class is another one. `Any` hides this
+        # from the type checker.
         self.store: Any = CountingStore(store)
         self.beats = Beats(rank, world_size, self.store, machine_name=f"host{rank // PER_HOST}")
         self.judge = Judge(self.beats)
@@ -111,8 +113,8 @@ class SimulatedRank:
         if verdict is None:
             return None
         failure = Failure(verdict.rank, code=EXIT_CODE, by=self.rank)
-        # Only the first rank that claims a failure reports it. `claim_failure` returns the failure
-        # of this rank to all ranks.
+        # Only the first rank that claims a failure reports the failure. `claim_failure` returns the
+        # failure of this first rank to all ranks.
         if claim_failure(self.store, failure, self.world_size) != failure:
             return None
         return {"rank": verdict.rank, "kind": verdict.kind, "at": time.time()}
@@ -120,8 +122,9 @@ class SimulatedRank:
     def start(self) -> None:
         """Ask of the store what a rank asks of it until training begins.
 
-        That is a meeting of all ranks, and rounds of `all_ranks_or_none` (utils/dist/agreement.py).
-        All rounds make the same requests, so two of them are enough to count the requests of each.
+        A rank asks for a meeting of all ranks, and for rounds of `all_ranks_or_none`
+        (utils/dist/agreement.py). All rounds make the same requests. So two rounds are enough to
+        count the requests of a round.
         """
         # The mode has no effect here: `meet` does not look at it.
         launch = LaunchInfo("platform", self.rank, local_rank=0, world_size=self.world_size)
@@ -190,7 +193,7 @@ def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> di
     """
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = new_ranks(server, fault, n)
-    # A beat of all ranks takes this process long. This must not count as a suspension.
+    # A beat of all ranks takes this process long. The watchdog must not take this for a suspension.
     for rank in ranks:
         rank.beats.clock.slice_s = 2 * beat_s
     # Three rounds in which nothing is wrong. A verdict in them is a false alarm.

@@ -64,7 +64,7 @@ def test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end(kind, ranks, rank,
     assert trial.gone_s < STALL_S + most_s
     if ranks == 1:
         # The message must come from the product. The timer of Python's faulthandler could also end
-        # the rank, but would only write "Timeout (0:00:03)!".
+        # the rank, but would only write "Timeout (0:00:03)!" and not name the rank.
         assert "Timeout (" not in trial.text, trial.text
     if kind == "forward":
         assert trial.exit_codes == [STALLED]
@@ -73,7 +73,7 @@ def test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end(kind, ranks, rank,
 def test_ranks_that_all_hang_in_c_code_are_reported_once():
     trial = run_stall("gil on all ranks", ranks=2, rank=0, stall_s=STALL_S)
 
-    # No rank can report. So the guard of rank 0 or of rank 1 reports.
+    # No rank can report, because Python does not run. So the guard of rank 0 or of rank 1 reports.
     assert re.fullmatch(r"rank [01] is SILENT", "".join(trial.blamed)), trial.text
     assert trial.has_stack, trial.text
     assert 0 not in trial.exit_codes
@@ -116,14 +116,15 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
     assert result.exit_codes == [STALLED, STALLED], result.text
     assert result.text.count("rank 1 is STUCK") == 1
     assert 'in phase "restore: test' in result.text
-    # The stack of the rank has the line that stands still.
+    # The stack of the rank must name the file of the line that stands still.
     assert "odd_worker.py" in result.text
 
 
-# Slow, because the other run keeps a core busy.
+# This test is slow, because the other run keeps a core busy.
 @pytest.mark.slow
 def test_other_programs_of_the_same_parent_do_not_delay_the_end_of_a_run(tmp_path):
-    # E.g. a queue of jobs has started two runs. The first run ends, and the second run continues.
+    # E.g. a queue of jobs has started two runs, so both have the same parent. The first run ends,
+    # and the second run continues.
     command = odd_command(
         write_odd_options(tmp_path), "train.total_iter=100000", "datasets.test={}"
     )
@@ -178,7 +179,7 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
         pids = [process.pid for process in running.processes]
         for pause in pauses:
             suspend(in_order_of_waking(pids, pause.last), pids, pause.lead_s)
-        # The run must take twenty more steps.
+        # The run must go on: it must take twenty more steps.
         steps_so_far = running.output(rank=0).count("Iter: ")
         running.wait_for(f"Iter: {steps_so_far + 20},", rank=0, limit_s=60)
         send(pids, signal.SIGTERM)
@@ -314,8 +315,8 @@ def test_the_status_says_that_the_ranks_train_on_different_samples(stalled_run):
 def test_the_status_of_a_run_that_stands_still_shows_which_rank_the_others_wait_for(stalled_run):
     rank_0, rank_1 = stalled_run.asked_for
 
-    # Three steps are finished. Rank 1 stands still in its forward pass, and rank 0 waits in its
-    # backward pass for the gradients of rank 1.
+    # Three steps are finished. Rank 1 stands still in its forward pass of step 4. Rank 0 waits in
+    # its backward pass for the gradients of rank 1.
     assert rank_0["step"] == rank_1["step"] == "3"
     assert rank_0["phase"] == "backward"
     assert rank_1["phase"] == "forward"
@@ -326,7 +327,7 @@ def test_the_status_has_the_weights_that_the_ranks_compared_last(stalled_run):
 
     assert rank_0["step_of_weights"] == rank_1["step_of_weights"] == "2"
     assert rank_0["weights"] == rank_1["weights"]
-    # The weights have changed since the start.
+    # The weights are not the weights of the start, because three steps have changed them.
     assert rank_0["weights"] != stalled_run.at_start[0]["weights"]
 
 
@@ -363,7 +364,7 @@ def test_the_command_of_the_documents_shows_the_stacks_of_a_rank_that_stands_sti
     options = write_odd_options(tmp_path)
     status = folder_of_run(options) / "status"
     # Rank 1 stands still in its step 2, within the method `strike`. The watchdog would end the run
-    # only after a minute, so the command can be tried before.
+    # only after a minute, so there is time to try the command.
     changes = ("datasets.test={}", "watchdog.stall_s=60")
     command = odd_command(options, *changes, case="stall", struck_rank=1, at_step=2)
 
@@ -375,8 +376,8 @@ def test_the_command_of_the_documents_shows_the_stacks_of_a_rank_that_stands_sti
         shown = stacks_of(rank_1["pid"], limit_s=30)
 
     assert re.search(r"File .*odd_worker\.py\", line \d+ in strike", shown), shown
-    # The stacks of all threads are shown, e.g. of the watchdog. Each begins with "Thread 0x" or
-    # "Current thread 0x".
+    # The stacks of all threads are shown, e.g. of the watchdog. The stack of a thread begins with
+    # "Thread 0x" or "Current thread 0x".
     assert shown.count("hread 0x") > 1, shown
 
 

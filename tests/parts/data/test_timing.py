@@ -220,8 +220,8 @@ def test_the_last_file_of_a_clip_must_have_the_window(shorter_last_file):
 
 # ---- One file per clip: exposure ----
 
-# The exposures within a file: frame i begins at plane 7 + 31.4 i, rounded. So the last exposure
-# has the planes 101 to 124, which are the last planes of the file.
+# The exposures within a file: the exposure of frame i begins at plane 7 + 31.4 i, rounded, and has
+# 24 planes. So the last exposure has the planes 101 to 124, which are the last planes of the file.
 START = 7
 PERIOD = 31.4
 FIRSTS = [7, 38, 70, 101]
@@ -384,7 +384,8 @@ def test_context_of_a_file_per_frame_is_in_the_files_beside(tmp_path, context, r
         build(root, center=11, representation=RELATIVE, context=context), reverse=reverse
     )
 
-    # Only one file on each side is read, so a context of 40 gives only 24 planes.
+    # A frame reads only one neighbouring file on each side. Such a file has 24 planes, so a context
+    # of 40 planes gives only 24.
     reach = min(context, PLANES)
     for frame in range(FRAMES):
         expected = expected_with_context(frame, reach, reverse)
@@ -497,7 +498,8 @@ def test_a_clip_takes_the_spike_file_of_its_name(files_beside_folders):
         files_beside_folders, exposure=EVEN, representation={"type": "raw", "window": 1}
     )
 
-    # Look at the second frame of clip "two". Its channel is plane 12, the middle of its 24 planes.
+    # Look at the second frame of clip "two". Its only channel is plane 12, the middle of its 24
+    # planes.
     item = dataset.read_frames(index=1, first=1, count=1)
     found = one_per_spike_pixel(item["spike"][0, 0])
     assert np.array_equal(found, noise_planes(frame=1)[12])
@@ -518,11 +520,11 @@ def test_a_file_holds_each_frame_whose_exposure_ends_in_it(planes, frames):
 
 
 def test_half_a_plane_is_rounded_up():
-    # (start, length) of two frames.
+    # The rows are (start, length) of two frames, in planes.
     exposures = Exposures(rows=((0.5, 2.5), (1.5, 3.5)))
 
-    # Python's round() would give (0, 2) for the first frame, because it rounds halves to even
-    # numbers.
+    # Halves are rounded up: the first frame begins at plane 1 and has 3 planes. Python's round()
+    # would give (0, 2) for this frame, because it rounds halves to even numbers.
     assert exposures.planes_of(0) == (1, 3)
     assert exposures.planes_of(1) == (2, 4)
     assert exposures.planes_of(0, offset=-3) == (-2, 3)  # the start is -2.5
@@ -639,7 +641,7 @@ def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_pa
     folder = spike_folder(root, "a/0")
     expected = channels_of_user(frames, folder, WITH_SIZE)
     if place.startswith("even"):
-        # 5 planes before the frames, and 3 after them.
+        # The file has 5 planes before the planes of the frames, and 3 planes after them.
         together = np.concatenate([noise_planes(9)[:5], all_noise(), noise_planes(9)[:3]])
         write_spikes(tmp_path / place, together, PLANE)
         spikes = tmp_path / place
@@ -754,7 +756,7 @@ def test_the_time_offset_moves_the_middle_of_even_parts(tmp_path, offset):
     frames = root / "GOPRO_Large/test/a/0/blur"
     common = {"type": "dat", "h": 8, "w": 12, "representation": RAW_OF_3}
     moved = common | {"calibration": calibration(root / "moved.json", offset), "center": "file"}
-    # The same without an offset, with the number of the plane.
+    # These options say the same without an offset: they give the number of the middle plane.
     numbered = common | {"calibration": calibration(root / "none.json", 0), "center": 12 + offset}
 
     (found,) = user_clips(frames, tmp_path / "even.npy", spike_options=moved)
@@ -766,8 +768,9 @@ def test_the_time_offset_moves_the_middle_of_even_parts(tmp_path, offset):
 
 # ---- Texts in the digests of runs ----
 #
-# A run resumes only if the digest of its data is the digest in its checkpoint. So these texts must
-# stay as they are. A new field must not be in a text as long as it has its default.
+# A run resumes only if the digest of its data is the digest in its checkpoint. A digest is computed
+# from the texts below, so these texts must stay as they are. A new field must not be in a text as
+# long as it has its default.
 
 
 def test_whole_files_add_nothing_to_a_digest():
