@@ -50,7 +50,7 @@ def samples_of_steps(result: RankResult) -> dict[int, list[str]]:
 
     This order has the first sample of each rank, then the second sample of each rank, and so on.
     """
-    # Step -> the samples of each rank.
+    # For each step, the samples of each rank.
     of_ranks: dict[int, list[list[str]]] = {}
     for text in result.stdout:
         for step, keys in re.findall(r"\[Rank \d/\d\] Step (\d+), .*Samples: (.*)", text):
@@ -162,7 +162,7 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks(starts):
     samples = samples_of_steps(starts.run_to_1)
     samples |= samples_of_steps(starts.other_to_2)
     samples |= samples_of_steps(starts.other_to_3)
-    # An epoch has 8 samples, two steps. So step 3 is in the second epoch.
+    # An epoch has 8 samples, which are two steps. So step 3 is in the second epoch.
     expected = samples_of_one_rank(starts.options, epochs=2)
     assert samples[1] + samples[2] + samples[3] == expected[:12]
 
@@ -189,14 +189,15 @@ def test_a_run_that_begins_from_another_run_does_not_change_the_checkpoint_of_th
 
 
 # A checkpoint says how many steps of the epoch are done, and not how many samples. E.g. 1 step of 4
-# samples has used samples 0 to 3. Read as 1 step of 1 sample, it would have used only sample 0.
+# samples has used the samples 0 to 3. If this were read as 1 step of 1 sample, only sample 0 would
+# count as used. So a start with another number of samples in a step is refused.
 OTHER_SAMPLES = "samples a step 4 -> 1"
 
 
 def test_a_resume_with_another_number_of_samples_in_a_step_is_refused(starts):
     assert starts.run_refused.exit_codes == [CHANGE_OPTIONS], starts.run_refused.text
     assert OTHER_SAMPLES in starts.run_refused.text
-    # The advice: name the checkpoint.
+    # The advice is to name the checkpoint.
     assert f"--resume {starts.checkpoint_of_run}" in starts.run_refused.text
 
 
@@ -225,16 +226,16 @@ def test_a_run_goes_on_from_its_own_checkpoint_although_the_named_one_has_more_s
     assert "starting at iter 3 of 5" in starts.other_to_5.text, starts.other_to_5.text
     assert runs.latest_checkpoint(starts.options, "run")["step"] == 5
     assert runs.latest_checkpoint(starts.options, "other")["step"] == 5
-    # Step 1 belongs to "run", and "other" began after it.
+    # "other" began after step 1, which belongs to "run". So its curve begins with step 2.
     curve = runs.history(starts.options, "other")["train/loss"]
     assert [step for step, _loss in curve] == [2, 3, 4, 5]
 
 
 # ---- Ranks without a common disk ----
 
-# A rank that works in the folder of its first argument. The results of the run are in a relative
-# folder. So each rank has results of its own, as on hosts without a common disk. `pop` removes the
-# folder from the arguments, so odd_worker.py reads the other arguments as if they were all.
+# A program that runs a rank in the folder of its first argument. The results of the run are in a
+# relative folder. So each rank has results of its own, as on hosts without a common disk. `pop`
+# removes the folder from the arguments. So odd_worker.py gets only its own arguments.
 APART = f"""
 import os, runpy, sys
 os.chdir(sys.argv.pop(1))
@@ -274,7 +275,7 @@ def apart(tmp_path) -> Apart:
     return Apart(tmp_path, options)
 
 
-# Slow: three runs of two ranks.
+# This test is slow, because it has three runs of two ranks.
 @pytest.mark.slow
 def test_ranks_without_a_common_disk_resume_with_the_same_bits_as_an_uninterrupted_run(apart):
     host0 = apart.host("host0")

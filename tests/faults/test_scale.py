@@ -26,7 +26,7 @@ from utils.dist.open_store import name_of_start
 from utils.dist.rendezvous import MET
 from utils.dist.state import LaunchInfo
 
-# The numbers of ranks that are compared: a host, and eight hosts.
+# The numbers of ranks that are compared: the ranks of one host, and the ranks of eight hosts.
 FEW = 8
 MANY = 64
 
@@ -34,7 +34,7 @@ MANY = 64
 @pytest.fixture(scope="module")
 def server() -> TCPStore:
     """Give the store, which all tests of this file share. Each test uses other keys."""
-    # Port 0: any free port.
+    # Port 0 stands for any free port.
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
@@ -83,7 +83,7 @@ def test_in_a_turn_a_rank_reads_at_most_four_keys_however_many_ranks_there_are(r
     # A rank reads the verdict, the beat of rank 0 and the beat of the next rank. The last rank of a
     # host also reads the beat of the first rank of this host.
     assert most_keys_of_a_turn(ranks_after_turns[MANY]) == 4
-    # On a single host, the first rank of the host is rank 0, so one key less.
+    # On a single host, the first rank of the host is rank 0. So the last rank reads one key less.
     assert most_keys_of_a_turn(ranks_after_turns[FEW]) == 3
 
 
@@ -119,8 +119,8 @@ def test_a_start_costs_a_rank_as_many_requests_however_many_ranks_there_are(
 def test_all_ranks_together_write_two_keys_for_each_rank_at_a_start(ranks_after_start, count):
     writes = sum(rank.store.requests["set"] for rank in ranks_after_start[count])
 
-    # The last rank to come to each of the three meetings also writes a key that releases the
-    # others.
+    # There are three meetings. The last rank that comes to a meeting also writes a key that
+    # releases the other ranks.
     assert writes == 2 * count + 3
 
 
@@ -167,8 +167,8 @@ def verdicts_after(ranks: list[SimulatedRank], fault: str) -> list[Verdict]:
 
     def all_know(_: list[Verdict]) -> bool:
         """Return whether each rank that is not silent has read that a rank was named."""
-        # A silent rank takes no turns, so it reads nothing. known_at: when a rank has read the
-        # verdict of another rank, 0 before.
+        # A silent rank takes no turns, so it reads nothing. `known_at` is the time at which a rank
+        # has read the verdict of another rank. Before this, it is 0.
         return all(rank.known_at or rank.fault == "silent" for rank in ranks)
 
     return verdicts_of(ranks, STALL_S, all_know)
@@ -202,7 +202,8 @@ def test_a_rank_that_is_waited_for_is_named_once(server):
     verdicts = verdicts_after(ranks, "stuck")
 
     assert verdicts == [Verdict(MANY // 2, "STUCK")]
-    # Only the beats of all ranks together tell which rank is waited for. One rank reads all beats.
+    # Only the beats of all ranks together tell which rank is waited for. So one rank reads all
+    # beats, and no other rank does.
     assert len(ranks_that_read_all(ranks)) == 1
 
 
@@ -217,12 +218,13 @@ def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named(server
 
     def is_over(verdicts: list[Verdict]) -> list[Verdict]:
         """Let the last rank fall silent after a second. The first verdict ends the turns."""
-        # By then the other ranks wait, too. They must not be taken for the cause.
+        # After a second the other ranks wait, too. They must not be taken for the cause.
         if time.monotonic() > begin + 1:
             ranks[-1].fault = "silent"
         return verdicts
 
-    # 3 s: longer than the second before the rank falls silent, so that nobody is named before.
+    # The limit of 3 s is longer than the second before the rank falls silent. So no rank is named
+    # before the fault.
     assert verdicts_of(ranks, stall_s=3.0, is_over=is_over) == [Verdict(count - 1, "SILENT")]
 
 
@@ -236,7 +238,7 @@ def names_of_starts(server) -> list[list[str]]:
     torchrun restarts ranks, and its store outlives the restart. All keys of a start begin with the
     name of the start, so that ranks do not read the keys of an earlier start.
     """
-    # A rank 1 of an earlier start made this request and died. Nobody has answered it.
+    # Rank 1 of an earlier start made this request and died. Nobody has answered the request.
     number = server.add("requests", 1)
     server.set(f"request/{number}", "of an earlier start")
 

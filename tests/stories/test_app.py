@@ -1,11 +1,12 @@
 """app.py in a browser: upload, restore, cancel, wrong files, privacy, a stop.
 
-app.py serves a page on which a person restores a clip. The tests start it, and use the page by a
-real browser as a person does: `Page` has the verbs. A field, a button or a text of the page is
-named by its elem_id in `app.build_page`, e.g. "frames", "restore" and "state".
+app.py serves a page on which a person restores a clip. The tests start app.py, and use the page by
+a real browser as a person does. The class `Page` has a method for each thing that a person does. A
+field, a button or a text of the page is named by its elem_id in `app.build_page`, e.g. "frames",
+"restore" and "state".
 
 The clip has four frames. The tests of this file share one running app.py (`server`), and the last
-of them stops it. Each test loads the page anew.
+test stops it. Each test loads the page anew.
 
 What is tested: app.py has the page, scripts/parts/uploaded_clip.py what happens to a visitor's
 files.
@@ -33,7 +34,8 @@ from tests.helpers.textured_clips import make_textured_home
 from utils.dist.process import descendants_of, process_state
 from utils.results import read_json
 
-# Seconds until the page must show something. A busy machine may take long.
+# Seconds until the page must show something. The limit is high, because a busy machine may take
+# long.
 LIMIT_S = 120.0
 # app.py needs gradio, the library of the page.
 HAS_GRADIO = importlib.util.find_spec("gradio") is not None
@@ -220,7 +222,8 @@ def files_of(folder: Path) -> list[Path]:
 # ---- Restoring ---------------------------------------------------------------------------------
 
 
-# One test for scores, frames and slider, because a restoration in the page takes many seconds.
+# This is one test for scores, frames and slider, because a restoration in the page takes many
+# seconds.
 @needs_gradio
 def test_a_clip_of_a_visitor_is_restored_as_by_the_command_line(page, clip, tmp_path):
     page.upload("frames", files_of(clip.blurry))
@@ -239,14 +242,15 @@ def test_a_clip_of_a_visitor_is_restored_as_by_the_command_line(page, clip, tmp_
     blurry = averages["input"]["psnr"]
     restored = averages["restored"]["psnr"]
     assert state == f"PSNR: blurry {blurry:.2f} dB, restored {restored:.2f} dB"
-    # The frames are the same to the byte. The clip is called "clip" in the archive, and "clip0" in
-    # `out`, after the folder of its frames.
+    # The frames are the same to the byte. In the archive, the clip is called "clip". In `out` it is
+    # called "clip0", after the folder of its frames.
     names = [name for name in archive.namelist() if re.fullmatch(r"clip/\d+\.png", name)]
     frames = [archive.read(name) for name in sorted(names)]
     assert frames == [path.read_bytes() for path in files_of(out / "clip0")]
     assert "report.html" in archive.namelist()
 
-    # The slider shows the middle frame. After a choice of frame 1 it shows two other pictures.
+    # The slider shows the middle frame. After frame 1 is chosen, the slider shows two other
+    # pictures.
     pictures_of_middle = page.pictures()
     page.write("number", 1)
 
@@ -295,8 +299,9 @@ def test_a_wrong_file_is_refused_in_the_words_of_the_program(page, tmp_path):
     page.wait_for_state("refused")
     messages = page.messages()
     assert "its content is a web page" in messages
-    # The four parts of an error: what is wrong, in which file, what is expected, what to do. The
-    # file has the name that the visitor gave, and not its path on the server.
+    # A message has four parts: what is wrong, in which file, what is expected, and what to do. The
+    # file has the name that the visitor gave, and not its path on the server, which must stay
+    # private.
     assert re.search(r"\n  in +blur/holiday\.png\n  expected .+\n  do ", messages), messages
 
 
@@ -352,8 +357,8 @@ def test_the_page_asks_other_machines_for_nothing(page):
 def test_other_machines_cannot_reach_the_page(server):
     port = int(server.address.strip("/").rpartition(":")[2])
 
-    # A server that other machines could reach listens at all addresses of this machine. 127.0.0.2
-    # is one of them.
+    # A server that other machines could reach would listen at all addresses of this machine.
+    # 127.0.0.2 is one of these addresses, so a connection to it must be refused.
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port))
 

@@ -31,12 +31,12 @@ MOTION = "weights/motion.pth"
 OPERATOR = "weights/operator.pth"
 # A scene that moves by 12 pixels in each exposure.
 MOVING = Scene(velocity=(11.0, -5.0))
-# Most that a clip may lose in dB where the motion or the model of the frame is wrong. It is little
-# beside the gain of more than 1 dB where both are right.
+# The most that a clip may lose, in dB, where the motion or the model of the frame is wrong. This is
+# little compared with the gain of more than 1 dB where both are right.
 MOST_LOST = 0.2
 
-# Mark of tests with unusual clips. Each takes two seconds of a core, and its result changes only
-# with the shipped weights or the solver. So most of these tests are in `make slow`.
+# This marks tests with unusual clips. Each test takes two seconds of a core. Its result changes
+# only with the shipped weights or the solver. So most of these tests are only in `make slow`.
 ODD_CLIP = pytest.mark.slow
 
 
@@ -99,7 +99,8 @@ def restored_moving_clip(moving_clip, tmp_path_factory) -> RestoredClip:
 def test_a_clip_that_moves_is_sharper_than_by_the_operator(
     restored_moving_clip, moving_clip, tmp_path
 ):
-    # As `gain_on`, but with the fixture, so that motion.pth restores this clip once for all tests.
+    # This test does the same as `gain_on`. But it takes motion.pth's result from the fixture, so
+    # that motion.pth restores this clip once for all tests.
     by_operator = restore_with(moving_clip, tmp_path, OPERATOR)
 
     assert restored_moving_clip.psnr > by_operator.psnr + 1  # dB
@@ -108,7 +109,7 @@ def test_a_clip_that_moves_is_sharper_than_by_the_operator(
 def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
     clip = Scene().write(tmp_path / "clip")
 
-    # The blurry frames are sharp here. Only noise and the rounding to 8 bits are left.
+    # Nothing moves, so the blurry frames are sharp. Only noise and the rounding to 8 bits are left.
     assert restore_with(clip, tmp_path / "out", MOTION).psnr > 42  # dB
 
 
@@ -122,7 +123,8 @@ def test_a_clip_that_stands_still_stays_as_the_operator_restores_it(rate, tmp_pa
 
 @ODD_CLIP
 def test_slides_stay_as_the_operator_restores_them(tmp_path):
-    # Three still scenes, one in each frame. Each frame has its spikes in a file of its own.
+    # The clip has three still scenes, one in each frame. Each frame has its spikes in a file of its
+    # own.
     slides = tmp_path / "slides"
     for number in range(3):
         scene = Scene(frames=1, seed=number).write(tmp_path / f"scene{number}")
@@ -147,7 +149,7 @@ def test_a_camera_that_changes_its_exposure_loses_nothing(tmp_path):
     assert gain_on(clip, tmp_path) > -MOST_LOST
 
 
-# A hot pixel fires in each plane, a dead one never. 3 % of each are many for a sensor.
+# A hot pixel fires in each plane, and a dead pixel never. 3 % of each are many for a sensor.
 @ODD_CLIP
 @pytest.mark.parametrize("spikes_of_broken", [1, 0])
 def test_broken_spike_pixels_lose_hardly_anything(
@@ -175,7 +177,7 @@ def test_a_sky_that_the_rgb_camera_clips_loses_nothing(tmp_path):
 @ODD_CLIP
 def test_a_title_in_the_frames_loses_nothing(tmp_path):
     clip = MOVING.write(tmp_path / "clip")
-    # A white box with black bars, which the spike camera does not see.
+    # The title is a white box with black bars, which the spike camera does not see.
     for path in (*files_in(clip / "blur"), *files_in(clip / "sharp")):
         picture = imread_rgb(path)
         picture[4:24, 4:60] = 255
@@ -235,7 +237,7 @@ def test_an_exposure_of_few_planes_is_restored(planes, tmp_path):
     by_motion = restore_with(clip, tmp_path / "motion", MOTION, windows)
     by_operator = restore_with(clip, tmp_path / "operator", OPERATOR, windows)
 
-    # Spikes of so few planes say little of the motion: it may do a little harm.
+    # So few planes say little about the motion, so the learned steps may do a little harm.
     assert by_motion.psnr > by_operator.psnr - 0.5  # dB
 
 
@@ -278,7 +280,7 @@ def test_a_clip_without_any_spike_stays_as_by_the_operator(moving_clip, tmp_path
 
 @pytest.mark.slow
 def test_a_frame_that_is_solved_in_bands_gains_as_much_as_a_whole_frame(tmp_path, monkeypatch):
-    # The same texture, motion and spikes as in MOVING.
+    # The clip has the texture, the motion and the spikes of MOVING, but its frame is higher.
     clip = replace(MOVING, size=(560, 96), frames=1).write(tmp_path / "clip")
     by_operator = restore_with(clip, tmp_path / "operator", OPERATOR)
     whole = restore_with(clip, tmp_path / "whole", MOTION)
@@ -312,7 +314,7 @@ def test_the_report_names_the_learned_steps(restored_moving_clip):
 
 
 def test_the_first_estimates_are_made_one_by_one(restored_moving_clip):
-    # They do not depend on one another, so no tile keeps several frames in memory.
+    # First estimates do not depend on one another. So no tile keeps several frames in memory.
     assert "first estimate: tiles of 1 frame x " in restored_moving_clip.protocol["tile"]
 
 

@@ -1,6 +1,6 @@
 """data/motion/flow.py: motion that is measured from spikes, and its expected error.
 
-It uses the pictures of spike_pictures.py, the curves of curves.py and the class of shifts.py.
+flow.py uses the pictures of spike_pictures.py, the curves of curves.py and the class of shifts.py.
 
 The clips are rendered scenes whose motion is known (tests/helpers/moving_scene.py). A spike pixel
 covers 2 x 2 RGB pixels. A clip has three exposures of 60 planes, which follow one another.
@@ -17,7 +17,8 @@ from data.motion.recording import RecordedClip
 from data.motion.shifts import Motion, values_at_shifts
 from tests.helpers.moving_scene import Scene, change_spikes, reader_of
 
-# The frame of the tests: the middle one of three, so planes before and after it were recorded.
+# The frame of the tests is the middle one of three, so that planes before and after it were
+# recorded.
 FRAME = 1
 # Pixels at each edge that are not compared, because the scene moves in and out of view there.
 EDGE = 12
@@ -52,7 +53,7 @@ def lengths_of_errors(scene: Scene, found: Motion) -> np.ndarray:
 # ---- The motion ----
 
 
-# The limits were chosen above what was measured, in pixels:
+# The limits are a little above the errors that were measured. These errors are, in pixels:
 #
 #     scene                        mean error    99 % of the errors are below
 #     still                        0.05          0.1
@@ -140,8 +141,8 @@ def test_frames_smaller_than_the_squares_that_are_compared_have_a_motion(tmp_pat
 def test_the_way_back_is_the_inverse_of_the_way_there(tmp_path):
     found = motion_of_scene(Scene(turn_deg=9.0), tmp_path)
 
-    # Planes after the sharp instant. The measured times are about -30, -23, -15, -8, 0, 7, 15, 22,
-    # 30.
+    # Times in planes after the sharp instant. Most of them lie between the measured times, which
+    # are about -30, -23, -15, -8, 0, 7, 15, 22 and 30.
     for time in (-25.0, -8.0, 0.0, 13.0, 29.0):
         there, _ = found.at(time)
         back, _ = found.back(time)
@@ -192,12 +193,13 @@ def fast_spot(tmp_path_factory) -> FastSpot:
 
 
 def test_the_expected_error_is_larger_where_the_motion_is_wrong(fast_spot):
-    # Measured: 4.9 and 0.7 pixels.
+    # Measured errors: 4.9 pixels around the square, and 0.7 pixels above it.
     assert fast_spot.expected_around_spot > 2 * fast_spot.expected_above
 
 
 def test_the_expected_error_is_of_the_size_of_the_true_error(fast_spot):
-    # Measured: 0.7 expected, 0.3 true. An expected error may be too large: then the frame stays
-    # nearer to its first estimate. If it were far too small, wrong motion would spoil the frame.
+    # Measured errors: 0.7 pixels expected, 0.3 pixels true. An expected error may be too large:
+    # then the frame stays nearer to its first estimate. If the expected error were far too small, a
+    # wrong motion would spoil the frame.
     assert fast_spot.expected_above > fast_spot.true_above / 2
     assert fast_spot.expected_above < 10 * fast_spot.true_above

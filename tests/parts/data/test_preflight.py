@@ -98,7 +98,7 @@ def test_sound_data_are_not_read_again(log_of_check):
     assert (
         "data train: 2 clips, 12 frames of 16 x 24, spike files of 24 planes, checked in" in first
     )
-    # One for the training clips and one for the test clips.
+    # The log has this line once for the training clips and once for the test clips.
     assert second.count("as checked before") == 2
 
 
@@ -120,8 +120,8 @@ def test_data_with_problems_are_read_again(root, log_of_check):
     log_of_check()
     cut_short(frame(root))
 
-    # The first check finds the changed file. A result with problems is not stored, so the second
-    # check reads the files again.
+    # The first check finds the changed file. A result with problems is not stored. So the second
+    # check reads the files again, and finds the problem again.
     for _ in range(2):
         assert "is cut short" in complaint(root)
 
@@ -146,7 +146,8 @@ def test_the_progress_of_the_check_counts_every_file(root):
 
     check_clips(data_section(root), show=show)
 
-    # Two clips of six frames, each with a blurry picture, a sharp picture and a spike file.
+    # There are two clips of six frames. Each frame has a blurry picture, a sharp picture and a
+    # spike file.
     files = 2 * 6 * 3
     assert calls == [(files, "checking train", "files"), *[1] * files]
 
@@ -217,7 +218,7 @@ def root_with_odd_pictures(root):
         write_clip(root, number, seed=int(number))
     deep = frame(root, "sharp/000000.png", "100")
     grey = frame(root, "blur/000000.png", "100")
-    # 255 x 257 is the largest number of 16 bits.
+    # 255 x 257 = 65535 is the largest number of 16 bits. So white stays white.
     cv2.imwrite(str(deep), read_picture(deep).astype(np.uint16) * 257)
     cv2.imwrite(str(grey), read_picture(grey, cv2.IMREAD_GRAYSCALE))
     return root
@@ -236,8 +237,8 @@ def test_each_check_warns_once_of_held_out_clips_and_of_pictures_that_lose_bits(
     # The second check takes over the stored result, and gives the same warnings.
     for _ in range(2):
         caplog.clear()
-        # REDS4 are four clips of the data set REDS that papers use for tests: 000, 011, 015 and
-        # 020. This root has 011 and 020.
+        # REDS4 is a list of four clips of the data set REDS, which papers use for tests: 000, 011,
+        # 015 and 020. This root has two of them, 011 and 020.
         run_check(root, **without_spikes, val_partition="REDS4")
 
         warnings = [
@@ -266,7 +267,7 @@ def last_line_of_doctor(root, capfd, **spike):
 def test_the_last_line_of_the_doctor_counts_its_warnings(root, capfd):
     write_info(root, flip=None)
 
-    # Both training clips are upside down.
+    # With flip=False, both training clips are upside down, which gives one warning for each clip.
     assert last_line_of_doctor(root, capfd, flip=False) == "no error, 2 warnings, see above"
     assert last_line_of_doctor(root, capfd, flip=True) == "no problem found"
     shutil.rmtree(root / TRAIN / "clip1")
@@ -306,7 +307,7 @@ def mirror_spikes(root):
         write_spikes(path, planes[:, :, ::-1], geometry)
 
 
-# The light of spikes is only compared with frames that show the same at the same place.
+# The light of spikes is only compared with frames that show the same scene at the same place.
 @pytest.mark.parametrize(
     ("flip", "change", "seed"),
     [
@@ -315,7 +316,7 @@ def mirror_spikes(root):
     ],
 )
 def test_spikes_at_another_place_than_the_frame_bring_no_hint_on_light(root, flip, change, seed):
-    # With the levels of this seed, also the spikes at another place fit display light better than
+    # With the levels of this seed, spikes at another place also fit display light better than
     # linear light. Nobody states light and rate, so the check compares them.
     write_clip(root, "clip0", seed=seed)
     write_info(root, flip=None, light=None, rate=None)
@@ -367,8 +368,8 @@ def test_ratios_to_frames_that_are_means_of_display_values_are_a_warning(root):
     text = warnings_on(root, spike=relative(2, 6))
 
     assert MEAN_OF_DISPLAY_VALUES in text
-    # The warning gives no number of dB, because the loss, and even its sign, depend on the
-    # pictures.
+    # The warning gives no number of dB, because the loss depends on the pictures. For some pictures
+    # it is even a gain.
     assert "frame x ratio is not the sharp frame: set lq_folder to blur_gamma" in text
 
 
@@ -507,7 +508,7 @@ def test_a_denoising_test_may_have_one_folder_for_input_and_sharp_frames(root):
         "lq_folder": "sharp",
     }
 
-    # With sigma, the dataset adds noise to the frames.
+    # With sigma, the data set adds noise to the frames. So the input differs from the sharp frames.
     denoising = check_clips(values | {"sigma": 30.0})
 
     assert not denoising.problems
@@ -525,7 +526,8 @@ def test_copies_of_the_blurry_frames_as_sharp_frames_are_warned_of(root, log_of_
 
 
 def test_copies_of_some_frames_are_no_warning(root, log_of_check):
-    # In each clip one true sharp frame is left: the first frame of clip0, the last frame of clip1.
+    # In each clip one true sharp frame is left: the first frame of clip0, and the last frame of
+    # clip1.
     for clip, kept in (("clip0", "000000.png"), ("clip1", "000005.png")):
         folder = root / TRAIN / clip
         for path in (folder / "blur").iterdir():
@@ -585,7 +587,7 @@ def test_a_root_that_is_not_the_folder_of_the_clips_is_named_with_the_one_meant(
 
 def test_spikes_that_count_from_another_number_are_one_problem(root):
     folder = root / TRAIN_SPIKES / "clip0/spike"
-    # Begin with the last file, so that no file gets the name of an existing file.
+    # Rename the last file first, so that no file gets the name of an existing file.
     for number in reversed(range(6)):
         (folder / f"{number:06d}.dat").rename(folder / f"{number + 1:06d}.dat")
 

@@ -11,7 +11,7 @@ There are five clips:
     other      cameras as in "aligned", but another scene
 
 A calibration says where a spike pixel lies in a frame, and which planes belong to a frame. The
-program finds it by moving the spikes until they explain the frames best.
+program looks for the calibration with which the spikes explain the frames best.
 """
 
 import json
@@ -132,8 +132,8 @@ def test_a_moved_camera_is_found(home, tmp_path):
 
     without = restored_psnr(home, tmp_path / "null", "moved", calibration="null")
     with_truth = restored_psnr(home, tmp_path / "true", "moved", calibration=home / "moved.json")
-    # In dB. The calibration is worth more than 1 dB, and the found one is nearly as good as the
-    # true one.
+    # The numbers are in dB. The calibration gains more than 1 dB. The calibration that was found is
+    # nearly as good as the true calibration.
     assert found > without + 1
     assert found > with_truth - 0.4
 
@@ -157,8 +157,8 @@ def test_nothing_is_changed_if_nobody_could_find_how_the_cameras_are_mounted(
 
 
 def test_without_motion_only_the_place_of_a_camera_is_found(home, tmp_path, capsys):
-    # The scene of "still" stands still, and its cameras are moved against one another (MOVED). One
-    # picture shows by how many pixels. Only motion would show the times.
+    # Nothing moves in the scene of "still". Its cameras are moved against one another (MOVED). A
+    # still picture shows by how many pixels they are moved. Only motion would show the times.
     restored_psnr(home, tmp_path / "still", "still", calibration="auto")
 
     output = capsys.readouterr().out
@@ -217,7 +217,8 @@ def test_training_finds_where_a_moved_camera_looks(home, dataset):
     corners = np.array([[[0, 0], [63, 0], [0, 63], [63, 63.0]]])
     places = cv2.perspectiveTransform(corners, found.to_rgb())
     expected = cv2.perspectiveTransform(corners, true.to_rgb())
-    # In pixels of a frame. A spike pixel is 2 pixels wide, so this is a tenth of a spike pixel.
+    # The limit is in pixels of a frame. A spike pixel is 2 pixels wide, so the limit is a tenth of
+    # a spike pixel.
     assert np.abs(places - expected).max() < 0.2
 
 
@@ -242,8 +243,9 @@ def test_channels_are_made_of_more_planes_than_were_exposed(dataset):
 
     exposure = clips["moved"].exposures[2]  # of any frame
 
-    # 12 % more planes than were exposed: `PLANES_FACTOR` in data/cameras/calibration.py, which
-    # trials found to give the sharpest frames. The number is rounded to whole planes.
+    # The channels are made of 12 % more planes than were exposed. Trials found that this number
+    # gives the sharpest frames: `PLANES_FACTOR` in data/cameras/calibration.py. The number of
+    # planes is rounded to whole planes.
     assert exposure.own.count == pytest.approx(1.12 * share * PLANES, abs=0.6)
 
 
@@ -258,7 +260,7 @@ def test_training_from_a_cache_finds_the_same(home, section, dataset):
 
     assert from_cache.sample_names() == dataset.sample_names()
     epoch = 0
-    # A clip has 6 samples. These are of four clips.
+    # A clip has 6 samples. So these samples are of four clips.
     for number in (0, 7, 13, 20):
         assert equal_samples(dataset[(epoch, number)], from_cache[(epoch, number)])
 
@@ -318,7 +320,7 @@ def run(home, tmp_path_factory):
     return started
 
 
-# Slow: several ranks calibrate. `make test` has the same with one rank.
+# This test is slow, because several ranks calibrate. `make test` has the same with one rank.
 @pytest.mark.slow
 def test_the_ranks_of_a_first_start_keep_a_calibration_of_each_clip(run):
     assert len(run.files()) == 5
@@ -342,7 +344,7 @@ def test_a_clip_is_fitted_again_if_its_kept_calibration_cannot_be_used(run):
     damaged.unlink()
     assert run.start(ranks=2, fitted=1, known=4) == run.first
 
-    # Files that could be used are not written again.
+    # The other files could be used, so they are not written again.
     assert {file: file.stat().st_mtime_ns for file in others} == times
 
 

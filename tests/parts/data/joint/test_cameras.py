@@ -54,7 +54,7 @@ class Rig(NamedTuple):
     longest: float = 5.0  # longest shift in x and y, in pixels
 
 
-# Each rig but the first has one property that `Rig()` does not have.
+# The first rig is `Rig()`. Each other rig differs from `Rig()` in one property.
 RIGS = {
     "aligned": Rig(),
     "odd size, turned": Rig(size=(33, 47), plane=(11, 22), to_rgb=TURNED),
@@ -124,9 +124,9 @@ def pixels_of(size: tuple[int, int]) -> torch.Tensor:
 def seen_of_moved_means(grey: torch.Tensor, shifts: torch.Tensor, view: View) -> torch.Tensor:
     """Return m(v + u(v)) for the middle v of each spike pixel, (1, h, w).
 
-    m is the picture of the means over the area of a spike pixel. m is known on a grid of places
-    with a distance of one RGB pixel, and the middle of the middle spike pixel is one of them. u(v)
-    is the mean of the shifts over the spike pixel v.
+    m is the picture of the means over the area of a spike pixel. m is known on a grid of places.
+    The distance between two places is one RGB pixel, and the middle of the middle spike pixel is
+    one of the places. u(v) is the mean of the shifts over the spike pixel v.
 
     grey: (1, H, W). shifts: (H, W, 2).
     """
@@ -140,8 +140,8 @@ def seen_of_moved_means(grey: torch.Tensor, shifts: torch.Tensor, view: View) ->
     column = plane_width // 2
     beside_pixel = middles[row, column] % 1
 
-    # Compute m at the places of the grid. It begins one row above the frame and one column left of
-    # it.
+    # Compute m at the places of the grid. The grid begins one row above the frame and one column
+    # left of the frame.
     places = pixels_of((view.size[0] + 1, view.size[1] + 1)) - 1 + beside_pixel
     blurred = blurred_by_lens(grey, view)
     at_points = []
@@ -177,8 +177,8 @@ def blurred_by_lens(pictures: torch.Tensor, view: View) -> torch.Tensor:
 def sample_picture(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return a picture (C, H, W) at positions (h, w, 2), x and y in pixels."""
     height, width = picture.shape[1:]
-    # grid_sample counts from -1 (first pixel) to 1 (last pixel). For a picture of one row or
-    # column, the last pixel is 0. Use 1 then, because the next line divides by this number.
+    # grid_sample counts from -1 (first pixel) to 1 (last pixel). In a picture of one row or column,
+    # the number of the last pixel is 0. Use 1 then, because the next line divides by this number.
     last_pixel = torch.tensor([max(width - 1, 1), max(height - 1, 1)])
     grid = 2 * positions / last_pixel - 1
     [samples] = torch.nn.functional.grid_sample(
@@ -194,8 +194,8 @@ def test_the_cameras_see_what_their_equations_say(shifted_cameras):
     blurry, spikes = shifted_cameras.cameras(x, grey)
 
     plain_blurry, plain_spikes = plainly_seen(shifted_cameras, x, grey)
-    # The results may differ only by the rounding of float32, in sums of up to a hundred values <=
-    # 1.
+    # The results may differ only by the rounding of float32. They are sums of up to a hundred
+    # values, and each value is at most 1.
     assert torch.allclose(blurry, plain_blurry, atol=2e-5)
     assert torch.allclose(spikes, plain_spikes, atol=2e-5)
 
@@ -217,8 +217,8 @@ def test_if_all_pixels_move_alike_the_spike_camera_sees_the_moved_picture(to_rgb
     in_truth = seen_by_spike_pixels(moved, view)
     inside = (..., slice(4, -4), slice(4, -4))  # the edges move out of the frame
     assert torch.allclose(seen[inside], in_truth[inside], atol=2e-3)
-    # The motion changes the seen picture, with values from -1 to 1, by far more than the limit
-    # above.
+    # The seen picture has values from -1 to 1. The motion changes this picture by far more than the
+    # limit above, so the limit shows that the motion was computed.
     unmoved = seen_by_spike_pixels(grey, view)
     assert (unmoved - in_truth)[inside].abs().max() > 0.05
 
