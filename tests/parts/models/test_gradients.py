@@ -1,9 +1,10 @@
 """Gradients of several ranks, of accumulated micro-batches, and of a compiled network.
 
-Several ranks must compute what one process computes on the joint batch. Gradients and weights are
-compared in float64, so that the order of a sum changes nothing that counts. The ranks run
-tests/dist/gradient_worker.py, which gives each step the same samples for any number of ranks. A
-compiled network must train as the plain network does, which tests/dist/compile_worker.py compares.
+Several ranks must compute what one process computes on the joint batch. Several ranks add up in
+another order than one process. Gradients and weights are compared in float64, in which the order
+makes only tiny differences. The ranks run tests/dist/gradient_worker.py, which gives each step the
+same samples for any number of ranks. A compiled network must train as the network does without
+torch.compile. tests/dist/compile_worker.py compares the two.
 """
 
 import json
@@ -96,7 +97,8 @@ def test_accumulation_has_the_gradients_of_the_whole_batch(one_rank, tmp_path):
     options, _ = one_rank
     accumulating = write_changed_options(options, train={"accumulation_steps": 2})
 
-    # Both take 4 samples in a step: 1 x 4, and 2 ranks x 2 micro-batches x 1.
+    # Both runs take 4 samples in a step. The first has one rank with 4 samples. The second has 2
+    # ranks with 2 micro-batches of 1 sample each.
     whole = train_steps(options, tmp_path / "whole.pth", ranks=1, per_rank=4)
     found = train_steps(
         accumulating, tmp_path / "accumulated.pth", ranks=2, per_rank=1, micro_batches=2
@@ -125,8 +127,9 @@ def test_frozen_parts_have_no_gradient(results_of_frozen_step):
         assert "deform" not in name
 
 
-# DDP sums only the gradients of parameters that were trained when DDP was built. It would leave out
-# the released parts without an error, and the weights of the ranks would drift apart.
+# DDP (torch's DistributedDataParallel) sums only the gradients of parameters that were trained when
+# DDP was built. If it was not built anew at fix_iter, it would leave out the released parts without
+# an error, and the weights of the ranks would drift apart.
 @pytest.mark.parametrize(
     "is_static",
     [
@@ -147,10 +150,10 @@ def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(
 
 # ---- torch.compile ----
 
-# Networks of one stage with one block of each kind, so that as little as possible is compiled. The
-# share `mul_attn_ratio` of the blocks, rounded down, has mutual attention, e.g. 0.4 of 3 blocks is
-# 1.2, so the first block. The blocks after it have only self attention, and the second of these
-# shifts its windows.
+# Options of networks of one stage with one block of each kind, so that as little as possible is
+# compiled. The share `mul_attn_ratio` of the blocks, rounded down, has mutual attention. E.g. 0.4
+# of 3 blocks are 1.2, so only the first block has it. The blocks after it have only self-attention,
+# and the second of them shifts its windows.
 TWO_KINDS = {"depths": [2] + [0] * 7, "mul_attn_ratio": 0.5}  # mutual, self
 THREE_KINDS = {"depths": [3] + [0] * 7, "mul_attn_ratio": 0.4}  # mutual, self, shifted self
 needs_patience = pytest.mark.skipif(
@@ -176,7 +179,8 @@ def write_options_to_compile(path, blocks):
 @pytest.mark.parametrize(
     ("blocks", "arguments", "graphs"),
     [
-        # "eager": each graph is run operation by operation. To make code of a graph takes minutes.
+        # With "eager", torch runs each graph operation by operation, because making code of the
+        # graphs takes minutes.
         pytest.param(TWO_KINDS, ["eager"], 4, id="graphs"),
         pytest.param(THREE_KINDS, [], 6, id="code", marks=needs_patience),
     ],
@@ -189,10 +193,11 @@ def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path, blocks, argum
 
     assert result.exit_codes == [0, 0], result.text
     for rank in result.jsons:
-        # Compiled code may add up in another order, and then the rounding of float32 differs.
+        # Compiled code may add up in another order, so that float32 rounds differently.
         assert rank["compiled"] == pytest.approx(rank["plain"], rel=1e-4)
         assert rank["gradient_error"] < 1e-4
         # The plain steps make no graph. The first compiled step makes a graph for each kind of
-        # block. The second step has frames of another size, so it makes a graph of each kind that
-        # takes any size. The third step makes none. So there are two graphs of each kind.
+        # block. The second step has frames of another size. So for each kind, torch makes one more
+        # graph, which takes any size. The third step makes no graph. This gives two graphs for each
+        # kind of block.
         assert rank["graphs"] == [0, graphs]

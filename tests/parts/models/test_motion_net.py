@@ -1,7 +1,7 @@
 """models/fusion/motion_net.py: the network that finds the motion from spikes in windows of time.
 
-The pictures and scenes are random or made by hand. tests/parts/data/test_learned.py tests what the
-network finds on the spikes of rendered scenes.
+The pictures and scenes here are random or made by hand. tests/parts/data/test_learned.py tests
+which motion the network finds from the spikes of rendered scenes.
 
 Shapes: B exposures, WINDOWS = 15 windows of time, h x w pixels.
 """
@@ -14,7 +14,8 @@ from models.fusion.motion_net import LEVELS, SCENE_CHANNELS, MotionNet, add_shar
 from models.fusion.motion_windows import PICTURE_CHANNELS, WINDOWS, displacements, move_back
 from tests.helpers.checked import not_none
 
-# The window around the sharp instant: seven windows lie before it, and seven after it.
+# Number of the window around the sharp instant. Seven windows lie before this window, and seven
+# after it.
 MIDDLE = 7
 
 
@@ -36,7 +37,8 @@ def random_inputs(batch, height, width):
 
 
 def test_the_network_is_small(net):
-    # It has 266,595 parameters. More would be a wider or deeper network, and slower on a CPU.
+    # The network has 266,595 parameters. With many more, it would be wider or deeper, and too slow
+    # on a CPU.
     assert sum(parameter.numel() for parameter in net.parameters()) < 300_000
 
 
@@ -78,7 +80,8 @@ def test_weights_files_hold_only_the_parameters_of_the_network(net):
 
 
 def test_a_curve_is_the_sum_of_its_powers_of_time():
-    # Channels: x and y of c_1, of c_2, and of c_3.
+    # A curve is q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3. Its channels are x and y of c_1, of c_2,
+    # and of c_3.
     curve = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).view(1, 6, 1, 1)
     tau = torch.tensor([0.0, 1.0, 2.0])
 
@@ -91,7 +94,7 @@ def test_a_curve_is_the_sum_of_its_powers_of_time():
 
 
 def test_pictures_that_moved_are_moved_back_to_the_sharp_instant():
-    # A picture that moves to the right, by one pixel from each window to the next.
+    # The picture moves to the right, by one pixel from each window to the next.
     sharp = torch.rand(8, 8)
     steps = [window - MIDDLE for window in range(WINDOWS)]  # pixels
     moved = torch.stack([torch.roll(sharp, step, dims=1) for step in steps])  # (15, 8, 8)
@@ -101,8 +104,9 @@ def test_pictures_that_moved_are_moved_back_to_the_sharp_instant():
 
     back = move_back(pictures, shifts)  # (1, 30, 8, 8): two channels of each window
 
-    # For windows up to two steps from the middle, columns 3 and 4 come from within the picture.
-    # Other columns, and all columns of windows farther away, may come from beyond its edge.
+    # In windows up to two steps from the middle, columns 3 and 4 come from within the picture. So
+    # they are compared. Other columns, and all columns of windows farther away, may come from
+    # beyond the edge of the picture.
     columns = slice(3, 5)
     for window in range(MIDDLE - 2, MIDDLE + 3):
         first_channel = back[0, PICTURE_CHANNELS * window]
@@ -113,8 +117,9 @@ def test_pictures_that_moved_are_moved_back_to_the_sharp_instant():
 
 
 def test_least_squares_find_a_small_motion_between_windows(net):
-    # A pattern that moves to the right by 0.4 pixels in half an exposure, and not down. At time
-    # tau, its value at x is the value that the sharp instant has at x - 0.4 tau.
+    # The pattern moves to the right by 0.4 pixels in a unit of tau, which is half an exposure, and
+    # it does not move down. At time tau, its value at x is the value that it has at x - 0.4 tau at
+    # the sharp instant.
     speed = 0.4
     x = torch.arange(24.0)[None, :]
     y = torch.arange(24.0)[:, None]
@@ -134,10 +139,11 @@ def test_least_squares_find_a_small_motion_between_windows(net):
 
 
 def test_the_shared_motion_is_the_weighted_mean_of_all_pixels():
-    # Two pixels with 14 channels: 0 to 5 are the changes of a pixel, and 7 to 12 its estimate of
-    # the motion that all pixels share. 13 is the logarithm of the weight of this estimate.
+    # There are two pixels with 14 channels. Channels 0 to 5 are the changes of a pixel. Channels 7
+    # to 12 are its estimate of the motion that all pixels share. Channel 13 is the logarithm of the
+    # weight of this estimate.
     changes = torch.zeros(1, 14, 1, 2)
-    # Channels 0 and 7 belong to c_1 in x. All others stay 0, apart from the weight.
+    # Channels 0 and 7 belong to c_1 in x. Apart from the weight, all other channels stay 0.
     changes[0, 0, 0] = torch.tensor([0.0, 1.0])
     changes[0, 7, 0] = torch.tensor([2.0, 8.0])
     # The weights are 1 and 3: the second pixel counts three times.

@@ -1,8 +1,8 @@
 """The network against reference vectors: outputs, inner activations, flows, gradients.
 
-The vectors were made with the published network (tests/helpers/golden.py, tests/data/golden). A
-vector has weights and an input, and what the published network makes of them. Our network gets the
-same weights and the same input, in float64, and must give the same.
+The published network made the vectors (tests/helpers/golden.py, tests/data/golden). A vector has
+weights, an input, and what the published network computes from them. Our network gets the same
+weights and the same input, in float64, and must compute the same.
 """
 
 from typing import Any
@@ -38,8 +38,9 @@ def load_net(name: str, **more: Any) -> tuple[golden.NetVector, VRT]:
 class Activations:
     """What the parts of a network compute in a forward pass.
 
-    The vectors have activations as (B, C, N, H, W): batch, channels, frames, height, width. Our
-    network has other layouts, which `activation` turns into this one.
+    The vectors have activations as (B, C, N, H, W): batch, channels, frames, height, width. The
+    parts of our network have other layouts. Their outputs are kept here in the layout of the
+    vectors.
     """
 
     # Parts of the network whose output is (B, N, H, W, C).
@@ -59,7 +60,7 @@ class Activations:
     def __init__(self, net: VRT, batch: int) -> None:
         """Watch the next forward pass of `net`. batch: number of clips in it."""
         self.batch = batch
-        # (B, C, N, H, W), by the names of the vectors.
+        # Activations (B, C, N, H, W), by their names in the vectors.
         self.outputs: dict[str, Tensor] = {}
         self.flows: Flows = []
         for name in self.WITH_CHANNELS_LAST:
@@ -99,8 +100,8 @@ class Activations:
     def activation(self, name: str) -> Tensor:
         """Return an activation by its name in the vectors.
 
-        To keep the files small, some activations are parts, as the end of the name says: pixels 8
-        to 23 ("_crop8_24"), or each second pixel ("_stride2").
+        To keep the files small, the vectors have only a part of some activations. The end of the
+        name says which part: pixels 8 to 23 ("_crop8_24"), or each second pixel ("_stride2").
         """
         if name.startswith("flow_"):
             return self._flow(name)
@@ -113,7 +114,7 @@ class Activations:
     def _flow(self, name: str) -> Tensor:
         """Return a flow by its name, e.g. "flow_backward/dist2/level3".
 
-        This is the flow between frames at a distance of 2, at 1 / 2^3 of the resolution.
+        The flow in this example is between frames at a distance of 2, at 1 / 2^3 of the resolution.
         """
         kind, distance, level = name.removeprefix("flow_").split("/")
         backward, forward = self.flows[int(level.removeprefix("level"))]
@@ -123,13 +124,12 @@ class Activations:
 
 # ---- The network and the vectors ----
 
-# Networks that `make slow` compares, because each takes 4 to 30 seconds of a core. The smaller
-# vectors of `make test` have pairs of frames that are aligned (pa2), colours and noise. Only
-# `make slow` compares whole networks with groups of 4 and 6 frames (pa4, pa6), that enlarge by 4,
-# for gray pictures, and for a known noise level. For these, `make test` has weaker tests: the
-# alignment of 4 and 6 without the network around it (mod_align_pa4_n4 and mod_align_pa6_n5 in
-# test_vrt_modules.py), and short trainings with groups of 4, that enlarge, and for noise
-# (tests/stories/test_kair_files.py).
+# Vectors of large networks. Only `make slow` compares them, because each takes 4 to 30 seconds of a
+# core. So `make test` compares no whole network that aligns 4 or 6 frames (pa4, pa6), that enlarges
+# by 4, that restores gray pictures, or that knows the noise level. For most of these networks,
+# `make test` has weaker tests: test_vrt_modules.py compares the alignment of 4 and 6 frames alone
+# (mod_align_pa4_n4 and mod_align_pa6_n5), and tests/stories/test_kair_files.py trains networks that
+# align 4 frames, that enlarge, and that remove noise, for a few steps.
 LARGE = (
     "net_deblur_pa2_5f_b2",
     "net_deblur_pa2_6f",
@@ -150,7 +150,8 @@ def networks() -> list[Any]:
     return found
 
 
-# One test for all values, because the forward and the backward pass take most of the time.
+# One test compares all values of a vector, because the forward and the backward pass, which all
+# values need, take most of the time.
 @pytest.mark.parametrize("name", networks())
 def test_outputs_activations_flows_and_gradients_equal_the_reference(name):
     vector, net = load_net(name)
@@ -207,13 +208,13 @@ def test_checkpointing_changes_memory_and_nothing_else():
         "net_fi_4f", use_checkpoint_attn=True, use_checkpoint_ffn=True, no_checkpoint_ffn_blocks=[1]
     )
 
-    # The gradients must be bitwise equal, which any dtype shows. float32 is faster.
+    # The gradients must be bitwise equal, which any dtype can show. float32 is faster than float64.
     for net in (plain.float(), saving.float()):
         y = net(vector.input.float())
         (y * golden.cotangent(y)).sum().backward()
 
-    # Stage 2 computes its attention again in the backward pass, but not its MLP, because
-    # no_checkpoint_ffn_blocks counts from 0, so its entry 1 is stage 2.
+    # The entry 1 of no_checkpoint_ffn_blocks means stage 2, because the option counts from 0. So
+    # stage 2 computes its attention again in the backward pass, but not its MLP.
     first_block = module_of(saving, "stage2.residual_group1.blocks.0", Block)
     assert first_block.checkpoint_attn
     assert not first_block.checkpoint_ffn
@@ -255,7 +256,7 @@ def test_a_released_model_drops_paths_with_its_probabilities(name):
 
     rates = {}
     for key, module in net.named_modules():
-        # Modules without drop_path, and with the probability 0, are not in the table.
+        # The table does not list modules without drop_path, or with a probability of 0.
         probability = getattr(module, "drop_path", 0)
         if probability:
             rates[f"{key}.drop_path"] = probability

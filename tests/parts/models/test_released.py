@@ -21,12 +21,12 @@ from tests.helpers.weights_files import released_tensors
 from utils.errors import CheckpointError
 
 NAME = "006_VRT_videodeblurring_GoPro"
-# The error with which each program of `start_released` ends. The program is given a noise level
-# (--sigma), which the network 006 cannot take, because it is no denoiser. The program notices this
-# only after it has read the weights. So this text proves that the weights were fetched and read.
+# The error with which each program of `start_released` ends. The program gets a noise level
+# (--sigma), but network 006 takes none, because it is no denoiser. The program notices this only
+# after it has read the weights. So this text proves that the weights were fetched and read.
 REFUSAL_OF_READ_WEIGHTS = "these weights do not take a noise level"
 FILE_NAME = f"{NAME}.pth"
-# Where a program puts the file, seen from the folder in which the program is started.
+# The path to which a program downloads the file, seen from the folder in which it is started.
 FILE = Path("model_zoo/vrt") / FILE_NAME
 # Exit code for wrong or missing files.
 WRONG_DATA = 3
@@ -94,8 +94,8 @@ def unanswered_address() -> str:
 def start_released(folder: Path, mirror: str) -> Ranks:
     """Start main_test_vrt.py in `folder`, with the weights vrt/006 and a noise level.
 
-    If it gets the weights, it ends with REFUSAL_OF_READ_WEIGHTS, and restores no frame.
-    mirror: address of the server from which it fetches the weights.
+    If the program gets the weights, it ends with REFUSAL_OF_READ_WEIGHTS, and restores no frame.
+    mirror: address of the server from which the program fetches the weights.
     """
     clip = ("--input", folder / "GOPRO_Large/test/mine/blur", "--output", folder / "out")
     arguments = ("--weights", "vrt/006", *clip, "--sigma", "9")
@@ -178,7 +178,7 @@ def test_without_a_network_one_line_says_what_to_do(tmp_path):
     assert advice.startswith("download it on a machine with a network and copy it to")
     assert str(FILE) in advice
     assert MIRROR in advice
-    # It is the last line that the program wrote: no traceback follows.
+    # The advice is the last line that the program wrote, so no traceback follows.
     assert "\n" not in advice
     assert left_in(folder) == []
 

@@ -1,8 +1,8 @@
 """models/select_network.py: networks from options, and the refusals before anything is built.
 
 `define_G` builds the network that the section netG describes. `check_options` refuses sections that
-do not fit one another, e.g. crops that are no multiple of what the network needs. No data are read
-here, so the folders of the options need not exist.
+do not fit one another, e.g. crops of a size that the network cannot take. The tests read no data,
+so the folders in the options need not exist.
 """
 
 import logging
@@ -22,7 +22,8 @@ from tests.helpers.small_vrt import SMALL
 from utils.errors import OptionError
 from utils.options.typed import read_options
 
-# A representation of spikes: 4 channels, which count the spikes of 4 parts of an exposure.
+# A representation of spikes as 4 channels, each of which counts the spikes in a quarter of an
+# exposure.
 BINS = {"type": "voxel", "num_bins": 4}
 # Roots of frames that nobody reads.
 FRAMES = {"dataroot_lq": "none", "dataroot_gt": "none"}
@@ -73,10 +74,12 @@ def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplo
     with caplog.at_level(logging.INFO):
         net = define_G(options(fusion="concat", in_chans=7))
 
-    # "concat" puts the 3 colours and the 4 channels of the spikes together: 7 channels. The first
-    # layer sees them 9 times: of each frame, and of the 4 nearest pixels in each of 2 neighbours.
+    # "concat" puts the 3 colours and the 4 channels of the spikes together: 7 channels. For each
+    # pixel, the first layer sees these channels 9 times: once in the frame itself, and at the 4
+    # nearest pixels in each of the 2 neighbouring frames.
     assert net.get_parameter("conv_first.weight").shape[1] == 9 * 7
-    # SMALL has no file with weights of the optical flow.
+    # SMALL has no file with weights of the optical flow, so the log says that the flow starts at
+    # zero.
     assert caplog.text.count("flow starts at zero") == 1
 
 
@@ -94,7 +97,8 @@ def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplo
     ],
 )
 def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, where, message):
-    # The fusion "exposure" itself is taken, with channels that it can use.
+    # With channels that it can use, the fusion "exposure" is accepted. So the refusal below is
+    # about the channels, and not about the fusion.
     check(options(fusion="exposure", representation="relative"))
 
     with pytest.raises(OptionError) as refused:
@@ -105,7 +109,8 @@ def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, whe
 
 
 def test_the_crop_that_a_refusal_proposes_is_taken():
-    # A crop needs at least 64 pixels (8 windows of 8), and a multiple of 24 (of 6 and 8).
+    # With these windows, the side of a crop must be at least 64 pixels (8 windows of 8), and a
+    # multiple of 24 (of 6 and of 8).
     windows = {"window_size": [2, 6, 8]}
 
     with pytest.raises(OptionError) as refused:
@@ -119,14 +124,15 @@ def test_the_crop_that_a_refusal_proposes_is_taken():
     ("key", "value"), [("gamma", 2.2), ("representation", {"type": "tfp", "offsets": [0, 1, 2, 3]})]
 )
 def test_a_network_is_not_tested_on_other_channels_than_it_learns_from(key, value):
-    # The training has BINS without gamma. The test data have four channels too, of another kind.
+    # The training has BINS without gamma. The test data have four channels, too, but the meaning of
+    # these channels is another one.
     test_section = {
         "dataset_type": "TestDatasetRGBSpike",
         **FRAMES,
         "dataroot_spike": "none",
         "spike": spike_section(**{key: value}),
     }
-    # Without fusion the network sees no spikes, so they may differ.
+    # Without fusion the network sees no spikes, so the spikes of training and test may differ.
     check(options(fusion="none", test=test_section))
 
     with pytest.raises(OptionError, match=f"datasets.test.spike has the {key}") as refused:
@@ -161,8 +167,8 @@ def test_a_fusion_operator_alone_is_a_network_that_trains():
     model = define_Model(OPERATOR_ALONE, spike_channels=2)
     model.init_train()
     frames, spikes = random_clip()
-    # The sharp frames are half as bright as the input, which the operator can learn. The name of
-    # the clip is "a", and its first frame is number 0.
+    # The sharp frames are half as bright as the input, which is easy to learn for the operator.
+    # "a/0" names the clip "a" and its first frame, 0.
     batch = {"lq": frames, "spike": spikes, "gt": 0.5 * frames, "key": ["a/0"]}
 
     losses = []
@@ -195,7 +201,7 @@ def test_an_operator_that_gives_no_frame_is_no_network(fusion, name):
         define_G({"netG": {"net_type": "fusion", "fusion": fusion}}, spike_channels=2)
 
     assert f"netG.fusion {name}\n" in str(refused.value)
-    # The advice: with this base, "gated" and "exposure" give a frame.
+    # The error advises this base, with which "gated" and "exposure" give a frame.
     assert 'base "fused"' in str(refused.value)
 
 

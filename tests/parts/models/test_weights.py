@@ -1,7 +1,8 @@
 """Files of weights: what is read from a file, which network can start with it, what it describes.
 
-The networks are tiny, and most weights are random. The last part reads files in the form in which
-this project writes them: with a description of the network and of its spikes.
+The networks are tiny, and most weights are random. The tests in the last part of this file read
+weights in the form in which this project writes them: with a description of the network and of its
+spikes.
 """
 
 from pathlib import Path
@@ -37,7 +38,7 @@ def random_rgb_net(**more: Any) -> VRT:
     """Return a tiny VRT without spikes, with random weights. more: additional arguments of VRT."""
     torch.manual_seed(0)
     net = VRT(**SMALL, **more).eval()
-    # This layer begins with zeros, and then the output would not depend on the other weights.
+    # The weights of this layer begin as zeros. Then the output would not depend on other weights.
     net.conv_last.weight.data.normal_(std=0.1)
     return net
 
@@ -118,7 +119,8 @@ def test_rgb_weights_start_a_concat_network_that_gives_the_same_output(tmp_path,
     channels = 4 if noise else 3
     lq = torch.rand(1, 3, channels, 32, 32).double()
     spike = torch.rand(1, 3, SPIKE_CHANNELS, 32, 32).double()
-    # In float64, because a wider convolution may sum in another order.
+    # The comparison is in float64, because a wider convolution may sum in another order. In float32,
+    # such sums would differ too much.
     assert torch.allclose(wide.double()(lq, spike), rgb.double()(lq), atol=1e-12)
     assert len(report.widened) == 1
     assert not report.missing
@@ -135,7 +137,7 @@ def test_rgb_weights_start_a_gated_network_whose_operator_is_reported_missing(tm
     assert report.missing
     for name in report.missing:
         assert name.startswith("fusion.")
-    # The share of the VRT that has got weights.
+    # The share counts only the VRT without its operator, and all of it has got weights.
     assert report.loaded_share == 1.0
 
 
@@ -230,7 +232,7 @@ def test_spynet_weights_are_read_with_or_without_the_normalisation(tmp_path):
     # Change a layer of the finest level, so that the weights differ from a new network.
     torch.nn.init.normal_(donor.get_parameter("basic_module.5.basic_module.0.weight"))
     learned = donor.state_dict()
-    # Constants, with which frames are normalised. Some files have them.
+    # These two are constants, by which frames are normalised. Only some files have them.
     del learned["mean"]
     del learned["std"]
     torch.save({"params": learned}, tmp_path / "spynet.pth")
@@ -271,15 +273,15 @@ def test_shipped_weights_hold_their_network_and_restore_in_float32(name):
 
 # ---- Released weights ----
 
-# The least options that a file must have.
+# The options that every option file must have.
 LEAST_OPTIONS = {"task": "t", "train": {"G_lossfn_type": "l1"}}
 
 
 def test_a_file_as_released_loads_strictly_and_gives_the_reference_output(tmp_path):
     vector = golden.load_net("net_deblur_pa2_2f_w8")
     netG = {"net_type": "vrt", **vector.config["network"]}
-    # Released files also have constant tensors. The vectors leave them out, so they come from a new
-    # network.
+    # Released files also have constant tensors, which the vectors leave out. So a new network gives
+    # these constants.
     content = NETWORKS.build(netG, "netG").state_dict()
     for name, value in vector.weights.items():
         content[name] = value.float()
@@ -305,8 +307,8 @@ def saved_as(path, released):
     return read_saved(path)
 
 
-# Networks of a released size that `make test` tells apart. Each takes a second of a core, so the
-# others are in `make slow`.
+# Released networks that `make test` must recognise by their tensors. Each takes a second of a core,
+# so only `make slow` tests the others.
 KNOWN_AT_ONCE = (
     "001_VRT_videosr_bi_REDS_6frames",
     "006_VRT_videodeblurring_GoPro",
@@ -331,8 +333,8 @@ def test_the_networks_that_are_known_at_once_are_released():
 def test_a_released_network_is_known_by_its_tensors(name, tmp_path):
     found = saved_as(tmp_path / "renamed.pth", name).released
 
-    # Networks that differ only in img_size have the same tensors. RELEASED has the keys in which
-    # a released network differs from the defaults.
+    # Networks that differ only in img_size have the same tensors, so this key may differ. RELEASED
+    # has only the keys in which a released network differs from the defaults.
     config = golden.manifests()[name]["config"]
     for key, value in config.items():
         if key != "img_size":
@@ -447,8 +449,8 @@ def test_a_checkpoint_with_a_moving_average_gives_the_average(trained_network, t
 def test_checkpoints_of_former_versions_say_what_they_are(trained_network, tmp_path):
     opt, net = trained_network
     content = checkpoint_of(opt, net)
-    # Former versions wrote no description. What they had found in the data, they wrote into the
-    # options of the data.
+    # Former versions wrote no description of the network. What they had found in the data, they
+    # wrote into the options of the data.
     found_in_data = {"spike_channels": 2, "spike_data": SPIKE_DATA}
     content["options"]["datasets"]["train"].update(found_in_data)
     torch.save(content, tmp_path / "checkpoint_before.pth")
@@ -461,7 +463,7 @@ def test_the_weights_know_their_spikes_better_than_an_option_file_without_its_da
 ):
     opt, net = trained_network
     torch.save({"params": net.state_dict(), "options": opt.portable()}, tmp_path / "a.pth")
-    # The data have changed since the training.
+    # The data have changed since the training, so an option file now finds no rate of the spikes.
     write_info(folder_with_info, **SPIKE_DATA | {"rate": None})
     option_file = options_of(folder_with_info)
 

@@ -1,8 +1,8 @@
 """Accelerators that a package adds to torch: our programs use them without knowing their names.
 
-tests/helpers/standin is such a package. It is compiled when the tests ask for it. Its device is
-called "Stand-in" and computes on the CPU. The second half of the page is about accelerators that a
-machine has, but that torch cannot use.
+tests/helpers/standin is such a package, which the tests compile. Its device has the name "Stand-in"
+and computes on the CPU. The second half of this file is about accelerators that a machine has, but
+that torch cannot use.
 """
 
 import json
@@ -30,9 +30,9 @@ from utils.image import imread_rgb
 
 pytestmark = pytest.mark.slow
 
-# Exit code of a run whose start must be changed.
+# Exit code of a run that the user must start in another way, e.g. with fewer ranks.
 CHANGE_START = 2
-# What a run on such a device logs about the parts that are made for GPUs of NVIDIA.
+# What a run on such a device logs about the parts of the program that only run on GPUs of NVIDIA.
 STANDS_IN = (
     "torch's operators stand in for our kernels, which are for NVIDIA's GPUs; "
     "our own sampling stands in for torchvision's deformable convolution"
@@ -43,7 +43,7 @@ CPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 @pytest.fixture(scope="module")
 def accelerator(tmp_path_factory) -> dict[str, str]:
-    """Give the variables with which a process has the accelerator."""
+    """Give environment variables with which a process finds the accelerator."""
     if standin.missing():
         pytest.skip(standin.missing())
     return standin.install(tmp_path_factory.mktemp("standin"))
@@ -111,12 +111,14 @@ def test_the_record_of_a_run_names_the_accelerator(on_device):
 def test_the_memory_of_a_run_counts_the_tensors_on_the_accelerator(on_device):
     _step, memory_gb = history(on_device.options)["train/memory_gb"][-1]
 
-    # Above 0.15 it would be the memory of the process on the CPU, which has ten times as much.
+    # The tensors take less than 0.15 GB. A larger number would be the memory of the whole process,
+    # which has ten times as much.
     assert 0.01 < memory_gb < 0.15
 
 
 def test_two_ranks_exchange_by_the_backend_of_the_device(tmp_path, accelerator):
-    # The package standin reads STANDIN_COUNT. Its backend, in place of NCCL, is "standccl".
+    # The package standin reads the number of its devices from STANDIN_COUNT. Its backend, by which
+    # ranks exchange tensors, is "standccl".
     two_devices = accelerator | {"STANDIN_COUNT": "2"}
 
     found = train_two_steps(tmp_path / "device", two_devices, ranks=2)
@@ -146,8 +148,8 @@ def test_mixed_precision_and_fitted_memory_follow_the_device(tmp_path, accelerat
     )
 
     assert "mixed precision in bfloat16" in run.text
-    # The device has 2 GB, of which 0.9 may be used. The line of the log goes on with the memory
-    # that the tensors kept for backward take: "(kept ... GB".
+    # The device has 2 GB. A step may use 0.9 of them, 1.80 GB. The line of the log goes on with the
+    # memory of the tensors that are kept for the backward pass: "(kept ... GB".
     assert "of 1.80 GB (kept" in run.text
     losses = [loss for _step, loss in history(run.options)["train/loss"]]
     assert max(losses) < 0.2
@@ -160,8 +162,8 @@ def test_mixed_precision_and_fitted_memory_follow_the_device(tmp_path, accelerat
 def test_a_run_that_asks_for_the_cpu_gets_the_cpu(tmp_path, accelerator, variables, overrides):
     run = train_two_steps(tmp_path / "run", accelerator | variables, *overrides)
 
-    # With gpu_ids=[], the run itself sets CUDA_VISIBLE_DEVICES to "" (choose_gpus of utils/dist/
-    # gpu.py). So its line is the same.
+    # With gpu_ids=[], the run itself sets CUDA_VISIBLE_DEVICES to "" (`choose_gpus` of
+    # utils/dist/gpu.py). So it logs the same line as a run that was started with this variable.
     assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in run.text
     assert "Stand-in" not in run.text
 

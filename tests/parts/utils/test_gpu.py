@@ -1,8 +1,8 @@
 """Which GPUs a process uses, what is logged about GPUs, and when a step waits for its GPU.
 
-This machine need not have a GPU, because the tests replace what torch and the driver report. A step
-runs on the CPU in the form for GPUs. The last test notes the operations whose result the program
-would wait for on a GPU.
+The tests need no GPU, because they replace what torch and the driver report. The last test runs a
+training step on the CPU, in the network's form for GPUs. It notes the operations for whose results
+the program would wait on a GPU.
 """
 
 import os
@@ -27,7 +27,7 @@ from utils.dist.status import status_line
 from utils.errors import DistError
 from utils.run.measured import Measured, log_values
 
-# Exit codes of a run: an option must be changed, or the data do not fit.
+# Exit codes of a run: the user must change an option, or the data do not fit the options.
 CHANGE_OPTIONS = 2
 DATA_DO_NOT_FIT = 3
 
@@ -52,13 +52,14 @@ def launch_of(ranks: int, rank: int = 0) -> LaunchInfo:
 class Choice:
     """A start with gpu_ids, and which GPUs the process sees then."""
 
-    # Given: the option gpu_ids, the number of GPUs that torch finds among the visible ones, the
-    # number of ranks, and variables of the environment.
+    # What is given: the option gpu_ids, the number of GPUs that torch finds among the visible ones,
+    # the number of ranks, and variables of the environment.
     ids: list[int] | None
     gpus: int
     ranks: int = 1
     variables: dict[str, str] = field(default_factory=dict)
-    # Expected: CUDA_VISIBLE_DEVICES (None: not set), and words of the log ("": no message).
+    # What is expected: the value of CUDA_VISIBLE_DEVICES (None: it is not set), and words of the
+    # log ("": there is no message).
     visible: str | None
     message: str = ""
 
@@ -94,8 +95,9 @@ CHOICES = [
         Choice(ids=[0, 1], gpus=0, visible="", variables={"CUDA_VISIBLE_DEVICES": ""}),
         id="the user has chosen no GPU",
     ),
-    # Several ranks: rank n takes GPU n of the machine, and gpu_ids has no effect. If the ranks take
-    # all GPUs of gpu_ids that the machine has, there is no message (the first two cases).
+    # The other cases have several ranks. Then rank n takes GPU n of the machine, and gpu_ids has no
+    # effect. If the ranks take all GPUs of gpu_ids that the machine has, no message is needed. This
+    # is so in the next two cases.
     pytest.param(
         Choice(ids=[0, 1, 2, 3], gpus=2, visible=None, ranks=2),
         id="two of four GPUs are there, and both are taken",
@@ -139,11 +141,11 @@ CHOICES = [
 
 @pytest.fixture
 def without_choice(monkeypatch) -> None:
-    """Remove the variables by which a user or a launcher chooses GPUs. They come back later."""
+    """Remove the variables by which a user or a launcher chooses GPUs, until the test ends."""
     for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_WORLD_SIZE"):
-        # The program may set the variable, and monkeypatch shall undo this. For a variable that is
-        # not there, `monkeypatch.delenv` remembers nothing to undo, but `setenv` remembers that the
-        # variable was not there. So set it, then remove it.
+        # The program may set the variable, and monkeypatch must undo this after the test. If the
+        # variable is not there, `monkeypatch.delenv` remembers nothing to undo, but `setenv`
+        # remembers that it was not there. So set the variable first, and then remove it.
         monkeypatch.setenv(name, "")
         del os.environ[name]
 
@@ -159,15 +161,16 @@ def test_gpu_ids_choose_the_gpus_if_nothing_else_has_chosen_them(monkeypatch, ca
     choose_gpus(case.ids, "my.json")
 
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == case.visible
-    # There is a message exactly if the option does not have the effect that it asks for.
+    # The log has a message if, and only if, the option does not have the effect that it asks for.
     assert case.message in caplog.text
     assert bool(caplog.text) == bool(case.message)
 
 
 # ---- GPUs that this torch cannot use ----
 
-# The architectures for which builds of torch have code, as torch.cuda.get_arch_list says. "sm_86"
-# runs on GPUs of compute capability 8.6 to 8.9. "compute_120" (PTX) can be compiled for any later
+# The architectures for which two builds of torch have code, in the form of
+# torch.cuda.get_arch_list. A GPU has a compute capability, e.g. 8.9. Code for "sm_86" runs on GPUs
+# of compute capability 8.6 to 8.9. "compute_120" is PTX, which the driver can compile for any later
 # GPU.
 CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
 CU132 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
@@ -219,7 +222,8 @@ def test_two_ranks_on_one_gpu_are_both_named():
 def start_with_unusable_gpus(folder: Path, visible: str) -> RankResult:
     """Start a training where the driver knows two GPUs that torch cannot use.
 
-    The folder of the sharp frames does not exist, so the run ends at its data if not before.
+    The folder of the sharp frames does not exist. So the run ends when it looks for its data, if it
+    does not end before.
 
     visible: CUDA_VISIBLE_DEVICES; "" removes the variable.
     """
@@ -251,7 +255,8 @@ def test_a_gpu_that_torch_cannot_use_is_an_error(tmp_path):
 
 @needs_no_gpu
 def test_a_gpu_that_torch_cannot_use_is_no_error_if_the_cpu_is_asked_for(tmp_path):
-    # -1 is no GPU. The start goes on until it misses the data.
+    # -1 asks for no GPU. So the missing GPUs are no error, and the start goes on until it looks for
+    # the data.
     result = start_with_unusable_gpus(tmp_path, visible="-1")
 
     assert result.exit_codes == [DATA_DO_NOT_FIT]
@@ -260,7 +265,7 @@ def test_a_gpu_that_torch_cannot_use_is_no_error_if_the_cpu_is_asked_for(tmp_pat
 
 # ---- The use of GPUs ----
 
-# The use of the GPUs of two ranks: busy share of the time, and used memory.
+# The use of the GPUs of two ranks: the share of the time for which a GPU is busy, and its memory.
 GPUS = [
     {"busy": 0.9, "used_gb": 40.0, "total_gb": 80.0},
     {"busy": 0.5, "used_gb": 41.5, "total_gb": 80.0},
@@ -285,7 +290,7 @@ def rank_with(use: dict[str, float] | None) -> Measured:
 def test_the_use_of_a_gpu_is_said_in_percent_and_gigabytes(monkeypatch):
     pytest.importorskip("pynvml")
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 25)
-    # Free bytes and all bytes. So 20 GB are used.
+    # torch returns the free bytes and all bytes. So 20 GB are used.
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * 10**9, 80 * 10**9))
 
     found = usage(torch.device("cuda", 0))
@@ -344,7 +349,8 @@ def test_the_doctor_says_nothing_of_gpus_if_there_are_none():
     ],
 )
 def test_nothing_starts_cuda_before_the_process_has_its_gpu(tmp_path, monkeypatch, launch, visible):
-    # CUDA would take memory of GPU 0 in each process that starts it too early.
+    # If a process starts CUDA too early, CUDA takes memory of GPU 0, even if this process has
+    # another GPU.
     monkeypatch.setattr(RUN, "launch", launch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name in ("_lazy_init", "is_available"):
@@ -383,8 +389,8 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
-        # An index by a mask waits for the number of true values. args[1] has an index for each
-        # axis.
+        # An index that is a mask makes the program wait, because the size of the result is the
+        # number of true values. args[1] has an index for each axis.
         has_mask = False
         if name in ("index", "index_put_"):
             for index in args[1]:
@@ -403,7 +409,8 @@ class Waits(TorchDispatchMode):
     ],
 )
 def test_a_step_waits_for_the_gpu_once(tmp_path, monkeypatch, form, amp):
-    # Without the form for CPUs, a CPU runs the form for GPUs.
+    # CPU_FORM has the types of device for which the network uses its form for CPUs. If there are
+    # none, a CPU runs the form for GPUs.
     monkeypatch.setattr(forms, "CPU_FORM", ())
     changed = [
         f"train.amp.enable={str(amp).lower()}",
@@ -422,7 +429,8 @@ def test_a_step_waits_for_the_gpu_once(tmp_path, monkeypatch, form, amp):
         "spike": torch.rand(1, 2, 2, 32, 32),
         "key": ["a"],
     }
-    # The first step also measures memory, and makes tensors that all later steps use.
+    # The first step is not watched, because it also measures memory, and makes tensors that all
+    # later steps use.
     model.optimize_parameters(step=1, micro_batches=[batch])
 
     with Waits() as waits:

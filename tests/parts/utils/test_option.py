@@ -1,9 +1,9 @@
 """Option files: how they are read, checked, saved, and kept free of secrets.
 
-The tests read TEXT, a small option file. In place of the real networks, data sets and losses, they
-register their own: a network `small`, two fusion operators, two data sets and two losses. Such a
-"part" is what a section of an option file chooses by name. The other keys of the section are the
-constructor arguments of the part.
+The tests read TEXT, a small option file. A section of an option file chooses a "part" by its name,
+e.g. a network. The other keys of the section are the constructor arguments of the part. In place of
+the real parts, this file registers its own: a network `small`, two fusion operators, two data sets
+and two losses.
 """
 
 import json
@@ -198,7 +198,7 @@ def test_a_key_that_an_override_gives_the_new_part_is_not_dropped_silently(file)
 
 # ---- Refusals ----
 
-# Name of the case, a text of the file, the text that replaces it, and parts of the error.
+# A case: its name, a text of the file, the text that replaces it, and words of the error.
 WRONG_FILES = [
     (
         "an unknown key",
@@ -323,7 +323,8 @@ def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after,
         assert text in message
 
 
-# A text to replace the last "}" of TEXT: a list of four writers, whose objects have the same keys.
+# A text that replaces the last "}" of TEXT. It has a list of four writers, whose objects have the
+# same keys.
 OBJECTS_IN_LISTS = """,
   "logging": { "writers": [
     { "type": "table", "columns": [{ "n": 1 }, { "n": 1 }] },
@@ -368,7 +369,7 @@ def test_an_error_in_an_object_of_a_list_names_its_own_line(file, index):
         load_options(file, [], PARTS, [check])
 
 
-# Name of the case, overrides, and parts of the error.
+# A case: its name, the overrides, and words of the error.
 WRONG_OVERRIDES = [
     (
         "an unknown key",
@@ -447,7 +448,8 @@ def test_an_error_of_a_check_of_the_caller_gets_the_line_of_its_key(file):
     def check(opt: Options) -> None:
         raise OptionError("too wide", "netG.width", "4", "do")
 
-    # netG is in line 13. Its key `width` is a default.
+    # The file does not give the key `width`, which has its default. So the error names the line of
+    # its section netG, line 13.
     with pytest.raises(OptionError, match=r"trial\.json, line 13 \(netG\.width\)"):
         load_options(file, [], PARTS, [check])
 
@@ -475,7 +477,8 @@ print(ascii(refusal(sys.argv[1])))
 
 
 def test_a_task_that_the_locale_cannot_write_is_refused(file):
-    # The task is the name of a folder. Here it is "défi", and ASCII has no é.
+    # The task becomes the name of a folder, so the locale must have its characters. Here the task
+    # is "défi", and ASCII has no é.
     file.write_text(TEXT.replace('"trial"', '"d\u00e9fi"'), encoding="utf-8")
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
@@ -565,7 +568,8 @@ def test_a_secret_is_found_in_a_nested_list():
     ],
 )
 def test_a_message_hides_a_secret_but_names_its_key(file, override):
-    # The second override is correct. The message lists both overrides.
+    # The second override is correct. The message lists all overrides, so it must hide the secret in
+    # this list, too.
     message = refusal(file, override, "train.total_iter=1")
 
     assert "123456" not in message
@@ -623,7 +627,7 @@ def test_the_value_behind_a_name_within_a_text_is_not_saved(key):
     saved = redact({"path": f"/data/{key}: canary", "note": [f"x --{key} canary y"]})
 
     assert saved == {"path": f"/data/{key}: ***", "note": [f"x --{key} *** y"]}
-    # A resumed run redacts what is redacted already. This must be no difference.
+    # A resumed run redacts options that are redacted already. The second time must change nothing.
     assert redact(saved) == saved
 
 
@@ -632,7 +636,7 @@ SEEN_TEXTS = {
     "tokens: 4096, num_tokens=400000": "tokens: 4096, num_tokens=400000",  # counts
     "use_auth: false": "use_auth: false",
     "(token=canary, 3)": "(token=***, 3)",
-    # What is hidden already, with the signs behind it.
+    # Here the secret is hidden already. The signs behind it must stay as they are.
     "the command line (a.token=***)": "the command line (a.token=***)",
     "cannot read 'a.token=***'": "cannot read 'a.token=***'",
     "Authorization: Bearer canary x": "Authorization: *** x",
@@ -658,7 +662,7 @@ def test_shipped_option_files_have_no_secret():
         assert path.name == "schema.json" or redact({"text": text}) == {"text": text}, path
 
 
-# Made up for this test, in the forms that such services use.
+# These secrets are made up. They have the forms of real secrets, by which they must be recognised.
 TEXTS_WITH_SECRETS = [
     pytest.param("https://bob:canary123@host/x", id="password in a URL"),
     pytest.param("s3://AK:canary123@bucket", id="password of a bucket"),
@@ -710,12 +714,12 @@ def test_of_all_documented_options_only_one_is_a_secret():
 
     secrets = {key for key in keys if KEY.search(key)}
 
-    # With fewer keys, the pattern would not fit the page any more.
+    # If there were fewer keys, the pattern above would no longer fit the page.
     assert len(keys) > 100
     assert secrets == {"wandb_api_key"}
 
 
-# With a search in quadratic time, the test would run for hours and be ended by its time limit.
+# If the search took quadratic time, this test would run for hours, until its time limit ends it.
 @pytest.mark.parametrize(
     "text",
     [

@@ -1,11 +1,12 @@
 """Progress of an action or a run: how it is shown, its pace, and the remaining time.
 
-On a terminal a bar is shown. Elsewhere, e.g. in a log file, lines come at each tenth. The kind
-"none" shows nothing. Several tests read the screen of a whole run in a real pseudo-terminal. The
-tests of pace and remaining time set the clock themselves, so no test waits.
+On a terminal, a bar shows the progress. Elsewhere, e.g. in a log file, a line comes at each tenth
+of the work. The kind "none" shows nothing. Several tests read the screen of a whole run in a
+pseudo-terminal. The tests of pace and remaining time set the clock themselves, so that no test
+waits.
 
-The pace is the time of a step. The remaining time is the number of remaining steps times the pace,
-plus the time of the remaining validations and saves.
+The pace is the time that a step takes. The remaining time is the number of remaining steps times
+the pace, plus the time of the remaining validations and saves.
 """
 
 import io
@@ -24,12 +25,14 @@ from utils.run.progress import duration, open_progress
 from utils.run.run_progress import RunProgress
 from utils.run.timing import StepTimer
 
-# What a run writes, as regular expressions. The date before a line of the log:
+# The next names are regular expressions of what a run writes. DATE is the date before a line of the
+# log.
 DATE = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] "
-# The bar at its end, e.g. "epoch 2: 100%|########| 5.1 it/s, 00:00:00 left, loss 0.1234, lr
-# 9.8e-04" in one row.
+# The bar at the end of an epoch, in one row, e.g. "epoch 2: 100%|########| 5.1 it/s, 00:00:00 left,
+# loss 0.1234, lr 9.8e-04".
 BAR = r"epoch 2: 100%\|.{8,}\| [\d.e+]+ it/s, \d\d:\d\d:\d\d left, loss 0\.\d{4}, lr 9\.[78]e-04"
-# The line of a step. The first one has neither a speed nor a remaining time.
+# The line of a step in the log. The line of the first step has neither a speed nor a remaining
+# time.
 STEP = r"Epoch: \d, Iter: \d+, Loss: 0\.\d{4}, lr: [\de.-]+(, it/s: [\d.e+]+, eta: \d\d:\d\d:\d\d)?"
 # Width of the terminal.
 COLUMNS = 80
@@ -53,7 +56,7 @@ def stderr_of_action(monkeypatch: pytest.MonkeyPatch, kind: str, stream: io.Stri
     ) as progress:
         for _ in range(30):
             progress.update()
-    # A bar may replace sys.stderr for a while. It must be as before at the end.
+    # A bar may replace sys.stderr for a while. At the end, sys.stderr must be as it was before.
     assert sys.stderr is stream
     return stream.getvalue()
 
@@ -144,9 +147,9 @@ def test_a_line_of_slow_units_says_the_seconds_of_each(monkeypatch, caplog):
     )
 
     shares = [line.split(",")[0] for line in lines]
-    # The action has 2 x 3 parts, so each part is a sixth. The percentage is rounded down.
+    # The action has 2 x 3 parts. So each part is a sixth of it, and the percentage is rounded down.
     assert shares == [f"restoring: {share} %" for share in (16, 33, 50, 66, 83, 100)]
-    # After 30 s, a third of a frame is done. 5 of 6 parts are left, 150 s.
+    # After 30 s, a third of a frame is done. 5 of 6 parts are left, which take 150 s.
     assert lines[0].endswith("0.3 of 2 frames, 90.0 s each, 00:02:30 left")
     assert lines[-1] == "restoring: 100 %, 2 of 2 frames, 90.0 s each, 00:00:00 left"
 
@@ -162,7 +165,8 @@ def test_a_line_of_quick_units_says_how_many_come_in_a_second(monkeypatch, caplo
         seconds_of_part=1.0,
     )
 
-    # A short action needs no line. So no line comes in the first seconds.
+    # A short action needs no line. So no line comes in the first seconds, which are the first four
+    # tenths here.
     shares = [line.split(",")[0] for line in lines]
     assert shares == [f"checking: {share} %" for share in (50, 60, 70, 80, 90, 100)]
     assert lines[0].endswith("a second, 00:00:05 left")
@@ -229,7 +233,8 @@ def test_one_bar_shows_the_run(run):
 def test_a_validation_has_a_bar_that_moves_with_its_tiles(run):
     shares = [int(share) for share in re.findall(rb"validation: +(\d+)%", run.written)]
 
-    # The first of three clips has 2 of the 9 frames, 22 %. The bar moves before this clip is done.
+    # The first of three clips has 2 of the 9 frames, which is 22 %. A smaller share means that the
+    # bar has moved before this clip was done.
     assert any(0 < share < 22 for share in shares)
 
 
@@ -247,13 +252,13 @@ def test_each_step_but_the_first_has_a_speed(run):
 
 
 def test_an_epoch_ends_with_a_line(run):
-    # 8 samples, one in each step.
+    # An epoch has 8 steps, because it has 8 samples and a step takes one of them.
     ends = [row for row in run.log if row.startswith("Epoch 1 ended: 8 steps, mean loss 0.")]
     assert len(ends) == 1
 
 
 def test_what_libraries_print_stays_in_rows_of_its_own(run):
-    # Once in each step.
+    # The libraries print once in each of the 10 steps.
     assert run.rows.count("a library prints to stderr") == 10
     assert run.rows.count("a library prints to stdout") == 10
 
@@ -270,10 +275,11 @@ def test_the_log_begins_with_what_is_trained(run):
     starts = [row.startswith("fresh start: starting at iter 0 of 10, epoch 1") for row in run.log]
     start = starts.index(True)
 
-    # The six lines before the start.
+    # Six lines come before the line of the start.
     first_words = [row.split()[0] for row in run.log[start - 6 : start]]
     assert first_words == ["Task:", "Ranks:", "Data:", "Batch:", "Network:", "Schedule:"]
-    # With the lines on the data and the rank, they are on the first screen of ten lines.
+    # All lines before the start, also those about the data and the rank, must be among the first
+    # ten lines.
     assert start < 10
 
 
@@ -318,15 +324,15 @@ def test_validations_do_not_count_in_the_pace(clock):
         assert clock.timer.epoch.speed_and_shares()["it_per_s"] == 1.0
         assert clock.timer.epoch.paused_s == 240.0
 
-    # What the log shows, over both epochs.
+    # `read` gives the values for the log. They are about the steps of both epochs.
     values = clock.timer.read()
     assert values["it_per_s"] == 1.0
     assert values["compute_share"] == 1.0
 
 
 def test_the_first_step_of_a_process_does_not_count(clock):
-    # The first step compiles, and starts the loader processes. A remaining time from its speed
-    # would promise weeks.
+    # The first step takes long, because it compiles code and starts the loader processes. A
+    # remaining time that follows from its speed would be weeks.
     clock.step(900.0)
     run = RunProgress("none", total_iter=1000, timer=clock.timer, every={})
     assert clock.timer.read().keys() == {"memory_gb"}  # no speed
@@ -347,13 +353,13 @@ def test_the_remaining_time_holds_the_validations_and_saves_to_come(clock):
     for _ in range(51):
         clock.step()
     clock.timer.read()
-    # 100 steps of 1 s. No validation has shown how long it takes.
+    # 100 steps of 1 s are left. No validation counts, because none has shown how long it takes.
     assert run.eta(step=900) == "00:01:40"
 
     clock.pause("validation", seconds=60.0)
 
-    # One step takes 1 s, one validation 60 s. After step 900, the validations of step 900 and of
-    # step 1000 are to come. No other validation is due in between.
+    # A step takes 1 s, and a validation takes 60 s. After step 900, two validations are to come: at
+    # step 900 and at step 1000.
     assert run.eta(step=900) == duration(100 + 2 * 60)
     assert run.eta(step=901) == duration(99 + 60)
     assert run.eta(step=1000) == duration(60)
@@ -368,7 +374,7 @@ def test_the_remaining_time_follows_a_change_of_speed(clock):
 
     # The last 1000 steps took 4 s each, the 1000 steps before them 1 s.
     assert clock.timer.pace() == pytest.approx(4.0, rel=0.01)
-    # 1000 steps are left, 4000 s.
+    # 1000 steps are left, which take 4000 s.
     assert run.eta(step=9000) == "01:06:40"
 
 

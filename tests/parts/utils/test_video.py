@@ -1,7 +1,7 @@
 """utils/video: films are read in the direction, shape and colours in which players show them.
 
-The films are written here, with one feature each: a display matrix, a cover, pixels that are not
-square, colours without a description, a damaged name.
+The tests write the films themselves. Each film has one unusual feature, e.g. a display matrix, a
+cover picture, pixels that are not square, or colours without a description.
 """
 
 import io
@@ -100,7 +100,7 @@ def write_jpeg_film(path, image, orientation):
             frame.pts = number
             frame.time_base = Fraction(1, 25)
             for encoded in stream.encode(frame):
-                # Our JPEG takes the place of the encoded frame, because it has EXIF data.
+                # Write our JPEG in place of the encoded frame, because only our JPEG has EXIF data.
                 packet = av.Packet(jpeg.getvalue())
                 packet.pts = encoded.pts
                 packet.dts = encoded.dts
@@ -122,12 +122,13 @@ def test_a_film_of_jpegs_with_exif_is_read_upright(tmp_path, orientation, quarte
     image = blocks(height=48, width=64)
     write_jpeg_film(tmp_path / "v.mov", image, orientation)
 
-    # The second of the two frames, which are alike.
+    # Read the second frame, because it must be turned like the first. Both show the same.
     found = VideoReader(tmp_path / "v.mov").read(1)
 
     shown = np.rot90(image, quarter_turns)
     assert found.shape == shown.shape
-    # The error of JPEG is 0.25 grey levels.
+    # JPEG alone makes an error of 0.25 grey levels. A picture in another direction would have a far
+    # larger error.
     assert mean_error(found, shown) < 4
 
 
@@ -153,7 +154,8 @@ def test_a_cover_picture_is_no_frame_of_the_film(film_with_cover):
 
     assert video.num_frames == 3
     for number, frame in enumerate(frames):
-        # Compression changes these grey frames by 1 level. The frames are 80 levels apart.
+        # Compression changes these grey frames by 1 level. The levels of the frames are 80 apart,
+        # so a limit of 4 tells the frames from one another.
         assert np.abs(video.read(number).astype(int) - frame).max() < 4
 
 
@@ -175,9 +177,10 @@ def test_a_sound_file_with_a_cover_holds_no_video(tmp_path):
 
 @pytest.fixture(params=["upright", "quarter turn"])
 def wide_pixels(request, tmp_path):
-    """Give a film whose pixels are 4/3 as wide as high, and the shape that a player shows.
+    """Give a film whose pixels are not square, and their width / height as a player shows it.
 
-    A quarter turn makes them 3/4 as wide as high.
+    The pixels are 4/3 as wide as high. If the film is turned by a quarter, a player shows them 3/4
+    as wide as high.
     """
     with VideoWriter(tmp_path / "v.mp4", fps=25, pixel_aspect=Fraction(4, 3)) as video:
         video.write(picture())
@@ -302,7 +305,7 @@ def test_a_film_whose_size_changes_is_refused_with_both_sizes(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        # Such a list would make the library open any file that it names.
+        # FFmpeg would take this text for a list of films, and would open any file that it names.
         pytest.param("list.avi", "ffconcat version 1.0\nfile secret.mp4\n", id="list of films"),
         pytest.param("text.avi", "text\n" * 5000, id="text"),
     ],
@@ -381,7 +384,7 @@ def test_a_video_that_lost_bytes_while_it_was_written_is_refused(tmp_path):
         pytest.raises(DataError, match="cannot write"),
         VideoWriter(tmp_path / "v.mp4", fps=10) as video,
     ):
-        # Enough frames that the encoder passes the first ones on.
+        # These are so many frames that the encoder has written the first ones to the file.
         for _ in range(60):
             video.write(np.zeros((16, 16, 3), np.uint8))
         (unfinished,) = tmp_path.iterdir()
