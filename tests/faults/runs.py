@@ -116,8 +116,8 @@ def interrupt(
 
     command = training(options, *arguments)
     with Ranks(ranks, *command) as running:
-        # The moment: up to 0.3 s after a step, or after the start (step 0). A signal after the last
-        # steps would come too late: the run would just end.
+        # The moment is up to 0.3 s after a step, or after the start (step 0). The last steps are
+        # left out: a signal after them would come too late, because the run would just end.
         step = rng.randint(0, STEPS - 3)
         words = f"Iter: {step}," if step else "starting at iter 0 of"
         running.wait_for(words, 0, START_S)

@@ -51,8 +51,9 @@ KINDS = {
     "kill": ExpectedOutput("DEAD", "is gone"),
     "exception": ExpectedOutput("DataError", "clip 7 is short", is_error=True),
 }
-# Everything by which a rank blames somebody, e.g. "rank 1 is STUCK". Together, the ranks must say
-# exactly one such text. (?=:) finds the error in "DataError: ..." without its ":".
+# A regular expression for everything by which a rank blames somebody, e.g. "rank 1 is STUCK".
+# Together, the ranks must say exactly one such text. (?=:) means that a ":" must follow, which does
+# not belong to the text.
 BLAME = re.compile(
     r"rank \d+ is (?:STUCK|SILENT|DEAD)|DataError(?=:)|lost contact|has lost the store|Traceback"
 )
@@ -158,8 +159,8 @@ def watch(running: Ranks, sessions: list[int], deadline: float) -> Moments:
             moments.fault = float(fault_line[1])
         if moments.detected is None and re.search(r"StallError|DataError", output):
             moments.detected = now
-        # Searching all processes takes long, so search once the ranks themselves have ended.
-        # process_state: None if there is no such process, "Z" (zombie) if it has ended.
+        # Searching all processes takes long, so search only after the ranks themselves have ended.
+        # process_state returns None if there is no such process, and "Z" (zombie) if it has ended.
         have_ranks_ended = all(process_state(pid) in (None, "Z") for pid in sessions)
         if have_ranks_ended and not processes_of(sessions):
             moments.gone = now
@@ -179,7 +180,7 @@ def processes_of(sessions: list[int]) -> list[str]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         # The file has "71 (pt main) S 60 71 71 ...": pid, (name), state, parent, group, session.
-        # The name may contain spaces, so take what comes after its bracket.
+        # The name may contain spaces, so take what comes after its closing bracket.
         try:
             values = stat.read_text().rpartition(")")[2].split()
             state = values[0]

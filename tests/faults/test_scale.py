@@ -252,7 +252,7 @@ def names_of_starts(server) -> list[list[str]]:
         names: dict[int, str] = {}
         in_threads(partial(ask, names, 2), partial(ask, names, 1), partial(ask, names, 0))
         # This key says that the ranks have met. Then the thread of rank 0 that answers requests
-        # ends. Wait for its end, so that it does not answer requests of the next start.
+        # ends. Wait for its end. Otherwise it could answer requests of the next start.
         server.set(f"spikevrt/{names[0]}/{MET}", "1")
         for thread in threading.enumerate():
             if thread.name == "rendezvous":

@@ -81,7 +81,7 @@ def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished_run):
         "report.html",
         "environment.json",
     }
-    # A strip of pictures of each clip, from each validation.
+    # Each validation leaves a strip of pictures of each clip.
     for clip in range(3):
         assert {f"images/test{clip}/2.png", f"images/test{clip}/4.png"} <= left
     assert any(name.startswith("tb_logger/events") for name in left)
@@ -136,8 +136,8 @@ def test_the_version_of_the_project_is_in_all_that_a_run_leaves(finished_run):
     assert f'\nversion = "{version}"' in (ROOT / "pyproject.toml").read_text()
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
-    # The files of the run: checkpoint, page, and the record of its options, which can be read as an
-    # option file.
+    # The version is in these files of the run: the checkpoint, the page, and the record of its
+    # options, which can be read as an option file.
     assert latest_checkpoint(options)["version"] == version
     assert f"<dt>SpikeVRT</dt><dd>{version}</dd>" in (folder / "report.html").read_text()
     record = not_none(newest_options(folder / "options"))
@@ -149,7 +149,7 @@ def test_saved_weights_load_into_the_network_without_trust(finished_run):
     options, _ = finished_run
     folder = folder_of_run(options)
 
-    # With weights_only, torch runs no code of a file.
+    # With weights_only, torch runs no code that a file contains.
     weights = torch.load(folder / "models" / "4_G.pth", weights_only=True)
     state = latest_checkpoint(options)
 
@@ -165,8 +165,8 @@ def test_the_former_checkpoint_has_the_state_of_the_former_step(finished_run):
 
     previous = torch.load(checkpoints / "checkpoint_latest_previous.pth", weights_only=True)
 
-    # Step 4 is saved twice, before and after its validation. The former checkpoint must not be the
-    # first of these two.
+    # Step 4 is saved twice, before and after its validation. The former checkpoint must be of step
+    # 2, and not the first one of step 4.
     assert previous["step"] == 2
 
 
@@ -236,7 +236,7 @@ def test_event_files_hold_the_options_as_hyperparameters(events):
     messages = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
     contents = events.PluginTagToContent("hparams")
 
-    # Two records: the options of this run, and what TensorBoard compares between runs.
+    # There are two records: the options of this run, and what TensorBoard compares between runs.
     start = messages.HParamsPluginData.FromString(contents["_hparams_/session_start_info"])
     experiment_record = messages.HParamsPluginData.FromString(contents["_hparams_/experiment"])
 
@@ -250,11 +250,11 @@ def test_event_files_hold_the_options_as_hyperparameters(events):
 
 # ---- Weights & Biases ----
 
-# A key of the length for which wandb asks.
+# A made-up key. wandb asks for a key of this length.
 KEY = "0123456789abcdef0123456789abcdef01canary"
 
 
-# One test for run, key and options, because wandb takes seconds of a core. In `make test`,
+# This is one test for run, key and options, because wandb takes seconds of a core. In `make test`,
 # tests/dist/test_life.py has a run with wandb.
 @pytest.mark.slow
 def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
@@ -284,7 +284,7 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     assert code == 0, first
     assert second.exit_codes == [0], second.text
     assert "this run is recorded offline; upload it later with: wandb sync" in first
-    # Both starts are one run of wandb, whose number is in the checkpoint.
+    # Both starts are one run of wandb, and the checkpoint has the number of this run.
     folders = folder_of_run(options).glob("wandb/offline-run-*")
     numbers_of_runs = {path.name.split("-")[-1] for path in folders}
     assert numbers_of_runs == {latest_checkpoint(options)["wandb_id"]}
@@ -310,15 +310,15 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
 
 def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
     options = write_options(tmp_path)
-    # One training clip is left. It makes an epoch of 4 steps, so the stop after step 2 is in the
-    # middle of the first epoch, and the end after step 5 is in the second one.
+    # One training clip is left, so an epoch has 4 steps. The stop after step 2 is in the middle of
+    # the first epoch, and the end after step 5 is in the second epoch.
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(tmp_path / root / "train/train1")
 
     train(options, "task=whole", "train.total_iter=5", "datasets.test={}")
     train(options, "task=parts", "train.total_iter=2", "datasets.test={}")
-    # With a prefix, this start is a new Python and no fork. So the result must not depend on what
-    # differs between two Pythons, e.g. the hash of a string.
+    # With a prefix, this start is a new Python and no fork. So the result must not depend on
+    # anything in which two Pythons differ, e.g. the hash of a string.
     second = train(options, "task=parts", "train.total_iter=5", "datasets.test={}", prefix=("env",))
 
     assert "at iter 2" in second.text, second.text
@@ -407,9 +407,8 @@ def test_the_modes_of_a_step_train_and_resume(tmp_path, overrides):
         assert torch.isfinite(value).all(), name
 
 
-# Slow: `make test` has the gradients of such steps on two ranks, in
-# tests/parts/models/test_gradients.py. Both options are ways in which DDP finds the parameters of a
-# step.
+# This test is slow. In `make test`, tests/parts/models/test_gradients.py tests the gradients of
+# such steps on two ranks. Both options are ways in which DDP finds the parameters of a step.
 @pytest.mark.slow
 @pytest.mark.parametrize("override", ["use_static_graph=true", "find_unused_parameters=true"])
 def test_frozen_parts_are_released_on_all_ranks_without_a_restart(tmp_path, override):

@@ -122,7 +122,7 @@ def test_frames_equal_frames_that_were_made_by_hand(home, folders_of_methods, me
 
     written = imread_rgb(folders_of_methods[method] / "test2/000002.png")
 
-    # Rounding may change a value by 1.
+    # Rounding may change a value by 1, because the test and the program compute in another order.
     assert np.abs(written.astype(int) - expected).max() <= 1
 
 
@@ -289,8 +289,8 @@ def test_both_forms_of_the_command_measure_a_rate_that_nobody_gives(tmp_path, ca
     forms = {
         "option file": (["--opt", options], without_rate),
         "direct": (clips_of_user(tmp_path), without_rate),
-        # dataset.json gives another size than the arguments, so it does not describe these files.
-        # Then the program does not use its rate either.
+        # dataset.json gives another size than the arguments. So it does not describe these files,
+        # and the program does not use its rate either.
         "another size": ([*clips_of_user(tmp_path), "--spike-size", 16, 16], {"rate": 0.5}),
     }
 
@@ -323,7 +323,7 @@ def test_spikes_alone_give_frames_of_their_own_size(home, tmp_path, capfd):
     written = sorted(path.name for path in (out / "in").iterdir())
     assert written == ["000000.png", "000001.png", "000002.png", "000003.png"]
     assert imread_rgb(out / "in/000002.png").shape == (16, 16, 3)
-    # There is nothing to compare with.
+    # There are no sharp frames, so there is nothing to compare with.
     assert read_metrics(out)["averages"] == {}
     assert "the mean of all planes" in read_metrics(out)["protocol"]["frames"]
 
@@ -389,13 +389,13 @@ def pictures_below(folder):
 # In the lists below, {home} is the folder of the clips, and {out} is an output folder.
 OPTIONS = ["--opt", "{home}/options.json"]
 SPIKES_ALONE = ["--spike", "{home}/GOPRO_Large_spike_seq/test/test2/spike", "--output", "{out}"]
-# 50 planes of a file that has 24.
+# The exposure asks for 50 planes of a file that has only 24.
 TOO_LONG = [
     *["--spike", "{home}/GOPRO_Large_spike_seq/test/test2/spike/000000.dat"],
     'spike.exposure={"start": 0, "length": 50, "period": 100}',
     *["--output", "{out}"],
 ]
-# Data sets and a network without spikes.
+# Options of data sets and of a network without spikes.
 COLOUR_ALONE = [
     "netG.fusion=none",
     "datasets.train.dataset_type=VideoRecurrentTrainDataset",

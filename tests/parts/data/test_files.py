@@ -1,6 +1,6 @@
 """Files, pictures and videos: written whole or not at all, and read back as they were.
 
-What can go wrong is real here: a link out of the folder, Ctrl-C in the middle of a write, a full
+The tests let the faults happen: a link out of the folder, Ctrl-C in the middle of a write, a full
 disk, a file that is no picture. The pictures are the ramps of `picture`: (height, width, 3) uint8.
 """
 
@@ -99,7 +99,8 @@ def test_a_file_within_the_folder_is_removed_with_its_empty_folder(folder_with_l
     ours.parent.mkdir()
     ours.write_text("ours")
 
-    # An unsafe place before it in the list is skipped. A file that does not exist is no error.
+    # An unsafe place is skipped, and the places after it in the list are removed. A file that does
+    # not exist is no error.
     link = folder_with_links / "link.png"
     remove_files(folder_with_links, [link, ours, folder_with_links / "none.png"])
 
@@ -122,7 +123,8 @@ def test_a_name_that_is_taken_is_refused_even_if_it_is_a_link_to_nothing(tmp_pat
 
 def test_ctrl_c_while_a_file_is_written_leaves_the_former_file_unchanged(tmp_path, monkeypatch):
     (tmp_path / "a.json").write_text("before")
-    # The last step of a write puts the new file in the place of the former one. Ctrl-C comes there.
+    # The last step of a write puts the new file in the place of the former file. Ctrl-C comes in
+    # this step.
     monkeypatch.setattr(os, "replace", lambda *_: signal.raise_signal(signal.SIGINT))
 
     with pytest.raises(KeyboardInterrupt):
@@ -132,7 +134,7 @@ def test_ctrl_c_while_a_file_is_written_leaves_the_former_file_unchanged(tmp_pat
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 
-# A new file has the permissions 0o666 without the permissions that the umask forbids.
+# A new file has the permissions 0o666, but without the permissions that the umask forbids.
 @pytest.mark.parametrize(
     ("umask", "permissions"),
     [
@@ -151,7 +153,7 @@ def test_files_have_the_permissions_that_the_umask_gives(tmp_path, umask, permis
     finally:
         os.umask(former_umask)
 
-    # 0o777: the bits that say who may read, write and execute.
+    # 0o777 selects the bits that say who may read, write and execute.
     found = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     assert found == dict.fromkeys(("a.json", "a.dat", "a.mp4"), permissions)
 
@@ -180,7 +182,8 @@ def test_a_published_folder_has_no_mark(tmp_path):
 
 
 def test_an_empty_folder_becomes_a_scratch_folder(tmp_path):
-    # A process that is killed before it has written the mark leaves an empty folder.
+    # A process that is killed before it has written the mark leaves an empty folder. So an empty
+    # folder must be accepted.
     (tmp_path / ".x.tmp").mkdir()
 
     assert names_in(scratch_folder(tmp_path / ".x.tmp")) == [MARK]
@@ -263,7 +266,8 @@ def test_a_strip_shows_five_panels_of_a_clip_with_spikes_and_sharp_frames():
 
     strip = comparison_strip(comparison(blurry, light, restored, sharp))
 
-    # Blurry, spikes, restored, sharp and error, with gaps of 2 pixels. A smaller panel is enlarged.
+    # The panels are blurry, spikes, restored, sharp and error, with gaps of 2 pixels. The first two
+    # panels are smaller than the others, so they are enlarged.
     assert strip.shape == (40 + LABEL_HEIGHT, 5 * 60 + 4 * 2, 3)
     assert strip.dtype == np.uint8
     # The last panel is the error, which is 0 here.
@@ -277,7 +281,7 @@ def test_a_strip_shows_two_panels_of_a_clip_without_spikes_and_sharp_frames():
 
     strip = comparison_strip(comparison(blurry, spikes=None, restored=restored, sharp=None))
 
-    # Blurry and restored.
+    # The panels are blurry and restored.
     assert strip.shape == (40 + LABEL_HEIGHT, 2 * 60 + 2, 3)
 
 
@@ -310,7 +314,7 @@ def test_the_brightest_spikes_are_white():
 def test_a_frame_without_spikes_is_black():
     dark = np.zeros((10, 10))
 
-    # The brightest light is 0, and nothing may be divided by it.
+    # The brightest light is 0. The light is divided by the brightest light, but not by 0.
     panels = comparison(GREY, spikes=dark, restored=GREY, sharp=None)
     assert (panels["spikes"] == 0).all()
 
@@ -324,7 +328,7 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def test_a_full_disk_leaves_no_video_that_looks_finished(tmp_path):
-    # Noise does not compress, so a few frames have more than 2000 bytes.
+    # Noise cannot be compressed, so a few frames have more than 2000 bytes, the limit of a file.
     noise = np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
 
     with (
@@ -360,15 +364,15 @@ def test_the_frames_of_a_video_are_read_in_any_order(tmp_path):
     write_video(tmp_path / "v.mp4", count=6)
     video = VideoReader(tmp_path / "v.mp4")
 
-    # Forwards, with a gap, the same frame twice, and back.
+    # Read forwards, with a gap, the same frame twice, and backwards.
     for index in (0, 1, 4, 2, 5, 5, 4, 3, 0):
-        # The compression changes values a little. Another frame differs by more than 12 levels.
+        # Compression changes values a little. Another frame would differ by more than 12 levels.
         assert difference(video.read(index), picture(seed=index)) < 12
 
 
 def test_a_dropped_reader_closes_its_file_without_the_garbage_collector(tmp_path):
-    # The garbage collector may run in a forked loader process. There it would wait for the threads
-    # of the decoder, which a fork does not have.
+    # The garbage collector may run in a forked loader process. There it would wait forever for the
+    # threads of the decoder, which a fork does not have. So the reader must close its file itself.
     write_video(tmp_path / "v.mp4")
     gc.collect()
     gc.disable()
@@ -411,7 +415,8 @@ class Noise(NamedTuple):
 @pytest.fixture(scope="module")
 def noise_video(tmp_path_factory) -> Noise:
     """Write frames of noise at uneven times, and open the video."""
-    # The times of a phone, in seconds: 24000 / 1001 frames per second, a gap, then faster.
+    # These are times of a phone, in seconds: 24000 / 1001 frames per second, then a gap, then
+    # faster.
     times = [Fraction(t) for t in ("1001/24000", "1001/12000", "1/2", "53/100", "1")]
     # The sides are odd, and the texture has details of one pixel, which a codec may lose.
     rng = np.random.default_rng(0)
@@ -438,8 +443,8 @@ def test_every_pixel_of_a_video_in_444_keeps_its_colour(noise_video):
 
 
 def test_the_420_form_repeats_the_last_row_instead_of_losing_it(tmp_path):
-    # 9 patches of 15 x 15 pixels, each of one colour. The height is cut to 35 rows, so both sides
-    # are odd, but 4:2:0 needs even sides.
+    # The picture has 9 patches of 15 x 15 pixels, each of one colour. Its height is cut to 35 rows.
+    # So both sides are odd, but 4:2:0 needs even sides.
     patches = picture(height=3, width=3).repeat(15, axis=0).repeat(15, axis=1)
     odd = patches[:35, :45]
     with VideoWriter(tmp_path / "v.mp4", fps=25) as video:
@@ -479,7 +484,8 @@ def test_a_video_of_a_phone_held_upright_is_read_upright(tmp_path):
 
 
 def test_a_library_that_switches_pyavs_own_log_on_does_not_bring_its_deadlock_back(tmp_path):
-    # The log of PyAV can block a process that decodes in threads. So the project switches it off.
+    # If PyAV writes its own log, it can block a process that decodes in threads. So the project
+    # switches this log off.
     path = tmp_path / "clip.mp4"
     path.write_bytes(
         b"\0\0\0\x18ftypmp42" + bytes(4000)

@@ -55,7 +55,7 @@ def scene(planes=3 * PLANES, step=0.0, seed=0):
     for plane in range(planes):
         left = round(step * plane)
         views.append(light[:, left : left + width])
-    # Each colour has another weight, so that exchanged colours are noticed.
+    # Each colour has another brightness, so that a test notices if two colours are exchanged.
     colour = np.array([0.9, 1.0, 0.8], np.float32)
     return np.stack(views)[..., None] * colour
 
@@ -102,7 +102,8 @@ def test_the_rgb_camera_of_a_perfect_pair_records_the_mean_light():
     mean_of_second = lights[PLANES : 2 * PLANES].mean(axis=0)
     expected = to_uint8(to_display(mean_of_second))
     assert blurry.shape == (3, *RGB, 3)
-    # Both round to whole values, but add in another order. So they may differ by 1.
+    # The test and the camera both round to whole values, but they add in another order. So the two
+    # results may differ by 1.
     assert np.abs(blurry[1].astype(int) - expected).max() <= 1
 
 
@@ -137,8 +138,8 @@ def test_the_calibration_records_its_rig():
     assert calibration.made["rig"]["shift_x"] == 3.0
 
 
-# The RGB camera of a rig is exposed for 0.8 of the time between two frames, unless the rig is
-# ideal.
+# The RGB camera of a rig is exposed for 0.8 of the time between two frames. Only the rig "ideal" is
+# exposed for the whole time.
 @pytest.mark.parametrize(("name", "share"), [("ideal", 1.0), ("rig", 0.8), ("dim", 0.8)])
 def test_the_calibration_says_how_long_a_frame_is_exposed(name, share):
     rig = Rig.of_flag(name, np.random.default_rng(0))
@@ -178,7 +179,7 @@ def test_parallax_changes_what_the_spike_camera_sees():
 
     change = firing_rates(Rig(parallax=6.0), lights) - firing_rates(Rig(), lights)
 
-    # The mean change is 0.013 spikes per plane.
+    # The mean change is 0.013 spikes per plane, a little above the limit.
     assert np.abs(change).mean() > 0.01
 
 
@@ -198,7 +199,8 @@ def test_a_light_is_in_the_planes_that_the_time_offset_says(offset, rate_in_firs
     lights = np.zeros((2 * PLANES, *RGB, 3), np.float32)
     lights[PLANES:] = 1.0  # from the second exposure on
     exposures = Exposures(length=PLANES, period=PLANES)
-    # floor: with the offset 0.5 the light begins at 16.5, so plane 16 is the first lit plane.
+    # With the offset 0.5 the light begins at 16.5. So plane 16 is the first lit plane, which is the
+    # whole number below 16.5 (floor).
     timing = Timing(exposures={"": exposures}, offset=np.floor(offset))
     # With the offset 5 the second exposure ends at plane 37, but this stream has 32 planes. `span`
     # refuses planes beyond the end. The test only needs the first plane of the exposure, so it
@@ -332,7 +334,7 @@ def test_a_random_rig_is_within_its_ranges():
 
         for name, (low, high) in RANGES.items():
             value = np.array(fields[name])
-            # Values are rounded when they are drawn.
+            # Values are rounded when they are drawn, so a value may lie 1e-4 outside of its range.
             assert np.all(value >= np.array(low) - 1e-4)
             assert np.all(value <= np.array(high) + 1e-4)
 

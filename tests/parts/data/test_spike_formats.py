@@ -2,9 +2,10 @@
 
 formats.py calls one module per format: packing.py, sps100.py, headers.py and others.
 
-Formats: .dat and .bin (packed bits), .npy and .npz (arrays), and the .dat of an SPS100 camera. The
-spikes of these tests are random planes of 0 and 1. Packed bits have no header, so any bytes could
-be taken for spikes. So a file of another kind must be refused, and the error must name this kind.
+The formats are .dat and .bin (packed bits), .npy and .npz (arrays), and the .dat of an SPS100
+camera. The spikes of these tests are random planes of 0 and 1. Packed bits have no header, so any
+bytes could be taken for spikes. Therefore a file of another kind must be refused, and the error
+must name this kind.
 """
 
 import gzip
@@ -33,9 +34,9 @@ from tests.helpers.clip_files import (
 from tests.helpers.spike_files import bytes_of_sps100
 from utils.errors import DataError
 
-# Planes of 16 pixels, so of 2 bytes.
+# A plane of 16 pixels, which are 2 bytes.
 SMALL = SpikeGeometry(height=2, width=8)
-# Planes of the clips of tests/helpers/clip_files.py: 96 pixels, so 12 bytes.
+# A plane of the clips of tests/helpers/clip_files.py: 96 pixels, which are 12 bytes.
 OF_CLIPS = SpikeGeometry(height=8, width=12)
 SPS100 = SpikeGeometry(height=1000, width=1000, flipud=False, layout="sps100")
 
@@ -56,7 +57,8 @@ GEOMETRIES = {
     "raw.bin": SpikeGeometry(180, 320),
     "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
     "top_first.bin": SpikeGeometry(12, 10, flipud=False),
-    # Rows that begin within a byte: 13 pixels, and 11 pixels with 4 head columns (see below).
+    # In these files, rows begin within a byte. A row has 13 pixels, or 11 pixels and 4 head columns
+    # (explained below).
     "rows_within_bytes.dat": SpikeGeometry(8, 13),
     "head_within_bytes.dat": SpikeGeometry(8, 11, head_columns=4),
 }
@@ -180,8 +182,8 @@ def test_the_wrong_order_of_bits_gives_plausible_planes_that_are_wrong(tmp_path)
     assert not np.array_equal(found, spikes)
 
 
-# Some cameras add columns to each row that are no picture. They are called head columns, although
-# they are the last columns of a row. They are not read.
+# Some cameras add columns to each row that are no part of the picture, and are not read. These
+# columns are called head columns, although they are the last columns of a row.
 @pytest.mark.parametrize("name", ["head.dat", "head.npy"])
 def test_head_columns_are_the_last_of_a_row(tmp_path, name):
     spikes = random_spikes(6, 12, planes=2)
@@ -263,8 +265,8 @@ def sps100(tmp_path):
     spikes = random_spikes(1000, 1000, planes=2)
     content = bytes_of_sps100(spikes)
     first_plane = content[:BYTES_OF_PLANE]
-    # The capture begins within a half-line, 16 bytes after the start of this half-line. It ends
-    # within a half-line, too.
+    # The capture begins within a half-line, 16 bytes after the start of this half-line. The capture
+    # also ends within a half-line.
     end_of_a_plane = first_plane[1250 * BYTES_OF_HALF_LINE + 16 :]
     begin_of_a_plane = first_plane[: 62 * BYTES_OF_HALF_LINE + 32]
     path = tmp_path / "a.dat"
@@ -333,7 +335,7 @@ def test_samples_of_an_sps100_hold_its_spikes(tmp_path):
 
     sample = first_sample(write_clip_of_sps100(tmp_path, spikes))
 
-    # The two channels of the clips' representation are the two planes, one in each half.
+    # The representation of these clips has two channels. Each channel is one of the two planes.
     assert np.array_equal(sample["spike"][0].numpy(), spikes)
 
 
@@ -432,7 +434,7 @@ def test_what_is_no_spike_file_is_refused_with_what_was_seen(tmp_path, refused):
     assert refused.name in str(error.value)
     assert error.value.expected
     assert error.value.do
-    # Only for an array of other numbers, the advice is to convert its type.
+    # The advice is to convert the type of an array only if the array holds other numbers.
     advises_to_convert = "astype(numpy.uint8)" in error.value.do
     assert advises_to_convert == (refused.name == "float.npy")
 
@@ -472,15 +474,16 @@ def test_a_file_of_matlab_is_said_to_be_one(tmp_path, head, kind):
     ],
 )
 def test_planes_of_a_bright_scene_may_begin_as_another_file_does(tmp_path, begin):
-    # Two planes of 12 bytes. 0xf7 has seven bits 1 and one bit 0: all but one of eight pixels fire.
+    # The file has two planes of 12 bytes. 0xf7 has seven bits 1 and one bit 0: seven of eight
+    # pixels fire, as in a bright scene.
     (tmp_path / "a.dat").write_bytes(begin.ljust(24, b"\xf7"))
 
     assert read_spikes(tmp_path / "a.dat", OF_CLIPS).shape == (2, 8, 12)
 
 
 def test_planes_of_an_even_scene_may_consist_of_codes_of_letters(tmp_path):
-    # A scene of one brightness repeats a few bytes. These 24 bytes have six different values. A
-    # text would have more.
+    # A scene of one brightness repeats a few bytes. These 24 bytes have six different values, so
+    # they are taken for spikes. A text would have more values.
     (tmp_path / "a.dat").write_bytes(b"UUUUUU333333ABCDABCDABCD")
 
     assert read_spikes(tmp_path / "a.dat", OF_CLIPS).shape == (2, 8, 12)
@@ -564,7 +567,7 @@ def convert(root, suffix):
 def test_samples_do_not_depend_on_the_format(clips, suffix, is_cached):
     turns: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
     of_dat = build_clips(clips, **turns)
-    # All samples of epoch 1: two clips of six frames.
+    # Compare all samples of epoch 1: two clips of six frames have 12 samples.
     expected = [of_dat[1, index] for index in range(12)]
     convert(clips, suffix)
     values = data_section(clips, spike=data_section(clips)["spike"] | {"bit_order": "big"}, **turns)

@@ -1,8 +1,9 @@
 """scripts/show_sample.py: the page shows a sample of training, and names a wrong geometry.
 
 The data are clips of moving textures (tests/helpers/textured_clips.py), whose spikes fit their
-frames. Frames have 96 x 96 pixels, spike planes 48 x 48, so one spike pixel sees 2 x 2 pixels. The
-tests read the text of the page, its pictures, and its verdict: whether spikes and frames agree.
+frames. Frames have 96 x 96 pixels and spike planes 48 x 48 pixels, so one spike pixel sees 2 x 2
+pixels of a frame. The tests read the text of the page, its pictures, and its verdict, which says
+whether spikes and frames agree.
 """
 
 import base64
@@ -111,19 +112,19 @@ def test_the_page_shows_the_frames_of_the_sample(shown_sample):
 
     for picture, name in ((blurry, "lq"), (sharp, "gt")):
         expected = tensor_to_uint8(shown_sample.sample[name][0])
-        # Each pixel is shown as 6 x 6 pixels, of which pixel (3, 3) is compared. The compression of
-        # the picture changes values a little.
+        # Each pixel is shown as 6 x 6 pixels. Pixel (3, 3) of them, in the middle, is compared. The
+        # compression of the picture changes values a little.
         assert picture.shape == (6 * 48, 6 * 48, 3)
         assert np.abs(picture[3::6, 3::6].astype(int) - expected).mean() < 3
 
 
 def test_the_page_shows_every_channel_of_the_spikes(shown_sample):
-    # 3 channels of 3 frames, each named in its picture and in its caption.
+    # There are 3 channels of 3 frames. Each channel is named in its picture and in its caption.
     assert len(re.findall(r"channel [012]: ", shown_sample.page)) == 2 * 3 * 3
 
 
 def test_the_page_loads_nothing_from_outside(shown_sample):
-    # The only src and href are pictures in the page itself.
+    # Each src and href must begin with "data:", because the page itself holds its pictures.
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", shown_sample.page)
     assert "http" not in shown_sample.page
 
@@ -187,8 +188,8 @@ def test_spikes_upside_down_are_named(home, tmp_path, capfd):
 
 
 def test_spikes_that_are_shifted_are_named(home, tmp_path, capfd):
-    # 4 spike pixels are 8 pixels of a frame. The shift that is measured may be 0.2 pixels shorter,
-    # e.g. 7.8.
+    # A shift by 4 spike pixels is a shift by 8 pixels of a frame. The measured shift may be 0.2
+    # pixels shorter, e.g. 7.8.
     override = write_changed_spikes(
         home, tmp_path / "moved", lambda spikes: np.roll(spikes, 4, axis=2)
     )
@@ -218,8 +219,7 @@ def write_calibration(path, left, top, width=48):
     Return the option that reads the calibration.
 
     left, top: position of the centre of spike pixel (0, 0) in the frame. For the clips 0.5 is
-    right:
-        this spike pixel sees the frame pixels 0 and 1, whose centres are at 0 and 1.
+        right, because this spike pixel sees the frame pixels 0 and 1, whose centres are at 0 and 1.
     width: columns of a spike plane.
     """
     calibration = Calibration(
@@ -254,8 +254,7 @@ def test_a_calibration_is_shown_and_a_wrong_one_is_named(home, tmp_path, left, k
 
 def test_a_small_shift_beside_a_large_one_is_named(home, tmp_path):
     # The right calibration has left = top = 0.5. So the spikes seem to be 6.5 - 0.5 = 6 pixels to
-    # the right, and 1.15 - 0.5 = 0.65 pixels down. The shift that is measured is up to 0.2 pixels
-    # shorter.
+    # the right, and 1.15 - 0.5 = 0.65 pixels down. The measured shift is up to 0.2 pixels shorter.
     calibration = write_calibration(tmp_path / "a.json", left=6.5, top=1.15)
 
     page = page_of(home, tmp_path / "a.html", calibration)
@@ -271,9 +270,9 @@ def test_the_motion_within_the_exposure_is_shown_if_asked_for(home, tmp_path):
     page = page_of(home, tmp_path / "motion.html", "--motion")
 
     assert "Motion within the exposure of" in page
-    # The motion of each pixel of the whole frame, 96 x 96 enlarged 3 times, and the expected error
-    # of this motion. The page calls the motion "way". `pictures_of` finds pictures by their
-    # alternative text.
+    # The page shows the motion of each pixel of the whole frame, 96 x 96 pixels enlarged 3 times,
+    # and the expected error of this motion. The page calls the motion "way". `pictures_of` finds
+    # pictures by their alternative text.
     way = pictures_of(page, 'way of each pixel[^"]*')[0]
     error = pictures_of(page, 'expected error[^"]*')[0]
     assert way.shape == (3 * 96, 3 * 96, 3)
@@ -314,7 +313,8 @@ def test_the_first_sample_is_shown_by_default(home, tmp_path, monkeypatch):
     # What was drawn for the camera, and the order of the rows of a file, in words.
     assert re.search(r"threshold \d\.\d\d?, drop 0, ", page)
     assert "bottom row first" in page
-    # No record of Python is printed as it is.
+    # The page says these things in words. A record of Python, e.g. "CameraDraw(...)", must not be
+    # in the page.
     assert not re.search(r"SpikeGeometry\(|CameraDraw\(|\w+=\w+, \w+=", page)
 
 

@@ -12,7 +12,6 @@ import pytest
 from tests.helpers.joint_case import INSIDE
 
 # Channels of `Equations.pulls`:
-# Channels of `Equations.pulls`:
 #
 #     0 to 2    the change of each colour that the RGB equations want
 #     3         the change of the grey value that the spike equations want
