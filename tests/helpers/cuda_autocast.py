@@ -1,9 +1,10 @@
 """The autocast rules of CUDA, for tensors of any device.
 
 On a CPU, torch's own autocast has other rules. With `CudaAutocast`, a test on a CPU gets the dtypes
-that a GPU would have. LOWER and FLOAT32 have the functions that a network of this project calls,
-from the lists AT_FORALL_LOWER_PRECISION_FP and AT_FORALL_FP32 in aten/src/ATen/autocast_mode.h,
-torch 2.8 to 2.15. A network that calls another function of these lists needs it here.
+that a GPU would have. torch has two lists of functions, AT_FORALL_LOWER_PRECISION_FP and
+AT_FORALL_FP32 in aten/src/ATen/autocast_mode.h (torch 2.8 to 2.15). LOWER and FLOAT32 have those
+functions of the two lists that a network of this project calls. If a network calls another function
+of the lists, add it here.
 
     with CudaAutocast("cpu"), torch.autocast("cpu", torch.bfloat16):
         y = net(x)
@@ -51,8 +52,8 @@ FLOAT32 = {
 class CudaAutocast(TorchFunctionMode):
     """Give functions their arguments in the dtypes of CUDA's rules.
 
-    It acts where torch.autocast(device_type) is on. torch calls `__torch_function__` in place of
-    each function.
+    The rules act where torch.autocast(device_type) is on. torch calls `__torch_function__` in place
+    of each function.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -73,17 +74,19 @@ class CudaAutocast(TorchFunctionMode):
         dtype = torch.get_autocast_dtype(self.device_type) if func in LOWER else torch.float32
         args = [self.cast(value, dtype) for value in args]
         kwargs = {key: self.cast(value, dtype) for key, value in kwargs.items()}
-        # torch's own rules must not act on the result.
+        # torch's own rules must not act within the function, because they would cast again.
         with torch.autocast(self.device_type, enabled=False):
             return func(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
         """Run Tensor.backward without its arguments.
 
-        The mode is on within it, because checkpointed branches are computed again there.
+        torch turns this mode off within a function. It must be on here, because the backward pass
+        computes checkpointed branches again.
         """
         with self:
-            # The arguments of Tensor.backward, which cannot be called here: it would call this.
+            # These are the arguments that Tensor.backward would give to torch's engine.
+            # Tensor.backward itself cannot be called here, because it would call this method again.
             keep_graph = False
             create_graph = False
             inputs = ()  # all leaves

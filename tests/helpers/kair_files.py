@@ -1,8 +1,9 @@
 """KAIR's nine option files for training VRT, and small data sets in the layouts that they name.
 
-tests/data/kair_options.json has the options: keys that all files share ("base"), and for each file
-the keys of its own, with dots between sections, e.g. `netG.img_size`. `write_file` writes an option
-file in KAIR's form. `write_data` writes the folders, LMDBs and meta files that its paths name.
+KAIR is the project in which VRT was published. tests/data/kair_options.json has the options of its
+files: the keys that all files share ("base"), and for each file the keys of its own. A key has dots
+between sections, e.g. `netG.img_size`. `write_file` writes an option file in KAIR's form.
+`write_data` writes the folders, LMDBs and meta files that the paths of an option file name.
 """
 
 import json
@@ -186,12 +187,13 @@ def _write_split(folder: Path, options: dict[str, Any], split: str, count: int, 
     gt = options[f"{key}dataroot_gt"]
     lq = options[f"{key}dataroot_lq"]
     write_files(folder / gt, clip_pictures(clips, stems, (side, width), extension))
-    # A denoiser has one folder, and adds the noise itself.
+    # The data set of a denoiser has one folder for both, because the program adds the noise itself.
     if lq != gt:
         size = (side // options["scale"], width // options["scale"])
         write_files(folder / lq, clip_pictures(clips, stems, size, extension, contrast=80))
 
-    # A line of the meta file: clip, number of frames, shape, and the first frame if it is no Vimeo.
+    # A line of the meta file has the clip, its number of frames, their shape, and the name of the
+    # first frame. The meta file of Vimeo lacks this name.
     meta = options.get(f"{key}meta_info_file")
     if meta:
         first = "" if is_vimeo else f" {stems[0]}"

@@ -83,13 +83,15 @@ def _main(module: str, name: str, *arguments: str) -> None:
     except Exception as e:
         error = type(e).__name__
         text = str(e)
-    # The time in which this process computed counts, because it does not depend on what else the
-    # machine does. A function may also wait. So all time counts too, but divided by PATIENCE.
+    # Count the time in which this process computed, because it does not depend on what else the
+    # machine does. But a function may also wait without computing. So the passed time counts, too,
+    # divided by PATIENCE.
     computed_s = time.process_time() - begin_of_computing
     passed_s = time.monotonic() - begin
     seconds = max(computed_s, passed_s / PATIENCE)
     ended = CallResult(error, text, seconds, mb=_peak_mb() - mb_before)
-    # On a line of its own, also if the function has printed half a line.
+    # The line break gives the result a line of its own, even if the function has printed half a
+    # line.
     print("\n" + json.dumps(ended._asdict()))
 
 

@@ -7,9 +7,10 @@ It prints one line of JSON: the name of a case -> a result -> its error, e.g.
 convolution and the gradients of its inputs. tests/parts/house/test_triton_sampling.py starts this
 program and compares the errors with limits.
 
-The offsets reach beyond the image on all sides. They lie halfway between two multiples of 1/64
-pixel, so no sample lies exactly on a pixel, where the derivative of a sample jumps. torch.empty
-gives NaN here. So an output that a kernel leaves unwritten has an infinite error.
+The offsets reach beyond the image on all sides. Each offset lies halfway between two multiples of
+1/64 pixel. So no sample lies exactly on a pixel, where the derivative of a sample jumps.
+torch.empty gives tensors of NaN here. So an output that a kernel leaves unwritten has an infinite
+error.
 """
 
 import json
@@ -43,11 +44,13 @@ CASES = {
     "two sources, float32": Case(sources=2, channels=10, groups=4, dtype=torch.float32),
 }
 IMAGES = 2
-# Small, because the interpreter is slow. 2 x 7 x 9 = 126 output pixels do not fill the 128 pixels
-# of a program, so the masks of the kernels have an effect.
+# Height and width are small, because Triton's interpreter is slow. A program of a kernel computes
+# 128 output pixels, and 2 x 7 x 9 = 126 pixels do not fill it. So the masks of the kernels, which
+# leave out missing pixels, have an effect.
 HEIGHT = 7
 WIDTH = 9
-# The output, then the inputs in the order of the arguments of deform_conv.
+# Names of the results: the output, and the inputs, whose gradients are results. The inputs have the
+# order of the arguments of deform_conv.
 RESULTS = ("out", "x", "offset", "mask", "weight", "bias")
 
 
@@ -79,8 +82,9 @@ def inputs_of(case: Case) -> list[Tensor]:
     mask = torch.rand((IMAGES, TAPS * case.groups, *size), generator=generator)
     weight = torch.rand((case.channels, case.channels, 3, 3), generator=generator) - 0.5
     bias = torch.rand((case.channels,), generator=generator) - 0.5
-    # x is rounded here, so that the kernels and float64 get the same numbers. The weights are
-    # divided by 8, so that the output, a sum of about 100 products, is not much larger than 1.
+    # x is rounded here to the precision of the case, so that the kernels and float64 get the same
+    # numbers. The weights are divided by 8, so that the output, a sum of about 100 products, is not
+    # much larger than 1.
     return [x.to(case.dtype), offset, mask, weight / 8, bias]
 
 

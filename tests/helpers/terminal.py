@@ -17,7 +17,7 @@ SIZE = (50, 200)
 # Seconds in which the last output is read after the end of the script. A process that left the
 # session may keep the terminal open for longer.
 LAST_S = 10.0
-# What a script writes is cut into these parts: a control sequence, e.g. "\x1b[2A" (two rows up), a
+# The parts of what a script writes. A part is a control sequence, e.g. "\x1b[2A" (two rows up), a
 # carriage return, a line end, or a text.
 #
 # Only a control sequence has groups: "\x1b[2A" has "2" and "A", and "\x1b[A" has "" and "A". The
@@ -56,8 +56,9 @@ def run_in_terminal(
     all_variables = {**clean_env(), **(env or {})}
     variables = {key: value for key, value in all_variables.items() if value}
     reader = threading.Thread(target=read, daemon=True)
-    # The script gets a copy of `theirs`, and ours is closed at the end of the block. So when the
-    # script has closed its copy, nobody holds this end any more, and `read` ends.
+    # The script gets a copy of `theirs`, and this process closes its own copy at the end of the
+    # block. So when the script has closed its copy, nobody holds this end of the terminal any more,
+    # and `read` ends.
     with os.fdopen(theirs, "wb", buffering=0) as stream:
         process = fork_server().start([script, *arguments], variables, stream, stream)
     reader.start()

@@ -2,10 +2,10 @@
 
     with_new_parts.py FOLDER MISSPELT...
 
-FOLDER holds the new files at their places, e.g. FOLDER/models/loss_power.py, and options.json,
-which names the new parts. FOLDER/vrt.json holds another network, and FOLDER/tiny.json the option
-file of docs/extending.md. A misspelt argument is an option as on the command line, e.g.
-"netG.widht=3".
+A "part" is e.g. a loss, a network or a data set that an option file names. FOLDER holds the files
+of the new parts at their places, e.g. FOLDER/models/loss_power.py, and options.json, which names
+the new parts. FOLDER/vrt.json holds another network, and FOLDER/tiny.json holds the option file of
+docs/extending.md. A misspelt argument is an option as on the command line, e.g. "netG.widht=3".
 
 The program writes FOLDER/report.json:
 
@@ -24,7 +24,8 @@ from typing import Any
 
 from tests.dist.fork_server import forget_project
 
-# Values of secrets begin with "canary". The test looks for this word in files and messages.
+# Options with secrets. Each secret begins with "canary", and the test looks for this word in files
+# and messages.
 SECRETS = (
     'logging={"use_tensorboard":false,"wandb_api_key":"canary-1"}',
     'logging.writers=[{"type":"table","separator":" ","token":"canary-2"}]',
@@ -40,9 +41,10 @@ SQUARES: dict[str, Any] = NOISE | {"test": {"dataset_type": "Squares", "clips": 
 
 def add_folder(folder: Path) -> None:
     """Let Python find the files of `folder` as if a user had put them into the project."""
-    # The project looks for new files while it is imported. This process is a fork of one that has
-    # imported it, so import it anew. For the same reason, the functions below import the programs
-    # themselves: an import at the top would come before the new files are there.
+    # The project looks for new files while it is imported. This process is a fork of a process that
+    # has imported the project, so the project must be imported anew. For the same reason, the
+    # functions below import the programs themselves. An import at the top of this file would come
+    # before Python can find the new files.
     forget_project()
     for name in ("data", "data.spike", "models", "models.fusion", "utils"):
         package = importlib.import_module(name)
@@ -60,7 +62,7 @@ def refusals(options: list[str], misspelt: list[str]) -> dict[str, str]:
             main_train_vrt.read_options([*options, argument])
         except OptionError as error:
             messages[argument] = str(error)
-            # The output of this program must hold no secret, either.
+            # The test also looks for secrets in the output of this program, so print the message.
             print(error, flush=True)
     return messages
 
@@ -76,12 +78,13 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
     # The data set from files, with the new network.
     codes["check"] = doctor.main(["--data", *options])
     with_secrets = [*options, *SECRETS]
-    # A run records its command line, which Python keeps in sys.argv. Here it must be the command
-    # line of main_train_vrt.py, so that the record would hold the secrets.
+    # A run records its command line, which Python keeps in sys.argv. Put the arguments of the run
+    # there, so that the record would hold the secrets if nothing removed them.
     sys.argv[1:] = with_secrets
     codes["train"] = main_train_vrt.main(with_secrets)
     (saved,) = folder.glob("experiments/tiny/options/*.json")
-    # The saved options hold no secret, so the writer is given anew.
+    # The saved options hold no secret, so they lack an argument of the writer. So the writer is
+    # given anew.
     again = ["--opt", str(saved), 'logging.writers=["table"]']
 
     # The data sets without files.
@@ -152,7 +155,7 @@ def refused_parts(folder: Path, options: list[str]) -> dict[str, str]:
     messages = {}
     output = folder / "refused.txt"
     for name, (program, command) in cases.items():
-        # The programs end their process after an error. So each has a process of its own.
+        # A program ends its process after an error. So each program runs in a process of its own.
         child = os.fork()
         if child == 0:
             file = os.open(output, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
@@ -165,7 +168,7 @@ def refused_parts(folder: Path, options: list[str]) -> dict[str, str]:
                 os._exit(code)
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
-        # 2: an option must be changed.
+        # Exit code 2 means that the user must change an option. Any other code is a fault.
         text = output.read_text()
         messages[name] = text if code == 2 else f"exit code {code}: {text}"
     return messages

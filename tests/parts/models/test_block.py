@@ -1,9 +1,9 @@
-"""models/vrt/block.py: each way to compute a block gives one result.
+"""models/vrt/block.py: all forms of a block compute the same result.
 
-A block computes attention in windows. It has several forms: a plain one, one for a CPU and one for
-a GPU. The last two compute few windows at a time (a chunk), to save memory. The plain form in
-float64 is the reference here; features and weights are random. Under autocast a step computes in
-bfloat16, as a GPU would (AMP).
+A block computes attention in windows. It has three forms: a plain form, a form for a CPU and a form
+for a GPU. The last two compute few windows at a time (a "chunk"), to save memory. The plain form in
+float64 is the reference here. Features and weights are random. Under autocast, a step computes in
+bfloat16, as a GPU would with mixed precision.
 """
 
 import pytest
@@ -22,7 +22,8 @@ RECOMPUTED = [
     pytest.param({**ATTENTION, **MLP}, id="both recomputed"),
 ]
 
-# Frames, height and width. 7 x 6 pixels need padding to fill windows of 4 x 4.
+# Frames, height and width of features. 7 x 6 pixels do not fill windows of 4 x 4, so they need
+# padding.
 WHOLE_WINDOWS = (4, 8, 8)
 PADDED = (4, 7, 6)
 CHANNELS = 12
@@ -38,8 +39,8 @@ def form(request, monkeypatch):
     if request.param == "GPU form":
         monkeypatch.setattr(forms, "CPU_FORM", ())  # so tensors on the CPU take the GPU form
         monkeypatch.setattr(chunk_sizes, "GPU_TOKENS", 160)
-        # On a GPU, a head must have a multiple of 16 bytes. Here a multiple of 64 bytes is
-        # required, so that heads of 6 channels in float64, 48 bytes, are padded to 8 channels.
+        # On a GPU, a head is padded to a multiple of 16 bytes. A head here has 6 channels in
+        # float64, which are 48 bytes. Require a multiple of 64 bytes, so that it is padded, too.
         monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})
     return request.param
 
@@ -85,10 +86,11 @@ def features(size=PADDED) -> torch.Tensor:
 
 def step(group: BlockGroup, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the output and all gradients of a training step, by name."""
-    # This seed drops the branches of one of the two samples.
+    # With this seed, the branches of one of the two samples are dropped.
     torch.manual_seed(3)
     y = group(x)
-    # A loss in which each value of the output has another weight.
+    # In this loss, each value of the output has another weight, so that exchanged values change the
+    # gradients.
     weights = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view_as(y)
     loss = (y.double() * weights).sum()  # double: y is bfloat16 in the last tests
 
@@ -175,9 +177,10 @@ def test_under_autocast_each_tensor_is_near_the_exact_one(form, mutual):
     for name, exact in expected.items():
         error = (found[name] - exact).norm()
         error_of_plain_form = (found_by_plain_form[name] - exact).norm()
-        # A gradient is a sum over the chunks, each of which is rounded. The loss has positive and
-        # negative weights, so the sums of the chunks nearly cancel, and their rounding counts more.
-        # So the error may be larger than the error of the plain form, by 10 % of the tensor.
+        # A gradient is a sum over the chunks, and the part of each chunk is rounded. The loss has
+        # positive and negative weights, so the parts nearly cancel, and their rounding errors are
+        # large beside the sum. So the error may be larger than the error of the plain form, by
+        # 10 % of the tensor.
         assert error < 0.1 * exact.norm() + error_of_plain_form, name
 
 

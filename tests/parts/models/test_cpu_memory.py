@@ -1,10 +1,11 @@
 """Memory of a training step on a CPU: the estimate is near a count, and its messages are right.
 
 Before the first step, `check_memory` estimates the memory of a step from the size of the network
-and of the clips. A step that cannot fit is refused, because the system would end the process later
-without a message. No test fills the memory: clips of the needed size are tensors without content.
+and of the clips. It refuses a step that cannot fit, because the system would end the process later
+without a message. No test fills the memory: clips of the needed size are tensors that repeat one
+number.
 
-Helpers of the product:
+Functions of the program that the tests use:
 
     saved_per_pixel(net)   estimated bytes that autograd saves for a pixel of a frame
     saved_bytes(net)       counts the bytes that autograd saves within a `with` block
@@ -40,13 +41,14 @@ SMALL: dict[str, Any] = {
     "num_heads": [4] * 8,
     "pa_frames": 2,
     "deformable_groups": 4,
-    # The estimate is for a step that drops no branch. Dropping at random saves up to 20 % less.
+    # The estimate is for a step that drops no branch. If branches are dropped at random, a step
+    # saves up to 20 % less.
     "drop_path_rate": 0.0,
     "spynet_path": None,
 }
-# Exit code of a training that must be started in another way.
+# Exit code of a training that the user must start in another way.
 CHANGE_START = 2
-# Numbers of channels with which few small clips need much memory.
+# Arguments of a network with so many channels that few small clips need much memory.
 WIDE: dict[str, Any] = {"embed_dims": [320] * 8, "num_heads": [2] * 8}
 
 
@@ -57,7 +59,7 @@ def counted_bytes(net: VRT, width: int) -> int:
     return sum(found.values())
 
 
-# What a network has in place of the values of SMALL.
+# Name of a network -> its arguments in place of those in SMALL.
 CHANGES: dict[str, dict[str, Any]] = {
     "small": {},
     "computed again": {"use_checkpoint_attn": True, "use_checkpoint_ffn": True},
@@ -69,7 +71,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-# Networks that only `make slow` counts. If a block saves more or less, the other networks show it.
+# Networks that only `make slow` counts. `make test` counts the other networks, which show it as
+# well if a block saves more or less.
 COUNTED_SLOWLY = ("deeper", "wider", "groups of 4", "enlarging")
 
 
@@ -86,13 +89,13 @@ def changed_networks() -> list[Any]:
 def test_the_estimate_is_near_what_autograd_saves(changes):
     net = VRT(**(SMALL | changes)).train()
 
-    # Frames of 32 x 64 have 32 x 32 pixels more than frames of 32 x 32. The difference leaves out
-    # what is saved once, whatever the size is.
+    # Frames of 32 x 64 have 32 x 32 pixels more than frames of 32 x 32. Some tensors have the same
+    # size for all frames. The difference leaves them out.
     more_bytes = counted_bytes(net, width=64) - counted_bytes(net, width=32)
     per_pixel = more_bytes / (FRAMES * 32 * 32)
 
-    # `check_memory` refuses only what is far too large, and otherwise warns. For this, an estimate
-    # that is wrong by a quarter is good enough.
+    # The estimate may be wrong by a quarter, because `check_memory` refuses only a step that is far
+    # too large. If a step is near the limit, it only warns.
     assert saved_per_pixel(net) == pytest.approx(per_pixel, rel=0.25)
 
 
@@ -107,7 +110,7 @@ def clips_of(gigabytes: float, net: VRT) -> Tensor:
 
 
 def check(net: VRT, lq: Tensor) -> None:
-    """Check the memory for a step on clips `lq`, with two pieces of advice."""
+    """Check the memory for a step on clips `lq`. The advice has two changes of options."""
     check_memory(net, lq, is_half=False, has_average=True, changes=lambda: ["gt_size=48", "x=1"])
 
 
@@ -140,7 +143,8 @@ def test_a_step_that_may_not_fit_gets_one_line(caplog):
     memory = memory_now()
     caplog.set_level(logging.INFO)
 
-    # A little more than is free, but less than the whole memory. Other programs may end.
+    # The step needs a little more memory than is free, but less than the whole memory. It may fit
+    # if other programs end, so the message is only a warning.
     check(net, clips_of(1.05 * memory.free, net))
 
     (record,) = caplog.records
@@ -178,15 +182,15 @@ def test_a_training_that_cannot_fit_ends_before_its_first_step(tmp_path):
     options = write_options(tmp_path, netG=network_section(**WIDE))
     options_of_net: dict[str, Any] = {**SMALL, "depths": [2] + [1] * 7, **WIDE}
     bytes_of_clip = saved_per_pixel(VRT(**options_of_net)) * 4 * 32 * 32  # 4 frames of 32 x 32
-    # The clips of a batch that needs three times the whole memory. Their number is even, so that
-    # the error can advise half of it.
+    # The batch has so many clips that it needs three times the whole memory. The number of clips is
+    # even, so that the error can advise half of it.
     needed_bytes = 3 * memory_now().whole * 1e9
     clips = 2 * math.ceil(needed_bytes / bytes_of_clip / 2)
     changes = (
         "datasets.test={}",
         "datasets.train.num_frame=4",
         f"datasets.train.dataloader_batch_size={clips}",
-        # An epoch must have at least one batch. So an epoch repeats each sample this many times.
+        # An epoch must have at least one batch. So each sample is repeated this many times.
         f"datasets.train.dataloader_epoch_repeat={clips}",
     )
 

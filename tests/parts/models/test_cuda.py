@@ -1,7 +1,7 @@
 """Every form of the network computes right numbers on a GPU, in every precision.
 
-`pytest -m cuda` runs these tests. The references are a step in float64, whose results are stored
-(tests/helpers/exact_step.py), and a step in float32 on the same GPU.
+`pytest -m cuda` runs these tests. There are two references: a step in float64, whose results are
+stored (tests/helpers/exact_step.py), and a step in float32 on the same GPU.
 """
 
 import warnings
@@ -27,18 +27,20 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 FORMS = {"default": {}, "plain": {"kernels": "plain"}, "checkpointed": CHECKPOINTED}
-# The widths, heads and windows of network 006, whose heads have 16 or 20 channels. It has fewer
-# blocks: two in each of the stages 1 to 7, and one in each of the four groups of the last stage.
+# A network with the numbers of channels, the heads and the windows of network 006, whose heads have
+# 16 or 20 channels. It has fewer blocks, to save time: two in each of the stages 1 to 7, and one in
+# each of the four groups of the last stage.
 REAL = {**NAMED["006"], "depths": [2] * 7 + [1] * 4}
 # The largest accepted difference of a tensor, relative to its largest value.
 LIMITS_OF_OUTPUT = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 LIMITS_OF_GRADIENTS = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 DTYPES = list(LIMITS_OF_OUTPUT)
-# Larger limits for the gradients of some parameters: precision, and a part of the parameter's name.
-# Measured on an H200 (2026-11-27): 1.1e-3 for a weight of SpyNet, whose gradient is a sum over all
-# pixels of all pairs of frames, and 5.7e-2 for a table of relative positions, with our kernels and
-# without them. The gradient of the table is a sum over all windows. Each term is rounded to 16
-# bits, and the terms nearly cancel, so their rounding errors are large beside the sum.
+# Larger limits for the gradients of some parameters. The key is a precision, and a part of the name
+# of the parameters. Two differences were measured on an H200 (2026-11-27), with our kernels and
+# without them. The first is 1.1e-3 for a weight of SpyNet, whose gradient is a sum over all pixels
+# of all pairs of frames. The second is 5.7e-2 for a table of relative positions, whose gradient is
+# a sum over all windows. Each term is rounded to 16 bits, and the terms nearly cancel. So their
+# rounding errors are large beside the sum.
 OWN_LIMITS = {
     (torch.float32, "spynet."): 3e-3,
     (torch.float16, "relative_position_bias_table"): 0.1,
@@ -51,7 +53,8 @@ def poison() -> None:
     A kernel gets this memory for its output. If it leaves a part of the output unwritten, the test
     finds NaN.
     """
-    # torch keeps large and small blocks apart. These have 256 MB and 512 KB.
+    # torch keeps large and small blocks of memory apart, so fill both kinds: pieces of 256 MB, and
+    # pieces of 512 KB.
     pieces = [torch.full((2**26,), float("nan"), device="cuda") for _ in range(8)]
     pieces += [torch.full((2**17,), float("nan"), device="cuda") for _ in range(64)]
     del pieces
@@ -81,7 +84,7 @@ def float32_step() -> dict[str, Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_step_of_a_small_network_follows_the_published_equations_in_float64(form, dtype):
-    # All forms of the network draw the same parameters.
+    # All forms of the network draw the same parameters, so one stored step is for all of them.
     net = make_network(OPTIONS, **FORMS[form]).cuda()
     poison()
 
@@ -119,8 +122,8 @@ def test_a_frame_of_1280_x_720_is_finite(dtype):
 
 
 def test_a_deformable_convolution_with_wide_offsets_is_near_float64():
-    # Offsets of up to 40 px that are odd multiples of 1/128 px. So no sampled position lies on the
-    # centre of a pixel, where the derivative jumps.
+    # The offsets reach up to 40 px, and are odd multiples of 1/128 px. So no sampled position lies
+    # on the centre of a pixel, where the derivative jumps.
     generator = torch.Generator().manual_seed(2)
     side = 96
     groups = 16
@@ -169,7 +172,7 @@ def test_a_step_of_network_and_optimizer_does_not_wait_for_the_gpu():
             once()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    # torch also warns when the mode is set. This warning comes from a file in torch/cuda/, and is
-    # no wait.
+    # torch also warns that the debug mode is set. This warning comes from a file in torch/cuda/,
+    # and does not mean that anything waits.
     waits = [w for w in caught if "synchron" in str(w.message) and "torch/cuda/" not in w.filename]
     assert [f"{w.filename}:{w.lineno}" for w in waits] == []

@@ -1,8 +1,9 @@
 """Memory of a training step: with checkpoint = "auto", a step keeps to its budget.
 
-With checkpoint "auto", the network decides which blocks compute their activations again in the
-backward pass (they are "checkpointed"), so that a step fits into a budget. The decision counts
-bytes (models/vrt/memory/), and the tests compare the count with what torch allocates.
+A block that is "checkpointed" keeps no activations, and computes them again in the backward pass.
+With checkpoint "auto", the network decides which blocks are checkpointed, so that a step fits into
+a budget of memory. For this decision, the code in models/vrt/memory/ counts bytes. The tests
+compare its count with the bytes that torch allocates.
 """
 
 import logging
@@ -20,7 +21,7 @@ from models.vrt.memory.saved_bytes import saved_bytes
 from tests.helpers.small_vrt import SMALL
 from utils.errors import OptionError
 
-# A network with few blocks, and with randomness: blocks are dropped half of the time.
+# Arguments of a network with few blocks, and with randomness: a step drops half of the branches.
 TINY: dict[str, Any] = {
     **SMALL,
     "depths": [2, 1, 1, 1, 1, 1, 2, 1, 1],
@@ -65,12 +66,14 @@ def kept_bytes(net: VRT, clip: Tensor) -> int:
 
 def test_a_smaller_budget_recomputes_more_and_keeps_less(net_and_clip):
     net, clip = net_and_clip
-    # A budget that cannot be met. The result says what a step needs with all branches checkpointed.
+    # No step fits into this budget. The result is what a step needs if all branches are
+    # checkpointed.
     least_gb = fit_memory(net, lambda: net(clip), budget_gb=0.001)
     counts = []
     kept = []
 
-    # Too small; a little more than the least; more than enough.
+    # The first budget is too small, the second is a little more than the least, and the third is
+    # more than enough.
     for budget_gb in (0.001, least_gb + 0.002, 10.0):
         fit_memory(net, lambda: net(clip), budget_gb)
         counts.append(number_of_checkpointed_branches(net))
@@ -169,8 +172,8 @@ def test_the_count_is_what_a_step_allocates(kernels, flags):
     net = tiny_vrt(kernels=kernels, drop_path_rate=0.0, **flags)
     clip = torch.rand(1, 4, 3, 32, 64)
     optimizer = torch.optim.Adam(net.parameters())
-    # The first step makes Adam's two moments of each weight, which stay. A weight and its moments
-    # are three numbers of 4 bytes.
+    # In the first step, Adam makes two moments of each weight, which stay in memory. So each weight
+    # takes three numbers of 4 bytes.
     train_step(net, optimizer, clip[..., :32, :32])
     bytes_of_weight_and_moments = 3 * 4
     parameters = sum(parameter.numel() for parameter in net.parameters())
@@ -183,7 +186,8 @@ def test_the_count_is_what_a_step_allocates(kernels, flags):
     counted_gb = fit_memory(net, lambda: net(clip), budget_gb)
 
     measured_gb = (bytes_of_weight_and_moments * parameters + allocated) / 1e9
-    # The result has a margin for the error of the count. The count itself is compared.
+    # The result of `fit_memory` is the count times a margin for its error. Only the count must
+    # equal the measured bytes.
     assert counted_gb / MARGIN == pytest.approx(measured_gb, rel=0.05)
     assert number_of_checkpointed_branches(net) == count_before
 

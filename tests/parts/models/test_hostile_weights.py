@@ -62,18 +62,19 @@ def write_with_pickle(path, data):
     write_zip(path, {**members, name: data})
 
 
-# The first two pickles of a file of torch before 1.6: how torch knows its own files.
+# The first two pickles of a file of torch before 1.6. By these numbers, torch knows its own files.
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 FORMAT = 1001
 
 
 def write_with_old_pickle(path, data):
-    """Write a file as torch did before version 1.6: several pickles, the last is `data`."""
+    """Write a file as torch did before version 1.6: several pickles. The last one is `data`."""
     head = [MAGIC_NUMBER, FORMAT, {"little_endian": True}]
     path.write_bytes(b"".join(pickle.dumps(part, 2) for part in head) + data)
 
 
-# Pickles of a few bytes that ask for much. The module pickle has a name for each kind of byte.
+# Now come pickles of a few bytes that need much memory or time to be read. A pickle is a program of
+# a small machine with a stack. The module pickle has a name for each command:
 #
 #     PROTO 2               the version of the pickle
 #     GLOBAL module, name   puts a function on the stack
@@ -91,7 +92,7 @@ def binunicode(text):
     return pickle.BINUNICODE + struct.pack("<I", len(encoded)) + encoded
 
 
-# bytearray(2**33), which takes 8 GB.
+# A pickle that calls bytearray(2**33), which takes 8 GB.
 HUGE = b"".join(
     [
         PROTO_2,
@@ -102,7 +103,8 @@ HUGE = b"".join(
         pickle.STOP,
     ]
 )
-# codecs.encode("éé...é", "punycode"), whose time grows with the square of the 50,000 characters.
+# A pickle that calls codecs.encode("éé...é", "punycode"). Its time grows with the square of the
+# number of characters, which is 50,000.
 SLOW = b"".join(
     [
         PROTO_2,
@@ -148,7 +150,8 @@ def test_members_that_are_compressed_are_not_unpacked(compressed_file, reader):
 
 
 def test_nested_lists_with_too_many_leaves_are_refused(tmp_path):
-    # Each list holds the former list twice. So 41 lists, in a small file, have 2**40 leaves.
+    # Each list holds the former list twice. So 41 lists, which fit into a small file, have 2**40
+    # leaves.
     nested = ["x"]
     for _ in range(40):
         nested = [nested, nested]
@@ -158,7 +161,8 @@ def test_nested_lists_with_too_many_leaves_are_refused(tmp_path):
 
 def test_tensors_that_repeat_one_number_are_refused(tmp_path):
     content = torch.load(SMALL, weights_only=True)
-    # One number of 4 bytes for 2.5e9 places. With a number for each place it would take 10 GB.
+    # The file has one number of 4 bytes for 2.5e9 places of this tensor. With a number for each
+    # place, the tensor would take 10 GB.
     content["params"]["conv_last.weight"] = torch.zeros(1).expand(50_000, 50_000)
     torch.save(content, tmp_path / "a.pth")
     tensors = content["params"].values()

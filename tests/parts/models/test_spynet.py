@@ -1,8 +1,8 @@
 """models/vrt/flow_warp.py and spynet.py: sampling along a flow, and the network that finds flows.
 
-Reference vectors of the published network are in tests/data/golden/. Other tests are about what the
-vectors do not have: flows with NaN or infinity, the shipped weights, and when the flow network
-learns.
+Some tests compare with reference vectors of the published network, in tests/data/golden/. The
+others are about what the vectors do not have: flows with NaN or infinity, the weights that this
+project ships, and the step from which the flow network learns.
 """
 
 import cv2
@@ -44,8 +44,8 @@ def frames(*shape: int) -> torch.Tensor:
     ],
 )
 def test_a_warp_and_its_gradients_equal_the_reference(mode, kinds_without_padding, monkeypatch):
-    # On some kinds of device grid_sample cannot pad the border, so our own code does it there. With
-    # "cpu" among these kinds, this test runs our code.
+    # On some kinds of device, torch's grid_sample cannot pad the border. There our own code pads
+    # it. If "cpu" is among these kinds, this test runs our own code.
     monkeypatch.setattr(forms, "NO_BORDER_PADDING", kinds_without_padding)
     _, vector = golden.load("mod_flow_warp")
     x = vector["x"].requires_grad_()
@@ -61,8 +61,8 @@ def test_a_warp_and_its_gradients_equal_the_reference(mode, kinds_without_paddin
 
     golden.assert_near({f"out/{mode}": y, f"grad_x/{mode}": not_none(x.grad)}, vector)
     if mode == "nearest4/zeros":
-        # A small change of the flow does not change which pixels are nearest. So we have no
-        # gradient of the flow, and the reference has stored zeros.
+        # A small change of the flow does not change which pixels are nearest. So the result has no
+        # gradient with respect to the flow. The reference has stored zeros.
         assert flow.grad is None
         assert not vector[f"grad_flow/{mode}"].any()
     else:
@@ -112,7 +112,7 @@ def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
 
     flows = SpyNet()(frames(1, 3, height, width), frames(1, 3, height, width))
 
-    # The flows are in full resolution, then at a half, a quarter and an eighth of it.
+    # The first flow has the full resolution. The others have a half, a quarter and an eighth of it.
     sizes = [tuple(flow.shape[2:]) for flow in flows]
     assert sizes == [(height // scale, width // scale) for scale in (1, 2, 4, 8)]
     for flow in flows:
@@ -126,8 +126,8 @@ def moved_pictures(motion: tuple[float, float]) -> np.ndarray:
     """
     sheet = texture(np.random.default_rng(11), 192).astype(np.float32)
     sheet = cv2.GaussianBlur(sheet, (0, 0), 1.0)
-    # Cut both pictures out of the sheet of 192 x 192. Its middle is (96, 96). The content moves to
-    # the right if the cut moves to the left.
+    # Cut both pictures out of a sheet of 192 x 192 pixels, whose middle is (96, 96). If the second
+    # cut lies farther to the left, its content is farther to the right.
     x, y = motion
     first = cv2.getRectSubPix(sheet, (128, 128), center=(96, 96))
     second = cv2.getRectSubPix(sheet, (128, 128), center=(96 - x, 96 - y))
@@ -139,7 +139,7 @@ def moved_pictures(motion: tuple[float, float]) -> np.ndarray:
 def test_the_shipped_weights_find_a_known_translation(motion, is_blurry):
     clip = torch.from_numpy(moved_pictures(motion)).permute(0, 3, 1, 2)
     if is_blurry:
-        # The mean of 5 x 5 pixels around each pixel.
+        # Replace each pixel by the mean of the 5 x 5 pixels around it.
         clip = torch.nn.functional.avg_pool2d(clip, kernel_size=5, stride=1, padding=2)
     net = VRT(**SMALL, spynet_path=str(OWN_FLOW))
 
@@ -149,9 +149,9 @@ def test_the_shipped_weights_find_a_known_translation(motion, is_blurry):
     to_next = backward[0]  # index 0: between neighbours
     to_former = forward[0]
 
-    # The mean error over all pixels must be below a quarter of the motion. It includes pixels at
-    # the border, whose content comes from outside. A flow of 0 would have an error as large as the
-    # motion.
+    # The mean error over all pixels must be below a quarter of the motion. The mean has pixels at
+    # the border, too, where the flow cannot be found, because the content comes from outside. A
+    # flow of 0 would have an error as large as the motion.
     true = torch.tensor(motion).view(1, 1, 2, 1, 1)
     largest_error = 0.25 * true.norm()
     assert (to_next - true).norm(dim=2).mean() < largest_error

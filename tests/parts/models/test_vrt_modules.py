@@ -1,9 +1,10 @@
 """The modules of the network, compared with reference vectors of the published network.
 
-The vectors lie in tests/data/golden/: for each module its options, weights and input, and the
-output and gradients of the published code in float64. A gradient belongs to a loss in which each
-value of the output has another weight (`golden.cotangent`). The last tests use a whole small
-network: its precision in bfloat16, and which layers learn from the first step on.
+The vectors are in tests/data/golden/. A vector has the options, the weights and the input of a
+module, and the output and gradients that the published code computes in float64. The gradients are
+those of a loss in which each value of the output has another weight (`golden.cotangent`). The last
+tests use a whole small network. They test its precision in bfloat16, and which layers learn from
+the first step on.
 """
 
 from typing import NamedTuple
@@ -31,8 +32,8 @@ def frames(*shape: int) -> torch.Tensor:
 
 # ---- Alignment, and groups of attention blocks ----
 
-# tests/parts/models/test_network_vrt.py compares whole networks. It covers SpyNet, flows between
-# frames at distances of one to three, and the deformable convolution itself.
+# SpyNet, the flows between frames at distances of one to three, and the deformable convolution
+# itself have no test here, because test_network_vrt.py compares whole networks with these parts.
 
 
 @pytest.mark.parametrize("name", golden.names_of_vectors("mod_align"))
@@ -50,8 +51,9 @@ def test_the_alignment_and_its_gradients_equal_the_reference(name):
     for key, tensor in vector.items():
         if key == "x" or key.startswith("flow_"):
             inputs[key] = tensor.requires_grad_()
-    # One flow for each distance: index 0 for neighbouring frames, index 1 for frames two apart. A
-    # backward flow brings later frames back, so its result is the reference's x_backward.
+    # There is one flow for each distance: index 0 for neighbouring frames, and index 1 for frames
+    # two apart. A backward flow brings later frames back, so the reference calls the result
+    # x_backward.
     flows_backward = [inputs[f"flow_backward/{index}"] for index in range(reach)]
     flows_forward = [inputs[f"flow_forward/{index}"] for index in range(reach)]
 
@@ -148,9 +150,9 @@ def test_bfloat16_keeps_the_flow_in_float32(precisions):
 def test_bfloat16_keeps_the_output_near(precisions):
     error = (precisions.rough - precisions.exact).abs().max()
 
-    # bfloat16 has 8 bits, so one rounding error is up to 0.4 % of a number. Through all layers the
-    # errors may add up to 5 % of what the network changes. An error of 0 would mean that autocast
-    # had no effect.
+    # A number in bfloat16 has 8 significant bits, so one rounding error is up to 0.4 % of the
+    # number. Over all layers, the errors may add up to 5 % of what the network changes. An error of
+    # 0 would mean that autocast had no effect.
     largest_change = (precisions.exact - precisions.x).abs().max()
     assert 0 < error < 0.05 * largest_change
 
@@ -181,8 +183,8 @@ def test_a_new_network_learns_everywhere_as_soon_as_its_last_convolution_is_not_
         if parameter.grad is None or not parameter.grad.any():
             without_gradient.append(name)
 
-    # The last convolutions of the flow network and of the offsets begin as 0, too. So the layers
-    # before them have no gradient in the first step.
+    # The last convolution of the flow network and the last convolution of the offsets begin as 0,
+    # too. So only layers before these two convolutions have no gradient in the first step.
     for name in without_gradient:
         assert name.startswith("spynet.") or "pa_deform.conv_offset" in name
 

@@ -119,8 +119,8 @@ def test_rgb_weights_start_a_concat_network_that_gives_the_same_output(tmp_path,
     channels = 4 if noise else 3
     lq = torch.rand(1, 3, channels, 32, 32).double()
     spike = torch.rand(1, 3, SPIKE_CHANNELS, 32, 32).double()
-    # The comparison is in float64, because a wider convolution may sum in another order. In float32,
-    # such sums would differ too much.
+    # The comparison is in float64, because a wider convolution may sum in another order. In
+    # float32, such sums would differ too much.
     assert torch.allclose(wide.double()(lq, spike), rgb.double()(lq), atol=1e-12)
     assert len(report.widened) == 1
     assert not report.missing

@@ -1,8 +1,8 @@
 """A small option file is read or refused within two seconds and one gigabyte of memory.
 
-A reader without precautions would need hours or all memory for these files.
-tests/helpers/limited.py calls the reader in a process with these limits. A new hostile file is an
-entry of HOSTILE (JSON) or of YAML, with words of its error.
+A reader without precautions would need hours or all memory for the files of these tests.
+tests/helpers/limited.py calls the reader in a process with these limits. To add a hostile file, add
+an entry to HOSTILE (JSON) or to YAML, with words of its error.
 """
 
 import os
@@ -38,7 +38,8 @@ CONVERT = f"{__name__}.convert"
 
 # What is wrong -> the content of the file, and words of the error.
 HOSTILE = {
-    # An option file may take its values from another file, its base. /dev/zero never ends.
+    # An option file may take its values from another file, its base. Here the base is /dev/zero,
+    # which never ends.
     "an endless base": ('{"base": "/dev/zero"}', "more than 1048576 bytes"),
     "brackets": ("[" * 100_000, "brackets within one another"),
     "closed brackets": ("[" * 100_000 + "]" * 100_000, "brackets within one another"),
@@ -80,8 +81,8 @@ def test_a_key_without_a_name_is_refused(tmp_path):
         load(path)
 
 
-# The beginning of a long option file: a line, then 2000 comments of two lines each. So the first
-# key is in line 1 + 4000 + 1 = 4002.
+# The beginning of a long option file: one line, and 2000 comments of two lines each. So the first
+# key is in line 1 + 2 * 2000 + 1 = 4002.
 LONG_HEAD = '{ // a comment with a " quote\n' + "/* and \n another */\n" * 2000
 
 
@@ -138,7 +139,7 @@ def bomb_of_lists(levels):
 
 
 def bomb_of_merges(levels):
-    """Return a YAML as `bomb_of_lists` does. Each level merges (<<) the one before nine times."""
+    """Return a YAML like `bomb_of_lists`. Each level merges (<<) the level before nine times."""
     lines = ["a0: &a0 {k: v}"]
     for level in range(1, levels):
         lines.append(f"a{level}: &a{level} {{<<: [{nine_aliases(level - 1)}]}}")

@@ -17,14 +17,16 @@ from tests.dist.launching import RankResult, run_command, run_into, run_ranks
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import MAIN, folder_of_run, write_options
 
-# Exit codes: of the small programs (any number would do); of a rank that the watchdog ends; of a
-# program that writes to a pipe which nobody reads, as a shell reports it (128 + SIGPIPE).
+# Exit code of the small programs. Any number would do that nothing else ends with.
 CODE = 7
+# Exit code of a rank that the watchdog ends.
 STALLED = 70
+# Exit code of a program that writes to a pipe which nobody reads, as a shell reports it:
+# 128 + SIGPIPE.
 UNREAD = 141
 
-# A prefix for `run_ranks`. With a prefix a rank is a new Python, and no fork of a process that has
-# imported torch.
+# A prefix for `run_ranks`. With any prefix, a rank is a new Python. Without, it is a fork of a
+# process that has imported torch.
 NEW_PYTHON = ("env",)
 
 
@@ -37,7 +39,8 @@ def run_program(folder, program: str, prefix: tuple[str, ...] = ()) -> RankResul
 
 # ---- Starts and ends -----------------------------------------------------------------------------
 
-# `process.end` calls a private function of Python, which another Python may lack.
+# `process.end` calls a private function of Python, which another version of Python may lack. This
+# program deletes the function, and then ends.
 WITHOUT_PRIVATE_FUNCTION = f"""
 import atexit
 del atexit._run_exitfuncs
@@ -67,7 +70,8 @@ with utils_dist.ranks():
 
 
 def test_a_program_is_watched_although_stderr_is_no_file(tmp_path):
-    # The watchdog once failed in its first turn, and the program waited for this turn.
+    # In a former version, the watchdog failed here in its first turn, and the program waited for
+    # this turn without end.
     result = run_program(tmp_path, STDERR_IS_NO_FILE)
 
     assert result.exit_codes == [0], result.text
@@ -84,7 +88,7 @@ def test_windows_is_refused_in_words(tmp_path):
     assert result.stderr == [expected]
 
 
-# A program that prints which libraries our programs load, of those that take long to load.
+# A program that prints which slow libraries our programs load. Each of them takes long to load.
 PRINT_HEAVY_LIBRARIES = """
 import sys, main_train_vrt, main_test_vrt
 heavy = {"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"}
@@ -120,8 +124,8 @@ def test_the_programs_load_no_heavy_library(fresh):
 
 
 def test_a_program_with_threads_in_torch_ends_with_its_code(fresh):
-    # With sys.exit, Python before 3.14 aborts: a thread that wants the interpreter back is unwound
-    # through C++.
+    # With sys.exit, Python before 3.14 would abort, because it ends a thread within C++ code when
+    # the thread comes back to Python.
     assert fresh.exit_codes == [CODE], fresh.text
     assert fresh.stdout[0].endswith("done\nhandled\n"), fresh.text
 
@@ -194,8 +198,9 @@ def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_
 # ---- Processes that end with another process -----------------------------------------------------
 
 # A thread ends the rank by `leave`, as the watchdog does, and `leave` kills the loader processes.
-# torch then raises an error in the main thread: a loader process has died. The main thread must not
-# print it. The terminal is slow, so that the main thread has time for it.
+# torch then raises an error in the main thread, because a loader process has died. The main thread
+# must not print this error. The terminal of this program is slow, so that the main thread has time
+# to print.
 LEAVE_BESIDE_LOADERS = f"""
 import os, sys, threading, time
 from torch.utils.data import DataLoader
@@ -237,9 +242,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_process_whose_parent_died_before_it_asked_ends_as_well():
     start = time.monotonic()
-    # Because of the pipe, `run` also waits for the child, which has stdout open while it lives.
+    # `run` waits until nobody can write to the pipe of stdout. So it also waits for the child.
     run = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, timeout=50)
 
     assert run.returncode == -signal.SIGKILL
-    # The child would sleep for 60 s.
+    # If the child did not end with its parent, it would sleep for 60 s.
     assert time.monotonic() - start < 30
