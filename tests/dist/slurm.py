@@ -1,14 +1,14 @@
 """A real SLURM with this machine as its only node, for tests/dist/test_slurm.py.
 
-SLURM is a scheduler of compute clusters. `Cluster` starts these daemons of SLURM. Their ports,
-state and logs are separate from any SLURM that the system may have; all their files are below one
-folder:
+SLURM is a scheduler of compute clusters. `Cluster` starts the daemons of SLURM that are listed
+here. All their files are below one folder. Their ports, state and logs are separate from any SLURM
+that the system may have.
 
     munged      signs the messages between the daemons
     slurmctld   decides which job runs
     slurmd      runs the jobs, on the one node of the cluster, which is this machine
 
-What must stay in `_conf`: the two partitions and their PreemptMode. They allow the urgent job of
+The two partitions in `_conf` and their PreemptMode must stay. They allow the urgent job of
 tests/dist/test_slurm.py to stop another job, which SLURM then puts into the queue again.
 """
 
@@ -62,7 +62,8 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.run("scancel", "--user=root", check=False)
-        # Wait until no job is left. If the daemons ended first, processes of jobs would stay.
+        # Wait until no job is left. If the daemons ended first, the processes of jobs would stay
+        # behind.
         deadline = time.monotonic() + 20
         while self.run("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -77,7 +78,7 @@ class Cluster:
 
     def _start(self) -> None:
         """Start the daemons, in the order in which they need one another."""
-        # munged runs as its own user, and refuses a key that another user could read.
+        # munged runs as a user of its own, "munge". It refuses a key that another user could read.
         munge = pwd.getpwnam("munge")
         for name in ("munge", "state", "spool"):
             (self.folder / name).mkdir()

@@ -99,10 +99,11 @@ def test_a_moved_run_does_not_touch_a_second_run_in_its_old_folder(tmp_path):
 
     with Ranks(1, *command) as first:
         first.wait_for("starting at iter 0", rank=0, limit_s=60)
-        # environment.json, which ends with a brace, is the last file that a run writes before its
-        # first step.
+        # environment.json is the last file that a run writes before its first step. Its last
+        # character is a brace, so wait for the brace.
         wait_for(folder / "environment.json", pattern="}", limit_s=60)
-        # Pause the first run, so that it does not make the old folder again before the second run.
+        # Pause the first run. Otherwise it could make the old folder again before the second run
+        # does.
         os.killpg(first.processes[0].pid, signal.SIGSTOP)
         folder.rename(moved)
         second = run_odd(options, NO_TEST, total(3))
@@ -120,7 +121,8 @@ def test_a_moved_run_does_not_touch_a_second_run_in_its_old_folder(tmp_path):
 def test_a_run_takes_its_lock_again_if_somebody_removes_it(tmp_path):
     options = write_odd_options(tmp_path)
     lock = folder_of_run(options) / ".lock"
-    # A run looks at its lock from time to time. Until then it is idle: its steps take 0.2 s.
+    # A run looks at its lock from time to time. Until then it is idle, because its steps take 0.2
+    # s.
     command = odd_command(options, ENDLESS, NO_TEST, case="slow", at_step=200)
 
     with Ranks(1, *command) as ranks:
@@ -149,7 +151,7 @@ def test_a_run_whose_folder_is_removed_goes_on_in_a_new_one_with_its_log(tmp_pat
 
     assert result.exit_codes == [75], result.text
     assert (folder / "checkpoints/checkpoint_latest.pth").is_file()
-    # The log and its warnings are written again, too.
+    # The log and the warnings are written again in the new folder, too.
     assert "stopped by a signal" in (folder / "log/train.log").read_text()
     assert ".lock was removed" in (folder / "log/warnings.jsonl").read_text()
 
@@ -191,7 +193,8 @@ def test_the_checkpoints_of_a_run_may_be_a_link_to_another_disk(tmp_path):
     options = write_odd_options(tmp_path)
     elsewhere = tmp_path / "large disk"
     elsewhere.mkdir()
-    # The name is almost the name of a temporary file of a checkpoint. A start removes such files.
+    # The name is almost the name of a temporary file of a checkpoint. A start removes such
+    # temporary files, but must not remove this file.
     foreign = elsewhere / ".checkpoint_latest.notes.tmp"
     foreign.write_text("somebody's own")
     folder_of_run(options).mkdir(parents=True)
@@ -242,7 +245,7 @@ def set_best_psnr(path: Path, value: float) -> None:
     Path(f"{path}.sha256").unlink()
 
 
-# Slow: four runs, one after the other.
+# This test is slow, because it has four runs, one after the other.
 @pytest.mark.slow
 def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
     options = write_odd_options(tmp_path)
@@ -335,7 +338,7 @@ def test_the_checkpoint_is_saved_before_weights_that_cannot_be_written(tmp_path)
 
 def test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint(tmp_path):
     options = write_odd_options(tmp_path)
-    # A run of four steps that validates and saves only at its end.
+    # This run of four steps validates and saves only at its end.
     steps = (total(4), "train.checkpoint_test=100", "train.checkpoint_save=100")
     whole = run_odd(options, *steps)
     # This run is killed in the validation after step 4, so the next start has no step to take.
@@ -381,7 +384,7 @@ def test_a_finished_run_does_not_wait_for_a_dashboard_that_does_not_answer(tmp_p
     assert finished < late
 
 
-# Slow: W&B starts twice.
+# This test is slow, because W&B starts twice.
 @pytest.mark.slow
 def test_a_copied_run_under_another_name_has_a_dashboard_of_its_own(tmp_path):
     options = write_odd_options(tmp_path, logging={"use_tensorboard": False, "use_wandb": True})
@@ -394,7 +397,7 @@ def test_a_copied_run_under_another_name_has_a_dashboard_of_its_own(tmp_path):
 
     assert copy.exit_codes == [0], copy.text
     assert latest_checkpoint(options, "copy")["wandb_id"] != latest_checkpoint(options)["wandb_id"]
-    # W&B writes beside the run, so it wrote no file into the repository.
+    # W&B writes beside the run. The run is not in the repository, so W&B wrote no file into it.
     assert ROOT not in folder_of_run(options).parents
 
 
@@ -402,7 +405,8 @@ def test_a_copied_run_under_another_name_has_a_dashboard_of_its_own(tmp_path):
 
 
 def test_a_long_folder_for_temporary_files_is_refused_at_the_start(tmp_path):
-    # The name of a socket in this folder has at most 107 characters.
+    # The name of a socket in this folder has at most 107 characters, and this folder alone has 100
+    # characters more than tmp_path.
     folder = tmp_path / ("long" * 25)
     folder.mkdir()
 

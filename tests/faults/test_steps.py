@@ -5,9 +5,9 @@ one step: "once" makes the loss NaN in this step, "nan" from this step on, and "
 error that torch raises when a GPU has no memory left. All ranks must take the same decision, or
 they would wait for one another.
 
-`struck_rank=rank, at_step=step` says on which rank and at which step something goes wrong. Most
-runs have "datasets.test={}": without test clips they do not validate at their end, which would only
-take time.
+The arguments `struck_rank` and `at_step` say on which rank and at which step something goes wrong.
+Most runs have the option "datasets.test={}", so that they have no test clips. Otherwise they would
+validate at their end, which takes time.
 """
 
 import json
@@ -66,8 +66,8 @@ def test_nan_on_one_rank_is_named_once(run_with_skipped_step):
     text = run_with_skipped_step.result.text
 
     assert run_with_skipped_step.result.exit_codes == [0, 0], text
-    # Only one of the two ranks writes the line. It ends with the name of the sample, which begins
-    # with its clip, train0 or train1.
+    # Only one of the two ranks writes the line. The line ends with the name of the sample. A name
+    # of a sample begins with its clip, train0 or train1.
     assert text.count("step skipped on all ranks") == 1
     begin_of_line = "iteration 2: loss is NaN or Inf, step skipped on all ranks (rank 1: train"
     assert begin_of_line in text
@@ -117,11 +117,11 @@ def run_stopped_by_nan(tmp_path_factory) -> Run:
 @pytest.fixture(scope="module")
 def steps_of_dump(run_stopped_by_nan) -> list[dict[str, Any]]:
     """Give the last steps with their numbers, which the run wrote before it ended."""
-    # The run ends at step 3, so the name of the file has a 3. The log names the file.
+    # The run ends at step 3, so the name of the file has a 3. The log must name the file.
     dump = folder_of_run(run_stopped_by_nan.options) / "nonfinite_3.json"
     assert str(dump) in run_stopped_by_nan.result.text
-    # NaN is no JSON: the file has the text "nan" in its place. Python's reader would take a bare
-    # NaN nevertheless; it calls `parse_constant` for it, which fails the test.
+    # NaN is no JSON, so the file must have the text "nan" in its place. Python's reader would
+    # accept a bare NaN, but it calls `parse_constant` for it, which fails the test.
     return json.loads(dump.read_text(), parse_constant=pytest.fail)["steps"]
 
 
@@ -138,12 +138,12 @@ def test_a_run_that_nan_stops_writes_the_numbers_of_its_steps(steps_of_dump):
         assert step["what"] == "loss"
         assert step["grad_norm"] == "nan"
         assert step["scale"] == 1.0
-        # It begins with 0.001, and the schedule lowers it a little.
+        # The rate begins with 0.001, and the schedule lowers it a little.
         assert 0.0009 < step["lr"] <= 0.001
 
 
 def test_a_run_that_nan_stops_writes_the_numbers_of_each_rank(run_stopped_by_nan, steps_of_dump):
-    # The samples of each rank, as it printed them: one for each step.
+    # Each rank has printed its samples: one sample for each step.
     printed = [
         re.findall(r"Step \d, .*Samples: (\S+)", out) for out in run_stopped_by_nan.result.stdout
     ]
@@ -170,7 +170,7 @@ def test_a_run_that_nan_stops_writes_no_secret_key(run_stopped_by_nan):
 def test_skipped_steps_before_and_after_a_resume_are_counted_together(tmp_path):
     options = write_odd_options(tmp_path)
     changes = ("datasets.test={}", "train.max_nonfinite_steps=3", "train.checkpoint_save=1")
-    # Two steps with NaN are allowed, and the run ends well after them.
+    # Fewer than three steps with NaN are allowed, so the first start ends well after two of them.
     first = run_odd(options, *changes, "train.total_iter=2", case="nan")
     assert first.exit_codes == [0], first.text
 
@@ -186,7 +186,7 @@ def test_a_resume_goes_on_with_the_loss_scale_of_float16(tmp_path):
     changes = ("datasets.test={}", "train.amp.enable=true", "train.amp.dtype=float16")
     first = run_odd(options, *changes, "train.total_iter=2", case="once", struck_rank=0, at_step=2)
     assert first.exit_codes == [0], first.text
-    # It begins with 2^16. The step whose loss was NaN halved it.
+    # The scale begins with 2^16. The step whose loss was NaN halved it.
     assert latest_checkpoint(options)["scaler"]["scale"] == 2.0**15
 
     second = run_odd(options, *changes, "train.total_iter=3")
@@ -196,9 +196,9 @@ def test_a_resume_goes_on_with_the_loss_scale_of_float16(tmp_path):
 
 
 def test_weights_that_diverge_while_the_flow_is_trained_end_with_code_4(tmp_path):
-    # With this learning rate the weights of the flow are useless after the first step, so the flow
-    # is NaN from the second step on. The last layer of a new network has zeros, and then no
-    # gradient would reach the flow. So the run starts from other weights.
+    # With this learning rate the weights of the flow are useless after the first step. So the flow
+    # is NaN from the second step on. The last layer of a new network has zeros, so no gradient
+    # would reach the flow. Therefore the run starts from other weights.
     options = write_options(tmp_path)
     weights = save_weights(options, tmp_path / "w.pth")
     changes = (
@@ -234,8 +234,8 @@ def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_pa
 
 
 def test_a_rank_without_memory_ends_all_ranks_with_advice(tmp_path):
-    # With three ranks. In its first two passes DDP settles how it groups the gradients, before the
-    # first step itself.
+    # The run has three ranks. Before the first step, DDP settles in two passes how it groups the
+    # gradients. The fault comes in step 1, after these passes.
     result = run_odd(
         write_odd_options(tmp_path),
         "datasets.test={}",
@@ -245,7 +245,7 @@ def test_a_rank_without_memory_ends_all_ranks_with_advice(tmp_path):
         ranks=3,
     )
 
-    # 1: the exit code of an error that has no number of its own.
+    # Exit code 1 is the code of an error that has no number of its own.
     assert result.exit_codes == [1, 1, 1]
     assert result.text.count("out of memory on rank 1") == 1
     assert "train.amp.enable=true" in result.text
@@ -254,8 +254,8 @@ def test_a_rank_without_memory_ends_all_ranks_with_advice(tmp_path):
 
 
 def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():
-    # The loss is a square root, whose slope at infinity is 0. So the gradients are finite, and a
-    # check of only their norm would not notice it.
+    # The loss is a square root, and the slope of a square root at infinity is 0. So the gradients
+    # are finite, and a check of only their norm would not notice the infinite loss.
     values = {
         "netG": network_section(fusion="none"),
         "train": {"G_lossfn_type": "charbonnier", "E_decay": 0},
@@ -274,5 +274,5 @@ def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():
     found = log.read_epoch()
     assert found["steps"] == 3
     assert found["skipped"] == 1
-    # The mean over the other two steps.
+    # The infinite loss is left out: this is the mean over the other two steps.
     assert found["loss"] < 1

@@ -1,7 +1,8 @@
 """Wrong input ends every rank, of one or two, within seconds, with one error of four parts.
 
-The parts say what is wrong, where ("in"), what was expected, and what to do. Wrong options are read
-in this process, because that is fast. A few of them, and all wrong data, go through a whole start.
+The parts say what is wrong, where ("in"), what was expected, and what to do. The tests read wrong
+options in this process, because that is fast. A few wrong options, and all wrong data, go through a
+whole start of a training.
 
 What is tested: utils/options/ refuses options, data/clips/ refuses data, and
 scripts/parts/exit_codes.py prints the message. A new check needs an entry in OPTIONS or INPUTS.
@@ -45,7 +46,7 @@ NO_TASK = ["a folder name: at most 255 bytes"]
 OPTIONS: dict[str, list[str]] = {
     # Keys that do not exist.
     "train.G_optimiser_lr=1e-4": ["train.G_optimiser_lr", KEYS_OF_TRAIN],
-    # Keys that other projects have. The message names ours.
+    # Keys that other projects have. The message must name our key.
     "train.learning_rate=1e-4": ["rename it: train.G_optimizer_lr"],
     "lr=1e-4": ["rename it: train.G_optimizer_lr"],
     "train.batch_size=4": ["rename it: datasets.train.dataloader_batch_size"],
@@ -64,7 +65,7 @@ OPTIONS: dict[str, list[str]] = {
     f"task={'x' * 300}": NO_TASK,
     f"task={'脉冲' * 60}": NO_TASK,  # 120 characters of 3 bytes
     "task=.preflight": NO_TASK,  # the folder of the records of data checks
-    # Values that do not fit others.
+    # Values that do not fit other values.
     "datasets.train.gt_size=30": ["datasets.train.gt_size is 30", "set it to 32"],
     "netG.fusion=concat": ["netG.in_chans", "5, which", "3 RGB and 2 spike channels"],
     "datasets.test.spike.representation.num_bins=3": [
@@ -125,7 +126,7 @@ def add_comment_in_gbk(path: Path) -> None:
     path.write_bytes("// 模糊 4 0 0\n".encode("gbk") + content)
 
 
-# Each function spoils the data or the option file in the folder of `write_options`.
+# Each of the next functions spoils the data or the option file in the folder of `write_options`.
 
 
 def spoil_nothing(folder: Path) -> None:
@@ -167,7 +168,8 @@ INPUTS = {
     "pretrained": Input(
         spoil_nothing, ["/nowhere.pth"], override="path.pretrained_netG=/nowhere.pth"
     ),
-    # Two training clips of 4 frames have 8 samples. A batch on 2 ranks has 2 x 9 = 18.
+    # Two training clips of 4 frames have 8 samples. But 2 ranks with 9 samples each need a batch of
+    # 18 samples.
     "batch": Input(
         spoil_nothing,
         ["8 training samples are fewer than one batch of 18", "2 ranks x 9"],
@@ -190,7 +192,7 @@ INPUTS = {
 }
 
 
-# One input is also given to a single process, which reports without a store.
+# One input is also given to a run of one process. It reports without a store of the ranks.
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [("unmatched frames", 1), *[(name, 2) for name in INPUTS]],
@@ -208,7 +210,8 @@ def test_bad_input_ends_every_rank_with_one_message(tmp_path, name, ranks):
 
 # ---- Control characters -------------------------------------------------------------------------
 
-# ESC ] 0 ; ... BEL gives a terminal another title. The last character reverses the text behind it.
+# ESC ] 0 ; ... BEL gives a terminal another title. The last character, U+202E, lets a terminal show
+# the text behind it from right to left.
 CONTROL = "\x1b]0;owned\x07\u202e"
 
 
@@ -262,7 +265,7 @@ def test_a_run_with_a_secret_in_a_path_resumes_without_a_word_on_it(tmp_path):
     again = train(options, *same, "train.total_iter=2")
 
     assert first.exit_codes == again.exit_codes == [0], first.text + again.text
-    # total_iter alone differs.
+    # Only total_iter differs between the two starts.
     assert again.text.count(" -> ") == 1
     assert "canary" not in first.text + again.text
     assert_no_file_holds_it(tmp_path / "experiments/run")
@@ -309,7 +312,7 @@ print(json.dumps({"code": code, "threads": threads, "children": len(descendants_
 
 
 def test_a_program_that_lives_on_after_a_run_ended_with_an_error_is_watched_no_longer(tmp_path):
-    # A watchdog that stayed would take the idle program for a run that hangs, and end it.
+    # If the watchdog stayed, it would take the idle program for a run that hangs, and end it.
     program = tmp_path / "notebook.py"
     program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{LIVES_ON}")
     options = write_options(tmp_path)
@@ -323,7 +326,8 @@ def test_a_program_that_lives_on_after_a_run_ended_with_an_error_is_watched_no_l
 
 
 def test_a_watchdog_that_is_stopped_leaves_no_thread(tmp_path):
-    # A thread that still ends, after `stop` has returned, is not there each time. So stop twenty.
+    # If `stop` returned before the thread has ended, the thread would be seen only sometimes. So
+    # the program stops twenty watchdogs.
     program = tmp_path / "notebook.py"
     program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{STOPS_WATCHDOGS}")
 

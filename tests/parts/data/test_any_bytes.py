@@ -89,8 +89,8 @@ def picture_bytes(kind):
     return encoded.tobytes()
 
 
-# Kind -> a file of this kind. cv2 writes the first eight, PIL those with EXIF data, and it calls
-# two of the formats "jpeg" and "tiff".
+# Kind -> a file of this kind. cv2 writes the first eight files. PIL writes the files with EXIF
+# data. It calls two of the formats "jpeg" and "tiff".
 PICTURE_BYTES = {
     kind: picture_bytes(kind)
     for kind in (
@@ -115,7 +115,7 @@ PICTURE_BYTES = {
 def test_a_damaged_picture_is_read_or_refused(tmp_path, data, kind):
     content = data.draw(damaged_copies(PICTURE_BYTES[kind]))
 
-    # The content says the format, whatever the name of the file is.
+    # The content says the format, so any name will do for the file.
     assert_read_or_refused(read_picture, tmp_path / "a.png", content)
 
 
@@ -186,7 +186,8 @@ def films(tmp_path_factory):
     """Give the bytes of each film, which has four frames: name -> bytes."""
     folder = tmp_path_factory.mktemp("films")
     for name, codec in FILMS.items():
-        # Without options, only the first frame is stored whole. The others are stored as changes.
+        # Without options of the codec, only the first frame is stored whole. The other frames are
+        # stored as changes.
         noise_film(folder / name, 4, codec=codec, options={})
     return {name: (folder / name).read_bytes() for name in FILMS}
 
@@ -238,7 +239,7 @@ def lmdb_content(tmp_path_factory):
 @examples(40)
 @given(data=st.data())
 def test_a_damaged_lmdb_is_read_or_refused(tmp_path, lmdb_content, data):
-    # Another folder for each example, because an LMDB stays open in this process.
+    # Each example has another folder, because an LMDB stays open in this process.
     earlier_examples = len(list(tmp_path.iterdir()))
     root = tmp_path / f"{earlier_examples}.lmdb"
     root.mkdir()
@@ -257,7 +258,8 @@ def test_an_lmdb_whose_numbers_point_out_of_the_file_is_refused(tmp_path, lmdb_c
     root = tmp_path / "a.lmdb"
     root.mkdir()
     write_list(root, KEYS[-1:])
-    # The file stores the length of the large value. Replace it by a length beyond the file's end.
+    # The file stores the length of the large value. Replace this length by a length beyond the end
+    # of the file.
     length = LARGE.to_bytes(4, "little")
     far_too_long = (2**31).to_bytes(4, "little")
     assert lmdb_content.count(length) == 1
@@ -272,8 +274,8 @@ def test_a_damaged_page_of_an_lmdb_is_reported(tmp_path):
     values = {f"clip/{number:08d}": os.urandom(1000) for number in range(40)}
     write_lmdb(root, values)
     write_list(root, values)
-    # The first two pages say where all others are. In each other page, bytes 10 and 11 are the
-    # number of its kind. No kind has the number 0.
+    # The first two pages say where all other pages are. In each other page, bytes 10 and 11 are the
+    # number of its kind. No kind has the number 0, so 0 damages the page.
     content = bytearray((root / "data.mdb").read_bytes())
     for begin in range(2 * PAGE, len(content), PAGE):
         content[begin + 10 : begin + 12] = b"\0\0"
@@ -286,7 +288,7 @@ def test_a_damaged_page_of_an_lmdb_is_reported(tmp_path):
     assert "make it again" in error.value.do
 
 
-# A program that searches the rest of the line after each bracket takes minutes for this line.
+# For this line, a program that searches the rest of the line after each bracket takes minutes.
 MANY_BRACKETS = "a" + " (" * 100_000
 
 
@@ -323,5 +325,6 @@ def test_the_key_in_a_line_of_an_lmdbs_list_is_found_quickly(tmp_path, line, cli
     listing = list_root(str(root), "blur", (".png",))
 
     assert list(listing[clip]) == [stem]
-    # It takes milliseconds, also for the last line, unless the machine is very busy.
+    # This takes milliseconds, also for the last line. The limit is higher, because the machine may
+    # be busy.
     assert time.monotonic() - start < 2

@@ -1,8 +1,8 @@
 """LMDBs in place of folders, and files that are damaged or removed after the start of a training.
 
 An LMDB is a database in one file: key -> bytes of a picture or of spikes. A file meta_info.txt
-beside it lists the keys. Samples from an LMDB must be those from the files. A file that breaks
-while a training runs must give an error with its name.
+beside the LMDB lists the keys. Samples from an LMDB must equal the samples from files. A file that
+breaks while a training runs must give an error with the name of the file.
 """
 
 import os
@@ -29,7 +29,7 @@ from utils.errors import DataError, OptionError
 
 # A sample of a training set, as (epoch, number of the sample).
 FIRST_SAMPLE = (0, 0)
-# Bytes of a spike plane of 8 x 12 pixels, one bit each.
+# Bytes of a spike plane: 8 x 12 pixels have one bit each, and 96 bits are 12 bytes.
 PLANE_BYTES = 12
 # Number of the user "nobody".
 NOBODY = 65534
@@ -92,7 +92,8 @@ def test_an_lmdb_of_frames_gives_the_samples_of_the_files(root):
 
 
 def test_an_lmdb_of_frames_and_an_lmdb_of_spikes_give_the_samples_of_the_files(root):
-    # dataset.json is looked for beside the spikes. The LMDB of the spikes lies in `root`.
+    # The program looks for dataset.json beside the spikes, and the LMDB of the spikes lies in
+    # `root`.
     os.rename(root / "GOPRO_Large_spike_seq/dataset.json", root / "dataset.json")
 
     assert_same_samples(
@@ -142,7 +143,7 @@ def add_to_list(root: Path, name: str) -> None:
     ],
 )
 def test_a_listed_name_that_leads_out_of_the_results_is_refused(root, name):
-    # Results get the names of clips and frames.
+    # The results of a test get the names of clips and frames, so a name must not lead elsewhere.
     add_to_list(root, name)
 
     with pytest.raises(DataError, match="cannot be the name of a clip or frame"):
@@ -150,7 +151,7 @@ def test_a_listed_name_that_leads_out_of_the_results_is_refused(root, name):
 
 
 def test_a_listed_frame_that_another_kind_lacks_is_named(root):
-    # The clip has frames 0 to 5.
+    # The clip has only the frames 0 to 5, but the list now has frame 6, too.
     add_to_list(root, "clip0/000006")
 
     with pytest.raises(DataError, match=r"gt lacks 1 of 7 frames: 000006\.png"):
@@ -174,7 +175,7 @@ def test_keys_without_the_name_of_a_clip_are_one_clip(tmp_path):
 
     clips = list_root(str(tmp_path / "flat.lmdb"), "blur", (".png",))
 
-    # The clip has the name of the LMDB.
+    # The one clip has the name of the LMDB, "flat".
     assert clips["flat"]["baboon"].size == 4
 
 
@@ -195,7 +196,7 @@ def test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read(root, sh
     left = int(whole * share)
     os.truncate(path, left)
 
-    # A process that reads a missing page dies of SIGBUS. So this is done in another process.
+    # A process that reads a missing page dies of SIGBUS. So the LMDB is read in another process.
     with pytest.raises(DataError, match=f"cut short: data.mdb has {left} bytes") as error:
         call_in_fork(list_root, str(root / "lq.lmdb"), "blur", (".png",))
 
@@ -228,7 +229,7 @@ def read_together(path: str, together: threading.Barrier) -> bytes:
     return read_bytes(path)
 
 
-# Slow: it takes 3 seconds of a core.
+# This test is slow, because it takes 3 seconds of a core.
 @pytest.mark.slow
 def test_threads_that_begin_together_open_an_lmdb_once(root):
     # An LMDB must not be open while the process forks. So it is closed before each fork, and opened
@@ -238,7 +239,7 @@ def test_threads_that_begin_together_open_an_lmdb_once(root):
     paths = [entry.path for frames in clips.values() for entry in frames.values()]
     threads = 8
 
-    # The order of the threads differs each time, so try it 20 times.
+    # The order of the threads differs each time, so the test tries 20 times.
     for _ in range(20):
         fork_once()
         barriers = [threading.Barrier(threads)] * threads  # one for all threads
@@ -315,7 +316,7 @@ BREAKS = [
 @pytest.mark.parametrize("case", BREAKS, ids=lambda case: f"{case.name}-{case.damage.__name__}")
 def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, case):
     write_clips(tmp_path, "clip0")
-    # A sample of 6 frames reads all files of the clip.
+    # A sample of 6 frames reads all files of the clip, so it also reads the damaged file.
     dataset = build_clips(tmp_path, num_frame=6)
     path = tmp_path / case.name
     case.damage(path)
@@ -355,7 +356,8 @@ def as_ordinary_user() -> Generator[None]:
 
 @pytest.mark.parametrize("name", [FRAME, SPIKES])
 def test_a_file_without_permission_is_named(name):
-    # Not in `tmp_path`, because only the user who runs pytest may enter its folders.
+    # The folder is not in `tmp_path`, because only the user who runs pytest may enter the folders
+    # of `tmp_path`.
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         folder.chmod(0o755)

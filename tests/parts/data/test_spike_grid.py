@@ -23,15 +23,15 @@ from data.spike.geometry import Crop, SpikeGeometry
 from tests.helpers.two_cameras import similarity
 from utils.errors import DataError
 
-# Height and width.
+# Height and width of the spike planes and of the frames.
 PLANE = (24, 32)
 FRAME = (36, 60)
 
 # The matrices from spike pixels to RGB pixels.
 TURNED = similarity(angle_deg=3.0, scale=1.37, spike=PLANE, rgb=FRAME, shift=(4.3, -2.6))
-# A camera that looks from the side: parallel lines meet.
+# The matrix of a camera that looks from the side, so that parallel lines meet.
 PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [4e-4, -3e-4, 1]]) @ TURNED
-# Spike pixels that are smaller than RGB pixels.
+# The matrix of a camera whose spike pixels are smaller than RGB pixels.
 FINE = TURNED @ np.diag([0.4, 0.4, 1.0])
 
 
@@ -103,7 +103,7 @@ def test_a_crop_reads_only_what_it_needs(matrix, nearest):
     crop = some_grid.window(Augment(20, 36, 8, 8)).crop
 
     # A crop of 8 x 8 RGB pixels needs about 8 / scale spike pixels per side. One more RGB pixel and
-    # 4 more spike pixels are allowed for the turn and the interpolation.
+    # 4 more spike pixels are allowed, because the crop is turned and the values are interpolated.
     scale = np.sqrt(np.linalg.det(matrix[:2, :2]))  # RGB pixels per spike pixel
     needed = 9 / scale + 4
     assert max(crop.height, crop.width) <= needed
@@ -159,7 +159,7 @@ def test_spikes_finer_than_the_frame_are_averaged_over_its_pixels():
 
 @pytest.mark.parametrize("mirror", ["none", "columns", "rows", "both"])
 def test_each_rgb_pixel_takes_the_light_at_its_own_place(mirror):
-    # The value of a spike pixel is its own coordinate. Coordinates are interpolated without error.
+    # The value of a spike pixel is its own coordinate. Such values are interpolated without error.
     # So a value on the frame is the place on the plane from which it was taken.
     y, x = np.mgrid[: PLANE[0], : PLANE[1]].astype(np.float32)
     some_grid = grid(PERSPECTIVE, mirror=mirror)
@@ -197,8 +197,9 @@ def test_crops_are_drawn_where_the_spike_camera_sees():
 
 def test_the_coverage_is_the_share_of_the_frame_in_view():
     # The view has 24 x 32 spike pixels of 1.37 x 1.37 RGB pixels. So it covers about 33 x 44 = 1441
-    # RGB pixels. The frame has 36 x 60 = 2160. The middle of the view is 2.6 RGB pixels above the
-    # middle of the frame. So about 33 / 2 + 2.6 - 36 / 2 = 1 row of the view lies above the frame.
+    # RGB pixels. The frame has 36 x 60 = 2160 RGB pixels. The middle of the view is 2.6 RGB pixels
+    # above the middle of the frame. So about 33 / 2 + 2.6 - 36 / 2 = 1 row of the view lies above
+    # the frame, and is not counted.
     view = 1441 - 1 * 44
     assert grid().coverage == pytest.approx(view / 2160, abs=0.01)
 
@@ -209,7 +210,7 @@ def test_edges_are_repeated_outside_of_the_view():
 
     whole = on_frame(some_grid, random_channels(count=1))[0]
 
-    # The random channels have no value 0. A 0 would mean that a pixel got no value.
+    # The random channels have no value 0. So a 0 would mean that a pixel got no value.
     assert whole[is_outside].min() > 0
 
 
