@@ -2,13 +2,14 @@
 
     helpers_worker.py CASE [FILE]
 
-A case is a function of this page, e.g. `collectives`. Before it, `main` makes the process group,
-unless the case does this itself (BEGINS_ITSELF). Several cases make one rank fail or stand still.
-The test then reads what the ranks say, and their exit codes.
+A case is a function of this module, e.g. `collectives`. Before the case, `main` makes the process
+group, unless the case does this itself (BEGINS_ITSELF). Several cases make one rank fail or stand
+still. Then the test reads what the ranks say, and their exit codes.
 
 A new case is a new function here, which a test names. tests/dist/test_dist.py, test_trust.py and
-tests/faults/test_startup.py run the present ones. These tests look for the texts of the errors, and
-time the sleeps: change both together.
+tests/faults/test_startup.py run the present cases. These tests look for the texts of the errors,
+and their limits of time depend on the sleeps. So if you change a text or a sleep, change the test,
+too.
 """
 
 import json
@@ -30,14 +31,14 @@ from utils.options.watchdog_options import WatchdogOptions
 # What torch says when NCCL, the library by which GPUs exchange tensors, has failed. Tests have no
 # GPUs, so the cases raise errors with these texts themselves.
 NCCL_PLACE = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, "
-# On a rank whose peer has gone.
+# The error on a rank whose peer has gone.
 NCCL_PEER_HAS_GONE = (
     f"{NCCL_PLACE}remote process exited\n"
     "ncclRemoteError: A call failed possibly due to a remote process exiting prematurely.\n"
     "Last error:\n"
     "socketProgress: Connection closed by remote peer"
 )
-# On the rank that has the cause.
+# The error on the rank that has the cause.
 NCCL_DISK_IS_FULL = (
     f"{NCCL_PLACE}unhandled system error\n"
     "ncclSystemError: System call (e.g. socket, malloc) or external library call failed.\n"
@@ -57,8 +58,8 @@ def collectives() -> None:
     gathered = utils_dist.gather_objects({"rank": rank})
     with utils_dist.all_ranks_or_none():
         utils_dist.check_same_on_all_ranks("the seeds", value=7)
-    # A single rank has no store. It prints the limit of the store of several ranks, so that the
-    # test expects the same of all.
+    # A single rank has no store. It prints 60, the limit of the store of several ranks, so that the
+    # test can expect the same number of all ranks.
     store_s = RUN.store.timeout.total_seconds() if RUN.store else 60
     network = os.environ.get("GLOO_SOCKET_IFNAME")  # set by init_dist, of several ranks
     print(json.dumps({"gathered": gathered, "store_s": store_s, "network": network}))

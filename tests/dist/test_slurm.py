@@ -32,7 +32,8 @@ def cluster(tmp_path_factory):
 
 
 # A log writer that waits a second for each entry. A job below must run for a minute, until SLURM
-# ends it. With this writer its ranks wait most of the time, and leave the cores to other tests.
+# ends it. With this writer, the ranks of the job wait most of the time, and leave the cores to
+# other tests.
 PAUSE = """
 from threading import Event
 from utils.run.writers import WRITERS
@@ -79,8 +80,8 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
 ):
     options = write_options(tmp_path)
     log = tmp_path / "job.out"
-    # The job may run for a minute, and gets SIGUSR1 10 s before. SLURM checks every 30 s which jobs
-    # are near their end. So the signal comes 20 to 50 s after the start.
+    # The job may run for a minute, and gets SIGUSR1 10 s before its end. SLURM checks only every 30
+    # s which jobs are near their end. So the signal comes 20 to 50 s after the start.
     limit = ("--time=1", "--signal=B:USR1@10")
     options_of_job = (
         "datasets.test={}",
@@ -101,8 +102,8 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     assert log.read_text() == before
     cluster.run("scontrol", "resume", job)
     first = wait_for(log, "stopped by a signal at iter", limit_s=120)
-    # Second, the job has reached its limit, saved, and is queued again. With a longer limit,
-    # SLURM does not send this signal again, even if this machine is slow.
+    # Second, the job has reached its limit, has saved, and is queued again. Now set a longer limit,
+    # so that SLURM does not send this signal again, even if this machine is slow.
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=10")
     second = cluster.wait_for_life(log, life=2, text="Iter: ", limit_s=180)
     # Third, an urgent job needs the node, so the job is stopped and queued again.
@@ -119,7 +120,7 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     assert cluster.state(job) == "CANCELLED"
     assert "StallError" not in first
     assert "Timeout" not in first
-    # Each life went on from the checkpoint of the life before.
+    # Each life of the job went on from the checkpoint of the life before.
     assert stopped_at(first) < stopped_at(second) < stopped_at(third)
     assert latest_checkpoint(options)["step"] == stopped_at(third)
     assert f"Master: {slurm.socket.gethostname()}:" in first
@@ -142,7 +143,7 @@ def printing_python(folder: Path) -> str:
     return f"--export=ALL,VIRTUAL_ENV={folder},PATH={places},OMP_NUM_THREADS="
 
 
-# One task of three cores.
+# Options of sbatch for one task of three cores.
 THREE_CORES = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=3")
 
 
@@ -197,8 +198,8 @@ def stopped_at(log: str) -> int:
     return int(re.findall(r"stopped by a signal at iter (\d+)", log)[-1])
 
 
-# The doctor has tests without SLURM. Here two tasks import torch and measure, on cores that SLURM
-# shares.
+# The doctor has tests without SLURM. This test is slow, because two tasks import torch and measure,
+# on cores that SLURM shares.
 @pytest.mark.slow
 def test_the_doctor_examines_the_tasks_of_a_job_step_together(tmp_path, cluster):
     options = write_options(tmp_path)
@@ -223,7 +224,7 @@ def test_a_signal_to_one_task_of_a_job_array_requeues_only_that_task(tmp_path, c
     options = write_options(tmp_path)
     log = tmp_path / "array"
     changes = ("datasets.test={}", "train.total_iter=1000000")
-    # A copy of submit_job.sh, in which each task of the array trains in a folder of its own.
+    # Use a copy of submit_job.sh, in which each task of the array trains in a folder of its own.
     copy = tmp_path / "array.sh"
     own_task = '"$@" task=run$SLURM_ARRAY_TASK_ID &'
     copy.write_text((ROOT / "submit_job.sh").read_text().replace('"$@" &', own_task))
@@ -234,7 +235,7 @@ def test_a_signal_to_one_task_of_a_job_array_requeues_only_that_task(tmp_path, c
         wait_for(tmp_path / f"array-{task}", "Iter: ", limit_s=120)
 
     cluster.run("scancel", "--signal=USR1", "--batch", f"{array}_1")
-    # (?s): "." also matches the end of a line.
+    # With (?s), "." also matches the end of a line.
     wait_for(
         tmp_path / "array-1", "(?s)stopped by a signal at iter.*resumed from.*Iter: ", limit_s=240
     )
@@ -246,7 +247,8 @@ def test_a_signal_to_one_task_of_a_job_array_requeues_only_that_task(tmp_path, c
 
 
 def test_a_copy_of_the_script_runs_no_files_of_others_in_a_shared_folder(tmp_path, cluster):
-    # A folder with our script, in which another user has put files of the names of our programs.
+    # The shared folder has our script, and another user has put files with the names of our
+    # programs into it.
     shared = tmp_path / "scratch"
     (shared / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "submit_job.sh", shared)

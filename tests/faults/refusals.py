@@ -48,7 +48,7 @@ BAD_LAUNCHES = (
         env={"MASTER_ADDR": "no-such-host.invalid"},
     ),
     BadLaunch("a port in use", "port {port} is in use", env={"MASTER_PORT": "{port}"}),
-    # With WORLD_SIZE=1, rank 0 trains alone and opens no store. So rank 1 meets the other program
+    # With WORLD_SIZE=1, rank 0 trains alone and opens no store. So rank 1 finds the other program
     # at the port.
     BadLaunch(
         "another program on the port",
@@ -87,14 +87,14 @@ BAD_LAUNCHES = (
     ),
     BadLaunch("no address", "MASTER_ADDR is missing", env_of={1: {"MASTER_ADDR": ""}}),
     BadLaunch("no rank", "RANK is missing", env_of={1: {"RANK": ""}}),
-    # The watchdog must come before the time-out of torch. Its limit is 300 s by default (the option
-    # watchdog.stall_s), so 200 s would be too early.
+    # The watchdog must end a run before the time-out of torch does. The limit of the watchdog is
+    # 300 s by default (the option watchdog.stall_s). So a time-out of 200 s would come too early.
     BadLaunch(
         "time-outs in the wrong order",
         "the time-out of the process group is 200 s",
         env={"NCCL_TIMEOUT": "200"},
     ),
-    # A batch of the run: 2 ranks with 5 samples each.
+    # A batch of this run has 10 samples: 2 ranks with 5 samples each.
     BadLaunch(
         "fewer samples than one batch",
         "8 training samples are fewer than one batch of 10",
@@ -134,7 +134,7 @@ def open_silent_server() -> socket.socket:
 
 # ---- Files ---------------------------------------------------------------------------------------
 
-# Number of bytes that "cut spikes" leaves of a spike file: no whole number of planes.
+# Number of bytes that "cut spikes" leaves of a spike file. It is no whole number of planes.
 BYTES_LEFT = 100
 # Kind of damage -> words of the error of a sample that reads the file.
 BROKEN = {

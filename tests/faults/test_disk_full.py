@@ -4,8 +4,8 @@ last checkpoint.
 The disks are real: small file systems in memory, which only root can mount. Checkpoints must end a
 run that cannot write them. Logs, curves and pictures must not.
 
-Another way in which a disk can be full is a function like `full_at_the_start`, and a row of the
-first test.
+To test another way in which a disk can be full, add a function like `full_at_the_start`, and a row
+to the first test.
 """
 
 import json
@@ -39,7 +39,7 @@ from utils.run.health import Health
 from utils.run.position import DataOrder, Progress
 
 NAME = "checkpoint_latest.pth"
-# The order of the samples of a run, which a checkpoint stores. Nothing here depends on it.
+# The order of the samples of a run. A checkpoint stores it, but no test here depends on it.
 ORDER = DataOrder(samples=8, sample_list="", seed=0, steps=8)
 
 
@@ -67,8 +67,8 @@ def fill(folder: Path) -> None:
 
 # ---- One checkpoint ----
 
-# Each function takes most of a disk of 5 MB, on which a checkpoint of 2 MB is. It returns the
-# content of a second checkpoint, which has no room.
+# Each of the next functions takes most of a disk of 5 MB, which already has a checkpoint of 2 MB.
+# It returns the content of a second checkpoint, for which there is no room.
 
 
 def state(step: int, floats: int = 500_000) -> dict[str, object]:
@@ -127,7 +127,7 @@ def test_the_message_of_a_full_disk_has_numbers_and_the_former_file_stays(
 
         assert re.search(message, str(error.value)), str(error.value)
         assert checkpoint.load(folder / NAME)["step"] == 1
-        # No unfinished file is left. Such a file has a dot before its name.
+        # No unfinished file is left. The name of an unfinished file begins with a dot.
         assert not list(folder.glob(".*"))
 
 
@@ -139,7 +139,8 @@ def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_th
 ):
     options = write_options(tmp_path)
     changes = no_validation("train.checkpoint_save=1")
-    # A checkpoint has 25 MB, and its weights have 13 MB. So there is no room for a second one.
+    # A checkpoint has 25 MB, and its weights have 13 MB. So a disk of 50 MB has no room for a
+    # second checkpoint.
     with disk(folder_of_run(options).parent, "50m"):
         result = train(options, *changes, ranks=2)
 
@@ -165,7 +166,8 @@ def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
             fill(folder)
             result = running.wait(limit_s=120)
 
-        # All steps were taken. The run ended at its last one, with the checkpoint.
+        # All steps were taken. The run ended only after the last step, when it saved the
+        # checkpoint.
         assert result.exit_codes == [3], result.text
         assert "Iter: 14," in result.text
         assert "Traceback" not in result.text
@@ -223,7 +225,7 @@ def steps_of(events, tag):
 def test_a_full_disk_under_tensorboard_is_reported_once_and_the_run_goes_on(tmp_path):
     options = write_odd_options(tmp_path)
     changes = no_validation("train.total_iter=40", "logging.use_tensorboard=true")
-    # 16 kB have room for the first steps.
+    # A disk of 16 kB has room for the first steps only.
     with disk(folder_of_run(options) / "tb_logger", "16k"):
         make_folder_of_earlier_run(options)
 
@@ -233,7 +235,7 @@ def test_a_full_disk_under_tensorboard_is_reported_once_and_the_run_goes_on(tmp_
     assert "Finished at iter 40" in result.text, result.text
     assert result.text.count("TensorBoardWriter failed and is left out from now on") == 1
     assert "Traceback" not in result.text
-    # TensorBoard writes in a thread of its own.
+    # TensorBoard writes in a thread of its own, whose errors must be caught.
     assert "Exception in thread" not in result.text
 
 
@@ -241,14 +243,15 @@ def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
     options = write_odd_options(tmp_path)
     make_folder_of_earlier_run(options)
     command = odd_command(options, *no_validation("train.total_iter=2", "debug.every=1"))
-    # Neither the log files nor stdout can be written: /dev/full is a device that is always full.
+    # Neither the log files nor stdout can be written, because /dev/full is a device that is always
+    # full.
     with disk(folder_of_run(options) / "log", "4k") as logs, open("/dev/full", "wb") as full:
         (logs / "other").write_bytes(bytes(4096))
         code, errors = run_into(full, *command)
 
     assert code == 0, errors
     assert latest_checkpoint(options)["step"] == 2
-    # One message for each of the two log files.
+    # There is one message for each of the two log files.
     assert errors.count("cannot write the log") == 2
     assert "Traceback" not in errors
 

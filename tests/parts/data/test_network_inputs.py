@@ -17,9 +17,9 @@ from tests.helpers.motion_network import constant_network
 from tests.helpers.moving_scene import Scene, reader_of
 
 # Planes at which the windows of the network begin and end, for an exposure of the planes 0 to 87.
-# The middle of the exposure is plane 44. Eleven windows of 8 planes divide the exposure, from the
-# edge -5.5 (plane 44 - 8 x 5.5 = 0) to the edge 5.5 (plane 88). More windows lie before and after
-# it.
+# The middle of the exposure is plane 44. Eleven windows of 8 planes divide the exposure. Their
+# first edge is -5.5 (plane 44 - 8 x 5.5 = 0), and their last edge is 5.5 (plane 88). More windows
+# lie before and after the exposure.
 PLANES_OF_EDGES = np.array([round(44 + 8 * edge) for edge in EDGES])
 
 
@@ -52,8 +52,8 @@ def test_the_light_of_a_window_follows_from_the_intervals_in_it(windows):
     #     window 2, times 4 to 6     the other 2/3 of 3 to 6                       2/3
     #     window 3, times 6 to 12    the interval 6 to 9, and 3/4 of 9 to 13       1.75
     #
-    # No spike ends the last interval, which begins at 9. It counts as if a spike came one plane
-    # after the stream, so it ends at 13.
+    # No spike ends the last interval, which begins at 9. This interval is treated as if a spike
+    # came one plane after the stream. So it ends at 13.
     assert windows.light[:, 0, 0] == pytest.approx([0, 4 / 3, 2 / 3, 1.75, 0])
 
 
@@ -81,7 +81,8 @@ def test_what_the_network_sees_has_the_order_of_its_training():
     # Channel 1: the change of the number of spikes from window to window, which is 0.
     assert inputs.pictures[:, 0, :, 0] == pytest.approx(0.2649, abs=1e-4)
     assert inputs.pictures[:, 1] == pytest.approx(0)
-    # The scene: spikes around each pixel, the mean of the spikes, the contrast of the blurry frame.
+    # The scene has three parts: the spikes around each pixel, the mean of the spikes, and the
+    # contrast of the blurry frame.
     around, mean, contrast = inputs.scene
     assert around[0, 0] > around[0, 7]
     assert mean == pytest.approx(np.log(2.5))
@@ -92,7 +93,7 @@ def test_the_inputs_hardly_depend_on_the_number_of_planes_of_the_exposure():
     rng = np.random.default_rng(0)
     blurry = rng.random((16, 20)).astype(np.float32)
     # Each pixel fires every 4 planes. If every other plane is left out, a pixel fires every 2
-    # planes, and an eleventh of the exposure has 4 planes in place of 8.
+    # planes. Then an eleventh of the exposure has 4 planes in place of 8.
     stream = np.zeros((176, 16, 20), np.uint8)
     stream[::4] = 1
     half_as_many_planes = stream[::2]

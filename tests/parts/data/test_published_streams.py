@@ -1,8 +1,8 @@
 """Two published streams through the whole path: restore, look at, calibrate.
 
-The streams are those that Spike-Zoo simulated (tests/data/spike), each with the true picture. A
-stream has planes of 250 x 400 bits: whether each pixel fired at one instant. The blurry frame is
-made here, as the mean of all planes. The expected figures were measured with these files.
+Spike-Zoo simulated the two streams and published each with the true picture (tests/data/spike). A
+stream has planes of 250 x 400 bits: whether each pixel fired at one instant. The tests make the
+blurry frame as the mean of all planes. The expected figures were measured with these files.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from utils.image import imread_rgb, imwrite_rgb
 
 SIZE = (250, 400)
 PLANE = SpikeGeometry(*SIZE)
-# Share of planes in which a pixel in full light fires. A test below finds nearly the same.
+# Share of planes in which a pixel in full light fires. A test below measures nearly the same share.
 RATE = 0.6
 
 
@@ -65,12 +65,13 @@ def home(tmp_path_factory) -> Path:
 
 # ---- Restoring ----
 
-# For each method a score, and the least that each stream must reach, in dB. It is 0.3 dB less than
-# the measured value beside it. The blurry frames have psnr_y 23.57 and 24.51, psnr 22.25 and 23.19.
+# Each case has a method, a score, and the least score that each stream must reach, in dB. The least
+# score is 0.3 dB less than the measured score in the comment beside it. The blurry frames have
+# psnr_y 23.57 and 24.51, and psnr 22.25 and 23.19.
 LEAST = [
     pytest.param("tfp", "psnr_y", 29.5, 26.9, id="tfp"),  # 29.83 and 27.18
     pytest.param("tfi", "psnr_y", 21.3, 25.4, id="tfi"),  # 21.62 and 25.70
-    # It takes 3 seconds of a core.
+    # This case is slow, because it takes 3 seconds of a core.
     pytest.param("tfstp", "psnr_y", 28.0, 23.4, id="tfstp", marks=pytest.mark.slow),  # 28.37, 23.67
     pytest.param("exposure", "psnr", 32.6, 28.1, id="exposure"),  # 32.98 and 28.41
 ]
@@ -81,7 +82,7 @@ def test_every_method_reconstructs_the_streams(
     home, tmp_path, method, metric, least_of_200, least_of_203
 ):
     files = ["--input", home / "blur", "--spike", home / "spike", "--gt", home / "sharp"]
-    # The simulator integrated display values.
+    # The simulator integrated display values, so spike.light is "display".
     camera = [f"spike.rate={RATE}", "spike.light=display", "spike.center=file"]
 
     restore("--method", method, *files, *camera, "--spike-size", 250, 400, "--output", tmp_path)
@@ -95,7 +96,7 @@ def test_every_method_reconstructs_the_streams(
 # ---- Looking at a stream ----
 
 
-# Spike-Zoo's dataset configuration says rate 0.6. The tool measures it.
+# The configuration of this dataset in Spike-Zoo says rate 0.6. The tool measures nearly this rate.
 @pytest.mark.parametrize(
     ("clip", "planes", "rate"),
     [pytest.param("200", 301, 0.596, id="200"), pytest.param("203", 42, 0.578, id="203")],
@@ -117,8 +118,8 @@ def test_the_tool_says_what_a_stream_is(home, capsys, clip, planes, rate):
 @pytest.mark.parametrize("clip", ["200", pytest.param("203", marks=pytest.mark.slow)])
 def test_a_stream_calibrates_against_its_picture_seen_by_another_camera(home, tmp_path, clip):
     stream = STREAMS[clip]
-    # Another camera: turned by 2 degrees, 1.37 pixels for each pixel of the stream, and shifted by
-    # 9.3 pixels along x and -6.8 along y.
+    # The other camera is turned by 2 degrees, has 1.37 pixels for each pixel of the stream, and is
+    # shifted by 9.3 pixels along x and -6.8 pixels along y.
     frame_size = (360, 640)
     truth = similarity(2.0, 1.37, SIZE, frame_size, shift=(9.3, -6.8))
     height, width = frame_size
@@ -136,8 +137,8 @@ def test_a_stream_calibrates_against_its_picture_seen_by_another_camera(home, tm
 
     assert code == 0
     mean, largest = error_px(out, truth, mirror="none")
-    # In RGB pixels. The error is largest at the corners: 0.9 for stream 200, in which everything
-    # moves.
+    # The limits are in RGB pixels. The error is largest at the corners: 0.9 for stream 200, in
+    # which everything moves.
     assert mean <= 0.5
     assert largest <= 1.0
 
@@ -155,11 +156,12 @@ def test_stream_200_decodes_to_its_golden_values(home):
     spikes = read_spikes(home / "spike/200.dat", PLANE)
 
     assert spikes.shape == (301, 250, 400)
-    # Spikes of the whole stream, and of two planes.
+    # The numbers of spikes of the whole stream, and of two of its planes.
     assert spikes.sum() == 10615566
     assert spikes[0].sum() == 33779
     assert spikes[150].sum() == 35559
-    # Spikes of the pixels in three corners. A mirrored or turned plane would have other ones.
+    # The numbers of spikes of the pixels in three corners. If a plane were mirrored or turned,
+    # these numbers would differ.
     assert spikes[:, 0, 0].sum() == 83
     assert spikes[:, 0, 399].sum() == 64
     assert spikes[:, 249, 0].sum() == 26
@@ -215,7 +217,7 @@ def test_a_stream_gives_the_golden_tfi(golden_means, planes):
     channel = represent("tfi", planes, center=20, half_window=20)
 
     assert channel.mean(dtype=np.float64) == pytest.approx(golden_means.tfi, abs=5e-7)
-    # A pixel without an interval gets 1 / 40, one over the length of the window. An interval of 40
-    # planes would give the same, but no pixel has one.
+    # A pixel without an interval gets 1 / 40, which is one over the length of the window. A pixel
+    # with an interval of 40 planes would get the same, but no pixel has such an interval.
     is_without = channel == np.float32(1 / 40)
     assert 100 * is_without.mean() == pytest.approx(golden_means.without_interval, abs=0.005)

@@ -1,7 +1,7 @@
 """A whole fit of two cameras (data/cameras/registration/fit.py), and which estimate it uses.
 
-test_self_calibration.py and test_calibrate.py test fits of whole clips. If one of these tests
-fails, look at the other files test_registration_*.py: they test each step of a fit.
+test_self_calibration.py and test_calibrate.py test fits of whole clips. If a test of this file
+fails, look at the other files test_registration_*.py, because they test each step of a fit.
 """
 
 from dataclasses import replace
@@ -33,8 +33,8 @@ def moving_view() -> View:
 
 @pytest.mark.parametrize("most_pixels", [120_000, 2_000], ids=["whole", "binned"])
 def test_a_camera_is_found_from_a_start_that_is_off(moving_view, monkeypatch, most_pixels):
-    # A spike plane has 64 x 64 = 4096 pixels. If at most 2,000 are allowed, 2 x 2 pixels become
-    # one.
+    # A spike plane has 64 x 64 = 4096 pixels. If at most 2,000 pixels are allowed, each 2 x 2
+    # pixels become one pixel.
     monkeypatch.setattr(fit_module, "MOST_PIXELS", most_pixels)
     truth = nominal_matrix(SPIKE, RGB)
     start = truth.copy()
@@ -64,7 +64,8 @@ def test_a_fixed_matrix_stays(moving_view):
 # ---- A pan ----
 
 
-# In a pan, the whole picture moves at one speed. So a moved camera and a time offset look the same.
+# In a pan, the whole picture moves at one speed. So a camera that is moved along the pan looks like
+# a camera with a time offset.
 @pytest.mark.parametrize(
     ("seed", "speed", "frames"),
     [
@@ -83,10 +84,10 @@ def test_a_pan_leaves_aligned_cameras_as_they_are(seed, speed, frames):
 
 
 def test_an_offset_that_explains_hardly_more_than_none_is_not_used():
-    # In a fast pan, new parts of the picture enter at the edges. So an offset does not look exactly
-    # like a moved camera. The rounds find an offset of -1.0 planes with an error of 0.2, although 0
-    # is true. This offset is not used, because it explains hardly more spikes than no offset
-    # (DOUBTFUL_OWN_MIDDLE).
+    # In a fast pan, new parts of the picture enter at the edges. So a time offset does not look
+    # exactly like a moved camera. The rounds of the fit find an offset of -1.0 planes with an error
+    # of 0.2, although the true offset is 0. This offset is not used, because it explains hardly
+    # more spikes than no offset (DOUBTFUL_OWN_MIDDLE).
     found = fit(pan(cat(), (0.5, -0.3), frames=3), nominal_matrix(SPIKE, RGB))
 
     assert found.is_applied == NONE
@@ -134,7 +135,7 @@ def test_a_moved_camera_is_found_although_the_length_steps_to_its_limit(speed):
     assert found.matrix == pytest.approx(nominal_matrix(SPIKE, RGB), abs=0.15)
 
 
-# In a pan, the blur of a shorter exposure looks like a sharper lens.
+# In a pan, a shorter exposure has less blur, as if the lens were sharper.
 def test_a_share_that_looks_like_a_sharper_lens_is_not_used():
     picture = texture(np.random.default_rng(4), (2 * SIDE, 2 * SIDE))
     start = nominal_matrix(SPIKE, RGB)
@@ -142,7 +143,7 @@ def test_a_share_that_looks_like_a_sharper_lens_is_not_used():
 
     found = fit(pan(picture, (0.22, 0.0), frames=6, share=0.75), start)
 
-    # The fit finds 0.68 where 0.75 is true.
+    # The fit finds a share of 0.68, but the true share is 0.75. So the share must not be used.
     assert not found.is_sure.share
     assert found.is_applied.matrix
 
@@ -174,9 +175,10 @@ def test_rounds_that_go_astray_are_undone():
 
 
 def test_a_repeated_pattern_does_not_move_aligned_cameras_by_half_a_period():
-    # Light and dark spots, repeated after 24 pixels to the right and 30 down. Half a period to the
-    # right, the pattern is inverted, and negative coefficients explain the spikes nearly as well.
-    # The rounds lead there, with and without an offset. Only the start explains more.
+    # The picture has light and dark spots, which repeat after 24 pixels to the right and 30 pixels
+    # down. Half a period to the right, the pattern is inverted. There, negative coefficients
+    # explain the spikes nearly as well. The rounds of the fit lead there, with and without an
+    # offset. Only the start explains more spikes.
     y, x = np.indices((2 * SIDE, 2 * SIDE)) - SIDE
     pattern = 0.5 + 0.3 * np.sin(2 * np.pi * x / 24) * np.sin(2 * np.pi * y / 30)
 

@@ -141,7 +141,8 @@ def test_the_gopro_layout_is_read(clip_for_testing):
 
 
 def test_the_blur_matters(clip_for_testing):
-    # The PSNR of a blurry frame is below 32 dB: its mean squared error is above 10^(-32 / 10).
+    # A PSNR below 32 dB is a mean squared error above 10^(-32 / 10). The blurry frames are below
+    # it.
     assert (clip_for_testing["lq"] - clip_for_testing["gt"]).square().mean() > 10**-3.2
 
 
@@ -150,7 +151,8 @@ def test_the_spikes_are_nearer_to_the_sharp_frame_than_the_blur_is(clip_for_test
     sharp = grey(clip_for_testing["gt"])
     blurry = grey(clip_for_testing["lq"])
 
-    # The spikes have half of the resolution, and the noise of the sensor. They are nearer anyway.
+    # The spikes have half of the resolution, and the noise of the sensor. Nevertheless they are
+    # nearer to the sharp frame.
     assert np.square(spikes - sharp).mean() < np.square(blurry - sharp).mean()
 
 
@@ -159,14 +161,14 @@ def test_the_spikes_are_upright_at_the_sharp_moment(clip_for_testing):
     upside_down = spikes[:, ::-1]
     sharp = grey(clip_for_testing["gt"])
 
-    # The correlations are 0.98 and 0.24.
+    # The measured correlations are 0.98 and 0.24.
     assert correlation(spikes, sharp) > 0.93
     assert correlation(upside_down, sharp) < 0.6
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
-    # A clip of one frame has another path of the camera than a longer clip. So `sample` cannot be
-    # compared here.
+    # The camera moves along another path in a clip of one frame than in a longer clip. So `sample`
+    # cannot be compared here.
     short = smaller(frames=1, train=1)
     make_sample(tmp_path / "one", short, seed=0)
     make_sample(tmp_path / "same", short, seed=0)
@@ -225,7 +227,7 @@ def test_each_frame_has_its_sharp_instants(with_instants):
     # The instant in the middle is the sharp frame.
     middle = (clip / "instants/000001_2.png").read_bytes()
     assert middle == (clip / "sharp/000001.png").read_bytes()
-    # The planes of the instants. A frame has 88 planes.
+    # These are the planes of the five instants, spread over the 88 planes of a frame.
     assert json.loads((root / INFO).read_text())["instants"] == [9, 26, 44, 62, 79]
 
 
@@ -241,7 +243,7 @@ def test_existing_instants_are_not_made_again(with_instants, monkeypatch, capsys
 
 
 def test_an_even_number_of_instants_is_refused(tmp_path, capsys):
-    # Of an even number of instants, none is in the middle.
+    # If the number of instants is even, no instant is in the middle.
     assert make_sample_data.main(["--root", str(tmp_path / "even"), "--instants", "4"]) == 2
 
     assert "an odd number" in capsys.readouterr().err
@@ -251,7 +253,7 @@ def test_an_even_number_of_instants_is_refused(tmp_path, capsys):
 # ---- Ctrl-C ----
 
 
-# Slow: it takes 4 seconds of a core.
+# This test is slow, because it takes 4 seconds of a core.
 @pytest.mark.slow
 def test_ctrl_c_ends_with_one_line_and_leaves_no_half_set(tmp_path):
     command = [sys.executable, "scripts/make_sample_data.py", "--root", str(tmp_path / "sample")]
@@ -287,7 +289,7 @@ def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older_copy, mon
     assert "was made by another version of this script" in capsys.readouterr().out
     version = json.loads((older_copy / INFO).read_text())["version"]
     assert version == make_sample_data.SAMPLE.version
-    # The new set is whole.
+    # The new set is whole, so a second start has nothing to do.
     assert make_sample_data.main(["--root", str(older_copy)]) == 0
     assert "nothing to do" in capsys.readouterr().out
 
