@@ -60,7 +60,7 @@ def no_reserved_ports() -> None:
 def own_mounts(flags: int = 0) -> None:
     """Separate this process from the mounts of the machine. flags: of additional namespaces."""
     call(LIBC.unshare, CLONE_NEWNS | flags)
-    # Without this, a later mount would be seen outside of this process, too.
+    # Without this call, a later mount would be seen outside of this process, too.
     call(LIBC.mount, b"none", b"/", None, MS_REC | MS_PRIVATE, None)
 
 
@@ -77,7 +77,8 @@ def own_process_ids() -> None:
     small ids. So for them the id of rank 0 is the id of no process.
     """
     own_mounts(CLONE_NEWPID)
-    # The first process of the namespace has the id 1. The ids end with it, so it waits.
+    # The child is the first process of the namespace, with the id 1. The namespace ends with its
+    # first process. So the last line of this function lets the first process wait for a child.
     continue_in_child()
     call(LIBC.mount, b"proc", b"/proc", b"proc", 0, None)
     if os.environ["RANK"] == "0":

@@ -23,7 +23,7 @@ from tests.dist.launching import run_ranks
 from utils.dist.round import FailedRank, Round
 
 WORKER = "tests/dist/helpers_worker.py"
-# Runs a worker in namespaces of its own.
+# A program that runs a worker in namespaces of its own.
 CONFINED = "tests/dist/confined_worker.py"
 
 
@@ -34,9 +34,9 @@ def test_collectives_give_the_same_on_every_rank(n):
     assert result.exit_codes == [0] * n
     for found in result.jsons:
         assert found["gathered"] == [{"rank": rank} for rank in range(n)]
-        # The store is the table that all ranks share. It waits at most 60 s, which is also the
-        # time-out of the process group (`init_dist` in helpers_worker.py). NCCL waits at the store
-        # for the ids of other ranks, so its waits have this limit, too.
+        # The store is the table that all ranks share. The process group has a time-out of 60 s
+        # (`init_dist` in helpers_worker.py), and the store waits for the same time. NCCL waits at
+        # the store for the ids of other ranks, so these waits have this limit, too.
         assert found["store_s"] == 60
         # The ranks meet at 127.0.0.1. So gloo uses the network "lo", which no other host reaches.
         # A single rank has no group, and so no network.
@@ -86,8 +86,9 @@ def test_an_error_ends_all_ranks_with_one_message_and_one_code(case, code, messa
 
 
 def test_a_rank_signs_off_once_though_two_of_its_threads_end_it():
-    # A rank that ends with an error signs off: it adds 1 to a counter in the store. The host of the
-    # store, rank 0, learns in this way how many ranks have left. It prints the counter at the end.
+    # A rank that ends with an error signs off: it adds 1 to a counter in the store. Rank 0 hosts
+    # the store, and learns by this counter how many ranks have left. It prints the counter at the
+    # end.
     result = run_ranks(2, WORKER, "two_threads_leave")
 
     assert result.exit_codes == [3, 3], result.text
@@ -152,13 +153,14 @@ def test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torc
 
 @pytest.mark.skipif(bool(netns.reason_to_skip()), reason=f"no namespaces: {netns.reason_to_skip()}")
 def test_ranks_in_two_pid_namespaces_of_one_host_name_do_not_take_each_other_for_dead():
-    # Each rank is in its own namespace, where process ids begin at 1. Rank 0 has an id above 40,
-    # and rank 1 has a small id. No process in the namespace of rank 1 has the id of rank 0.
+    # Each rank is in a namespace of its own, in which process ids begin at 1. Rank 0 has an id
+    # above 40, and rank 1 has a small id. So no process in the namespace of rank 1 has the id of
+    # rank 0.
     result = run_ranks(2, CONFINED, "own_process_ids", WORKER, "four_beats")
 
     assert result.exit_codes == [0, 0], result.text
     pids = [found["pid"] for found in result.jsons]
-    # Any number between the two ids would do.
+    # 20 lies between the two ids. Any other number between them would do.
     assert pids[0] > 20
     assert pids[1] < 20
 

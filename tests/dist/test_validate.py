@@ -21,8 +21,8 @@ from tests.helpers.train_files import run_odd, write_odd_options, write_options
 from utils.dist import watchdog
 from utils.dist.state import RUN
 
-# Times of signs of life. A network of this page notes, in each forward pass, when the last sign of
-# life was given. The time is another one after each sign, so the set counts the signs.
+# Times of signs of life. A network of this file notes in each forward pass when the last sign of
+# life was given. Each sign has another time, so the size of the set is the number of signs.
 ticks: set[float] = set()
 
 
@@ -94,8 +94,8 @@ def validation(tmp_path_factory) -> Validation:
 
 
 def test_a_validation_keeps_one_tile_of_a_clip_in_memory(validation):
-    # Counted: 7 of the 12 frames of clip 0. Those are the 4 frames of a tile, and 3 frames that are
-    # kept or read for its neighbours.
+    # The test counted 7 of the 12 frames of clip 0. These are the 4 frames of a tile, and 3 frames
+    # that are kept or read for the neighbours of this tile.
     assert max(clip.most for clip in validation.clips) <= 7
 
 
@@ -117,7 +117,7 @@ def test_after_a_validation_the_network_is_in_training_again(validation):
 
 
 def test_one_rank_and_two_ranks_give_the_same_scores(tmp_path):
-    # There are 3 clips. If 2 ranks took 2 clips each, one clip would count twice.
+    # There are 3 clips for 2 ranks. If each rank took 2 clips, one clip would count twice.
     options = write_odd_options(tmp_path)
 
     one_rank = run_odd(options, "train.total_iter=1", ranks=1)
@@ -158,7 +158,8 @@ def test_the_progress_of_an_epoch_opens_when_all_ranks_have_their_loaders(tmp_pa
 
     # No rank hangs between two epochs.
     assert result.exit_codes == [0, 0], result.text
-    # Each rank prints when it had started the loader and when it showed the progress of each epoch.
+    # Each rank prints two times of each epoch: when it had started the loader, and when it showed
+    # the progress.
     rank_0, rank_1 = result.jsons
     for rank in (rank_0, rank_1):
         assert len(rank["loader"]) == 6

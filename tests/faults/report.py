@@ -58,7 +58,8 @@ TABLE_HEAD = """
 # The part of the page after the rows.
 TAIL = """[faults.json](benchmarks/faults.json) has each trial. `make faults` repeats all of them, in an hour on two cores."""
 
-# From this heading on, `page` keeps the present text. It is written by hand and by other programs.
+# From this heading on, `page` keeps the present text, because it is written by hand and by other
+# programs.
 FIRST_HEADING_THAT_STAYS = "\n## Many ranks"
 
 
@@ -155,7 +156,8 @@ ROWS = {
         result="{right} ended with 75; gone after {gone_s_max} s at worst",
     ),
 }
-# The figure "signals" of results that do not have it: results until 2026-11-23 had these two.
+# Results until 2026-11-23 do not have the figure "signals". In their trials, these two signals were
+# sent.
 FORMER_SIGNALS = "SIGTERM or SIGUSR1"
 
 

@@ -6,8 +6,9 @@ KIND is a kind of fault, see `strike` and `Numbers`. RANK and STEP say where the
 STALL_S is the option of the watchdog. A fault prints "FAULT at TIME" first. With MINUTES, KIND is
 "none": the ranks train for this time, and print the number of steps and the longest step.
 
-Free to change: the network and the samples. tests/faults/stalls.py has what must stay: it looks for
-"FAULT at", for the function names `strike` and `__getitem__` in stacks, and for "clip 7 is short".
+You may change the network and the samples. These texts must stay, because tests/faults/stalls.py
+looks for them: "FAULT at", the function names `strike` and `__getitem__` in stacks, and "clip 7 is
+short".
 """
 
 import ctypes
@@ -86,7 +87,8 @@ class Numbers(Dataset):
         return 10**6
 
     def __getitem__(self, index: int) -> Tensor:
-        # A loader process is no rank, but it has the environment variables of its rank.
+        # A loader process is no rank, but it has the environment variables of its rank. So RANK
+        # tells to which rank the loader process belongs.
         is_struck_rank = os.environ.get("RANK", "0") == str(RANK)
         if KIND == "worker" and is_struck_rank and index == STEP:
             say_fault()
@@ -97,10 +99,10 @@ class Numbers(Dataset):
 def main() -> None:
     """Train under the watchdog, as main_train_vrt.py does."""
     with utils_dist.ranks(log=False):
-        # A trial is about STALL_S. A limit below STALL_S counts as STALL_S, so with the smallest
-        # value, 1, STALL_S holds in the phase "validate", too. The other two limits are never
-        # reached: 60 s are enough for the imports on a busy machine, and the watchdog ends the rank
-        # long before a connection times out after 600 s.
+        # A trial is about STALL_S, so STALL_S must hold in the phase "validate", too. A limit below
+        # STALL_S counts as STALL_S, so the smallest value, 1, is given for this phase. The other
+        # two limits are never reached: 60 s are enough for the imports on a busy machine, and the
+        # watchdog ends the rank long before a connection times out after 600 s.
         limits = WatchdogOptions(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1)
         utils_dist.begin(limits, timeout_s=600)
         train()
@@ -136,8 +138,8 @@ def train() -> None:
             now = time.monotonic()
             longest_s = max(longest_s, now - last_at)
             last_at = now
-            # The clocks of the ranks differ a little. All ranks end once the time of one is over,
-            # because a rank that ends alone would leave the others waiting.
+            # The clocks of the ranks differ a little. All ranks end once the time of one rank is
+            # over, because a rank that ends alone would leave the other ranks waiting.
             is_own_time_over = now - begun_at >= 60 * MINUTES
             is_over = any(utils_dist.gather_objects(is_own_time_over))
         else:

@@ -1,8 +1,8 @@
 """A run that is killed or preempted and started again ends as one without an interruption.
 
-A signal ends a run in order: it saves, and its exit code is 75. `kill -9` ends it at once. In both
-cases the next start must go on from the last checkpoint, and lead to the same weights, optimizer
-and position, bit for bit (tests/faults/runs.py).
+A signal ends a run in order: the run saves, and its exit code is 75. `kill -9` ends the run at
+once. In both cases the next start must go on from the last checkpoint. It must lead to the same
+weights, optimizer and position, bit for bit (tests/faults/runs.py).
 
 tests/faults/trials.py interrupts in the same way at many more moments. Here the seeds are chosen so
 that each of the three cases below occurs once.
@@ -37,7 +37,7 @@ STOPPED_BY_SIGNAL = 75
 def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
     tmp_path, first, second
 ):
-    # The run stands still in step 2.
+    # The run stands still in step 2, so it never comes to the end of this step.
     command = odd_command(
         write_odd_options(tmp_path), "datasets.test={}", case="stall", struck_rank=0, at_step=2
     )
@@ -55,18 +55,19 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
             time.sleep(0.1)
         result = running.wait(limit_s=10)
 
-    # The code by which a shell reports a program that a signal has ended.
+    # This is the code by which a shell reports a program that a signal has ended.
     assert result.exit_codes == [128 + second]
     # The message about a second Ctrl-C comes only after a first Ctrl-C.
     expected_count = 1 if first == signal.SIGINT else 0
     assert result.text.count("Ctrl-C again ends it at once") == expected_count
 
 
-# A training of the network "odd", and one that ignores signals from its start, as under nohup.
+# Two programs that train the network "odd". The second one ignores signals from its start, as under
+# nohup.
 USUAL = "tests/dist/odd_worker.py"
 DEAF = "tests/faults/deaf_worker.py"
-# A shell that starts a command like this. The command is a new process that must import torch, so
-# `make slow` has it.
+# A shell that ignores the signals, and then starts a command. The command is a new process that
+# must import torch, which takes seconds. So only `make slow` has this case.
 DEAF_SHELL = ("bash", "-c", 'trap "" HUP INT TERM USR1; exec "$@"', "bash")
 
 
@@ -82,7 +83,7 @@ def run_with_signals(
     prefix: a command that starts the program.
     """
     changes = (f"train.total_iter={steps}", "datasets.test={}")
-    # A step takes 0.2 s, so that the signals come before the end.
+    # A step takes 0.2 s, so the signals come before the end of the run.
     command = odd_command(write_odd_options(folder), *changes, case="slow", at_step=200)
     _, *arguments = command  # without the program
     with Ranks(1, program, *arguments, prefix=prefix) as running:
@@ -91,7 +92,8 @@ def run_with_signals(
             # When a terminal is closed, the system sends SIGHUP to all processes of the run.
             send = os.killpg if number == signal.SIGHUP else os.kill
             send(running.processes[0].pid, number)
-            # The system would make one signal of two equal ones that wait at the same time.
+            # If two equal signals wait at the same time, the system makes one signal of them. So
+            # pause.
             time.sleep(0.02)
         return running.wait(limit_s=60)
 
@@ -136,16 +138,16 @@ def test_a_signal_saves_and_ends_a_run(tmp_path, signals, program):
 
 
 # The seed decides when and which ranks are struck, see `interrupt`. The network "odd" is one
-# convolution. A tiny VRT takes five times as long, so `make slow` has it. `make test` resumes a VRT
-# on one rank, in test_resume_gives_the_same_weights_as_no_interruption.
+# convolution. A tiny VRT takes five times as long, so only `make slow` has it here. In `make test`,
+# test_resume_gives_the_same_weights_as_no_interruption resumes a VRT on one rank.
 @pytest.mark.parametrize(
     ("network", "how", "seed", "struck"),
     [
         ("odd", "kill", 1, "rank 0"),
         pytest.param("vrt", "kill", 1, "rank 0", marks=pytest.mark.slow),
-        # A run resumes in the same way after a kill and after a signal. Of two ranks that a signal
-        # stops, `make test` has the bits in tests/dist/test_changed_resume.py, "Stopped in a
-        # validation".
+        # A run resumes in the same way after a kill and after a signal, so these cases are slow
+        # ones. In `make test`, tests/dist/test_changed_resume.py ("Stopped in a validation")
+        # compares the bits of two ranks that a signal stops.
         pytest.param("vrt", "SIGUSR1", 0, "rank 1", marks=pytest.mark.slow),
         pytest.param("vrt", "SIGTERM", 4, "rank 0, 1", marks=pytest.mark.slow),
     ],
@@ -162,7 +164,7 @@ def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the
     assert trial.interrupted_by == f"{how} to {struck}", trial.text
     assert trial.identical, trial.text
     if how == "kill":
-        # -9: killed. The other rank ends with an error.
+        # The killed rank has the code -9. The other rank ends with an error.
         assert -9 in trial.exit_codes
         assert 0 not in trial.exit_codes
     else:

@@ -15,8 +15,8 @@ import pytest
 from tests.dist.launching import ROOT, free_port, run_ranks
 from tests.helpers.train_files import folder_of_run, write_odd_options, write_options
 
-# The launcher of KAIR's documents, for two ranks: `python -m torch.distributed.launch`, but without
-# a new import of torch.
+# The launcher of KAIR's documents, for two ranks. It does the same as `python -m
+# torch.distributed.launch`, but without a new import of torch.
 LAUNCH = ("tests/dist/run_module.py", "torch.distributed.launch", "--nproc_per_node=2")
 # A test command of KAIR, and the command of this project that answers it.
 THEIRS = (
@@ -44,7 +44,7 @@ def refusal_of(script: str, *arguments: str) -> str:
     assert result.exit_codes == [WRONG_OPTIONS], result.text
     assert result.text.count("Error: ") == 1
     assert "Traceback" not in result.text
-    # An error has four parts: what, and these.
+    # An error has four parts: its first part says what is wrong, and then come these three.
     for part in ("  in ", "  expected ", "  do "):
         assert part in result.text
     return result.text
@@ -135,8 +135,9 @@ def test_the_test_command_of_kair_is_answered_with_ours():
 
 
 def test_the_command_that_answers_kairs_is_one_that_this_program_takes(tmp_path):
-    # There are no weights 010: only 001 to 009 are released. The program notices this only after it
-    # has read the whole command.
+    # There are no weights 010, because only 001 to 009 are released. The program notices this only
+    # after it has read the whole command. So an error about the weights shows that the command is
+    # right.
     theirs = f"--task 010 --folder_lq {tmp_path} --tile 6 64 64"
     message = refusal_of("main_test_vrt.py", *theirs.split())
     python, program, *ours = advised_command(message)

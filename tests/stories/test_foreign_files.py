@@ -1,9 +1,9 @@
 """No program changes or removes a file that it did not make, wherever it is told to write.
 
 Each program first writes into an empty folder, which shows the names of its files. Then it writes
-into folders full of foreign files, folders and links, many of them with these names
-(tests/helpers/foreign.py). All of them must stay as they are. A new program that writes files
-belongs in `programs`.
+into folders full of foreign files, folders and links (tests/helpers/foreign.py). Many of these have
+the names of the program's files. All foreign files must stay as they are. If you add a program that
+writes files, add it to `programs`.
 """
 
 import json
@@ -84,7 +84,8 @@ def programs(home):
     out = ("--out", OUT)
     save = ("--save", "frames", "video")
     restore = ("--weights", home / "rgb.pth", "--input", clips, *save, "--output", OUT)
-    # One blurry frame of one frame, with 8 planes of spikes at half the size of the frame.
+    # These arguments make one blurry frame of one frame, with 8 planes of spikes at half the size
+    # of the frame.
     prepare_clips = ("--source", clips, "--average", 1, "--interpolate", 8, "--ratio", 2)
     foreign_options = ROOT / "tests/data/options/svrt_006.json"
     return {
@@ -130,7 +131,7 @@ def assert_unchanged(before, *folders):
     assert {path: after.get(path) for path in before} == before
 
 
-# The paths of the programs do not matter here, only their names.
+# Only the names of the programs matter here, so any folder will do.
 NAMES = list(programs(ROOT))
 
 
@@ -143,7 +144,7 @@ def test_no_program_changes_foreign_files_where_it_writes(home, tmp_path, name):
         names = files_that_it_writes(program, tmp_path / "clean")
         assert len(names) > 2  # else the program did not run to its end
 
-    # Three folders with other foreign files in them.
+    # Try three folders, each with other foreign files in it.
     for seed in range(3):
         folder = tmp_path / f"{seed} populated"
         outside = tmp_path / f"{seed} outside"

@@ -1,8 +1,8 @@
 """main_test_vrt.py --method joint: sharp frames solved from the blurry frames and the spikes.
 
-The joint solution improves first estimates. They come from the formula exposure, or from a network
-if --weights is given. The clip is a moving scene of three frames (tests/helpers/moving_scene.py).
-It is restored once in each way, for all tests.
+The joint solution improves first estimates of the frames. The first estimates come from the formula
+"exposure", or from a network if --weights is given. The clip is a moving scene of three frames
+(tests/helpers/moving_scene.py). Each way to restore the clip runs once, for all tests.
 
 What is tested: data/motion/joint/ has the solution, data/motion/joint_method.py the method.
 """
@@ -83,7 +83,7 @@ def test_it_is_better_than_the_formula_that_it_begins_with(restored_clips):
 
 
 def test_it_is_better_than_a_picture_of_only_the_spikes(restored_clips):
-    # tfp is grey, so the luma is compared.
+    # The frames of tfp are grey, so only the luma is compared.
     assert restored_clips["joint"].psnr_y > restored_clips["tfp"].psnr_y + 1.5  # dB
 
 
@@ -96,7 +96,7 @@ def test_frames_that_stand_still_stay_as_sharp_as_they_are(tmp_path):
 
     restore("--method", "joint", *files_of(still, tmp_path / "out"))
 
-    # The blurry frames are sharp here. Only noise and the rounding to 8 bits are left.
+    # Nothing moves, so the blurry frames are sharp. Only noise and the rounding to 8 bits are left.
     assert read_metrics(tmp_path / "out")["averages"]["restored"]["psnr"] > 38  # dB
 
 
@@ -130,7 +130,8 @@ def test_the_report_names_the_weights_that_it_begins_with(restored_clips):
 
 
 def test_options_are_given_as_method_keys(clip, restored_clips, tmp_path):
-    # One step of the solver, without the guard: less than the joint solution can do.
+    # With one step of the solver, and without the guard, the joint solution is weaker than usual.
+    # So a lower PSNR shows that the options were used.
     weak = ["method.steps=1", "method.guard=0"]
 
     restore("--method", "joint", *files_of(clip, tmp_path / "out"), *weak)

@@ -46,7 +46,8 @@ def test_a_frame_of_usual_size_stays_whole(size):
     assert band.view is view
 
 
-# The last frame is so wide that the rows of one overlap have more than MOST_PIXELS pixels.
+# The last frame is so wide that the common rows of two bands alone have more than MOST_PIXELS
+# pixels.
 @pytest.mark.parametrize("size", [(1080, 1920), (2160, 3840), (3000, 600), (100, 12000)], ids=str)
 def test_the_bands_of_a_large_frame_cover_all_rows(size):
     bands = bands_of(aligned_view(*size))
@@ -73,8 +74,8 @@ def test_a_band_has_the_spike_pixels_that_see_its_rows():
 
 
 def test_a_spike_pixel_of_a_band_lies_where_it_lies_on_the_frame():
-    # The spike camera is turned, so a row of its pixels lies slanted on the frame, over several
-    # rows.
+    # The spike camera is turned. So a row of its pixels lies slanted on the frame, over several
+    # rows of the frame.
     turned = np.array([[2.1, -0.1, 0.8], [0.05, 2.0, 1.4], [0, 0, 1.0]])
     view = View(SIZE, (270, 22), turned, is_display=False)
     # A spike pixel has 2 x 2 points. The axes of `on_frame` are row of the plane, point down,
@@ -85,13 +86,14 @@ def test_a_spike_pixel_of_a_band_lies_where_it_lies_on_the_frame():
         found = band.view.points_on_frame()
         rows, columns = band.plane_window
         expected = on_frame[rows, :, columns].reshape(found.shape)
-        # A band counts rows from its first row. So x stays, and y becomes less.
+        # A band counts rows from its own first row. So x stays the same, and y becomes less.
         expected = expected - np.array([0, band.rows.start])
         assert np.allclose(found, expected, atol=1e-3)  # pixels
 
 
 def test_a_band_that_no_spike_pixel_sees_has_no_spikes():
-    # 100 rows of spike pixels see the upper 200 of 560 rows. The lower band begins below them.
+    # 100 rows of spike pixels see the upper 200 of 560 rows. The lower band begins below these
+    # rows.
     view = View(SIZE, (100, 24), ALIGNED, is_display=False)
 
     upper, lower = bands_of(view, FEW_PIXELS)
@@ -134,7 +136,7 @@ def test_rows_beside_the_border_of_a_band_are_not_used():
 
 
 def test_solving_in_bands_gives_the_solution_of_the_whole_frame(tmp_path):
-    # The motion by 9 rows in an exposure crosses the borders of the bands.
+    # The scene moves by 9 rows in an exposure. So the motion crosses the borders of the bands.
     scene = Scene(velocity=(6.0, -9.0), size=SIZE, frames=1)
     reader = reader_of(scene.write(tmp_path / "clip"))
     z_0 = reader.frame(0)["lq"]  # the blurry frame, from which the solution begins
@@ -162,8 +164,8 @@ def test_solving_in_bands_gives_the_solution_of_the_whole_frame(tmp_path):
     in_bands = join_pictures([solved(band) for band in bands], bands)
 
     difference = (in_bands - solved(whole)).abs()
-    # They are not equal: the length of a step of the solver follows from sums over all pixels, and
-    # a band has other pixels. A frame is saved in steps of 1/255 = 0.004: the mean is below half a
-    # step, and the largest difference is some steps.
+    # The two solutions are not equal, because the length of a step of the solver follows from sums
+    # over all pixels, and a band has other pixels. A frame is saved in steps of 1/255 = 0.004. The
+    # mean difference is below half a step, and the largest difference is some steps.
     assert difference.mean() < 0.002
     assert difference.max() < 0.03

@@ -1,8 +1,8 @@
 """The clip cache: arrays of decoded frames and spikes, which are read in place of the files.
 
-`build_cache` writes a folder with index.json and, for each clip, its arrays. The samples from a
-cache must be those from the files. A cache that does not fit its files is refused, and nothing that
-somebody else put into its folder is removed.
+`build_cache` writes a folder with index.json and, for each clip, its arrays. Samples from a cache
+must equal the samples from the files. A cache that does not fit its files is refused. Nothing that
+somebody else put into the folder of a cache is removed.
 """
 
 import json
@@ -124,7 +124,7 @@ def test_a_cache_has_the_form_that_it_always_had(root):
     files = sorted((root / "GOPRO_Large/train/clip0/blur").iterdir())
     frames = b"".join(np.asarray(cv2.imread(str(path))).tobytes() for path in files)
     assert (root / "cache/clip0/lq.u8").read_bytes() == frames
-    # The planes of all spike files, one after the other, packed as in a .dat.
+    # The array has the planes of all spike files, one after the other, packed as in a .dat.
     files = sorted((root / "GOPRO_Large_spike_seq/train/clip0/spike").iterdir())
     planes = b"".join(path.read_bytes() for path in files)
     assert (root / "cache/clip0/spike.u8").read_bytes() == planes
@@ -133,7 +133,8 @@ def test_a_cache_has_the_form_that_it_always_had(root):
 @pytest.fixture
 def option_of_three_frames(root):
     """Give the option that chooses three frames of clip1, of which a cache was made."""
-    # The name of the clip, its number of frames, its shape (0: not known), and its first frame.
+    # A line has the name of the clip, its number of frames, its shape (0: not known), and its first
+    # frame.
     (root / "meta.txt").write_text("clip1 3 0 000001\n")
     choice = {"meta_info_file": str(root / "meta.txt")}
     make_cache(root, **choice)
@@ -160,7 +161,7 @@ def test_an_array_that_is_removed_during_the_run_is_named(root, option_of_three_
 
 # ---- A cache that does not fit ----
 
-# Each function damages the cache, or changes a file of its source.
+# Each of the next functions damages the cache, or changes a file of its source.
 
 
 def touch(root):

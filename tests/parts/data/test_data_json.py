@@ -101,7 +101,7 @@ def test_a_useless_file_is_refused_with_a_message(tmp_path, name, data):
         reader(tmp_path / name)
     seconds = time.monotonic() - begin
 
-    # The message names the file, but does not quote all of its content.
+    # The message names the file. But it does not quote all of the content, which may be long.
     message = str(error.value)
     assert name in message
     assert len(message) < 1500
@@ -109,7 +109,7 @@ def test_a_useless_file_is_refused_with_a_message(tmp_path, name, data):
 
 
 def test_a_folder_whose_name_is_no_utf_8_is_read(tmp_path):
-    # The byte 0xE9 is an é in Latin-1. In UTF-8 this byte alone is an error.
+    # The byte 0xE9 is the letter é in Latin-1. In UTF-8 this byte alone is an error.
     folder = os.path.join(os.fsencode(tmp_path), b"d\xe9fi")
     os.mkdir(folder)
     path = Path(os.fsdecode(folder), "dataset.json")
@@ -178,8 +178,8 @@ def test_records_and_nulls_of_a_clip_are_accepted(tmp_path):
     own = {"split": "train", "source": "x.mp4", "planes": None, "offset": None, "rig": {"any": 1}}
     (tmp_path / "dataset.json").write_text(json.dumps(INFO | {"clips": {"a": own}, "planes": 56}))
 
-    # A file has 56 planes. The last file of a clip may lack its last 7 planes, so it has at least
-    # 49.
+    # A file has 56 planes. The last file of a clip may lack its last 7 planes. So it has at least
+    # 49 planes.
     assert load_info(str(tmp_path)).planes_of("a", 7) == (56, 49)
 
 
@@ -207,7 +207,7 @@ def test_exposures_out_of_range_are_refused(value):
 def test_a_file_holds_as_many_exposures_as_end_in_it(period, start, length, offset):
     table = {"start": start, "length": length, "period": period}
     timing = Timing(exposures=read_exposures(table), offset=offset)
-    # The table names no clip, so its exposures have the key "" and hold for all clips.
+    # The table names no clip. So its exposures have the key "", and are used for all clips.
     exposures = not_none(timing.exposures)[""]
 
     for planes in (1, 24, 25, 55, 56, 57, 87, 88, 89, 1000):

@@ -23,7 +23,8 @@ SIZE_FLAGS = ["--size", "128", "200"]
 
 # The true matrix from spike pixels to RGB pixels.
 TRUTH = similarity(angle_deg=2.0, scale=1.37, spike=PLANE, rgb=FRAME, shift=(7.3, -4.8))
-# The same for a camera that looks slightly from the side, and strongly from the side.
+# The matrix of a camera that looks slightly from the side, and of one that looks strongly from the
+# side.
 SLIGHT_PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [8e-5, -5e-5, 1]]) @ TRUTH
 STRONG_PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [4e-4, -3e-4, 1]]) @ TRUTH
 
@@ -85,7 +86,7 @@ def test_the_file_says_how_well_the_pictures_fit(turned_camera):
 
     found = load_calibration(folder / "calibration.json")
 
-    # The residual is 0.07 RGB pixels here.
+    # The measured residual is 0.07 RGB pixels, far below the limit.
     assert found.made["residual_px"] < 0.5
 
 
@@ -277,7 +278,7 @@ def test_the_share_of_the_planes_that_was_exposed_is_found(
     out = tmp_path / "out.json"
 
     # The program is told 50 planes, 8 to 57. The true exposure has 40 planes, 20 to 59, which is a
-    # share of 0.8. The middle 40 of the told planes are 13 to 52, so the offset is 7 planes.
+    # share of 0.8. The middle 40 of the told planes are 13 to 52. So the true offset is 7 planes.
     code = find_time_offset(still_calibration, moving_pair, out, planes=(8, 50))
 
     assert code == 0

@@ -25,7 +25,7 @@ from utils.image import imwrite_rgb
 
 # Exit code of main_test_vrt.py if an option must be changed.
 EXIT_CHANGE_OPTIONS = 2
-# Seconds until a restoration must have ended. It takes less than ten on an idle machine.
+# Seconds until a restoration must have ended. A restoration takes less than ten on an idle machine.
 LIMIT_S = 120
 
 
@@ -98,8 +98,8 @@ def test_a_larger_frame_than_allowed_is_refused(tmp_path):
 
 
 def test_more_bytes_than_allowed_are_refused_before_they_are_read(tmp_path, frame):
-    # A file of the allowed size, which takes no room on the disk. Together with the frame it is too
-    # much.
+    # This file has exactly the allowed size, but takes no room on the disk. Together with the
+    # frame, the files are too large.
     (tmp_path / "clip.dat").touch()
     os.truncate(tmp_path / "clip.dat", MOST_BYTES)
 
@@ -170,7 +170,7 @@ def test_a_rate_is_asked_for_if_nobody_gives_it(tmp_path, clip, rate, is_asked_f
     assert ("give spike.rate" in work.messages()) == is_asked_for
 
 
-# Slow, and not in `make test`, where one name is enough: the film below is restored by "operator",
+# This test is slow. In `make test`, one name is enough: the film below is restored by "operator",
 # the default of `start_restoration`.
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", sorted(path.stem for path in (ROOT / "weights").glob("*.pth")))
@@ -185,7 +185,8 @@ def test_all_shipped_weights_restore_by_name(tmp_path, clip, weights):
 
 def test_a_film_with_one_spike_file_gives_restored_frames_and_a_film(tmp_path):
     write_video(tmp_path / "film.mp4", count=4, fps=10, height=96, width=96)
-    # 40 planes of 48 x 48 for each of 4 frames. A pixel fires with a probability of 0.3.
+    # The file has 40 planes of 48 x 48 for each of 4 frames. A pixel fires with a probability of
+    # 0.3.
     spikes = np.random.default_rng(0).random((160, 48, 48)) < 0.3
     write_dat(tmp_path / "clip.dat", spikes.astype(np.uint8))
     options = 'spike.exposure={"start": 0, "length": 40, "period": 40}\nspike.flip=false'

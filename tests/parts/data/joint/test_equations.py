@@ -6,8 +6,9 @@ say what both cameras see of a sharp frame that moves along the motion:
     RGB equations      the mean of the moving frame over the exposure is the blurry frame
     spike equations    a pixel collects one threshold of light between two neighbouring spikes
 
-A comment "measured" beside a limit is the value when the test was written. The claim of the test
-still holds at the limit, and the distance between both leaves room for other versions of torch.
+"Measured" in a comment is the value when the test was written. The claim of the test still holds at
+the limit. The distance between the measured value and the limit leaves room for other versions of
+torch.
 """
 
 import copy
@@ -44,8 +45,8 @@ def root_mean_square(values: torch.Tensor) -> float:
 def misfit(equations: Equations, frame: torch.Tensor) -> Misfit:
     """Return how badly a frame fits the equations. 1 is as good as noise allows."""
     r_b, r_s = equations.system.residuals(frame)
-    # A weight is 1 / (expected error), so weight times residual is a residual in multiples of its
-    # expected error. Spike intervals that do not count have weight 0.
+    # A weight is 1 / (expected error). So weight times residual is a residual in multiples of its
+    # expected error. Intervals between spikes that do not count have weight 0.
     of_rgb = (equations.system.rgb.weights * r_b)[INSIDE]
     counts = equations.system.spikes.weights[INSIDE_SPIKES] > 0
     of_spikes = (equations.system.spikes.weights * r_s)[INSIDE_SPIKES][counts]
@@ -55,8 +56,8 @@ def misfit(equations: Equations, frame: torch.Tensor) -> Misfit:
 def test_the_sharp_frame_along_the_true_motion_fits_all_equations(true_case):
     of_sharp = misfit(true_case.equations, true_case.sharp)
 
-    # 1 is the expected error, and 1.5 leaves room for chance. Measured: 0.2 for RGB, 0.6 (light)
-    # and 0.8 (display values) for spikes.
+    # 1 is the expected error, and 1.5 leaves room for chance. Measured: 0.2 for RGB. For spikes,
+    # 0.6 if they integrate light, and 0.8 if they integrate display values.
     assert of_sharp.rgb < 1.5
     assert of_sharp.spikes < 1.5
 
@@ -65,8 +66,9 @@ def test_the_blurry_frame_fits_the_equations_worse_than_the_sharp_frame(true_cas
     of_sharp = misfit(true_case.equations, true_case.sharp)
     of_blurry = misfit(true_case.equations, true_case.blurry)
 
-    # Measured: RGB 9 times, spikes 2.0 (light) and 1.5 (display values) times. The limit for spikes
-    # is lower, because a single interval of spikes is noisy and tells less.
+    # Measured: RGB fits 9 times worse. Spikes fit 2.0 times worse if they integrate light, and 1.5
+    # times worse for display values. The limit for spikes is lower, because a single interval of
+    # spikes is noisy and tells less.
     assert of_blurry.rgb > 3 * of_sharp.rgb
     assert of_blurry.spikes > 1.3 * of_sharp.spikes
 
@@ -82,7 +84,7 @@ def test_the_divisor_has_the_row_sums_of_the_normal_equations(true_case):
 
     row_sums = linearised.row_sums()
     for colour in range(3):
-        # The product of A^T W A with a picture of ones in this colour adds up each of its rows.
+        # The product of A^T W A with a picture of ones in this colour adds up each row of A^T W A.
         ones = torch.zeros_like(z)
         ones[colour] = 1
         product = linearised.adjoint(*linearised.weighted_change(ones))
@@ -123,7 +125,7 @@ def test_the_first_step_changes_the_frame_as_the_equations_pull_it(true_case, mo
         expected = slope * (by_x + luma_weights * by_l)
     inside = (z > 0) & (z < 1)  # the solution is limited to these values
     change = (z - z_0)[inside]
-    # The cosine of the angle between both directions. It is 1 if they are equal.
+    # The cosine of the angle between the two directions is 1 if the directions are equal.
     cosine = torch.cosine_similarity(change, expected[inside], dim=0)
     assert float(cosine) > 0.9999
 
@@ -139,6 +141,6 @@ def test_a_gpu_gives_the_frame_that_the_cpu_gives(moving_clip):
         frames.append(frame.cpu())
 
     on_cpu, on_gpu = frames
-    # Sums are taken in another order, and the steps of the solver enlarge the difference. A frame
-    # is saved in steps of 1/255 = 4e-3.
+    # The GPU takes sums in another order, and the steps of the solver enlarge the difference. The
+    # limit is below the steps in which a frame is saved, 1/255 = 4e-3.
     assert (on_cpu - on_gpu).abs().max() < 1e-3

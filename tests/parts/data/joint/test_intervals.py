@@ -1,8 +1,9 @@
 """data/motion/joint/intervals.py: the intervals between two spikes of a pixel.
 
 A pixel fires when it has collected a fixed amount of light, its threshold. So between two spikes it
-has collected as many thresholds as it has spikes since the first one. The caller gives edges:
-instants at which intervals should begin and end. An interval uses the spikes nearest to them.
+has collected as many thresholds as it has spikes after the first of the two. The caller gives
+edges: instants at which intervals should begin and end. An interval begins and ends at the spikes
+that are nearest to two edges.
 
 Times are counted in planes. A spike in plane p has the time p + 1, the end of its plane.
 """
@@ -16,7 +17,7 @@ import pytest
 from data.motion.joint.intervals import spike_intervals
 from tests.helpers.made_exposures import PLANES
 
-# Times between which light is counted, in planes: five edges, so four intervals of a pixel at most.
+# The edges, in planes. Between five edges, a pixel has four intervals at most.
 EDGES = np.array([8, 14, 20, 26, 32])
 
 
@@ -72,7 +73,8 @@ def test_an_interval_goes_from_one_spike_to_a_later_one(random_stream):
             assert interval.end in times
             assert EDGES[0] <= interval.begin < interval.end <= EDGES[-1]
             checked += 1
-    # Of 4 x 30 possible intervals, 80 exist. Without any, the loop would have checked nothing.
+    # Of 4 x 30 possible intervals, 80 exist. If there were none, the loop would have checked
+    # nothing.
     assert checked > 60
 
 
@@ -118,5 +120,6 @@ def test_nearly_each_pixel_that_fires_twice_within_the_edges_has_an_interval(ran
 
     has_interval = counts.sum(0) > 0
     fires_twice = random_stream[7:32].sum(0) > 1  # the spikes of these planes have times 8 to 32
-    # A spike may be the nearest to all edges, so a few pixels may have no interval. Measured: 1.0.
+    # One spike may be the nearest to all edges. So a few pixels may have no interval. The measured
+    # share of equal pixels is 1.0.
     assert (has_interval == fires_twice).mean() > 0.9
