@@ -1,6 +1,7 @@
 """Return what a test expects to be there, or end the test with a message of what is missing.
 
-The type checker then knows the type: `not_none(value)` is not None, `module_of` has its class.
+After such a call, the type checker knows the type of the result. E.g. it knows that the result of
+`not_none` is not None, and that the result of `module_of` has the given class.
 """
 
 import re

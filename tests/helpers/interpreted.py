@@ -2,9 +2,10 @@
 
     tests/helpers/interpreted.py MODULE ARGUMENTS
 
-Triton decides while it is imported whether it interprets. This program is a fork of a process that
-has imported Triton already (tests/dist/fork_server.py). So it imports Triton anew, but for the part
-in C++, which a process can load only once and which decides nothing.
+Triton decides while it is imported whether it uses its interpreter. This program is a fork of a
+process that has imported Triton already (tests/dist/fork_server.py), so it imports Triton anew.
+Only the part in C++ is not imported anew, because a process can load it only once. This part does
+not decide.
 """
 
 import os

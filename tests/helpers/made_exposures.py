@@ -1,6 +1,7 @@
 """Exposures without a picture, whose spikes a test chooses (data/motion/joint/).
 
-A frame has H x W RGB pixels, a plane (one binary picture of the spike camera) h x w spike pixels.
+A frame has H x W RGB pixels. A plane, which is one binary picture of the spike camera, has h x w
+spike pixels.
 """
 
 import numpy as np

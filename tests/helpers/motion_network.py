@@ -1,4 +1,7 @@
-"""A network of motion that gives one curve for all pixels, so that its motion can be worked out."""
+"""A network of motion that gives one curve for all pixels, so a test knows its result.
+
+A curve says where a pixel is at each time of the exposure.
+"""
 
 from collections.abc import Sequence
 
@@ -10,8 +13,8 @@ from models.fusion.motion_net import CHANGES, LEVELS, MotionNet
 def constant_network(curve: Sequence[float] = (0.0,) * 6, log_error: float = 0.0) -> MotionNet:
     """Return a network that gives the same curve everywhere.
 
-    All its weights are 0. So the result is the bias of the last layer, which is set to `curve` and
-    `log_error`.
+    All its weights are 0. So its result is the bias of the last layer, which has the numbers of
+    `curve`, and then `log_error`.
 
     curve: x1, y1, x2, y2, x3, y3. The shift along x at time tau is x1 tau + x2 tau^2 + x3 tau^3, in
     spike pixels.
@@ -20,7 +23,8 @@ def constant_network(curve: Sequence[float] = (0.0,) * 6, log_error: float = 0.0
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.zero_()
-        # The last net works at the finest level. Its layer 6 is its last layer.
+        # A MotionNet has a net for each level of resolution. The last net works at the finest
+        # level, and its layer 6 is its last layer.
         bias = net.get_parameter(f"nets.{len(LEVELS) - 1}.6.bias")
         bias.copy_(torch.tensor([*curve, log_error]))
     assert len(bias) == CHANGES

@@ -1,8 +1,9 @@
 """Imitates a system that does not show its processes in /proc, as macOS.
 
-A command that begins with PREFIX runs in a mount namespace: it sees an empty folder in place of
-/proc, and the rest of the machine sees no change. Only /proc/cpuinfo stays, because libraries of
-torch choose their arithmetic by it. tests/parts/utils/test_system.py runs trainings in this way.
+A command that begins with PREFIX runs in a mount namespace, in which it sees other files than the
+rest of the machine. In place of /proc, it sees a folder that has only cpuinfo. This file must stay,
+because libraries of torch choose their arithmetic by it. tests/parts/utils/test_system.py runs
+trainings in this way.
 """
 
 import os
@@ -11,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Covers /proc by an empty file system, puts cpuinfo back, and runs the command.
+# A script that covers /proc with an empty file system, puts cpuinfo back, and runs the command.
 HIDE = """
 info=$(mktemp) && cp /proc/cpuinfo "$info" && mount -t tmpfs none /proc &&
 mv "$info" /proc/cpuinfo && exec "$@"

@@ -39,8 +39,8 @@ def bytes_of_save(state: object, is_new: bool = True, has_sums: bool = True) -> 
     return file.getvalue()
 
 
-# Name -> bytes of a file. With checksums, most damage is noticed before the parts are read. Without
-# checksums, the damage reaches the code that reads the parts.
+# Name of a kind of file -> the bytes of such a file. With checksums, most damage is noticed before
+# the parts of the file are read. Without checksums, damage reaches the code that reads the parts.
 WEIGHTS = {
     "zip file": bytes_of_save(STATE),
     "zip file without checksums": bytes_of_save(STATE, has_sums=False),
@@ -90,7 +90,7 @@ def test_a_damaged_network_is_built_or_refused(tmp_path, data):
 
 # ---- Options that no network has ----
 
-# Negative numbers, and numbers far above any size of a network.
+# The whole numbers include negative ones, and numbers far above any size of a network.
 single_values = (
     st.none()
     | st.booleans()
@@ -116,7 +116,7 @@ def content_of_small():
 
 # Keys of the section `netG` in the options that a file holds beside its weights.
 NET_KEYS = ("net_type", "depths", "embed_dims", "window_size", "num_heads", "mlp_ratio", "fusion")
-# Keys of these options, outside of `netG` or for all of it.
+# Keys of these options beside the keys within `netG`. The key `netG` replaces the whole section.
 OUTER_KEYS = ("scale", "netG", "spike_channels", "spike", "spike_data", "datasets")
 
 
@@ -131,7 +131,7 @@ def test_weights_that_do_not_fit_their_options_are_refused(
     path = Path(tmp_path, "a.pth")
     options = content_of_small["options"]
     changed_options = options | {"netG": options["netG"] | change} | outer
-    # A file with only 20 of the weights is written faster. The other weights are missing, so the
+    # Write only 20 of the weights, because this is faster. The other weights are missing, so the
     # file must be refused even if the options were not changed.
     few_weights = dict(list(content_of_small["params"].items())[:20])
     torch.save({"params": few_weights, "options": changed_options}, path)

@@ -13,7 +13,7 @@ from models.vrt.attention import cpu_forward, window
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("is_biased", [False, True])
 def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, monkeypatch):
-    # 7 windows, 3 heads, 6 tokens, 5 channels in a head.
+    # The shape has 7 windows, 3 heads, 6 tokens, and 5 channels of a head.
     shape = (7, 3, 6, 5)
     q = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     k = torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -33,8 +33,10 @@ def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, mo
         return out, *torch.autograd.grad((out * weight).sum(), inputs)
 
     plain = output_with_gradients()
-    monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})  # pads 5 channels to 8
-    monkeypatch.setattr(window, "MOST_HEADS", 10)  # at most three windows (9 heads) per call
+    # Heads are padded to a multiple of 64 bytes, which are 8 channels in float64.
+    monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})
+    # A call takes at most 10 heads, so at most three windows, which have 9 heads.
+    monkeypatch.setattr(window, "MOST_HEADS", 10)
     padded = output_with_gradients()
 
     for found, expected in zip(padded, plain, strict=True):
@@ -44,7 +46,8 @@ def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, mo
 class RandomAttention:
     """Random q, k, v (5, 2, 9, 4) and a bias (1, 2, 9, 9), with the results of `cpu_attention`.
 
-    factor: multiplies q, and so the logits. 500 is so large that exp of the logits overflows.
+    factor: multiplies q, and therefore the logits. With 500, the logits are so large that their
+    exponentials overflow.
     """
 
     SCALE = 0.5

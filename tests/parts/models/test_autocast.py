@@ -17,11 +17,12 @@ from utils.options.train_options import AmpOptions
 
 
 def test_a_far_offset_keeps_its_fraction_in_bfloat16():
-    # bfloat16 has 8 bits: 20.0625 becomes 20.0, and column 301 becomes 300 or 302. The columns
-    # alternate between 0 and 1, so a wrong column shows in the result.
+    # A number in bfloat16 has 8 significant bits: 20.0625 becomes 20.0, and column 301 becomes 300
+    # or 302. The columns of x alternate between 0 and 1, so a wrong column shows in the result.
     x = (torch.arange(320) % 2).float().expand(1, 1, 4, 320)
     offset = torch.full((1, 18, 4, 320), 20.0625)
-    offset[:, 0::2] = 0  # 9 pairs of (y, x), of which only x stays
+    # The 18 channels are 9 pairs (y, x). Leave only the offsets along x.
+    offset[:, 0::2] = 0
     mask = torch.ones(1, 9, 4, 320)
     weight = torch.zeros(1, 1, 3, 3)
     weight[0, 0, 1, 1] = 1
@@ -60,7 +61,7 @@ def test_the_flow_is_computed_in_full_float32():
     for module in net.spynet.modules():
         if isinstance(module, torch.nn.Conv2d):
             module.register_forward_pre_hook(note_precision)
-    # torch allows TF32 in convolutions by default. Otherwise this test would show nothing.
+    # torch allows TF32 in convolutions by default. If it did not, this test would show nothing.
     assert allows_tf32()[0]
 
     with torch.autocast("cpu", torch.bfloat16):
@@ -119,8 +120,9 @@ def test_under_autocast_every_block_takes_the_dtype_that_it_gives(cpu_form, monk
 
 def test_a_network_first_used_in_inference_mode_still_trains():
     net = VRT(**SMALL, kernels="plain")
-    # No other test has this size. Constant tensors are cached for each size, and tensors that are
-    # made in inference mode could not be used for training.
+    # The network makes constant tensors for each size, and keeps them. No other test has this size,
+    # so they are made here in inference mode. torch refuses to train with tensors that were made in
+    # inference mode.
     x = clip(40, 56)
 
     with torch.inference_mode():
@@ -135,7 +137,7 @@ def test_a_network_first_used_in_inference_mode_still_trains():
     [
         pytest.param("auto", [True], "bfloat16", id="auto, a GPU that has it"),
         pytest.param("auto", [False], "float16", id="auto, a GPU that lacks it (V100)"),
-        # All ranks need one type, because only gradients in float16 are scaled.
+        # All ranks need the same type, because gradients are scaled in float16 and not in bfloat16.
         pytest.param("auto", [True, False], "float16", id="auto, two ranks that differ"),
         pytest.param("bfloat16", [False], "bfloat16", id="bfloat16 by name"),
         pytest.param("float16", [True], "float16", id="float16 by name"),

@@ -15,13 +15,13 @@ from tests.helpers.exact_step import (
     stored_step,
 )
 
-# Slow, because `make test` compares the gradients of other networks with those of the published
-# equations: tests/parts/models/test_network_vrt.py.
+# These tests need not be in `make test`, because test_network_vrt.py there compares the gradients
+# of other networks with the gradients of the published network.
 pytestmark = pytest.mark.slow
 
-# The largest accepted error in float32, relative to the largest value of a tensor. If a sampled
-# position is rounded to the other side of a pixel, its derivative is another one. So single
-# gradients have errors of 3e-3.
+# The largest accepted error in float32, relative to the largest value of a tensor. The errors of
+# single gradients are 3e-3, because float32 rounds a sampled position to the other side of a pixel,
+# where the derivative is another one.
 LIMIT_OF_OUTPUT = 1e-5
 LIMIT_OF_GRADIENT = 5e-3
 
@@ -50,8 +50,8 @@ def test_a_gradient_that_is_two_per_cent_too_large_is_an_error(step):
 def test_a_nan_between_the_stored_positions_is_an_error(step):
     name = max(step, key=lambda tensor: step[tensor].numel())
     broken = step[name].clone()
-    # Of this tensor, the elements 0, ..., last are stored at equal distances, which are far larger
-    # than 1. So element 1 is not stored.
+    # The stored elements of this tensor are at equal distances from the first to the last one. The
+    # distances are far larger than 1, so element 1 is not stored.
     broken.view(-1)[1] = float("nan")
 
     errors = relative_errors(step | {name: broken}, stored_step())

@@ -21,7 +21,7 @@ from models.vrt.memory.saved_bytes import saved_bytes
 from tests.helpers.small_vrt import SMALL
 from utils.errors import OptionError
 
-# Arguments of a network with few blocks, and with randomness: a step drops half of the branches.
+# Arguments of a network with few blocks, and with randomness: a step drops branches at random.
 TINY: dict[str, Any] = {
     **SMALL,
     "depths": [2, 1, 1, 1, 1, 1, 2, 1, 1],

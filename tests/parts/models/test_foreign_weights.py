@@ -1,7 +1,7 @@
 """Weights files of other programs: what is read from them, and files that are something else.
 
-Most tests run main_test_vrt.py, which restores a clip of four frames with the weights. The error
-about a file that is no weights file says what the file is, and what to do.
+Most tests run main_test_vrt.py, which restores a clip of four frames with the weights. If a file is
+no weights file, the error says what the file is, and what the user can do.
 """
 
 import gzip
@@ -37,7 +37,7 @@ def clip_of(home: Path) -> tuple[str, ...]:
 
 # ---- Files that are something else ----
 
-# Each function writes something else into the file of the weights.
+# Each function writes something that is no weights file to a path.
 
 
 def write_page(path: Path) -> None:
@@ -84,7 +84,7 @@ def write_gzip(path: Path) -> None:
 
 
 def write_safetensors(path: Path) -> None:
-    # The length of the header, 8, in eight bytes, then the header.
+    # The file begins with the length of its header, 8, in eight bytes. Then comes the header.
     path.write_bytes(b'\x08\0\0\0\0\0\0\0{"a":{}}')
 
 
@@ -157,8 +157,8 @@ def test_a_file_of_something_else_is_named_for_what_it_is(wrong, home, tmp_path)
 
 # ---- Numbers of NumPy ----
 
-# Training programs save such numbers beside the weights, e.g. the best PSNR. torch refuses them as
-# it refuses any object, although they are harmless.
+# Training programs save numbers of NumPy beside the weights, e.g. the best PSNR. They are harmless,
+# but torch refuses them, as it refuses any object of a class that it does not know.
 SCALARS = [
     np.float64(31.25),
     np.float32(0.5),
@@ -182,8 +182,8 @@ def test_numbers_of_numpy_beside_the_tensors_are_no_hindrance(home, tmp_path, is
         scores[name] = read_metrics(tmp_path / name)["clips"]["mine"]["per_frame"]
 
     assert scores["with"] == scores["without"]
-    # While a file is read, torch must allow numbers of NumPy. Afterwards it must not: the list of
-    # what torch allows counts for the whole process.
+    # While our program reads a file, it adds numbers of NumPy to torch's list of allowed names. The
+    # list counts for the whole process, so afterwards they must be removed.
     assert "numpy" not in str(torch.serialization.get_safe_globals())
 
 
@@ -195,8 +195,8 @@ def test_a_scalar_that_is_no_number_is_refused(value, tmp_path):
         read_weights(tmp_path / "w.pth")
 
 
-# torch has one list of allowed names for the whole process. Without a lock, threads that change it
-# at the same time would disturb one another.
+# torch has one list of allowed names for the whole process. Without a lock, threads that change the
+# list at the same time would disturb one another.
 def test_two_threads_read_files_with_numbers_of_numpy_at_once(tmp_path):
     torch.save({"params": {"a": torch.ones(1)}, "best": SCALARS}, tmp_path / "w.pth")
     found: list[int] = []
@@ -218,7 +218,8 @@ def test_two_threads_read_files_with_numbers_of_numpy_at_once(tmp_path):
 # ---- Names of wrapped networks ----
 
 
-# torch.compile puts "_orig_mod." before each name, and DistributedDataParallel "module.".
+# torch.compile puts "_orig_mod." before each name, and DistributedDataParallel puts "module." in
+# this place.
 @pytest.mark.parametrize(
     "prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."]
 )

@@ -1,11 +1,13 @@
 """models/fusion/fusion_motion.py: the fusion "motion", learned steps along the motion of a clip.
 
-Its first estimate z_0 is the result of the fusion "exposure". Steps then change the estimate so
-that it fits the equations of both cameras better (data/motion/joint/). The equations of these
-tests belong to the middle frame of a rendered scene that moves (tests/helpers/moving_scene.py).
+The first estimate of this fusion, z_0, is the result of the fusion "exposure". Steps then change
+the estimate so that it fits the equations of both cameras better (data/motion/joint/). The
+equations of these tests belong to the middle frame of a rendered scene that moves
+(tests/helpers/moving_scene.py).
 
-A step sees the evidence of the equations (what is known before any step) and their pulls (how they
-would change the frame). "proposal" is a solution of the equations, to which a step may go.
+A step sees the evidence of the equations, which is known before any step, and their pulls, which
+say how the equations would change the frame. A proposal is a solution of the equations. A step may
+go towards it.
 """
 
 import itertools
@@ -130,7 +132,8 @@ def test_each_step_gives_a_frame(equations):
 def test_all_weights_of_the_steps_learn(equations):
     z_0 = equations.blurry.clone()
     steps = small_steps(2)
-    # The last layer of untrained steps is 0, and would stop the gradients.
+    # The last layer of untrained steps is 0, so no gradient would reach the layers before it. Give
+    # it random weights.
     torch.nn.init.normal_(steps.tail.weight, 0, 0.1)
     frames = steps.all_steps(z_0, equations.proposal(z_0), equations)
 
@@ -151,7 +154,8 @@ def test_what_the_steps_see_is_finite_and_about_one(equations, kind):
     assert values.abs().mean() < 2
 
 
-# The eight turns: each of the three fields is False or True.
+# All eight turns and mirrorings of a picture. A `Turn` has three fields, each of which is False or
+# True.
 ALL_TURNS = [Turn(*fields) for fields in itertools.product((False, True), repeat=3)]
 
 

@@ -1,7 +1,7 @@
 """models/metrics.py, models/restore/scores.py and lpips.py: the scores of restored frames.
 
-PSNR and SSIM are compared with scikit-image on a smooth random picture and a noisy copy. LPIPS
-is compared with a number that the published package gave.
+PSNR and SSIM are compared with the results of scikit-image, on a smooth random picture and a noisy
+copy of it. LPIPS is compared with a number that the published package gave.
 """
 
 import math
@@ -27,7 +27,7 @@ from models.restore.scores import collect, score_table
 from utils.errors import CheckpointError, DataError, OptionError
 from utils.image import tensor_to_uint8
 
-# The largest difference from another program that computes in float64.
+# The largest accepted difference from scikit-image. Both programs compute in float64.
 EXACT = 1e-9
 
 
@@ -58,9 +58,9 @@ def test_a_metric_with_the_name_of_lpips_is_refused(monkeypatch):
 
 # ---- PSNR and SSIM ----
 
-# The noise of the second picture: hardly any, and much.
+# Standard deviations of the noise of the second picture: hardly any noise, and much noise.
 NOISE = [1, 80]
-# The window of the paper of SSIM.
+# Arguments of scikit-image for the window that the paper on SSIM describes.
 SSIM_WINDOW = {
     "gaussian_weights": True,
     "sigma": 1.5,
@@ -71,7 +71,8 @@ SSIM_WINDOW = {
 
 @pytest.mark.parametrize("noise", NOISE)
 def test_psnr_agrees_with_scikit_image(noise):
-    # Not at the top: every worker reads every file of tests, and the import takes two seconds.
+    # This import is not at the top, because it takes two seconds, and every worker of pytest reads
+    # every file of tests.
     from skimage.metrics import peak_signal_noise_ratio
 
     a, b = pair(noise=noise)
@@ -236,11 +237,13 @@ def lpips_files(tmp_path_factory):
 
     They have the published names of tensors, and random values.
     """
-    import torchvision  # imports torch's compiler, and every worker reads every file of tests
+    # This import is not at the top, because it loads torch's compiler, and every worker of pytest
+    # reads every file of tests.
+    import torchvision
 
     folder = tmp_path_factory.mktemp("lpips")
     generator = torch.Generator().manual_seed(0)
-    # LPIPS uses only the convolutions: the first 12 layers.
+    # LPIPS uses only the convolutions of AlexNet, which are in the first 12 layers.
     features = torchvision.models.alexnet(weights=None).features[:12]
     backbone = {}
     for name, tensor in features.state_dict().items():
@@ -265,7 +268,8 @@ def wave_pair():
     return (255 * a).permute(1, 2, 0).numpy(), (255 * b).permute(1, 2, 0).numpy()
 
 
-# The distance of the pair, computed by the package lpips 0.1.4 with these weights.
+# The distance of the pictures of `wave_pair`. The package lpips 0.1.4 computed it with the weights
+# of `lpips_files`.
 PUBLISHED = 0.218428
 
 

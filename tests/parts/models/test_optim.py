@@ -1,4 +1,8 @@
-"""models/schedules.py, models/optim.py and models/losses.py: learning rate, groups, losses."""
+"""models/schedules.py, models/optim.py and models/losses.py: learning rate, groups, losses.
+
+An optimizer can have two groups of parameters. The parameters of the "slow group" are frozen for
+the first steps (fix_iter), and then learn with a smaller rate than all others.
+"""
 
 import math
 from typing import Any
@@ -25,7 +29,7 @@ OPTIONS: dict[str, Any] = {
     "G_optimizer_lr": 4e-4,
     # Parameters with one of these words in their names form the slow group.
     "fix_keys": ["spynet", "deform"],
-    # The slow group has this part of the learning rate.
+    # The learning rate of the slow group is this number times the full rate.
     "fix_lr_mul": 0.125,
     "G_scheduler_periods": 300,
     "G_scheduler_milestones": [10, 20],
@@ -39,7 +43,7 @@ def train_options(**changes: Any) -> TrainOptions:
 
 # ---- The learning rate of a step ----
 
-# The rate at the end of the cosine.
+# The learning rate at the end of the cosine.
 FLOOR = 1e-7
 
 
@@ -117,7 +121,7 @@ def test_a_schedule_that_returns_no_rate_is_refused(own_schedule, rate):
 
 
 def test_a_rate_of_numpy_can_be_saved(own_schedule):
-    # A checkpoint holds only plain types.
+    # A checkpoint holds only plain types, so the rate must be a float of Python.
     assert type(lr_at(7, base=1.0, train=own_schedule(np.float64(0.5)))) is float
 
 
@@ -132,8 +136,9 @@ def linear_layers(*names: str) -> nn.ModuleDict:
 @pytest.mark.parametrize(
     ("fix_iter", "expected"),
     [
-        # Pairs: number of parameters, learning rate. "mlp" has 2 parameters. The slow group has 2 x
-        # 2, and 0.125 x 4e-4 = 5e-5.
+        # A pair is the number of parameters of a group and its learning rate. The first group has
+        # the 2 parameters of "mlp". The slow group has 2 x 2 parameters, and its rate is
+        # 0.125 x 4e-4 = 5e-5.
         pytest.param(20_000, [(2, 4e-4), (4, 5e-5)], id="frozen at first, then slow"),
         pytest.param(-1, [(6, 4e-4)], id="-1"),
         pytest.param(None, [(6, 4e-4)], id="not given"),
@@ -193,15 +198,16 @@ def take_step(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
 
 
 def test_the_moments_of_another_optimizer_begin_anew(caplog):
-    # No parameter of this network has a key of OPTIONS in its name, which would cause a warning. So
-    # fix_keys is [].
+    # No parameter of this network has one of OPTIONS["fix_keys"] in its name, which would cause a
+    # second warning. So fix_keys is [] here.
     net = linear_layers("mlp")
     saved = saved_moments(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net)
     optimizer = build_optimizer(net, train_options(fix_keys=[]))
     saved_options = {"G_optimizer_type": "momentum", "fix_iter": None, "fix_keys": []}
 
     load_moments(optimizer, saved, net, saved_options, train_options(fix_keys=[]))
-    take_step(optimizer, net)  # fails if Adam has got the moments of SGD
+    # This step would fail if Adam had got the moments of SGD.
+    take_step(optimizer, net)
 
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["train.G_optimizer_type: momentum -> adam; its moments begin at zero"]
@@ -220,7 +226,7 @@ def test_adam_and_adamw_share_their_moments():
 
 # ---- Losses ----
 
-# Differences of 3 and 4.
+# The two values of these tensors differ by 3 and by 4.
 RESTORED = torch.tensor([1.0, 5.0])
 GT = torch.tensor([4.0, 1.0])
 
@@ -252,7 +258,7 @@ def test_a_loss_is_the_mean_over_the_differences_of_all_values(name, expected):
 
 
 class MaskedLoss(nn.Module):
-    """A loss of tensors that a batch may lack, as a user could write it."""
+    """A loss, as a user could write it, which takes tensors that a batch may lack."""
 
     takes = ("mask", "gt", "lq")
 
@@ -267,8 +273,8 @@ class MaskedLoss(nn.Module):
     ],
 )
 def test_a_tensor_that_a_batch_lacks_is_not_replaced_by_the_next_one(missing):
-    # A loss is called with the tensors that are there, in the order of `takes`. Without the mask,
-    # gt would be the argument `mask`.
+    # A loss is called with those tensors that the batch has, in the order of `takes`. If the batch
+    # lacks the mask, gt would be passed as the argument `mask`.
     with pytest.raises(OptionError, match="takes mask, gt, lq in this order"):
         refuse_missing_targets(MaskedLoss(), missing, batch=("lq", "gt"))
 

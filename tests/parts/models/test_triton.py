@@ -1,4 +1,7 @@
-"""Our Triton kernels in Triton's interpreter, which runs them on a CPU."""
+"""Our Triton kernels: attention, layer norm, and the gated unit of an MLP.
+
+Most tests run the kernels in Triton's interpreter, which needs only a CPU. One test needs a GPU.
+"""
 
 import json
 import subprocess
@@ -12,17 +15,20 @@ from tests.dist.launching import ROOT, run_ranks
 
 pytest.importorskip("triton", reason="Triton is not installed (CPU wheels of torch)")
 
-# A program, and the module that it runs with the interpreter. The module measures the errors of the
-# kernels. Its argument says which cases it runs, "cpu" or "long".
+# The first is a program, and the second is the module that this program runs in the interpreter.
+# The module measures the errors of the kernels. Its argument says which cases it runs, "cpu" or
+# "long".
 INTERPRETED = ("tests/helpers/interpreted.py", "tests.helpers.triton_errors")
 
 
 @pytest.mark.parametrize(
     ("cases", "count"),
     [
-        # 7: three shapes of attention, and layer norm and gated unit with two sizes of rows each.
+        # These are 7 cases: three shapes of attention, and two lengths of rows each for layer norm
+        # and for the gated unit.
         pytest.param("cpu", 7, id="windows of 64 tokens"),
-        # The same kernel of attention takes many seconds for three shapes of these sizes.
+        # These are three shapes of attention. They are slow, because the interpreter takes many
+        # seconds for windows of these sizes.
         pytest.param("long", 3, id="windows of 128 and 384 tokens", marks=pytest.mark.slow),
     ],
 )
@@ -32,9 +38,9 @@ def test_each_kernel_gives_the_numbers_of_float64(cases, count):
     assert done.exit_codes == [0], done.text
     found = done.json  # name of each case -> the relative errors of its results
     assert len(found) == count
-    # All cases compute in float16. It has 11 bits, so a rounding error is at most 5e-4. A result
-    # has several rounding errors: the limit is four of them.
-    # `not <` finds NaN, too.
+    # All cases compute in float16. Its numbers have 11 significant bits, so a rounding error is at
+    # most 5e-4. The limit is four rounding errors, because a result has several of them. `not <`
+    # also finds NaN.
     wrong = {name: errors for name, errors in found.items() if not max(errors) < 2e-3}
     assert not wrong
 
@@ -49,7 +55,8 @@ def test_each_kernel_gives_the_numbers_of_float64_on_a_gpu():
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     for name, errors in found.items():
-        # bfloat16 has 8 bits: a rounding error is at most 4e-3. In float16 it is at most 5e-4.
+        # A rounding error is at most 4e-3 in bfloat16, and at most 5e-4 in float16. The limits are
+        # two and three rounding errors.
         limit = 8e-3 if "bfloat16" in name else 1.5e-3
         assert max(errors) < limit, name
 
@@ -59,5 +66,5 @@ def test_a_cpu_uses_no_kernel(dtype):
     on_a_cpu = torch.zeros(2, dtype=dtype)
 
     assert not forms.has_kernels(on_a_cpu)
-    # 128 tokens and heads of 16 channels are sizes that the kernels could compute.
+    # The kernels could compute these sizes: 128 tokens, and heads of 16 channels.
     assert not forms.attention_has_kernel(on_a_cpu, 128, 16)

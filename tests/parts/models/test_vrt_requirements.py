@@ -64,7 +64,7 @@ def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
     assert refused.value.where == key
 
 
-# in_chans: the option, or None if it is left out.
+# `in_chans` is the value of the option netG.in_chans. None: the option is left out.
 @pytest.mark.parametrize("in_chans", [None, 3, 7])
 def test_the_advice_on_a_fusion_that_cannot_make_new_frames_works(in_chans):
     given = {"spike_channels": 4, "img_size": [6, 32, 32]}
@@ -74,12 +74,12 @@ def test_the_advice_on_a_fusion_that_cannot_make_new_frames_works(in_chans):
 
     assert refused.value.where == "netG.fusion"
     assert ("remove netG.in_chans" in refused.value.do) == (in_chans is not None)
-    # The advice is followed. in_chans is left out.
+    # Follow the advice, and leave in_chans out.
     assert 'set netG.fusion to "none" or "gated"' in refused.value.do
     for fusion in ("none", "gated"):
         net = small_vrt(pa_frames=0, fusion={"type": fusion}, **given)
         spike = torch.zeros(1, 6, 4, 32, 32)
-        # One new frame: clips, new frames, colours, height and width.
+        # The network makes one new frame. The shape is (clips, new frames, colours, height, width).
         assert net(torch.zeros(1, 6, 3, 32, 32), spike).shape == (1, 1, 3, 32, 32)
     assert "set netG.pa_frames to 2, 4 or 6" in refused.value.do
     small_vrt(pa_frames=2, fusion={"type": "concat"}, **given)
@@ -102,9 +102,10 @@ def test_clips_of_a_wrong_shape_are_refused(shape, expected):
 
 
 def test_a_window_must_fit_into_the_smallest_stage_with_mutual_attention():
-    # Of the blocks of a stage, the first 3/4, rounded down, have mutual attention. So stage 4, with
-    # one block, has none. Stage 3, at 1/4 of the resolution, has: 4 x 4 pixels of a window are
-    # 16 x 16 pixels of a frame.
+    # The first 3/4 of the blocks of a stage, rounded down, have mutual attention. Stage 4 has only
+    # one block, so none of its blocks has mutual attention. So the smallest stage with mutual
+    # attention is stage 3, at 1/4 of the resolution. There, a window of 4 x 4 pixels covers 16 x 16
+    # pixels of a frame.
     net = small_vrt(depths=[4, 4, 4, 1, 4, 4, 4, 1, 1], mul_attn_ratio=0.75)
 
     restored = net(torch.rand(1, 2, 3, 16, 16))
@@ -116,8 +117,8 @@ def test_a_window_must_fit_into_the_smallest_stage_with_mutual_attention():
 
 
 def test_each_instant_of_gray_frames_begins_as_the_gray_frame_in_each_colour():
-    # The network adds the one channel of its input to each of 3 instants x 3 colours = 9 channels.
-    # A new network adds nothing else.
+    # The network returns 3 instants of 3 colours, which are 9 channels. To each of them, it adds
+    # the one channel of its input. The output of a new network has nothing else.
     net = VRT(**SMALL, in_chans=1, out_chans=3, out_instants=3)
     gray = torch.rand(1, 2, 1, 32, 32)
 

@@ -1,6 +1,7 @@
 """models/vrt/windows.py: the order of the windows, and of the tokens in them.
 
-A resumed run sums its gradients in this order, so another order would change their last bits.
+Gradients are sums over the windows in this order. If a new version had another order, a run that
+resumes with it would get other last bits.
 """
 
 import torch
@@ -19,7 +20,8 @@ def test_windows_and_tokens_keep_their_order():
     #    10 11 12 13 14        25 26 27 28 29
     #
     # Each frame is padded to 4 x 8 tokens, and rolled by one row and two columns. Windows have 2 x
-    # 4 tokens, so the first frame has four windows (a point is a position without a token):
+    # 4 tokens, so a frame has four windows. These are the windows of the first frame (a point is a
+    # position without a token):
     #
     #      7  8  9  . |  .  .  5  6
     #     12 13 14  . |  .  . 10 11
@@ -32,10 +34,11 @@ def test_windows_and_tokens_keep_their_order():
 
     tokens = chunk.rows.masked_fill(not_none(chunk.padding).flatten(), NONE)
     assert tokens.view(-1, 8).tolist() == [
-        # The upper left window of the first clip, then of the second clip. It needs no mask.
+        # The upper left window of the first clip comes first, then the upper left window of the
+        # second clip.
         [7, 8, 9, NONE, 12, 13, 14, NONE],
         [22, 23, 24, NONE, 27, 28, 29, NONE],
-        # The upper right windows, with columns of both ends.
+        # The upper right windows have columns of both ends of the frame.
         [NONE, NONE, 5, 6, NONE, NONE, 10, 11],
         [NONE, NONE, 20, 21, NONE, NONE, 25, 26],
         # The lower left windows.

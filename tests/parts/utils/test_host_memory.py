@@ -17,12 +17,13 @@ GB = 10**9  # bytes of a gigabyte, as `host_memory` counts it
 def machine(tmp_path):
     """Give the folders /proc and /sys/fs/cgroup of a machine.
 
-    It has 65.536 GB, of which 49.152 are available. The process belongs to a step of a SLURM job.
+    The machine has 65.536 GB, of which 49.152 are available. The process belongs to a step of a job
+    of SLURM, a program that shares the machines of a cluster among users.
     """
     proc = tmp_path / "proc"
     groups = tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
-    # These kB have 1024 bytes.
+    # In this file, a kB has 1024 bytes.
     memory = "MemTotal: 64000000 kB\nMemFree: 100 kB\nMemAvailable: 48000000 kB\n"
     (proc / "meminfo").write_text(memory)
     (proc / "self" / "cgroup").write_text("0::/slurm/job_7/step_0\n")
@@ -41,15 +42,15 @@ def test_the_memory_of_a_container_is_its_limit(machine):
     proc, groups = machine
     (groups / "slurm/job_7/memory.max").write_text(f"{8 * GB}\n")
 
-    # The kernel frees the cache of files if memory is needed, so the cache does not count: 7 - 1.5
-    # GB of 8 are used.
+    # The kernel frees the cache of files if memory is needed, so the cache does not count. So
+    # 7 - 1.5 = 5.5 GB of 8 GB are used.
     assert host_memory(proc, groups) == (5.5, 8.0)
 
 
 def test_without_a_limit_the_memory_of_the_host_counts(machine):
     proc, groups = machine
 
-    # 64,000,000 kB in all, of which 16,000,000 kB are not available.
+    # The machine has 64,000,000 kB, of which 16,000,000 kB are not available.
     assert host_memory(proc, groups) == pytest.approx((16.384, 65.536))
 
 
@@ -64,7 +65,7 @@ def test_the_limit_of_the_first_version_of_cgroups_is_read(machine):
     cache = f"cache 7\ntotal_inactive_file 0\ntotal_active_file {GB // 2}\n"
     (job / "memory.stat").write_text(cache)
 
-    # 3 GB without the cache of 0.5 GB.
+    # The group uses 3 GB. The cache of files, 0.5 GB, does not count.
     assert host_memory(proc, groups) == (2.5, 4.0)
 
 

@@ -10,7 +10,8 @@ import pytest
 from tests.dist.launching import ROOT
 
 # A program that makes and frees three arrays of 16 MB twenty times. It prints how many pages of
-# memory the system has given for them, without the pages of the first time.
+# memory the system has given for the arrays after the first time. If the process keeps freed
+# memory, it uses the pages of the first time again.
 PROGRAM = """
 import resource
 import sys
@@ -34,9 +35,10 @@ for number in range(20):
 print(pages_so_far() - pages_of_first_time)
 """
 
-# A program that keeps freed memory, and frees some arrays of 16 MB. An array that is made after
-# them stays, so that the freed memory is not at the end of the process's memory. The program prints
-# by how many MB the process is smaller after it has given the memory back.
+# A program that keeps freed memory, and frees some arrays of 16 MB. Another array, which is made
+# after them, stays. So the freed memory is not at the end of the process's memory, where it would
+# be easy to give back. The program prints by how many MB the process is smaller after it has given
+# the memory back.
 GIVING_PROGRAM = """
 import sys
 
@@ -67,14 +69,16 @@ def pages_given(*arguments: str) -> int:
 def number_of(program: str, *arguments: str) -> int:
     """Run a program, and return the number that it prints."""
     command = [sys.executable, "-c", program, *arguments]
-    # The variables MALLOC_... would ask glibc for the same, and `make test` sets them.
+    # Leave out the variables MALLOC_..., which `make test` sets. They would ask glibc to keep
+    # memory, even if the program does not.
     variables = {name: value for name, value in os.environ.items() if "MALLOC_" not in name}
     return int(subprocess.check_output(command, cwd=ROOT, env=variables, text=True))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
 def test_the_system_gives_no_memory_anew_if_freed_memory_is_kept():
-    # The three arrays have 12,000 pages, or 24 if the system gives pages of 2 MB.
+    # Each time, the three arrays take 12,000 pages, or 24 pages if a page has 2 MB. The limit is a
+    # ratio, because it holds for both sizes.
     assert pages_given("keep") < pages_given() / 5
 
 

@@ -1,8 +1,9 @@
 """Messages between ranks: what arrives equals what was sent, and no part of it is executed.
 
-`pack` turns a value into bytes, and `unpack` turns them back. A message is the length of its
-outline (8 bytes), the outline (a JSON text with types and shapes), and the bytes of arrays and
-tensors. The bytes may come from an unknown program. `unpack` names the sender in its errors.
+`pack` turns a value into a message of bytes, and `unpack` turns the message into the value again. A
+message has three parts: the length of its outline (8 bytes), the outline (a JSON text with types
+and shapes), and the bytes of arrays and tensors. A message may come from an unknown program, so
+`unpack` must trust nothing in it. The errors of `unpack` name the sender.
 """
 
 import pickle
@@ -42,7 +43,7 @@ def test_plain_values_arrive_with_their_types(value):
     found = unpack(pack(value), sender=0)
 
     assert found == value
-    # 1, 1.0 and True are equal. Their texts differ.
+    # In Python, 1, 1.0 and True are equal. Only their texts show whether the type is the same.
     assert repr(found) == repr(value)
 
 
@@ -122,7 +123,7 @@ def test_a_message_of_another_length_is_refused(changed):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        # The texts are equally long, so that the length of the outline is still true.
+        # The new text is as long as the old text, so that the length of the outline stays right.
         pytest.param(b"float32", b"Tensor!", id="an unknown type of numbers"),
         pytest.param(b"[2, 3]", b"[2, 9]", id="more values than there are"),
         pytest.param(b"[2, 3]", b"[-2,3]", id="a length below zero"),

@@ -1,7 +1,7 @@
 """The option files that come with the project, their schema, and the pages about options.
 
-The files are read with the real networks and data sets. options/schema.json is a JSON schema: an
-editor shows with it which keys an option file may have, and marks wrong ones.
+The tests read the files with the real networks and data sets. options/schema.json is a JSON schema
+of option files. With it, an editor shows which keys an option file may have, and marks wrong keys.
 """
 
 import json
@@ -33,8 +33,8 @@ def faults(values: dict[str, object]) -> set[str]:
     for error in CHECK.iter_errors(values):
         section = ".".join(str(key) for key in error.absolute_path)
         if error.validator == "additionalProperties":
-            # The error names the section. The keys at fault are missing in the schema of the
-            # section.
+            # The error names only the section. The keys at fault are those that the schema of the
+            # section does not have.
             assert isinstance(error.schema, dict)
             unknown = error.instance.keys() - error.schema["properties"].keys()
             found |= {f"{section}.{key}".strip(".") for key in unknown}
@@ -91,7 +91,8 @@ def test_the_rgb_ablation_is_trained_as_the_reference(ablation, reference, secti
 
 # ---- Pages and schema are made of the code ----
 
-# Another process makes them, because tests of this process register parts that no user has.
+# A program that makes the pages and the schema. It runs in another process, because tests of this
+# process register parts that no user has, and the pages would list them.
 MAKE_PAGES = """
 import json
 from lab.make_options_doc import *
@@ -107,7 +108,7 @@ def pages_and_schema(tmp_path_factory):
     return run_ranks(1, script).json["made"]
 
 
-# The number of the page in `pages_and_schema`, and its file.
+# A case: the index of the page in `pages_and_schema`, and the file of the page.
 @pytest.mark.parametrize(("number", "name"), [(0, "docs/options.md"), (1, "docs/zh/options.md")])
 def test_the_pages_of_options_are_up_to_date(pages_and_schema, number, name):
     page = (ROOT / name).read_text(encoding="utf-8")
@@ -118,8 +119,8 @@ def test_the_pages_of_options_are_up_to_date(pages_and_schema, number, name):
 def test_the_schema_of_options_is_up_to_date(pages_and_schema):
     schema = (ROOT / "options/schema.json").read_text(encoding="utf-8")
 
-    # Other versions of pydantic write the schema in other words. So compare only if the version is
-    # the version that made the file.
+    # Other versions of pydantic write the schema in other words. So compare only if this version
+    # has also made the file.
     if SCHEMA["$comment"].endswith(MADE_WITH):
         assert pages_and_schema[2] == schema, "run python lab/make_options_doc.py"
 
@@ -181,7 +182,7 @@ def test_the_schema_cannot_be_set_on_the_command_line():
 
 
 REPRESENTATION = "datasets.train.spike.representation"
-# A key, its wrong value, and the key at fault.
+# A case: a key, a wrong value of it, and the key that the schema must name.
 WRONG_VALUES = [
     ("tsak", "a", "tsak"),
     ("train.G_optimizer_lrr", 1e-4, "train.G_optimizer_lrr"),

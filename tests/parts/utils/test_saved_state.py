@@ -109,8 +109,8 @@ any_values = st.recursive(single_values, containers_of, max_leaves=4)
 def keys_of_values(value: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the keys that lead to each value of nested dicts, from outside.
 
-    E.g. {"order": {"samples": 8}} gives ("order",) and ("order", "samples"). Keys that are numbers,
-    as the optimizer has, are written as texts.
+    E.g. {"order": {"samples": 8}} gives ("order",) and ("order", "samples"). A key that is a number
+    becomes a text. The state of the optimizer has such keys.
     """
     if isinstance(value, dict):
         for key, item in value.items():
@@ -120,7 +120,10 @@ def keys_of_values(value: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[st
 
 
 def with_value(content: dict[Any, Any], keys: tuple[str, ...], new: Any) -> dict[Any, Any]:
-    """Return a copy of nested dicts with one value replaced. keys: as of `keys_of_values`."""
+    """Return a copy of nested dicts with one value replaced.
+
+    keys: the keys that lead to the value, as `keys_of_values` gives them.
+    """
     first, *others = keys
     changed = dict(content)
     for key, item in content.items():
@@ -134,7 +137,8 @@ def with_value(content: dict[Any, Any], keys: tuple[str, ...], new: Any) -> dict
 def test_whatever_one_value_of_a_checkpoint_is_the_run_resumes_or_ends_in_words(run, data):
     keys = data.draw(st.sampled_from(sorted(keys_of_values(run.state))))
     changed = with_value(run.state, keys, data.draw(any_values))
-    # keep=0: no former checkpoint stays, because a start could take it in place of this one.
+    # With keep=0, no former checkpoint stays. Otherwise a start could take a former checkpoint in
+    # place of the changed one.
     checkpoint.save(changed, path_in(run.folder), keep=0)
 
     try:

@@ -1,8 +1,8 @@
 """The writers of a run: the run waits for each writer at its end, and gives each writer copies.
 
-A run hands its numbers to writers, e.g. TensorBoard. At the end it closes them all at the same time
-and waits for them, but not longer than a limit. tests/dist/test_life.py has a writer that is never
-closed.
+A run hands its numbers to writers, e.g. the writer for TensorBoard. At its end, a run closes all
+writers at the same time and waits for them, but not longer than a limit. tests/dist/test_life.py
+has a writer that never finishes.
 """
 
 import time
@@ -31,7 +31,9 @@ class Slow:
 @pytest.fixture
 def run(tmp_path) -> Experiment:
     """Give a run without writers, to which a test gives its own."""
-    no_health: Any = SimpleNamespace()  # would judge the lines of the log, but there are none here
+    # A run has a `Health`, which judges the lines of its log. This run has no log, so an empty
+    # object is enough.
+    no_health: Any = SimpleNamespace()
     order = DataOrder(samples=8, sample_list="", seed=0, steps=8)
     return Experiment(tmp_path, {}, order, no_health)
 
