@@ -1,7 +1,9 @@
 """Damaged files for Hypothesis: what a bad disk, a broken copy or an attacker makes of a file.
 
-`make test` tries a few damaged files a test. `make faults` tries 3 or 30 times as many, by a
-profile: pytest -p tests.helpers.damage --hypothesis-profile=30-times
+`make test` tries the number of damaged files that each test names. `make faults` tries 3 or 30
+times as many. It chooses one of the profiles below:
+
+    pytest -p tests.helpers.damage --hypothesis-profile=30-times
 """
 
 from hypothesis import HealthCheck, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.checked import not_none
 
-# Examples of a test in Hypothesis' default profile.
+# Number of examples of a test in Hypothesis' default profile. An example is one damaged file.
 USUAL = 100
 
 for factor in (3, 30):
@@ -19,22 +21,24 @@ for factor in (3, 30):
 def examples(count: int) -> settings:
     """Return settings that try `count` examples, or a multiple of them with another profile.
 
-    Examples have no limit of time, because their time depends on what else the machine does.
+    An example has no limit of time, because its time depends on what else the machine does.
     """
     factor = not_none(settings.default).max_examples // USUAL
     return settings(
         max_examples=count * factor,
         deadline=None,
-        # Hypothesis warns if examples share a folder of pytest (tmp_path). Our examples may.
+        # Hypothesis warns if all examples share a folder of pytest (tmp_path). Our examples may
+        # share one, because each of them writes its file anew.
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
 
 
-# The alphabet of texts: all characters but the halves of surrogate pairs, which have no form in
-# UTF-8. By default st.text has the same alphabet, but finds it by encoding each of a million
-# characters, which takes each worker a second of a core.
+# The characters of texts. These are all characters but the halves of surrogate pairs, which have no
+# form in UTF-8. By default, st.text has the same characters. But it finds them by encoding each of
+# a million characters, which takes a second of a core in each worker of pytest.
 CHARACTERS = st.characters(exclude_categories=["Cs"])
-# Values of a damaged byte. The limits of signed and unsigned bytes come more often than others.
+# Values of a damaged byte. The limits of signed and unsigned bytes come more often than other
+# values, because programs make most mistakes at limits.
 VALUES = st.one_of(st.sampled_from([0, 1, 127, 128, 255]), st.integers(0, 255))
 
 

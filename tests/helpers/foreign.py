@@ -1,4 +1,8 @@
-"""Other people's files where a program is about to write, and what became of them."""
+"""Other people's files where a program is about to write, and what became of them.
+
+`populate` writes such foreign files. Two calls of `snapshot`, before and after the program, show
+whether it has changed them.
+"""
 
 import hashlib
 import os
@@ -12,8 +16,8 @@ CONTENT = b"somebody's only copy"
 def snapshot(root: Path) -> dict[str, str]:
     """Return {path: what it is} of all files, folders and links below a folder.
 
-    What a file is: its mode, its time of change, and a digest of its content. A link is not
-    followed.
+    The text about a file has its mode, its time of change, and a digest of its content. The text
+    about a link says to which path it leads.
     """
     found = {}
     for folder, folders, files in os.walk(root):
@@ -32,10 +36,10 @@ def snapshot(root: Path) -> dict[str, str]:
 def populate(folder: Path, outside: Path, names: list[str], rng: np.random.Generator) -> None:
     """Put foreign files into a folder, some of them under the names of a program's files.
 
-    Under up to three of `names` there is then a file, a file that may only be read, a link to a
-    file outside, or a link to a folder outside in place of its folder.
+    Up to three of `names` are taken then. Each of them is a file, a file that may only be read, a
+    link to a file outside, or it lies in a folder that is a link to a folder outside.
 
-    outside: a folder that is made for the links to lead to, e.g. a user's album.
+    outside: a folder to which the links lead, e.g. a user's album. This function makes it.
     names: files that a program writes below `folder`.
     """
     # Folders and files outside, which a program would change if it followed a link.
@@ -48,14 +52,15 @@ def populate(folder: Path, outside: Path, names: list[str], rng: np.random.Gener
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(CONTENT)
     (folder / "a link").symlink_to(outside)
-    # 0 to 3 of the names. The order of the draws must stay: it decides what each test meets.
+    # Take 0 to 3 of the names. The order of the random draws must stay, because it decides which
+    # files each test meets.
     for name in rng.permutation(names)[: int(rng.integers(0, 4))]:
         path = folder / str(name)
         # An earlier name may have made its folder a link to the outside, or the name may be taken.
         if not path.resolve().is_relative_to(folder.resolve()) or os.path.lexists(path):
             continue
         kind = int(rng.integers(4))
-        # A link to a folder outside, in place of the folder of this name.
+        # With kind 3, the folder of this name becomes a link to a folder outside.
         if kind == 3 and path.parent != folder and not os.path.lexists(path.parent):
             path.parent.parent.mkdir(parents=True, exist_ok=True)
             path.parent.symlink_to(outside / "album 0")

@@ -1,7 +1,7 @@
-"""Raw clips in the layout of GOPRO_Large_all, and the program that prepares training clips of them.
+"""Raw clips in the layout of GOPRO_Large_all, and the program that makes training clips of them.
 
-A raw clip is a folder of sharp frames at a high rate, e.g. train/GOPR0001_03_00: number 0001, of
-which 03 frames are averaged to a blurry frame.
+A raw clip is a folder of sharp frames at a high rate, e.g. train/GOPR0001_03_00. In this name, 0001
+is the number of the clip, and 03 is the number of frames whose mean is a blurry frame.
 """
 
 import cv2
@@ -22,7 +22,8 @@ def moving_frames(count, seed=0, step=0.5):
     clouds = cv2.GaussianBlur(noise, (0, 0), 3)
     clouds = (clouds - clouds.min()) / np.ptp(clouds)
     x, y = np.meshgrid(np.arange(SIZE, dtype=np.float32), np.arange(SIZE, dtype=np.float32))
-    # The view begins 40 columns within the clouds, and moves to the left.
+    # The view begins 40 columns within the clouds. It moves to the left, so the clouds move to the
+    # right.
     frames = [cv2.remap(clouds, x + 40 - step * i, y, cv2.INTER_LINEAR) for i in range(count)]
     return np.rint(255 * np.stack(frames)).astype(np.uint8)
 

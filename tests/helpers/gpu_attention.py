@@ -4,9 +4,10 @@
     attention_of_a_gpu    calls this kernel on fake tensors, and counts the call
 
 tests/helpers/fake_gpu.py puts `attention_of_a_gpu` in place of torch's function.
-tests/parts/models/test_fake_gpu.py compares the calls.
+tests/parts/models/test_fake_gpu.py checks which kernels the network calls.
 
-What must stay: the rules of torch, which `backend` repeats. A new version of torch may have others.
+What must stay: `backend` must have the same rules as torch. A new version of torch may have other
+rules.
 """
 
 import collections
@@ -18,7 +19,8 @@ from models.vrt.attention.window import MOST_HEADS
 
 # The types of 16 bits. The fast kernels of attention compute in these types.
 HALF = (torch.bfloat16, torch.float16)
-# Calls of attention in the case that runs: "efficient: head 16, 128 tokens, ..." -> their number.
+# The calls of attention so far: a text like "efficient: head 16, 128 tokens, ..." -> number of such
+# calls. fake_gpu.py empties this table before each case.
 CALLS_OF_ATTENTION: collections.Counter[str] = collections.Counter()
 
 
@@ -31,17 +33,18 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     The rules are those of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order,
     can_use_*_attention, minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient,
     check_attn_mask_shape), torch 2.8 to 2.15, for inputs without dropout, nesting and causal masks.
-    If versions differ, the stricter rule holds: cuDNN comes first, as since 2.11 on the H100,
-    and storage offsets count, as in 2.15.
+    If versions differ, the stricter rule holds here. cuDNN comes first, as it does since torch 2.11
+    on the H100. Storage offsets count, as they do in torch 2.15.
     """
     enabled = torch.backends.cuda
-    # Every fast kernel needs the channels of a head side by side in memory, one batch and one type.
+    # Every fast kernel needs the channels of a head side by side in memory. And q, k and v must
+    # have the same number of windows and the same type.
     for x in (q, k, v):
         if x.stride(-1) != 1 or x.shape[0] != q.shape[0] or x.dtype is not q.dtype:
             return "math"
 
-    # cuDNN: 16 bits, few channels, and no gradient of the mask. A grid of CUDA blocks has at most
-    # 65,535 blocks along an axis: here the batch and the heads.
+    # cuDNN needs 16 bits, few channels, and a mask without gradient. The batch and the heads are
+    # axes of a grid of CUDA blocks, which has at most 65,535 blocks along an axis.
     head_channels = q.shape[-1]
     is_half = q.dtype in HALF
     has_mask_gradient = mask is not None and mask.requires_grad
@@ -50,14 +53,14 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     if enabled.cudnn_sdp_enabled() and suits_cudnn and not has_mask_gradient:
         return "cudnn"
 
-    # Flash attention: 16 bits, and no mask.
+    # Flash attention needs 16 bits, and takes no mask.
     suits_flash = is_half and mask is None and head_channels <= 256
     if enabled.flash_sdp_enabled() and suits_flash:
         return "flash"
 
-    # Memory-efficient attention: tensor cores read 16 bytes at once (minimum_gemm_alignment), e.g.
-    # 8 values of 16 bits. So the channels of a head, and the begin of each tensor, must be
-    # multiples of 8 values.
+    # Memory-efficient attention runs on tensor cores, which read 16 bytes at once
+    # (minimum_gemm_alignment), e.g. 8 values of 16 bits. So the number of channels of a head must
+    # be a multiple of 8 values, and each tensor must begin at such a multiple.
     values = 16 // q.element_size()
     is_aligned = head_channels % values == 0
     for x in (q, k, v):
@@ -77,7 +80,7 @@ def attention_of_a_gpu(
 
     It stands in for scaled_dot_product_attention, which chooses by the device of this machine.
     """
-    # Autocast gives the kernels inputs of 16 bits, as on a GPU.
+    # On a GPU, autocast would give the kernels inputs of 16 bits. Do the same here.
     if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:
         dtype = torch.get_autocast_dtype("cuda")
         q = q.to(dtype)
@@ -100,8 +103,8 @@ def attention_of_a_gpu(
     sizes = f"head {head_channels}, {tokens} tokens"
     CALLS_OF_ATTENTION[f"{kind}: {sizes}, {gradient}, mask {mask_kind}"] += 1
 
-    # A larger number does not fit the grid of the kernel. So the network must divide larger batches
-    # into several calls.
+    # A larger number of heads does not fit the grid of the kernel. So the network must divide
+    # larger batches into several calls.
     assert windows * heads <= MOST_HEADS
     aten = torch.ops.aten
     if kind == "efficient":

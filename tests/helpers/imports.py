@@ -1,9 +1,10 @@
-"""Who imports whom: the edges between the modules below a folder, read from the source.
+"""Which module imports which: the imports of the modules below a folder, read from the source.
 
-Tests of the order of the layers use it, and lab/house.py, which measures the size of the project.
-A module is named by its dotted name, e.g. `data.spike.formats`; a package is its __init__.py.
+Two users need this: the tests of the order of the layers, and lab/house.py, which measures the size
+of the project. A module has its dotted name here, e.g. `data.spike.formats`. The module of a
+package is its __init__.py.
 
-test_every_form_of_import_closes_a_circle notices a form of import that is not seen here.
+If the functions here miss a form of import, test_every_form_of_import_closes_a_circle fails.
 """
 
 import ast
@@ -40,7 +41,7 @@ def imports_of(path: Path, root: Path, modules: dict[str, Path]) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names |= _names_of_import_from(node, package, modules)
 
-    # Add the packages that are run on the way: a and a.b for a.b.c.
+    # Add the packages that Python also runs for such an import: a and a.b for a.b.c.
     for name in list(names):
         for parent in _parents(name):
             if parent in modules:

@@ -1,5 +1,8 @@
 """Rendered clips with the equations of both cameras along a known motion (data/motion/joint/).
 
+The equations say which sharp frames fit the blurry frame of the RGB camera and the spikes of the
+spike camera.
+
     Case           the middle frame of a clip, with its equations along a motion
     true_motion    the true motion of the middle frame of a scene
 
@@ -21,11 +24,12 @@ from tests.helpers.moving_scene import Scene, reader_of
 CPU = torch.device("cpu")
 # The frame of the clip that is solved: the middle one of three.
 FRAME = 1
-# Pixels at each side that are not compared, because the scene moves in and out of view there.
+# Number of pixels at each side that are not compared, because the scene moves in and out of view
+# there.
 EDGE = 12
 MOVING = Scene(velocity=(12.0, -4.0))
 
-# A frame (C, H, W) without its edges.
+# The index that takes a frame (C, H, W) without its edges.
 INSIDE = (slice(None), slice(EDGE, -EDGE), slice(EDGE, -EDGE))
 
 
@@ -34,8 +38,8 @@ def true_motion(scene: Scene, factor: float = 1.0) -> Motion:
 
     factor: scales the motion. 0 says that nothing moves.
     """
-    # Planes after the sharp frame, which is the middle of plane 30 of 60. A motion must have the
-    # time 0, so the nearest time is moved there.
+    # Nine times over the whole exposure, in planes after the sharp frame. The sharp frame is the
+    # middle of plane 30 of 60. A motion must have the time 0, so the nearest time is moved there.
     times = np.linspace(-30.5, 29.5, 9)
     times[np.abs(times).argmin()] = 0.0
     shifts = np.stack([scene.shifts(FRAME, time) for time in times]).astype(np.float32)

@@ -33,7 +33,8 @@ def headless_browser(width: int = 900, height: int = 900, scale: int = 1) -> Gen
         "hide-scrollbars",
     ):
         options.add_argument(f"--{flag}")
-    # Keep the errors of the page, and all that it asks for, see `check_no_errors_and_no_network`.
+    # Let the browser record the errors of a page, and all addresses that it asks for.
+    # `check_no_errors_and_no_network` reads these records.
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = selenium.Chrome(
         options=options, service=selenium.ChromeService(shutil.which("chromedriver"))

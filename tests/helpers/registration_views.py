@@ -1,7 +1,8 @@
 """Views of a simulated scene for the tests of a fit (data/cameras/registration).
 
-`moving_view` shows the times of the exposure, because its picture swings. `pan` moves at one speed,
-so that a moved camera and a time offset look the same. Both cameras see the same places.
+A fit finds how the spike camera lies beside the RGB camera, in space and in time. The picture of
+`moving_view` swings, so a fit can find the times of the exposure. The picture of `pan` moves at one
+speed, so a camera that is moved and a time offset look the same. Both cameras see the same places.
 """
 
 import cv2
@@ -18,14 +19,16 @@ SPIKE = (SIDE // 2, SIDE // 2)
 RGB = (SIDE, SIDE)
 PLANES = 40  # of an exposure
 AROUND = 20  # planes that are recorded before and after the exposure
-# Spikes per plane at full light. No camera has so many, but so the spikes have hardly any noise.
+# Spikes per plane at full light. No camera has so many. This number is so large that the spikes
+# have hardly any noise.
 RATE = 200
 
 
 def moving_view() -> View:
     """Return a view of a picture that swings by 16 pixels. Both cameras see the same.
 
-    A steady motion would not show the times: a later exposure would look like a moved camera.
+    With a steady motion, a fit could not find the times of the exposure, because a later exposure
+    would look like a camera that is moved.
     """
     picture = texture(np.random.default_rng(1), (2 * SIDE, 2 * SIDE))
     plane = np.arange(PLANES + 2 * AROUND)
@@ -54,8 +57,8 @@ def pan(
 ) -> list[View]:
     """Return the views of two aligned cameras that pan over a picture at one speed.
 
-    picture: light, (2 SIDE, 2 SIDE). speed: x and y in RGB pixels per plane. share: exposure share
-    of the planes.
+    picture: the light of the scene, (2 SIDE, 2 SIDE). speed: x and y in RGB pixels per plane.
+    share: the share of the planes during which a frame is exposed.
     """
     x_speed, y_speed = speed
     planes = PLANES * frames
@@ -65,8 +68,9 @@ def pan(
         x = SIDE + x_speed * time
         y = SIDE + y_speed * time
         lights.append(cv2.getRectSubPix(picture, RGB, (x, y)))  # the view with this middle
-    # 24 spikes per exposure at full light, as of a real camera, so with its noise. The charge of
-    # each pixel begins at random: with `initial_charge` 1, anywhere below the threshold.
+    # A rate of 0.6 gives 24 spikes per exposure at full light, as in a real camera. So the spikes
+    # also have the noise of a real camera. With an `initial_charge` of 1, the charge of each pixel
+    # begins at a random value below the threshold.
     sensor = IntegrateAndFire(*SPIKE, rate=0.6, rng=np.random.default_rng(3), initial_charge=1.0)
     spikes = sensor.run(cv2.resize(light, SPIKE, interpolation=cv2.INTER_AREA) for light in lights)
     views = []
@@ -82,6 +86,7 @@ def pan(
 def cat() -> np.ndarray:
     """Return the light of a photograph with soft edges, (2 SIDE, 2 SIDE)."""
     light = to_linear(skimage.data.chelsea().astype(np.float32) / 255).mean(axis=2)
-    top = 40  # of the part of the photograph. Other parts would give other pans, and other results
+    # The tests use this part of the photograph. On other parts, their fits have other results.
+    top = 40
     left = 180
     return np.ascontiguousarray(light[top : top + 2 * SIDE, left : left + 2 * SIDE])

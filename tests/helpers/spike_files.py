@@ -1,4 +1,8 @@
-"""Spike files of tests/data/spike and of one camera's format, and the program that reads them."""
+"""Spike files for tests, and the program that reads them, scripts/spike_tool.py.
+
+Some files are stored in tests/data/spike. `bytes_of_sps100` makes files in the format of a camera,
+the SPS100.
+"""
 
 import lzma
 from pathlib import Path
@@ -37,7 +41,8 @@ def bytes_of_sps100(spikes: np.ndarray) -> bytes:
     """
     numbers = 1 + np.arange(1000) % 499  # of the lines: 1 ... 499, 1 ... 499, 1, 2
     words = np.repeat(numbers, 2) | 1 << 10  # (2000,), for the two half-lines of each line; flag 10
-    # The first and the last half-line of a plane have the number 500. The last has both flags.
+    # The first and the last half-line of a plane have the number 500. The last half-line has both
+    # flags, bits 10 and 11.
     words[0] = 500
     words[-1] = 500 | 3 << 10
 

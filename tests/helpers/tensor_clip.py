@@ -1,4 +1,4 @@
-"""Restoration of a clip that is a tensor, in tiles, without files and options."""
+"""Restoration of a clip in tiles, without files and options: the clip is a tensor."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ from models.restore.tiles.stream import stream_clip
 from tests.helpers.checked import not_none
 from utils.contract import InputSpec, wanted_frames
 
-# What a VRT asks of its input.
+# What a VRT requires of its input.
 VRT_LIKE = InputSpec(stride=8, window_size=(6, 8, 8), least_size=(64, 64), least_frames=2)
 
 

@@ -1,6 +1,7 @@
 """A training set whose spikes fit its frames, and its option file.
 
-Each clip shows a random texture that moves. Frames have 96 x 96 pixels, spike planes 48 x 48.
+Each clip shows a random texture that moves. Frames have 96 x 96 pixels, and spike planes have
+48 x 48 pixels.
 """
 
 import json
@@ -20,7 +21,7 @@ from utils.image import imwrite_rgb
 
 # Height and width of the frames.
 SIDE = 96
-# Frames of a clip, and spike planes of a frame.
+# Number of frames of a clip, and number of spike planes of a frame.
 FRAMES = 4
 PLANES = 40
 PLANE = SpikeGeometry(height=48, width=48)

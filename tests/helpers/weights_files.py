@@ -1,4 +1,4 @@
-"""Option file, clips and weights for main_test_vrt.py; its results, and its message if it fails.
+"""An option file, clips and weights for main_test_vrt.py, and functions that run the program.
 
 `make_home` writes all that a test needs, `restore` runs the program in this process, and
 `read_metrics` reads its scores. `refusal_message` runs a command that must be refused.
@@ -20,7 +20,8 @@ from utils.options.load import load_options
 def save_weights(options, path, *overrides):
     """Save random weights of the option file's network. Returns the path as a text.
 
-    The last convolution is not 0, so the network changes the picture.
+    The last convolution, which is 0 in a new network, gets random weights, so that the network
+    changes the picture.
     overrides: options as on the command line, e.g. "netG.fusion=none".
     """
     opt = load_options(str(options), overrides, parts=main_test_vrt.PARTS)
@@ -34,8 +35,8 @@ def save_weights(options, path, *overrides):
 def released_tensors(name: str) -> dict[str, torch.Tensor]:
     """Return tensors with the names and shapes of a released file.
 
-    Weights are 0, and take no memory, because each is one number that is expanded. Tables of
-    positions are computed, because a network refuses other ones.
+    All weights are 0. They take no memory, because each weight is one number that is expanded.
+    Tables of positions are computed, because a network refuses weights with other tables.
     """
     about = golden.manifests()[name]
     tensors = {}
@@ -52,8 +53,8 @@ def released_tensors(name: str) -> dict[str, torch.Tensor]:
 def make_home(folder):
     """Write an option file, three test clips, and weights. Returns `folder`.
 
-    Clips have 2, 3 and 4 frames of 32 x 32. spike.pth is of a network with spikes, rgb.pth of one
-    without.
+    The clips have 2, 3 and 4 frames of 32 x 32 pixels. spike.pth has the weights of a network with
+    spikes, and rgb.pth has the weights of a network without spikes.
     """
     options = write_options(folder)
     save_weights(options, folder / "spike.pth")
@@ -62,7 +63,7 @@ def make_home(folder):
 
 
 def restore(*arguments):
-    """Run main_test_vrt.py in this process. Fails if the program does."""
+    """Run main_test_vrt.py in this process. Fails if the program fails."""
     assert main_test_vrt.main([str(argument) for argument in arguments]) == 0
 
 

@@ -1,5 +1,6 @@
-"""Builds the accelerator that stands in for one that is not here, as an installed package.
+"""Builds an accelerator for tests, as an installed package: "standin".
 
+It takes the place of an accelerator of a vendor, which the machine of the tests need not have.
 tests/parts/utils/test_device.py calls `missing` and `install`. device.cpp is the accelerator, and
 spikevrt_standin.py registers it with torch.
 """
@@ -27,8 +28,8 @@ def install(folder: Path) -> dict[str, str]:
     """
     _compile(folder / "standin.so")
     shutil.copy(HERE / f"{PACKAGE}.py", folder)
-    # What makes it an installed package. torch imports each package that has an entry point of the
-    # group torch.backends, and calls the function that the entry point names.
+    # These two files make it an installed package. torch imports each package that has an entry
+    # point of the group torch.backends, and calls the function that the entry point names.
     about = folder / f"{PACKAGE}-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1\n")

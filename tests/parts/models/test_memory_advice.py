@@ -63,11 +63,12 @@ def test_what_is_in_use_or_too_small_for_the_network_is_not_offered():
         # A smaller batch is not possible, and amp is in use.
         batch=1,
         amp=True,
-        # The network enlarges by 4, so its input has 256 / 4 = 64 pixels a side, which is the
-        # least.
+        # The network enlarges by 4. So the side of its input is 256 / 4 = 64 pixels, which is the
+        # smallest side that it takes.
         gt_size=256,
         scale=4,
-        # One frame less would be the fewest that the network takes. The advice keeps one more.
+        # With one frame less, clips would have the fewest frames that the network takes. The advice
+        # always leaves one frame more than that.
         frames=4,
         least_frames=3,
         no_checkpoint_attn_blocks=[9],
@@ -78,7 +79,8 @@ def test_what_is_in_use_or_too_small_for_the_network_is_not_offered():
 
 # ---- A step that does not fit ----
 
-# The most values of a clip that fit on the device of CrampedVRT.
+# The largest number of values of a batch that fits on the device of CrampedVRT: 2 clips of 2 frames
+# of 3 x 64 x 64.
 MOST_VALUES = 2 * 2 * 3 * 64 * 64
 # What torch says on a GPU that is full.
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -126,7 +128,7 @@ def test_a_step_without_room_names_option_lines(tmp_path, amp):
     assert "datasets.train.dataloader_batch_size=1 train.accumulation_steps=2" in error.do
     assert "netG.use_checkpoint_attn=true" in error.do
     assert "datasets.train.gt_size=96" in error.do
-    # amp is offered unless it is in use.
+    # The advice offers amp (mixed precision) only if it is not in use.
     assert ("train.amp.enable=true" in error.do) is not amp
     assert isinstance(error.__cause__, torch.OutOfMemoryError)
 
@@ -136,7 +138,8 @@ def test_an_optimizer_without_room_names_option_lines(tmp_path):
         raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
     model = model_of(tmp_path, **network_section())
-    # Adam allocates its moments in its first step. `fail` is called at the start of this step.
+    # Adam allocates its moments in its first step, so memory may be too small there. `fail` is
+    # called at the start of this step.
     model.optimizer.register_step_pre_hook(fail)
 
     with pytest.raises(SpikeVRTError, match="out of memory on rank 0"):

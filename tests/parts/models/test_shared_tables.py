@@ -1,8 +1,9 @@
 """Tables that all networks and threads of a process share: no weights file changes them.
 
-A network computes tables of positions once, and all networks of a size share them. A weights file
-has the tables too. If loading wrote them, other networks would change. The networks here are small
-VRTs with random weights; a table is changed by reversing its rows.
+Tables of positions are computed once, and all networks of the same size share them. A weights file
+has these tables, too. If loading a file wrote its tables over the shared ones, other networks would
+change. The networks here are small VRTs with random weights. To change a table, the tests reverse
+its rows.
 """
 
 import threading
@@ -109,7 +110,8 @@ def test_torchs_own_loading_does_not_write_the_table_either():
         random_vrt(0).load_state_dict(with_another_table(other))
 
     assert torch.equal(other(CLIP), expected)
-    assert torch.equal(random_vrt(1)(CLIP), expected)  # a new network, too
+    # A new network has the right table, too.
+    assert torch.equal(random_vrt(1)(CLIP), expected)
 
 
 # ---- Weights with the right table, or without it ----
@@ -176,7 +178,7 @@ def two_steps(net: VRT, size: int) -> list[Tensor]:
 
     size: height and width of the frames.
     """
-    # CLIP has 32 x 32 pixels. Repeat it to 64 x 64, and cut out the size.
+    # CLIP has 32 x 32 pixels. Repeat it to 64 x 64, and cut out `size` rows and columns.
     clip = CLIP.repeat(1, 1, 1, 2, 2)[..., :size, :size]
     found = []
     for _ in range(2):
@@ -190,12 +192,12 @@ def two_steps(net: VRT, size: int) -> list[Tensor]:
     return found
 
 
-# Slow: it takes 5 seconds of a core.
+# Slow, because it takes 5 seconds of a core.
 @pytest.mark.slow
 def test_two_networks_in_two_threads_give_what_each_gives_alone():
     sizes = (32, 40)
     alone = [two_steps(random_vrt(seed), size) for seed, size in enumerate(sizes)]
-    # Both threads are to fill the caches at once.
+    # Empty the caches, so that both threads fill them at the same time.
     for cached in (relative_position_index, window_chunks, pixel_grid):
         cached.cache_clear()
     nets = [random_vrt(seed) for seed in range(len(sizes))]
