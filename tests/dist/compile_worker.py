@@ -60,7 +60,7 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
 
 
 def main() -> None:
-    # Not all versions of torch have the setting. Without it the graphs are compiled.
+    # Not all versions of torch have this setting. If it is missing, the graphs are compiled.
     if "eager" in sys.argv and hasattr(torch._dynamo.config, DEBUGGING_AID):
         setattr(torch._dynamo.config, DEBUGGING_AID, ">=0:eager")
     with utils_dist.ranks(log=False):

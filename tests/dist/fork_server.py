@@ -377,7 +377,8 @@ def serve(listener: socket.socket) -> list[str]:
                 selector.register(connection, selectors.EVENT_READ)
                 continue
 
-            # Only a child was registered with data: its pid, and the connection that asked for it.
+            # Only children were registered with data: the pid of the child, and the connection that
+            # asked for the child.
             has_child_ended = key.data is not None
             if has_child_ended:
                 pid, asked_by = key.data

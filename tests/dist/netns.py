@@ -1,7 +1,7 @@
 """Two hosts on one machine: namespaces of Linux with a network, a name and processes of their own.
 
-A host does not see the processes of the other host. If it did, a rank could end a rank of the other
-host, which it cannot do on real hosts.
+A host does not see the processes of the other host. Otherwise a rank could end a rank of the other
+host, which is impossible on real hosts.
 """
 
 import os
@@ -37,7 +37,7 @@ class TwoHosts:
         end_0 = ("cable0", "netns", host_0)
         end_1 = ("cable1", "netns", host_1)
         _ip("link", "add", *end_0, "type", "veth", "peer", *end_1)
-        # Give each end its address, and switch it on. "lo" is the host's network to itself.
+        # Give each end its address, and switch it on. "lo" is the network of a host to itself.
         for i, name in enumerate(self.names):
             _ip("-n", name, "addr", "add", f"10.77.0.{i + 1}/24", "dev", f"cable{i}")
             for device in ("lo", f"cable{i}"):
@@ -51,8 +51,8 @@ class TwoHosts:
     def command(self, host: int, *command: str) -> list[str]:
         """Return the command that runs a command on host 0 or 1."""
         into_network = ["ip", "netns", "exec", self.names[host]]
-        # --uts: a host name of its own. --pid, --fork, --mount-proc: it sees only
-        # its own processes. --kill-child: all of them end with `unshare`.
+        # --uts gives the command a host name of its own. With --pid, --fork and --mount-proc it
+        # sees only its own processes. --kill-child ends all of them together with `unshare`.
         own_host = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         # sh -c TEXT NAME ARGUMENTS...: the name is "sh", and "$@" in the text stands for the
         # arguments. So `exec "$@"` becomes the command.

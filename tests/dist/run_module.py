@@ -2,8 +2,8 @@
 
     run_module.py MODULE ARGUMENTS
 
-The fork server starts scripts. With this script it also starts the launchers of torch, which then
-need not import torch anew.
+The fork server can only start scripts. With this script it also starts the launchers of torch,
+which then need not import torch anew.
 """
 
 import runpy

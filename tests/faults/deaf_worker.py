@@ -2,7 +2,7 @@
 
     deaf_worker.py  ARGUMENTS OF odd_worker.py
 
-nohup starts programs like this, and so does a shell for `command &` in a script.
+nohup starts programs in this way, and so does a shell for `command &` in a script.
 """
 
 import runpy

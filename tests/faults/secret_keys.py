@@ -1,8 +1,8 @@
 """Keys of Weights & Biases that must not be found in anything that a run writes.
 
-They are made up, and have the length of real keys. A test runs with both of them: one is in the
-environment (ENV_WITH_SECRET), the other in the options (OPTION_WITH_SECRET). Then it looks for both
-in all that the run wrote.
+The keys are made up, and have the length of real keys. A test runs with both keys: one is in the
+environment (ENV_WITH_SECRET), and the other in the options (OPTION_WITH_SECRET). Then the test
+looks for both keys in all that the run wrote.
 """
 
 from pathlib import Path

@@ -1,8 +1,7 @@
 """main_test_vrt.py shows the motion that it used, and where it was not trusted.
 
-For the example frame of each clip, the pictures are in the folder pictures/<clip>, and on the page
-report.html with their captions. A method that uses no motion writes no such
-pictures.
+For the example frame of each clip, the pictures are in the folder pictures/<clip>. They are also on
+the page report.html, with their captions. A method that uses no motion writes no such pictures.
 
 What is tested: data/motion/drawing.py draws the pictures, models/restore/outputs.py writes them.
 """
@@ -63,7 +62,8 @@ def test_the_pictures_of_the_example_frame_are_in_the_folder(joint):
 
 
 def test_the_colours_show_the_motion(joint):
-    # Most pixels move to the right and a little up: red with some violet, in the full colour.
+    # Most pixels move to the right and a little up. The colour of this direction is red with some
+    # violet, in full strength.
     red, green, blue = np.median(pictures_in(joint)["motion"].reshape(-1, 3), axis=0)
 
     assert red > 240
@@ -87,7 +87,7 @@ def test_the_caption_says_how_far_the_pixels_go(joint):
     captions = json.loads(file.read_text())
 
     words = captions["motion"].split()
-    # "... full colour: 12.3 px or more; 4% not trusted ..."
+    # The caption has e.g. "... full colour: 12.3 px or more; 4% not trusted ...".
     full_colour = float(words[words.index("px") - 1])
     assert full_colour == pytest.approx(12.1, abs=2)
 
@@ -116,7 +116,7 @@ def test_a_method_that_uses_no_motion_shows_none(clip, tmp_path, way):
 def test_a_resumed_test_keeps_the_pictures_of_frames_that_it_does_not_restore(
     clip, joint, tmp_path
 ):
-    # After an interruption in the last frame, the scores, this frame and the page are missing.
+    # If a test is interrupted in the last frame, its scores, this frame and the page are missing.
     out = tmp_path / "out"
     shutil.copytree(joint, out)
     (out / "clips/scene.json").unlink()
@@ -133,7 +133,7 @@ def test_a_resumed_test_keeps_the_pictures_of_frames_that_it_does_not_restore(
 
 
 def test_several_ranks_write_the_same_pictures(clip, joint, tmp_path):
-    # The three frames of the clip are shared by two ranks.
+    # Two ranks share the three frames of the clip.
     result = run_ranks(2, "main_test_vrt.py", *JOINT, *words_for(clip, tmp_path / "out"))
 
     assert result.exit_codes == [0, 0], result.text

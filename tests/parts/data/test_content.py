@@ -126,8 +126,8 @@ def test_digests_have_16_hex_digits(root):
 
 def test_a_frame_more_changes_the_digest(root):
     before = digest(root)
-    # The same clip with 7 frames in place of 6. clip1 was written with the seed 1, so the first 6
-    # frames keep their content.
+    # Write the same clip with 7 frames in place of 6. clip1 was written with the seed 1, so its
+    # first 6 frames keep their content.
     write_clip(root, "clip1", split="test", first=47, frames=7, seed=1)
 
     assert digest(root) != before
@@ -173,7 +173,8 @@ def test_a_reader_without_files_is_known_by_its_frames(number):
 
 
 def test_the_size_of_a_file_counts_even_if_its_content_is_not_read(root, monkeypatch):
-    # With this limit, 5 of the 36 files are read, as in a huge set only some files are read.
+    # With this limit, only 5 of the 36 files are read. In a huge set, only some files are read,
+    # too.
     monkeypatch.setattr(content, "MOST_FILES", 5)
     before = digest(root)
     with open(file_of_clip1(root, "sharp", "000050.png"), "ab") as file:
@@ -185,7 +186,7 @@ def test_the_size_of_a_file_counts_even_if_its_content_is_not_read(root, monkeyp
 # ---- Digests that are stored ----
 #
 # A checkpoint and the results of a test hold such a digest. If these digests changed, all stored
-# scores and results would seem to come from other data.
+# scores and results would seem to come from other data. So the digests must stay.
 
 
 def plain_png(height: int, width: int) -> bytes:

@@ -11,7 +11,8 @@ from data.motion.exposure import Recording
 from data.motion.recording import RecordedClip
 from tests.helpers.moving_scene import Scene, reader_of
 
-# The frame of the tests: the middle one of three, so planes before and after it were recorded.
+# The frame of the tests is the middle one of three, so that planes before and after it were
+# recorded.
 FRAME = 1
 
 
@@ -33,9 +34,9 @@ def recording_of(stream: np.ndarray, begin: int, end: int) -> Recording:
     return Recording(blurry, stream, begin=begin, end=end, sharp=(begin + end) / 2)
 
 
-# window: (first plane, plane after the last). The stream has the planes 0 to 99, and other planes
-# are left out of a window. E.g. 8 planes around time 2.0 would be planes -2 to 5, so 0 to 5 are
-# left.
+# window: (first plane, plane after the last). The stream has the planes 0 to 99. A window leaves
+# all other planes out. E.g. 8 planes around time 2.0 would be the planes -2 to 5, so the window has
+# the planes 0 to 5.
 @pytest.mark.parametrize(
     ("time", "planes", "window"),
     [
@@ -56,7 +57,7 @@ def test_the_parts_of_an_exposure_divide_its_planes():
     recording = recording_of(np.zeros((12, 2, 2), np.uint8), begin=2, end=10)
 
     assert recording.parts(3) == [(2, 5), (5, 7), (7, 10)]
-    # Not more parts than planes.
+    # There are never more parts than planes.
     assert recording.parts(20) == [(plane, plane + 1) for plane in range(2, 10)]
 
 
@@ -64,9 +65,9 @@ def test_an_interval_counts_in_each_window_by_the_part_that_lies_there():
     stream = np.zeros((12, 1, 1), np.uint8)
     stream[[1, 5, 9]] = 1  # spikes at the times 2, 6 and 10
 
-    # The window of planes 3 and 4 has half of the interval from 2 to 6, so half a spike in 2
-    # planes. The window of planes 2 to 9 has the intervals 2 to 6 and 6 to 10, so 2 spikes in 8
-    # planes.
+    # The window of planes 3 and 4 has half of the interval from 2 to 6, which is half a spike in 2
+    # planes. The window of planes 2 to 9 has the intervals 2 to 6 and 6 to 10, which are 2 spikes
+    # in 8 planes.
     rates = recording_of(stream, 0, 12).spike_rates([(3, 5), (2, 10)])
 
     assert rates[:, 0, 0] == pytest.approx([0.5 / 2, 2 / 8])

@@ -132,7 +132,7 @@ def test_frames_smaller_than_the_squares_that_are_compared_have_a_motion(tmp_pat
     # With few spikes, optical flow compares squares of 16 x 16 pixels.
     found = motion_of_scene(Scene(size=(8, 16), rate=rate), tmp_path)
 
-    # 9 times: 4 before the sharp instant, the sharp instant, and 4 after it.
+    # A motion has 9 times: 4 before the sharp instant, the sharp instant, and 4 after it.
     assert found.shifts.shape == (9, 8, 16, 2)
     # The scene stands still. A shift by the width of the frame would be nonsense.
     assert np.abs(found.shifts).max() < 16

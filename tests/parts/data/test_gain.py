@@ -11,7 +11,8 @@ from data.motion.gain import ExposureLight, gain_in_exposure, gain_over_exposure
 from data.motion.recording import RecordedClip
 from tests.helpers.moving_scene import Scene, change_spikes, reader_of, with_clipped_sky
 
-# The frame of the tests: the middle one of three, so planes before and after it were recorded.
+# The frame of the tests is the middle one of three, so that planes before and after it were
+# recorded.
 FRAME = 1
 
 
@@ -48,7 +49,7 @@ def test_a_sky_that_the_rgb_camera_clips_is_not_taken_for_hot_pixels(tmp_path):
 
     gain, is_good = RecordedClip(reader_of(folder), context=None).gain()
 
-    # The sky has most of the light, but its gain is not the usual gain.
+    # The sky has most of the light, but its gain is not the usual gain. So look only at the ground.
     ground = gain[24:]
     assert np.median(ground) == pytest.approx(scene.rate, rel=0.05)
     assert is_good.mean() > 0.99
@@ -82,8 +83,8 @@ def test_pixels_are_trusted_although_most_of_them_have_no_spike(tmp_path):
 
 
 def test_pixels_at_full_light_do_not_change_the_level_of_a_frame():
-    # Two rows of pixels see a lamp of the light 3. The RGB camera clips it at 1, the spike camera
-    # does not.
+    # Two rows of pixels see a lamp of the light 3. The RGB camera clips this light at 1, but the
+    # spike camera does not.
     without = np.full((8, 8), 0.5)
     with_rows_of_lamp = without.copy()
     with_rows_of_lamp[:2] = 3.0
@@ -110,7 +111,7 @@ def test_a_frame_of_half_the_light_for_the_same_spikes_has_twice_the_gain():
 def test_exposures_of_other_levels_give_the_gain_at_the_median_level():
     light = np.full((8, 8), 0.4)
     rates = 0.2 * light
-    # The RGB camera shows the second frame half as bright, and the third one twice as bright.
+    # The RGB camera shows the second frame half as bright, and the third frame twice as bright.
     exposures = [ExposureLight(rates, light * factor, planes=60) for factor in (1, 0.5, 2)]
 
     gain, is_good = gain_over_exposures(exposures)

@@ -49,14 +49,15 @@ def test_a_curve_becomes_shifts_in_pixels_of_the_frame(motion):
     x = PIXELS_OF_SPIKE_PIXEL * (3.0 * tau + 0.5 * tau**2)
     y = PIXELS_OF_SPIKE_PIXEL * (-1.0 * tau + 0.25 * tau**2 - 0.5 * tau**3)
 
-    # 9 instants of frames of 88 x 84 pixels. All pixels move alike.
+    # The frames have 88 x 84 pixels, and the motion has 9 instants. All pixels move alike.
     assert motion.shifts.shape == (9, 88, 84, 2)
     assert np.allclose(motion.shifts[..., 0], x[:, None, None], atol=1e-4)
     assert np.allclose(motion.shifts[..., 1], y[:, None, None], atol=1e-4)
 
 
 def test_the_expected_error_grows_with_the_time_from_the_middle(motion):
-    # The mean of 2 |tau| over the exposure is 1. So the mean of the errors is 0.4 spike pixels.
+    # The error grows with 2 |tau|, whose mean over the exposure is 1. So the mean error is 0.4
+    # spike pixels.
     expected = PIXELS_OF_SPIKE_PIXEL * 0.4 * 2 * np.abs(tau_of(motion))
 
     assert np.allclose(motion.errors, expected[:, None, None], atol=1e-4)
@@ -75,12 +76,13 @@ def test_the_curves_of_a_mirrored_spike_camera_are_mirrored_back(tmp_path):
     reader = reader_of(folder, calibration=str(tmp_path / "cameras.json"))
     clip = RecordedClip(reader, context=None)
 
-    # 2 spike pixels along x and 1 along y in half an exposure, at constant speed.
+    # The pixels move by 2 spike pixels along x and 1 along y in half an exposure, at constant
+    # speed.
     net = constant_network((2.0, 1.0, 0, 0, 0, 0))
     found = motion_by_network(clip.read(1), clip.view, net, CPU)
 
-    # The shift (x, y) of the middle pixel at the last instant, which is a little before tau = 1.
-    # The speed is constant, so divided by its tau it is the shift at tau = 1.
+    # Take the shift (x, y) of the middle pixel at the last instant, which is a little before tau =
+    # 1. The speed is constant. So this shift, divided by its tau, is the shift at tau = 1.
     shift_at_the_end = found.shifts[-1, 48, 48] / tau_of(found)[-1]
-    # 2 and 1 spike pixels are 4 and 2 RGB pixels. Columns are mirrored, so x changes its sign.
+    # 2 and 1 spike pixels are 4 and 2 RGB pixels. The columns are mirrored, so x changes its sign.
     assert np.allclose(shift_at_the_end, (-4, 2), atol=1e-3)

@@ -20,7 +20,7 @@ def recording_of(light: float, each: int) -> Recording:
 
 
 def test_a_dark_scene_and_a_bright_scene_have_the_same_spikes_at_full_light():
-    # 30 spikes at the light 0.5, and 6 spikes at the light 0.1.
+    # A pixel has 30 spikes at the light 0.5, and 6 spikes at the light 0.1.
     bright = spikes_at_full_light(recording_of(0.5, each=2), VIEW)
     dark = spikes_at_full_light(recording_of(0.1, each=10), VIEW)
 

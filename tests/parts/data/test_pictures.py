@@ -46,7 +46,8 @@ def write_turned(path, image, orientation):
 @pytest.mark.parametrize("ending", WRITING)
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_picture_is_turned_as_its_orientation_says(tmp_path, ending, orientation):
-    # 3 x 5 blocks of one colour each, 16 x 16 pixels large, which JPEG keeps nearly unchanged.
+    # The image has 3 x 5 blocks of one colour each. A block has 16 x 16 pixels, so JPEG keeps it
+    # nearly unchanged.
     colours = np.random.default_rng(0).integers(0, 256, (3, 5, 3), np.uint8)
     image = colours.repeat(16, axis=0).repeat(16, axis=1)
     path = tmp_path / f"a.{ending}"
@@ -56,8 +57,9 @@ def test_a_picture_is_turned_as_its_orientation_says(tmp_path, ending, orientati
 
     assert found.shape == (*image_size(str(path)), 3)
     assert upright.shape == (*image_size(str(path)), 3)
-    # JPEG changes values a little. With a wrong orientation, each block would be compared with
-    # another random colour. Two random values of 0 to 255 differ by 85 (256 / 3) in the mean.
+    # JPEG changes values by less than 3 in the mean. With a wrong orientation, each block would be
+    # compared with another random colour. Two random values of 0 to 255 differ by 85 (256 / 3) in
+    # the mean.
     assert np.abs(found.astype(int) - upright).mean() < 3
 
 
@@ -111,7 +113,7 @@ def test_16_bit_frames_that_use_12_bits_are_named_once_before_a_training(tmp_pat
     # The check of the data before a training. `resolve_section` adds the defaults to the section.
     preflight(DatasetsOptions(train=resolve_section(values)), stored=tmp_path / "stored")
 
-    # 2^12 - 1 = 4095
+    # The largest value of 12 bits is 2^12 - 1 = 4095.
     message = [text for text in caplog.messages if "no value is above 4095: 12 bits?" in text]
     assert len(message) == 1
 

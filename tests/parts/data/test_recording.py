@@ -11,7 +11,8 @@ from data.motion.recording import RecordedClip
 from tests.helpers.moving_scene import Scene, reader_of
 from utils.errors import DataError
 
-# The frame of the tests: the middle one of three, so planes before and after it were recorded.
+# The frame of the tests is the middle one of three, so that planes before and after it were
+# recorded.
 FRAME = 1
 
 
@@ -21,8 +22,8 @@ def test_half_an_exposure_is_read_on_each_side_if_planes_were_recorded_there(tmp
 
     planes = [len(clip.read(frame).stream) for frame in range(3)]
 
-    # 60 planes of the exposure and 30 planes on each side. No planes were recorded before the first
-    # frame, and none after the last frame.
+    # Each frame has the 60 planes of its exposure, and 30 planes on each side. But no planes were
+    # recorded before the first frame, and none after the last frame.
     assert planes == [60 + 30, 30 + 60 + 30, 30 + 60]
 
 

@@ -61,12 +61,12 @@ BLUR = 4.0  # blur of the frame, in RGB pixels
 
 
 # The code measures the rates around start and end of the exposure over REACH planes on each side.
-# So the test changes the times by the same amount. "later" by REACH moves both ends by REACH.
-# "longer" by 2 REACH moves each end by REACH.
+# So the test changes the times by the same amount. The change "later" by REACH moves both ends by
+# REACH. The change "longer" by 2 REACH moves each end by REACH.
 #
-# Two columns are only approximate, so their limit is 0.4. The column "larger" does not include that
-# the filter of the details does not grow with the image. And the roll moves rows near the middle by
-# less than REACH.
+# Two columns are only approximate, so their limit is 0.4. The column "larger" neglects that the
+# filter of the details does not grow with the image. The column of the roll neglects that rows near
+# the middle move by less than REACH.
 @pytest.mark.parametrize(
     ("column", "change", "step", "limit"),
     [
@@ -117,7 +117,7 @@ def test_the_other_values_follow_a_time_that_stops_at_its_limit():
 
     assert np.allclose(A @ free, -gradient)
     # Values 4 and 5, the middle and the length, stop at their limits. All other values are at the
-    # minimum that these two leave.
+    # minimum that is possible with these two values.
     assert np.allclose(np.abs(step[4:6]), most[:2])
     other_values = np.delete(np.arange(len(A)), (4, 5))
     assert np.allclose((A @ step + gradient)[other_values], 0)
@@ -130,8 +130,8 @@ def test_pixels_with_large_residuals_count_less():
 
 
 def test_a_count_varies_by_its_part_behind_the_point():
-    # With 0.43 spikes per plane, 10 planes have 4.3 spikes: 5 with the probability 0.3, else 4. So
-    # the variance is 0.3 (1 - 0.3).
+    # With 0.43 spikes per plane, 10 planes have 4.3 spikes on average. A count is 5 with the
+    # probability 0.3, and 4 otherwise. So its variance is 0.3 (1 - 0.3).
     variance = variance_of_counts(np.full((2, 2), 0.43), planes=10)
 
     assert variance == pytest.approx(0.3 * 0.7)

@@ -23,7 +23,7 @@ VARIANCES = np.repeat(1e-6 * np.eye(2)[None], 9, axis=0)
 def test_a_change_of_the_matrix_moves_places_as_computed(number):
     J = motions_of_places(CHANGES, CENTERS)  # (9, 2, 8): part, x or y, kind of change
 
-    # Measure the same: change the matrix a little, and see how far each center moves.
+    # Measure the same motions: change the matrix a little, and see how far each center moves.
     amount = 1e-6
     moved = CENTERS @ (np.eye(3) + amount * CHANGES[number]).T
     measured = (moved[:, :2] / moved[:, 2:] - CENTERS[:, :2]) / amount
@@ -50,8 +50,8 @@ def test_parallax_makes_the_change_less_sure():
     sure = join_shifts(aligned, VARIANCES, CENTERS, similarity)
     unsure = join_shifts(with_parallax, VARIANCES, CENTERS, similarity)
 
-    # The shifts differ from their mean by about 0.025. The error of the mean of nine parts is a
-    # third of this, because sqrt(9) is 3.
+    # The shifts differ from their mean by about 0.025. The error of the mean of nine parts is 0.025
+    # / 3, because sqrt(9) is 3.
     error_of_shift = np.sqrt(unsure.covariance[0, 0])
     assert error_of_shift == pytest.approx(0.025 / 3, rel=0.4)
     assert np.sqrt(sure.covariance[0, 0]) == pytest.approx(0.001 / 3, rel=0.4)

@@ -29,7 +29,7 @@ NONE = Decisions(matrix=False, offset=False, share=False)
         pytest.param({}, ALL, id="all are sure"),
         pytest.param({"explained": 0.2}, NONE, id="another scene"),
         pytest.param({"errors": (0.6, 0.5, 0.02)}, NONE, id="no matrix is found"),
-        # Far above their errors, but too small to matter.
+        # The matrix moves far more than its error, but too little to matter.
         pytest.param(
             {"errors": PRECISE, "moved": 0.1}, ALL._replace(matrix=False), id="a small move"
         ),
@@ -40,7 +40,7 @@ NONE = Decisions(matrix=False, offset=False, share=False)
         pytest.param(
             {"errors": PRECISE, "share": 0.87}, ALL._replace(share=False), id="a large share"
         ),
-        # 1.12 * 97 % are more than all planes, so all are read as before.
+        # 1.12 * 97 % are more than all planes, so all planes are read, as before.
         pytest.param({"share": 0.97}, ALL._replace(share=False), id="a share of nearly all"),
         pytest.param({"errors": (0.3, 0.5, 0.02)}, ALL, id="the matrix is not sure"),
         pytest.param(

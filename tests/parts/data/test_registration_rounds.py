@@ -45,8 +45,9 @@ def estimate(
     return made
 
 
-# An estimate is clearly better if the other one leaves more than 1.1 times as much unexplained
-# (CLEARLY_BETTER). With 0.99, 0.01 is unexplained: 0.0109 is hardly more, and 0.0111 clearly more.
+# An estimate is clearly better if the other estimate leaves more than 1.1 times as much unexplained
+# (CLEARLY_BETTER). If an estimate explains 0.99, then 0.01 is unexplained. So 0.0109 is hardly more
+# than 0.01, and 0.0111 is clearly more.
 @pytest.mark.parametrize(
     ("found", "explained_at_start", "expected"),
     [
@@ -89,7 +90,7 @@ def test_the_nominal_offset_is_kept_if_it_explains_more_or_the_found_one_is_not_
 
 
 # A step changes three numbers of planes: the middle, the length and the roll of the exposure. The
-# frames of this page have 40 planes (PLANES), and the offset is 5 at most.
+# frames of this file have 40 planes (PLANES), and the offset is at most 5 planes.
 
 
 def test_the_first_step_of_times_is_within_its_limits(pair):
@@ -97,8 +98,8 @@ def test_the_first_step_of_times_is_within_its_limits(pair):
 
     least, most = start.limits_of_time_steps()
 
-    # A length of 0.4 x 40 would be 24 planes less, but a step is 8 at most. The longest exposure
-    # has 1.05 x 40 planes, and the largest roll is 0.2 x 40.
+    # The shortest exposure has 0.4 x 40 planes, 24 planes less, but a step is 8 planes at most. The
+    # longest exposure has 1.05 x 40 planes, 2 planes more. The largest roll is 0.2 x 40 = 8 planes.
     assert PLANES == 40
     assert least.tolist() == pytest.approx([-5, -8, -8])
     assert most.tolist() == pytest.approx([5, 2, 8])

@@ -27,8 +27,8 @@ def test_a_seed_gives_its_rig():
 
 
 def test_a_seed_gives_its_broken_pixels():
-    # 5 % of the pixels are dead. Without light, a pixel has 0.1 spikes per plane, times a random
-    # factor whose spread is 0.5.
+    # In this rig, 5 % of the pixels are dead. Without light, a pixel has 0.1 spikes per plane,
+    # times a random factor whose spread is 0.5.
     rig = Rig(seed=1, dead=0.05, dark_rate=0.1, dark_spread=0.5)
     lights = [np.full((8, 8, 3), 0.5, np.float32)] * 20
 

@@ -49,14 +49,15 @@ def test_a_near_start_gives_the_same_way_back():
 
     back, _ = zoom.back(10.0, start=former)
 
-    # So a pixel at column c at time 10 was at column c / 1.2 at the sharp instant.
+    # At time 10, column c is moved by 0.2 c. So a pixel that is at column c at time 10 was at column
+    # c / 1.2 at the sharp instant.
     columns = np.arange(SIZE[1])
     assert back[..., 0] == pytest.approx(np.tile(columns / 1.2 - columns, (SIZE[0], 1)), abs=0.01)
 
 
 def test_the_times_of_a_motion_lead_away_from_the_sharp_instant():
     stream = np.zeros((100, 2, 2), np.uint8)
-    # 40 planes before the sharp instant, and 48 planes after it.
+    # There are 40 planes before the sharp instant, and 48 planes after it.
     recording = Recording(np.zeros((4, 4, 3), np.float32), stream, begin=5, end=93, sharp=45.0)
 
     assert motion_times(recording) == [-10, -20, -30, -40, 12, 24, 36, 48]

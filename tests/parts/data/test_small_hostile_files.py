@@ -33,11 +33,13 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
 
 def png_of_zeros(width: int, height: int) -> bytes:
     """Return a grey PNG of one bit a pixel. All its pixels are there, and are black."""
-    # A row begins with a byte that names its filter, here none. Then 8 pixels are in each byte.
+    # A row begins with a byte that names its filter. Here this byte is 0, for no filter. The bytes
+    # after it have 8 pixels each.
     row = bytes(1 + (width + 7) // 8)
     packing = zlib.compressobj(9)
     pixels = b"".join(packing.compress(row) for _ in range(height)) + packing.flush()
-    # Width, height, bits of a pixel, and 0 for: grey, deflate, usual filters, no interlacing.
+    # The header has width, height and bits of a pixel. Each 0 stands for a usual choice: grey,
+    # deflate, usual filters, no interlacing.
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     signature = b"\x89PNG\r\n\x1a\n"
     return (
@@ -133,24 +135,24 @@ def test_a_plane_of_a_small_npz_of_many_planes_does_not_unpack_them_all(tmp_path
     ended = call_limited(f"{__name__}.read_one_plane", tmp_path / "a.npz")
 
     assert ended.error == "", ended
-    # All planes have 300 MB.
+    # All planes together have 300 MB. So fewer than 200 MB show that not all were unpacked.
     assert ended.mb < 200, ended
 
 
 def test_a_large_npz_gives_the_planes_of_its_array(tmp_path):
-    # 70 MB: more than the 64 MB up to which an array is kept in memory. Few spikes (1 of 256) are
-    # compressed five times as fast as many.
+    # The array has 70 MB, more than the 64 MB up to which an array is kept in memory. It has few
+    # spikes (1 of 256), because these are compressed five times as fast as many spikes.
     noise = np.random.default_rng(0).integers(0, 256, (700, 250, 400), np.uint8)
     planes = (noise == 0).astype(np.uint8)
     np.savez_compressed(tmp_path / "a.npz", spk=planes)
 
     file = open_spikes(tmp_path / "a.npz", SpikeGeometry(250, 400))
 
-    # 90 planes from plane 600 on, and a crop of 20 x 30 pixels of 2 planes.
+    # Read 90 planes from plane 600 on, and a crop of 20 x 30 pixels of 2 planes.
     assert np.array_equal(file.read(first=600, count=90), planes[600:690])
     crop = Crop(top=5, left=7, height=20, width=30)
     assert np.array_equal(file.read(first=3, count=2, crop=crop), planes[3:5, 5:25, 7:37])
-    # 150 planes from plane 10 on, in parts of at most 64 planes.
+    # Read 150 planes from plane 10 on, in parts of at most 64 planes.
     parts = list(file.parts(first=10, count=150))
     assert [len(part) for part in parts] == [64, 64, 22]
     assert np.array_equal(np.concatenate(parts), planes[10:160])
@@ -204,8 +206,9 @@ def test_an_npz_of_another_compression_is_refused(tmp_path):
 def test_an_encrypted_npz_is_refused(tmp_path):
     path = tmp_path / "locked.npz"
     write_npz(path, (4, 8, 8), packing=zipfile.ZIP_STORED)
-    # A zip archive describes each member twice. Each description begins with a mark, and has flags
-    # so many bytes behind it. The lowest flag says that the member is encrypted.
+    # A zip archive describes each member in two places. Each description begins with a mark, and
+    # the flags come `bytes_to_flags` bytes after the begin of the mark. The lowest flag says that
+    # the member is encrypted.
     content = bytearray(path.read_bytes())
     for mark, bytes_to_flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         content[content.index(mark) + bytes_to_flags] |= 1

@@ -45,7 +45,7 @@ def test_a_picture_shows_the_display_value_of_rate_over_gain(each):
     for picture in pictures:
         assert picture.dtype == np.uint8
         assert picture.shape == (SIDE, SIDE)
-        # In a window of few planes, one spike more or less changes the value.
+        # A window has few planes, so one spike more or less changes the value by up to 20 %.
         assert picture.astype(float) == pytest.approx(expected, rel=0.2)
 
 

@@ -287,7 +287,7 @@ def test_exposures_without_a_window_are_accepted():
 def test_a_clip_name_of_spk_gopro_tells_the_sharp_plane_if_the_files_have_its_length(
     planes, center
 ):
-    # 07: 7 frames were averaged, with 8 planes each.
+    # The 07 in the name says that 7 frames were averaged, with 8 planes each.
     assert DatasetInfo().gt_plane_of("GOPR0372_07_00", planes) == center
 
 

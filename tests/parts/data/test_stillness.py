@@ -108,7 +108,7 @@ DIM = 0.05
 # Positions of the stripes in each plane, in spike pixels:
 STILL = np.zeros(PLANES)  # the stripes stand still
 STEADY = np.linspace(0, 16, PLANES)  # they move from 0 to 16, and from 4 to 12 in the exposure
-# They move from 0 to 8 and return, from 4 to 8 to 4 in the exposure.
+# The stripes move from 0 to 8 and return to 0. In the exposure they move from 4 to 8 and to 4.
 RETURN = 8 - np.abs(STEADY - 8)
 
 
@@ -259,7 +259,7 @@ def test_a_part_without_trusted_pixels_keeps_its_first_estimate():
 
 def only_the_planes_of_one_picture(positions: np.ndarray) -> Recording:
     """Return a recording in good light, without planes that show another picture."""
-    # 10 times the light of `DIM`: 15 spikes in the exposure.
+    # The light is 10 times the light of `DIM`, so a pixel has 15 spikes in the exposure.
     recording = recording_of(positions, brightness=10.0)
     view = View((SIDE, SIDE), (SIDE, SIDE), to_rgb=np.eye(3), is_display=False)
     return without_other_pictures(recording, view, is_good=np.ones((SIDE, SIDE), bool))

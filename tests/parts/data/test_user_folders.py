@@ -68,7 +68,8 @@ def test_a_gif_has_its_times(films):
 def test_a_gif_has_its_frames(films, number):
     (clip,) = user_clips(films / "gif.gif")
 
-    # A GIF has a palette of 256 colours. Another frame differs by more than 12 levels.
+    # A GIF has a palette of 256 colours, which changes values a little. Another frame would differ
+    # by more than 12 levels.
     assert np.abs(frame_of(clip, number) - picture(seed=number)).mean() < 12
 
 
@@ -80,7 +81,7 @@ def test_a_webp_among_pngs_is_a_frame(tmp_path):
     (clip,) = user_clips(tmp_path)
 
     assert list(clip.stems) == ["0", "1", "2", "3"]
-    # Lossless: each value is the same when it is rounded.
+    # The WebP is lossless, so each value is the same when it is rounded.
     assert np.abs(frame_of(clip, 3) - picture(height=32, width=48)).max() < 0.5
 
 
@@ -92,7 +93,8 @@ def lines_about_what_is_left_out(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_frames_of_a_kind_that_is_not_read_are_named(tmp_path, caplog):
     for number in range(2):
         write_png(tmp_path / f"{number}.png", np.zeros((32, 48)))
-    # Pictures of cameras and phones, and files that nobody takes for a picture.
+    # The first three are pictures of cameras and phones. Nobody takes the other files for a
+    # picture.
     for name in ("10.heic", "2.cr2", "note.txt", ".hidden.heic", "spikes.dat"):
         (tmp_path / name).touch()
 
@@ -137,7 +139,7 @@ def root_without_text(tmp_path) -> Path:
 
 def assert_name_is_the_cause(error: DataError) -> None:
     """Check that an error names the folder, and advises to rename it."""
-    # Python writes the byte FF as this code, which can be printed.
+    # Python writes the byte FF as this code, because the byte itself cannot be printed.
     assert "\\udcff" in error.where
     assert "rename" in error.do
 

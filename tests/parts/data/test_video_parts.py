@@ -55,8 +55,9 @@ def cuts_of(steps: Sequence[int | None], least_side: int = SIDE) -> list[Cut]:
 
 
 def test_parts_follow_one_another():
-    # 11 frames. A part has 5 frames: 3 intervals, and a frame beside them on each side. The next
-    # part begins 3 intervals later: frames 0 to 4, 3 to 7 and 6 to 10.
+    # The video has 11 frames. A part has 5 frames: 3 intervals, and a frame beside them on each
+    # side. The next part begins 3 intervals later. So the parts are the frames 0 to 4, 3 to 7 and 6
+    # to 10.
     assert [cut.first for cut in cuts_of([2] * 10)] == [0, 3, 6]
 
 
@@ -70,8 +71,8 @@ def test_no_part_has_a_change_of_the_scene():
 
 
 def test_no_part_has_a_motion_that_is_too_fast():
-    # The step from frame 4 to frame 5 is too long. The part 0 to 4 ends before it, and the part
-    # 3 to 7 would have it.
+    # The step from frame 4 to frame 5 is too long. The part of frames 0 to 4 ends before this step.
+    # The part of frames 3 to 7 would contain it, so the next part begins with frame 5.
     steps = [2, 2, 2, 2, 20, 2, 2, 2, 2, 2]
 
     assert [cut.first for cut in cuts_of(steps)] == [0, 5]

@@ -56,7 +56,7 @@ def test_a_spike_pixel_sees_the_mean_of_the_pixels_that_it_covers():
 
     means = view_of_twos().means(picture)
 
-    # The axes: row of the spike pixel, row in it, column of the spike pixel, column in it.
+    # The axes are: row of the spike pixel, row in it, column of the spike pixel, column in it.
     blocks = picture.reshape(2, 2, 3, 2)
     assert means == pytest.approx(blocks.mean(axis=(1, 3)))
 
@@ -80,8 +80,9 @@ def test_a_point_that_is_mapped_there_and_back_is_where_it_was():
 
 
 def test_the_last_row_of_a_rolling_shutter_is_exposed_later_than_the_first():
-    # rolling=0.4: the last row is exposed 0.4 exposures later than the first row. Delays count from
-    # the middle of the frame, so those of the four rows go from -0.2 to 0.2 in equal steps.
+    # With rolling=0.4, the last row is exposed 0.4 exposures later than the first row. Delays count
+    # from the middle of the frame. So the delays of the four rows go from -0.2 to 0.2 in equal
+    # steps.
     delays = replace(view_of_twos(), rolling=0.4).delays()
 
     assert delays == pytest.approx([-0.2, -0.2 / 3, 0.2 / 3, 0.2])

@@ -42,13 +42,13 @@ def test_a_known_failure_is_explained(line, name):
     assert finding.check == name
     assert finding.why
     assert finding.cure
-    # The texts have places for values of the line, e.g. "{rank}". All of them must be filled.
+    # The texts have places for values of the line, e.g. "{rank}". All places must be filled.
     assert "{" not in finding.why
 
 
 # Parts of a log: the first line of a start (`status_line` of utils/dist/status.py writes it), the
-# last line of a run (utils/run/run.py), and an error. A log may have several starts of a run. Only
-# the last start counts.
+# last line of a run (utils/run/run.py), and an error. A log may have several starts of a run, but
+# only the last start counts.
 START = "[2026-01-01 00:00:00] rank 0 of 1 on host\n"
 END = "Finished at iter 5. Results are in x\n"
 CRASH = "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n"
@@ -184,7 +184,8 @@ QUOTED = re.findall(r"\*\*([^*]+)\*\* `([^`]+)`", PAGE)
 
 
 def test_the_page_quotes_findings():
-    # If the page wrote its findings in another form, the pattern would find none.
+    # If the page wrote its findings in another form, the pattern would find no finding, and the
+    # next tests would compare nothing.
     assert len(QUOTED) > 12
 
 
@@ -207,7 +208,7 @@ def test_the_doctor_prints_the_findings_that_the_page_quotes(doctor_output, name
     assert any(pattern.search(line) for line in [*rows, *findings_in_logs()])
 
 
-# Rows of the table of known failures: name, pattern in the log, explanation, cure.
+# A row of the table of known failures has a name, a pattern in the log, an explanation and a cure.
 @pytest.mark.parametrize(
     ("name", "cure"),
     [(name, cure) for name, _pattern, _why, cure in json.loads(KNOWN_FAILURES.read_text())],

@@ -14,7 +14,7 @@ from tests.helpers.moving_scene import Scene
 
 # Exit code if an option must be changed.
 CHANGE_OPTIONS = 2
-# Pixels of a frame along x and along y.
+# How far the scene moves in an exposure, along x and along y, in pixels of a frame.
 VELOCITY = (10.0, -4.0)
 
 

@@ -7,8 +7,8 @@ from data.motion.joint.conjugate_gradients import conjugate_gradients
 
 def test_conjugate_gradients_solve_the_normal_equations():
     # A random matrix takes the place of both cameras. The unknown d is a picture of 3 x 4 pixels
-    # with one colour, so it has 12 values. The cameras record 40 values: 30 the first, 10 the
-    # second.
+    # with one colour, so it has 12 values. The cameras record 40 values: the first camera records
+    # 30, and the second 10.
     torch.manual_seed(0)
     a = torch.rand(40, 12)
     prior = 0.1 + torch.rand(3, 4)
@@ -25,7 +25,7 @@ def test_conjugate_gradients_solve_the_normal_equations():
     divisor = 0.5 + torch.rand_like(right)
     d = conjugate_gradients(linear, adjoint, prior, right, divisor, steps=12)
 
-    # The normal equations: (A' A + prior) d = right.
+    # Solve the normal equations directly: (A' A + prior) d = right.
     normal = a.T @ a + torch.diag(prior.flatten())
     expected = torch.linalg.solve(normal, right.flatten())
     assert torch.allclose(d.flatten(), expected, atol=1e-3)

@@ -22,9 +22,10 @@ def motion_over(way: float) -> Motion:
     return Motion(times, shifts, no_errors)
 
 
-# way: of each pixel in the exposure, in pixels. spikes: of each pixel in the exposure; 30 are good
-# light, 3 are dim. In good light a pixel may move by 1.25 pixels from one group to the next, in dim
-# light by 2.5 pixels. At least 6 groups are made, and at most 20 are allowed here.
+# way: how far each pixel moves in the exposure, in pixels. spikes: spikes of each pixel in the
+# exposure; 30 are good light, and 3 are dim light. In good light a pixel may move by 1.25 pixels
+# from one group to the next, and in dim light by 2.5 pixels. At least 6 groups are made, and at
+# most 20 are allowed here.
 @pytest.mark.parametrize(
     ("way", "spikes", "groups"),
     [
@@ -45,7 +46,8 @@ def test_the_solver_limits_the_groups_of_a_still_scene_too():
 
 # ---- A rolling shutter ----
 
-# Times between 14 groups of 4 planes. The first row is exposed from 12, the last row until 68.
+# Times between 14 groups of 4 planes. The first row is exposed from time 12 on, and the last row
+# until time 68.
 EDGES_OF_GROUPS = np.linspace(12, 68, 15)
 
 
@@ -77,7 +79,8 @@ def test_a_rolling_shutter_exposes_each_row_later(rolling_shares):
 
     mean_times = middles @ rolling_shares  # (9,), of each row
 
-    # The exposure of the middle row has its middle at time 40, and takes 40 planes. The shutter
-    # rolls by 0.4 of it, 16 planes: the first row is 8 planes earlier, the last row 8 later.
+    # The exposure of the middle row has its middle at time 40, and lasts 40 planes. The shutter
+    # rolls by 0.4 of the exposure, which are 16 planes. So the first row is exposed 8 planes
+    # earlier, and the last row 8 planes later.
     expected = 40 + np.linspace(-8, 8, 9)
     assert np.allclose(mean_times, expected, atol=0.1)

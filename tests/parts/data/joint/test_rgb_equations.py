@@ -25,7 +25,7 @@ def test_the_noise_on_a_ramp_is_measured():
 
 
 def test_a_blurry_pixel_has_the_same_error_in_display_values_at_each_brightness():
-    # z is a ramp without noise, so the error is the least error.
+    # z is a ramp without noise. So the error of a pixel is the least error that is assumed.
     z = RAMP[..., None].expand(64, 64, 3)
     recording = replace(dark_exposure(size=(64, 64), plane=(32, 32)), blurry=z.numpy().copy())
 
