@@ -89,8 +89,8 @@ CASES: dict[str, dict[str, Any]] = {
     "auto, bfloat16, checkpointed": {"use_checkpoint_attn": True, "use_checkpoint_ffn": True},
     "plain, bfloat16": {"kernels": "plain"},
 }
-# Exit code if this version of torch has no fake tensors on a GPU that does not exist. Test programs
-# use 77 for "skipped".
+# Exit code if this version of torch has no fake tensors on a GPU that does not exist. 77 is the
+# code by which test programs say that they were skipped.
 NO_FAKE_GPU = 77
 GB = 1e9  # bytes
 

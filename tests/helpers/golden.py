@@ -178,7 +178,7 @@ def _weights_in_bfloat16(planes: np.ndarray, layout: list[Any]) -> dict[str, Ten
 def spynet_weights() -> dict[str, Tensor]:
     """Return the weights of the flow network that all vectors share, in float64.
 
-    They are stored as small integers with a scale for each tensor.
+    The file stores each tensor as small integers, and a scale by which they are multiplied.
     """
     weights = {}
     with np.load(FOLDER / "spynet_shared.npz") as file:

@@ -78,7 +78,8 @@ def attention_of_a_gpu(
 ) -> Tensor:
     """Call the kernel that a GPU would choose, and count the call in CALLS_OF_ATTENTION.
 
-    It stands in for scaled_dot_product_attention, which chooses by the device of this machine.
+    This function stands in for torch's scaled_dot_product_attention, which would choose a kernel
+    for the device of this machine.
     """
     # On a GPU, autocast would give the kernels inputs of 16 bits. Do the same here.
     if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:

@@ -38,7 +38,8 @@ from models.vrt.spynet import SpyNet
 def partition(x: Tensor, window: tuple[int, ...]) -> Tensor:
     """Cut features (B, D, H, W, C) into windows (windows, T, C).
 
-    window: frames, height and width of a window, whose product is T. They must divide D, H and W.
+    window: frames, height and width of a window. Their product is T. The three numbers must divide
+    D, H and W.
     """
     b, d, h, w, c = x.shape
     wd, wh, ww = window
@@ -451,7 +452,7 @@ class Stage(nn.Module):
         """Bring frames t + step, t + 2 step, ... onto each frame t of x (B, N, C, H, W).
 
         step: 1 for later frames, -1 for earlier frames. Return one frame for each t, in the shape
-        of x. It is zero if there is no frame on this side.
+        of x. If the clip has no frame on this side of t, the returned frame is zero.
         """
         n = x.shape[1]
         no_frame = torch.zeros_like(x[:, 0])

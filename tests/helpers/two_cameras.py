@@ -31,7 +31,7 @@ LIMIT_PX = 0.3
 def texture(rng: np.random.Generator, size: Size) -> np.ndarray:
     """Return a grey picture (H, W) of display values in [0, 1], float32.
 
-    It has polygons, whose edges have all angles, on soft clouds.
+    The picture has polygons on soft clouds. The edges of the polygons have all angles.
     """
     height, width = size
     # Clouds: random values, about one per 24 x 24 pixels, enlarged to the whole picture.

@@ -65,7 +65,8 @@ class RandomAttention:
         products = q.double() @ k.double().transpose(2, 3)
         self.logits = self.SCALE * factor * products + bias.double()
         self.v = v.double()
-        # The largest error that is accepted.
+        # The largest error that is accepted. bfloat16 keeps only 8 significant bits, so its errors
+        # are far larger.
         self.tolerance = 1e-4 if dtype == torch.float32 else 0.1
 
 

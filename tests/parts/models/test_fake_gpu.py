@@ -300,7 +300,7 @@ def test_the_options_for_small_cards_stand_in_the_page(page):
 def cells_of(row: str) -> list[str]:
     """Return the cells of a row of `small_table`.
 
-    They are the memory of a card, an option, and the GB of a step, e.g.
+    The cells are the memory of a card, an option, and the GB that a step takes, e.g.
     | 4 GB | `datasets.train.gt_size=128` | 2.5 |
     """
     return [cell.strip(" `") for cell in row.strip("|").split("|")]

@@ -30,7 +30,7 @@ def build(path):
 
 
 def load_checkpoint(path):
-    """Read a checkpoint as a run does that resumes. path: a text, see `call_limited`."""
+    """Read a checkpoint as a run does that resumes. path: a text, as `call_limited` gives it."""
     return checkpoint.load(Path(path))
 
 

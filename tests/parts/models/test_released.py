@@ -273,8 +273,9 @@ def random_clip(spike_channels: int) -> tuple[torch.Tensor, torch.Tensor]:
     return frames, spike
 
 
-# Loads each network, and saves what it makes of the clip of `random_clip` as NAME.pt. Without
-# weights, the network must have the same tensors with other values.
+# A program that loads each network, restores the clip of `random_clip` with it, and saves the
+# result as NAME.pt. With pretrained=False, the network must have the same tensors with other
+# values.
 LOAD_FROM_HUB = f"""
 import torch
 for name in {HUB_NETWORKS}:

@@ -50,7 +50,7 @@ def rgb_net() -> VRT:
 
 
 def check_holds(net: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Check that a network has exactly these weights. It may have other weights as well."""
+    """Check that a network has these weights, bit for bit. It may have more weights than these."""
     state = net.state_dict()
     for name, value in weights.items():
         assert torch.equal(state[name], value), name

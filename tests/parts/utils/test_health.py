@@ -458,7 +458,7 @@ def test_the_warning_of_a_training_says_how_to_look_at_a_sample(fast):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Give a folder with textured clips and options.json, see `make_textured_home`."""
+    """Give a folder with clips of moving textures, and options.json for them."""
     return make_textured_home(tmp_path_factory.mktemp("home"))
 
 

@@ -446,9 +446,11 @@ PANELS = ["blurry", "spikes", "restored", "sharp", "error x5"]
 
 
 def strip(blurry, restored, sharp):
-    """Return the strip that a validation saves: five pictures (H, W, 3) side by side, see PANELS.
+    """Return the strip that a validation saves: the five pictures of PANELS side by side.
 
     The picture of the spikes shows the light of the blurry picture.
+
+    blurry, restored, sharp: pictures (H, W, 3).
     """
     spikes = blurry[..., 0] / 255
     return comparison_strip(comparison(blurry, spikes, restored, sharp))
