@@ -327,7 +327,7 @@ class ForkServer:
             self.process.wait()
 
 
-# The one connection of this process.
+# The one connection of this process. The first call makes it, and later calls return it.
 fork_server = cache(ForkServer)
 
 

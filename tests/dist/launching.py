@@ -134,7 +134,7 @@ class Ranks:
             process = _start(arguments, variables, stdout, stderr, prefix, gate, cwd)
             self.processes.append(process)
         # Each forked rank has its own copy of `gate`. When this process closes `gate_writer`, the
-        # reads of all ranks end, and they begin.
+        # reads of all ranks end, and all ranks begin.
         os.close(gate)
         os.close(gate_writer)
 
@@ -148,7 +148,8 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         """Kill the ranks that still run. `wait` also calls this; a second call changes nothing.
 
-        The files of their output stay open, so that tests can read it after the `with` block.
+        The files with the output of the ranks stay open, so that tests can read the output after
+        the `with` block.
         """
         for process in self.processes:
             kill_session(process)
@@ -167,7 +168,7 @@ class Ranks:
         deadline = time.monotonic() + PATIENCE * limit_s
         while True:
             # First ask whether the rank has ended, then read its output. In the other order, the
-            # rank could write the text and end in between.
+            # rank could write the text and end after the reading, and the text would be missed.
             has_ended = self.processes[rank].poll() is not None
             if text in self.output(rank):
                 return
@@ -387,8 +388,9 @@ def _start(
     arguments: the script and its arguments. env: the whole environment. out, err: the files for
     stdout and stderr. See Ranks for the rest.
     """
-    # A fork has the libraries of the fork server. So it cannot have other values of the variables
-    # that libraries read when they are loaded. And a prefix, e.g. `nice`, needs a new process.
+    # A fork has the libraries of the fork server, which have read their environment variables. So a
+    # rank that needs other values of these variables cannot be a fork. A rank with a prefix, e.g.
+    # `nice`, cannot be a fork either.
     can_fork = not prefix and fork_server().can_start(env)
     if can_fork:
         return fork_server().start(arguments, env, out, err, gate, cwd)
@@ -421,7 +423,7 @@ def kill_session(process: subprocess.Popen | ForkedProcess) -> None:
 def _content(file: Any) -> str:
     """Return the text of an open file. A process that writes to the file is not disturbed."""
     # The process and the test share the position in the file, at which the process writes next. So
-    # this function must not move it, as file.read would. os.pread does not move it.
+    # this function must not move the position. file.read would move it, but os.pread does not.
     descriptor = file.fileno()
     position = os.lseek(descriptor, 0, os.SEEK_CUR)
     size = os.fstat(descriptor).st_size

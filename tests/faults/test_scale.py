@@ -1,7 +1,7 @@
 """Watching many ranks: what a beat and a start cost a rank, and who sees a host fall silent.
 
 The ranks are simulated: objects in this process, which use a real key-value store as ranks do
-(tests/faults/simulated.py). The store counts their requests. These are the words of the page:
+(tests/faults/simulated.py). The store counts their requests. Words of this file:
 
     beat      what a rank writes into the store each half second, to say that it is alive
     turn      what a rank does then: it writes its beat, and reads the beats of a few other ranks
@@ -69,7 +69,7 @@ def ranks_after_turns(server) -> dict[int, list[SimulatedRank]]:
 @pytest.mark.parametrize("count", [FEW, MANY])
 def test_in_a_turn_a_rank_writes_one_key_and_reads_once(ranks_after_turns, count):
     for rank in ranks_after_turns[count]:
-        # `requests` counts the requests by their name, and `keys` the keys that they were for.
+        # `requests` has the number of requests of each name, and `keys` the number of their keys.
         assert rank.store.requests == {"set": TURNS, "multi_get": TURNS}
         assert rank.store.keys["set"] == TURNS
 

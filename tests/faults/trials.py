@@ -364,10 +364,10 @@ def saves(share: float) -> Results:
 
 
 def environments(share: float) -> Results:
-    """Launch where it cannot work, with the time limits that users have.
+    """Launch runs that cannot work, with the time limits that users have.
 
-    Each launch must end with a message that names the cause. `seconds_until_explained` fails if the
-    message does not come.
+    E.g. another program may listen at the port. Each launch must end with a message that names the
+    cause. `seconds_until_explained` fails if the message does not come.
     """
     cases = BAD_LAUNCHES[: number_of(len(BAD_LAUNCHES), share)]
     seconds = {case.name: round(seconds_until_explained(case), 1) for case in cases}
@@ -416,7 +416,7 @@ def readers(share: float) -> Results:
         #
         #     parts/data/test_any_bytes.py::test_name:\n ... 300 passing examples, 0 failing ...
         #
-        # The first piece, which is left out, is what comes before the statistics.
+        # The first piece is what comes before the statistics, so it is left out.
         for statistics_of_test in ended.stdout.split("\ntests/")[1:]:
             counts = re.search(r"(\d+) passing\D+(\d+) failing", statistics_of_test)
             if counts:

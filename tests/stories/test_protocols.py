@@ -396,7 +396,8 @@ def on_spk_gopro(tmp_path_factory):
     return OnSpkGopro(results, results_with_other_noise, psnr_of_blurry)
 
 
-# The two tests of the page: the method exposure, and the small network weights/operator.pth.
+# The page has two tests of this data set: the method exposure, and the small network
+# weights/operator.pth.
 BOTH_TESTS = pytest.mark.parametrize("name", ["method", "operator"])
 
 

@@ -34,7 +34,7 @@ def test_grey_has_the_weights_of_rec_601():
 
 
 def test_display_values_are_rounded_to_the_nearest_of_8_bits():
-    # The values are below, at and above the step 100.
+    # The values are below, at and above the step 100. The next array is outside of the range.
     values = np.array([99.4, 99.6, 100.0, 100.4, 100.6]) / 255
 
     assert to_uint8(values).tolist() == [99, 100, 100, 100, 101]

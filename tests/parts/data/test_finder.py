@@ -15,7 +15,8 @@ from tests.helpers.motion_network import constant_network
 from tests.helpers.moving_scene import Scene, reader_of
 
 CPU = torch.device("cpu")
-# The motion that the network gives: 3 spike pixels along x in a unit of its time, no other terms.
+# The motion that the network gives: 3 spike pixels along x in a unit of its time. All other terms of
+# the curve are 0.
 CURVE = (3.0, 0, 0, 0, 0, 0)
 
 
@@ -79,7 +80,7 @@ def test_a_mean_of_motions_lies_nearer_to_the_motion_with_less_expected_error():
     # The weights are 1 / error^2. So half the error has four times the weight:
     # (1 * 0 + 4 * 5) / 5 = 4.
     assert np.allclose(found.shifts[[0, 2]], 4.0)
-    # The expected error of the mean is the smaller one. It is not less, because the errors of the
-    # two motions are not independent.
+    # The expected error of the mean is the smaller one of the two errors. The expected error is not
+    # less, because the errors of the two motions are not independent.
     assert np.array_equal(found.errors, small_errors)
     assert np.isfinite(found.shifts).all()

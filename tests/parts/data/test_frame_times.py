@@ -7,7 +7,7 @@ names of images, from a table (spike.exposure), or from the clock of a calibrati
 Frames have 48 x 64 pixels. The spike files have planes of the same size without any spike, because
 only the number of planes matters here.
 
-Words of this page:
+Words of this file:
 
     plane     what the spike camera records at one instant: one bit for each pixel
     tick      the unit in which a film counts time; a second has CLOCK = 19200 ticks
@@ -61,7 +61,7 @@ LONG = Fraction(1, 15)
 # Planes per second of the spike camera. So a short frame has 1440 / 60 = 24 planes, and a long
 # frame has 1440 / 15 = 96 planes.
 RATE = 1440
-# The section `spike` for the spike files of this page, which have no dataset.json.
+# The section `spike` for the spike files of these tests, which have no dataset.json.
 OPTIONS = {"type": "dat", "h": 48, "w": 64, "center": "file", "rate": 1.0, "light": "linear"}
 
 

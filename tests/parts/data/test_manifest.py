@@ -5,7 +5,7 @@ data that do not fit. tests/helpers/clip_files.py writes the clips. Unless a tes
 there are two training clips of 6 frames of 16 x 24 pixels, with 24 spike planes of 8 x 12 pixels
 per frame.
 
-Words of this page:
+Words of this file:
 
     plane    one bit for each spike pixel: whether it fired at one instant
     root     a folder of clips; a section of options names a root for each kind of file

@@ -1,6 +1,6 @@
 """data/motion/network_inputs.py: the inputs of the network that finds the motion.
 
-data/motion/spike_windows.py counts the spikes. Words of this page:
+data/motion/spike_windows.py counts the spikes. Words of this file:
 
     window    some planes in a row; the network gets the spikes and the light of each window
     edge      where a window begins or ends

@@ -1,7 +1,8 @@
 """Data sets that a user adds: the values that follow from frames, and the samples that are refused.
 
-A reader gives the frames of one clip, for a test. A data set of a training gives samples. Both are
-checked when they are used, because a user may have written them (docs/extending.md).
+A reader gives the frames of one clip, for a test. A data set of a training gives samples. The
+program checks what a reader or a data set gives, because a user may have written it
+(docs/extending.md).
 """
 
 import re

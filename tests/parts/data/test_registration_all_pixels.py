@@ -1,6 +1,6 @@
 """Each step of a round on all pixels (data/cameras/registration/all_pixels.py), tested alone.
 
-Letters of this page:
+Letters of this file:
 
     s    details of the summed spikes of an exposure
     F    details of the features of the frame

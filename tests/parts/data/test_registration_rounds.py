@@ -1,6 +1,6 @@
 """Which estimate of a fit is taken, by what the estimates explain, and the limits of a step.
 
-A fit finds how two cameras are mounted (data/cameras/registration/rounds.py). Words of this page:
+A fit finds how two cameras are mounted (data/cameras/registration/rounds.py). Words of this file:
 
     explained        fraction of the details of the spikes that the frames explain
     offset           planes by which the exposure is later than the files say

@@ -4,7 +4,7 @@ A resumed run must see the samples that it would have seen without the interrupt
 project has a newer version by then. So the numbers in these tests must stay. The shuffled orders
 were printed by the first version of the project that had this file.
 
-Words of this page:
+Words of this file:
 
     serial number   number of a frame among all frames of all clips
     position        number of a sample within an epoch

@@ -16,7 +16,7 @@ from data.making.smooth_walk import smooth_walk
 def test_a_seed_gives_its_rig():
     rig = Rig.random(np.random.default_rng(0))
 
-    # The first fields and the last fields that are drawn.
+    # Compare the first fields that are drawn, and below the last fields.
     assert (rig.shift_x, rig.shift_y, rig.rotation_deg, rig.scale) == (
         0.5478,
         -0.9209,

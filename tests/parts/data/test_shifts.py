@@ -49,8 +49,8 @@ def test_a_near_start_gives_the_same_way_back():
 
     back, _ = zoom.back(10.0, start=former)
 
-    # At time 10, column c is moved by 0.2 c. So a pixel that is at column c at time 10 was at column
-    # c / 1.2 at the sharp instant.
+    # At time 10, column c is moved by 0.2 c. So a pixel that is at column c at time 10 was at
+    # column c / 1.2 at the sharp instant.
     columns = np.arange(SIZE[1])
     assert back[..., 0] == pytest.approx(np.tile(columns / 1.2 - columns, (SIZE[0], 1)), abs=0.01)
 

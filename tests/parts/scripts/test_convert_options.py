@@ -8,7 +8,7 @@ The output has two headings. The part below "dropped" lists the keys that the pr
 part below "cannot be said" lists what the new file cannot express. If the program writes no file,
 it prints an error instead.
 
-Words of this page:
+Words of this file:
 
     plane    one bit for each spike pixel: whether it fired at one instant
     channel  a picture made of many planes, e.g. their mean; the network gets the channels

@@ -1,6 +1,6 @@
 """data/motion/joint/cameras.py and area_means.py: what both cameras see, and the adjoint.
 
-Letters of this page:
+Letters of this file:
 
     H, W    height and width of a frame, in RGB pixels
     h, w    height and width of a plane (a binary picture of the spike camera), in spike pixels
