@@ -51,7 +51,8 @@ def wait_in_c_code() -> None:
     """Wait forever in C code that holds Python's lock (GIL), without work for the processor.
 
     The code waits for a mutex that nobody releases. A signal does not end this wait, as it would
-    end a `sleep`. Functions of ctypes.PyDLL keep Python's lock. Functions of ctypes.CDLL release it.
+    end a `sleep`. Functions of ctypes.PyDLL keep Python's lock. Functions of ctypes.CDLL would
+    release it.
     """
     libc = ctypes.PyDLL(None)
     mutex = ctypes.create_string_buffer(64)  # zeros: a free mutex; it has 40 bytes on most machines

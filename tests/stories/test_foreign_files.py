@@ -47,7 +47,7 @@ def home(tmp_path_factory):
     options = write_options(folder)
     save_weights(options, folder / "rgb.pth", "netG.fusion=none")
     shutil.copytree(folder / "GOPRO_Large/test/test0/blur", folder / "clips" / "clip..1")
-    # A loss at each of 8 steps.
+    # The curve has a loss at each of 8 steps.
     losses = [[step, 1.0 / step] for step in range(1, 9)]
     (folder / "training_history.json").write_text(json.dumps({"train/loss": losses}))
     return folder

@@ -122,7 +122,7 @@ def restored_by_hand(home):
     blur, spikes, sharp = files_of_clip(home, "test2")
     (clip,) = user_clips(blur, spikes, sharp, saved.spike)  # a list with one reader
     items = [clip.frame(number) for number in range(4)]
-    # [None]: a batch of one clip.
+    # [None] makes a batch of one clip.
     lq = torch.stack([item["lq"] for item in items])[None]
     spike = torch.stack([item["spike"] for item in items])[None]
     frames = restore_clip(saved.build(), lq, spike, window_size=(2, 4, 4), least_size=(8, 8))

@@ -132,7 +132,7 @@ def test_the_version_of_the_project_is_in_all_that_a_run_leaves(finished_run):
     version = version_of(MAIN)
 
     assert version_of("main_test_vrt.py") == version
-    # The files of the project.
+    # The version is in these files of the project.
     assert f'\nversion = "{version}"' in (ROOT / "pyproject.toml").read_text()
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()

@@ -132,7 +132,7 @@ def test_scores_equal_scores_that_were_computed_by_hand(home, folders_of_methods
 
     scores = scores_of_test2(folders_of_methods, method)
 
-    # The metrics of the luminance, Y.
+    # Compute the metrics of the luminance, Y.
     restored_y = rgb_to_y(expected.restored)
     sharp_y = rgb_to_y(expected.sharp)
     restored = scores["restored"]

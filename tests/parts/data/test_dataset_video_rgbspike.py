@@ -387,7 +387,7 @@ def test_a_test_may_have_no_sharp_frames(clips):
 def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(tmp_path):
     write_clips(tmp_path, "clip0", frames=6)
     plain = build_clips(tmp_path)
-    # The samples of epoch 1.
+    # These are the samples of epoch 1, as they are read from the files.
     expected = [plain[(1, index)] for index in range(len(plain))]
     kept = build_clips(tmp_path, cache_data=True)
     options = LoaderOptions(dataloader_shuffle=False)

@@ -15,8 +15,8 @@ from tests.helpers.motion_network import constant_network
 from tests.helpers.moving_scene import Scene, reader_of
 
 CPU = torch.device("cpu")
-# The motion that the network gives: 3 spike pixels along x in a unit of its time. All other terms of
-# the curve are 0.
+# The motion that the network gives: 3 spike pixels along x in a unit of its time. All other terms
+# of the curve are 0.
 CURVE = (3.0, 0, 0, 0, 0, 0)
 
 

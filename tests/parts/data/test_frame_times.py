@@ -623,7 +623,8 @@ def test_a_folder_without_gaps_shares_its_planes_evenly(tmp_path, names):
 def test_numbers_a_thousand_apart_count_microseconds(tmp_path):
     clip = clip_of(*images_with_spikes(tmp_path, ["10000", "11000", "12000"]))
 
-    # A film of 1000 frames per second. No frame is missing, and 3 frames share 240 planes.
+    # The names tell a film of 1000 frames per second. No frame is missing, and 3 frames share 240
+    # planes.
     assert planes_of(clip) == [(0, 80), (80, 80), (160, 80)]
 
 

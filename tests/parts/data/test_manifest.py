@@ -804,7 +804,7 @@ def test_with_several_roots_the_name_of_a_clip_has_the_number_of_its_root(joined
 
 
 def test_several_roots_have_the_samples_of_each(joined_set):
-    # A sample for each frame: two clips of 6 frames, and three clips of 4.
+    # There is a sample for each frame: two clips have 6 frames, and three clips have 4.
     assert len(joined_set) == 2 * 6 + 3 * 4
 
 

@@ -293,7 +293,7 @@ class Run:
         fitted, known: how many clips must be calibrated, and how many are known from before.
         """
         self.steps += 1
-        # Two samples in a step on any number of ranks.
+        # A step has two samples on any number of ranks.
         batch = f"datasets.train.dataloader_batch_size={2 // ranks}"
         steps = f"train.total_iter={self.steps}"
         # The worker prints the calibrations of the clips as JSON.

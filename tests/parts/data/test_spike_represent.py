@@ -661,8 +661,8 @@ def test_windows_may_be_shares_of_the_exposure(planes, half_windows):
 
 
 def test_parts_of_relative_light_show_when_the_light_changed():
-    # A spike every 4 planes until plane 40, and every 2 planes from plane 42 on. So the light is
-    # twice as strong in the second half.
+    # The pixel fires every 4 planes until plane 40, and every 2 planes from plane 42 on. So the
+    # light is twice as strong in the second half.
     spikes = zeros(81)
     spikes[:41:4] = 1
     spikes[42::2] = 1
@@ -718,7 +718,7 @@ def test_a_pixel_with_more_spikes_has_more_confidence(steady_pixels):
     )
 
     confidence = channels[-1]
-    # The pixels with 0, 1, 8, 20 and 60 spikes.
+    # The order of the pixels is by their spikes: 0, 1, 8, 20 and 60.
     by_number_of_spikes = confidence[0, [4, 3, 1, 0, 2]]
     assert np.all(np.diff(by_number_of_spikes) > 0)
 
@@ -809,7 +809,7 @@ def test_encoding25_pads_a_short_file_by_zeros_if_asked():
     found = represent("encoding25", spikes, center=10, pad="zero")
 
     assert np.array_equal(found[2:22], spikes)
-    # The 2 planes before the file, and the 3 planes after it.
+    # The 2 planes before the file and the 3 planes after it are zeros.
     assert found[:2].sum() == 0
     assert found[22:].sum() == 0
 
@@ -918,7 +918,8 @@ def reversed_channels(
     if forward is None or name == "exposure":
         return forward  # windows around one instant are the same in both directions
     if name == "relative":
-        # The windows around one instant, then the parts of the exposure, then the confidence.
+        # The channels are the windows around one instant, then the parts of the exposure, then the
+        # confidence. Only the order of the parts is reversed.
         count = len(options["half_windows"])
         windows = forward[:count]
         parts = forward[count:-1]

@@ -367,7 +367,8 @@ def test_the_page_is_whole_in_a_browser(home, tmp_path, browser):
     browser.get(f"file://{tmp_path / 'a.html'}")
 
     images = browser.find_elements("css selector", "img")
-    # The whole frame, 3 alignments, 2 x 3 pictures (lq and gt of 3 frames), 3 x 3 channels.
+    # The page has the whole frame, 3 alignments, 2 x 3 pictures (lq and gt of 3 frames), and 3 x 3
+    # channels.
     assert len(images) == 1 + 3 + 6 + 9
     for image in images:
         # A picture that was not loaded has the width 0.

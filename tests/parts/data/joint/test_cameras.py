@@ -135,7 +135,7 @@ def seen_of_moved_means(grey: torch.Tensor, shifts: torch.Tensor, view: View) ->
     points = torch.from_numpy(view.points_on_frame())
     points = points.reshape(plane_height, down, plane_width, across, 2)
     middles = points.mean(dim=(1, 3))  # (h, w, 2)
-    # The middle spike pixel.
+    # Row and column of the middle spike pixel.
     row = plane_height // 2
     column = plane_width // 2
     beside_pixel = middles[row, column] % 1

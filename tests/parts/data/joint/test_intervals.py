@@ -60,7 +60,7 @@ def used_intervals(stream: np.ndarray, edges: np.ndarray, y: int, x: int) -> lis
 def test_spike_intervals_have_one_value_for_each_pair_of_edges(random_stream):
     begins, ends, counts = spike_intervals(random_stream, EDGES)
 
-    # Four pairs of edges, and planes of 5 x 6 pixels.
+    # There are four pairs of edges, and planes have 5 x 6 pixels.
     assert begins.shape == ends.shape == counts.shape == (4, 5, 6)
 
 

@@ -46,7 +46,7 @@ def test_the_equations_hardly_pull_the_sharp_frame(true_case):
     of_blurry = case.equations.pulls(case.blurry)[INSIDE].abs()
     of_sharp = case.equations.pulls(case.sharp)[INSIDE].abs()
 
-    # Measured: 0.12 with spikes of light, 0.17 with spikes of display values.
+    # Measured: 0.12 if the spikes integrate light, and 0.17 if they integrate display values.
     changes = of_sharp[CHANGES].mean() / of_blurry[CHANGES].mean()
     assert changes < 0.5
     # Measured: 0.66 and 0.79, in the same order. The residuals do not vanish, because they contain

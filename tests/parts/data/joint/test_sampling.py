@@ -68,7 +68,7 @@ def test_the_four_weighted_pixels_are_the_sample(samples):
     corners = corners_of(positions, size)
     weights_of_pixels = weights_of(corners.right, corners.below)
 
-    # The sum of the four pixels times their weights.
+    # Compute the sum of the four pixels times their weights.
     found = torch.zeros(COUNT)
     for offset, weights in zip(corners.offsets, weights_of_pixels, strict=True):
         counts = weights > 0  # a pixel of weight 0 may lie beyond the picture
