@@ -66,8 +66,8 @@ def test_windows_outside_of_the_planes_are_not_recorded(windows):
 
 
 def test_what_the_network_sees_has_the_order_of_its_training():
-    # There are three windows of 8 planes. In each window, a pixel of the left half has 4 spikes, and
-    # a pixel of the right half has 1 spike. The mean is 2.5.
+    # There are three windows of 8 planes. In each window, a pixel of the left half has 4 spikes. A
+    # pixel of the right half has 1 spike. The mean is 2.5.
     light = np.ones((3, 4, 8), np.float32)
     light[:, :, :4] = 4
     lengths = np.full(3, 8, np.float32)
