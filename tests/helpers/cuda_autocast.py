@@ -65,6 +65,9 @@ class CudaAutocast(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function, with its tensors in the dtype of its rule if it has one."""
         kwargs = kwargs or {}
+        # torch switches a mode off while it runs this method, so also in all functions that `func`
+        # calls. Tensor.backward computes checkpointed branches again, which need the rules, too. So
+        # `self.backward` switches the mode on again.
         if func is Tensor.backward:
             return self.backward(args[0])
         has_rule = func in LOWER or func in FLOAT32
@@ -79,7 +82,7 @@ class CudaAutocast(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
-        """Run Tensor.backward without its arguments.
+        """Run loss.backward() with the default arguments, and with this mode on.
 
         torch turns this mode off within a function. It must be on here, because the backward pass
         computes checkpointed branches again.
@@ -107,6 +110,7 @@ class CudaAutocast(TorchFunctionMode):
         """Return an argument in this dtype, if it is a tensor that autocast would cast."""
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
+        # Autocast casts no float64. A value that has the dtype already needs no cast.
         if value.dtype in (dtype, torch.float64):
             return value
         is_weight = value.is_leaf and value.requires_grad and torch.is_grad_enabled()

@@ -211,12 +211,15 @@ def count(options: dict[str, Any], batch: int, kept_only: bool) -> dict[str, Any
     CALLS_OF_ATTENTION.clear()
     figures: dict[str, Any] = {}
     with FAKE:
+        # A forward pass is enough here. It runs without `hidden_device`, so that torch's own
+        # autocast chooses the dtypes.
         net, clip = network(options, batch)
         figures["kept_gb"] = kept_bytes(net, clip) / GB
         # Read the calls of attention now, because the second run below would count them again.
         attention = dict(sorted(CALLS_OF_ATTENTION.items()))
         del net, clip
         if not kept_only:
+            # A backward pass of fake tensors needs `hidden_device`.
             with hidden_device():
                 net, clip = network(options, batch)
                 figures |= figures_of_step(net, clip)
@@ -278,7 +281,8 @@ def figures_of_step(net: nn.Module, clip: Tensor) -> dict[str, Any]:
 
 # ---- Only the deformable alignment --------------------------------------------------------------
 
-# Shapes for --align: (frames, channels, height and width, deformable groups, aligned neighbours).
+# Shapes for --align: (frames, channels, side of the square frames in pixels, deformable groups,
+# number of aligned neighbours).
 ALIGNED = (
     (5, 96, 192, 16, 1),  # as in network 006
     (40, 96, 96, 16, 1),  # a batch
@@ -287,7 +291,7 @@ ALIGNED = (
 
 
 def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
-    """Return the bytes that the backward pass of the alignment needs, counted and estimated.
+    """Return the bytes that the backward pass of the alignment needs: (counted, estimated).
 
     The estimate is `alignment_transient`. Neither number has the tensors that the forward pass
     saves.

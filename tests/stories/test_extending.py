@@ -324,6 +324,10 @@ class UsedParts(NamedTuple):
         """Return the file of weights of a run, which trained for two steps."""
         return torch.load(self.runs / run / "models/2_G.pth", weights_only=True)
 
+    def page_of_samples(self, name: str) -> str:
+        """Return the page of the step "show <name>", e.g. "show noise": samples of a data set."""
+        return (self.runs.parent / f"{name}.html").read_text(encoding="utf-8")
+
     def table(self, run: str) -> dict[tuple[int, str], float]:
         """Return the numbers that the log writer of the page has written: (step, name) -> value.
 
@@ -473,7 +477,7 @@ def test_the_frames_of_a_test_set_of_ones_own_are_saved(used_parts):
     ("name", "frames", "spike_channels"), [("noise", 2, 0), ("squares", 3, 0), ("channels", 2, 3)]
 )
 def test_samples_of_other_data_sets_are_shown(used_parts, name, frames, spike_channels):
-    page = (used_parts.runs.parent / f"{name}.html").read_text(encoding="utf-8")
+    page = used_parts.page_of_samples(name)
 
     # Each frame has a picture of its lq, of its gt, and of each channel of its spikes.
     pictures_of_frame = 2 + spike_channels
@@ -485,6 +489,8 @@ def test_the_doctor_counts_the_clips_of_a_test_set_of_ones_own(used_parts):
 
 
 # ---- Networks and the spikes they get ----
+#
+# `run_on_files` is "tiny", then "vrt". The options of both runs come from `options_with_new_parts`.
 
 
 def test_a_network_is_built_with_the_channels_of_a_new_representation(used_parts):
@@ -504,12 +510,15 @@ def test_a_fusion_operator_is_built_with_the_channels_of_a_new_representation(us
 
 
 def test_weights_name_a_new_source_of_spikes(used_parts, run_on_files):
-    assert used_parts.weights(run_on_files)["options"]["spike"]["type"] == "inverted"
+    spike = used_parts.weights(run_on_files)["options"]["spike"]
+
+    assert spike["type"] == "inverted"  # as in `options_with_new_parts`
 
 
 def test_weights_name_a_new_representation(used_parts, run_on_files):
     spike = used_parts.weights(run_on_files)["options"]["spike"]
 
+    # As in `options_with_new_parts`.
     assert spike["representation"] == {"type": "count", "parts": 3}
 
 
@@ -542,6 +551,7 @@ def test_saved_options_hold_the_keys_of_a_new_loss(used_parts, run_on_files):
 
     assert saved
     for path in saved:
+        # 1.5: as in `options_with_new_parts`.
         assert json.loads(path.read_text())["train"]["G_power"] == 1.5
 
 

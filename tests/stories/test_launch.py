@@ -795,7 +795,7 @@ def start_launcher(env, *options):
         pytest.param(
             ["scale=1", "task=a b", 'logging={"wandb_api_key": "canary"}'],
             " scale=1 task=a\\ b logging=...",
-            id="a section with a key",
+            id="a section with a secret",
         ),
         pytest.param(["--hf-token", "canary", "scale=1"], " --hf-token ... scale=1", id="a token"),
         pytest.param(
@@ -808,7 +808,7 @@ def start_launcher(env, *options):
 def test_the_launcher_refuses_and_suggests_a_command_without_the_secrets(given, shown):
     result = start_launcher(PLATFORM, *given)
 
-    assert result.exit_codes == [REFUSED]  # wrong options
+    assert result.exit_codes == [REFUSED]
     assert f"do        python -u main_train_vrt.py --opt {SAMPLE}{shown}" in result.text
     assert "canary" not in result.text
 

@@ -229,7 +229,7 @@ def last_value(curve):
     return value
 
 
-# ---- The commands of the page ----
+# ---- The commands of the page, docs/benchmarks/published.md ----
 
 
 def commands(heading):
@@ -351,8 +351,8 @@ def write_spk_gopro(noise_seed):
             of_light = folder / "blur_gamma" / f"{name}.png"
             sharp = folder / "sharp" / f"{name}.png"
             SPK_GOPRO.write(
-                grey_frames(SPK_GOPRO.inside, seed=count + index),
-                blurry={of_display: 1, of_light: 2.2},
+                grey_frames(SPK_GOPRO.inside, seed=count + index),  # a frame for each plane inside
+                blurry={of_display: 1, of_light: 2.2},  # path -> gamma
                 sharp=sharp,
                 spikes=spikes / f"{name}.dat",
                 noise_seed=noise_seed + index,
@@ -379,7 +379,10 @@ def results_on_spk_gopro(noise_seed):
 
 @dataclass(frozen=True)
 class OnSpkGopro:
-    """The tests of the page on data like Spk-GoPro: "method" or "operator" -> metrics.json."""
+    """The tests of docs/benchmarks/published.md on data like Spk-GoPro.
+
+    results: "method" or "operator" -> metrics.json.
+    """
 
     results: dict[str, Any]
     results_with_other_noise: dict[str, Any]  # with other planes before and after each exposure
@@ -428,6 +431,7 @@ def test_each_frame_of_spk_gopro_is_restored_and_gains_3_db(on_spk_gopro, name):
 def test_the_results_on_spk_gopro_name_the_published_protocol(on_spk_gopro, name):
     protocol = on_spk_gopro.results[name]["protocol"]["metrics"]
 
+    # "neither clamped nor rounded": the option file of Spk-GoPro sets metric.values to "float".
     assert protocol.startswith("x255, neither")
     assert "all frames" in protocol
 
@@ -446,8 +450,8 @@ def write_s_sdm():
             sharp = Path("GOPRO/test/sharp_data", clip, f"{name}.png")
             spikes = Path("GOPRO/test/spike_data", clip, f"{name}.dat")
             S_SDM.write(
-                grey_frames(S_SDM.inside, seed=count + index),
-                blurry={blurry: 1},
+                grey_frames(S_SDM.inside, seed=count + index),  # a frame for each plane inside
+                blurry={blurry: 1},  # gamma 1: the mean of display values
                 sharp=sharp,
                 spikes=spikes,
                 noise_seed=index,
@@ -461,7 +465,7 @@ def write_s_sdm():
 
 @dataclass(frozen=True)
 class OnSSdm:
-    """The test of the page on data like S-SDM's GOPRO."""
+    """The test of docs/benchmarks/published.md on data like S-SDM's GOPRO."""
 
     # Threshold of the spike camera, as a factor of the threshold of the data -> metrics.json.
     results: dict[int, Any]
@@ -518,11 +522,12 @@ def test_the_results_on_s_sdm_name_the_published_protocol(on_s_sdm):
 
 @pytest.fixture(scope="module")
 def similar_data(tmp_path_factory):
-    """Give a folder with both data sets that the page makes of raw frames."""
+    """Give a folder with both data sets that docs/benchmarks/published.md makes of raw frames."""
     folder = tmp_path_factory.mktemp("similar")
     frames = moving_frames(39, step=1)
     grey = frames[..., :1].repeat(3, axis=3)
-    # The frames are made twice as large, so that a quarter of their size is 16.
+    # Twice as large: 64 x 64. The second command has --ratio 4, so its spike planes have a quarter
+    # of this side: 16 x 16.
     larger = grey.repeat(2, axis=1).repeat(2, axis=2)
     write_folder(folder / "GOPRO_Large_all/test/GOPR0384_11_00", larger)
     with pytest.MonkeyPatch.context() as patch:

@@ -52,25 +52,32 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
         frame = reader.frame(index)
         recording = recorded.read(index)
         motion = motion_of(recording, recorded.view, gain)
-        z_0 = frame["lq"].clone()
+        z_0 = frame["lq"].clone()  # the first estimate, here the blurry frame
         sharp = frame["gt"].clone()
         sample = Sample(
             recording=recording,
-            view=recorded.view,
+            view=recorded.view,  # where the spike pixels lie on the frame
             motion=motion,
-            gain=gain,
-            is_good=is_good,
+            gain=gain,  # spikes per plane at full light, for each spike pixel
+            is_good=is_good,  # whether the gain of a spike pixel can be trusted
             z_0=z_0,
-            proposal=z_0,
+            proposal=z_0,  # replaced below
             sharp=sharp,
         )
+        # The proposal is the solution of the equations, and the sample makes the equations. So it
+        # is set afterwards.
         sample.proposal = sample.measured_equations(SOLVER).proposal(z_0)
         samples.append(sample)
     return samples
 
 
 def form_of_clips(form, clip):
-    """Build a form that is trained and tested on one clip, in each light on the same clip."""
+    """Build a form that is trained and tested on one clip.
+
+    A form is tested on clips in each light. Here they are the same clip, under each light's name.
+
+    form: a class, PriorForm or BehindForm. clip: its samples.
+    """
     tests = {}
     for light in LIGHTS:
         # `replace`, because the form for "prior" changes the proposals of its tests.
@@ -116,11 +123,12 @@ def test_a_new_network_changes_nothing(form, arm, clip):
     # The score is the gain over the first estimate, in dB. "rig" is one of the lights, and "a" is
     # the name of the clip.
     if form is PriorForm:
-        # The network is the learned steps with a prior between them, which adds 0 at first. So the
-        # gain is the gain of the steps without a prior.
+        # The network is the learned steps of SHIPPED with a prior between them. A new prior adds 0.
+        # So the gain is the gain of the steps without a prior, which is a reference of the form.
         expected = curve.references()[SHIPPED]["rig"]["a"]
     else:
-        # The network is behind the first estimates, which it returns unchanged at first.
+        # The network gets the first estimates as its input. A new network returns them unchanged,
+        # so it gains nothing over them.
         expected = 0.0
     assert scores["rig"]["a"] == pytest.approx(expected, abs=1e-4)
 
