@@ -47,7 +47,14 @@ from models.restore.flags import JOINT
 from models.restore.request import SHIPPED_WEIGHTS
 from scripts.demo import DEMO, RGB, SPIKES, make_sample
 from scripts.parts.exit_codes import with_exit_code
-from scripts.parts.uploaded_clip import MOST_FILE, NETWORK, WEIGHTS, Work, as_uploaded, start_work
+from scripts.parts.uploaded_clip import (
+    MOST_BYTES_OF_FILE,
+    NETWORK,
+    WEIGHTS,
+    Work,
+    as_uploaded,
+    start_work,
+)
 from utils.dist import process
 from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.image import imread_rgb
@@ -98,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
             server_port=command.port,
             share=False,  # no public address at the makers of gradio
             ssr_mode=False,  # no second server, which would need Node.js
-            max_file_size=MOST_FILE,
+            max_file_size=MOST_BYTES_OF_FILE,
             footer_links=[],  # no links to gradio below the page
             quiet=True,  # we print the address ourselves
             prevent_thread_lock=True,  # return at once; `block_thread` waits below

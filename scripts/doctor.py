@@ -97,9 +97,11 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     from data.select_dataset import refuse_wrong_purpose
     from main_train_vrt import PARTS
 
-    problems = []  # (where the clips are, their problems) of each report
-    unreadable = []  # errors of splits without a folder
+    problems = []  # (checked root, its problems) of each report
+    unreadable = []  # errors that stop the check of a split, e.g. a missing folder
     warning_count = 0
+    # PARTS has the registries of networks, data sets and losses. With the table of the training
+    # program, the options are checked as for a training.
     opt = load_options(file, overrides, parts=PARTS)
     for split, section in opt.datasets:
         if section is None:

@@ -11,10 +11,13 @@ The folder of a restoration:
     results                              what main_test_vrt.py writes
     log                                  what main_test_vrt.py prints
 
-What must stay: every limit, because strangers fill in the page
-(test_more_frames_than_allowed_are_refused,
-test_an_option_names_no_file_of_the_machine_and_no_flag), and the order of the arguments of
-`start_work`, which is the order of the fields in app.py. Free to change: the words of refusals.
+What must stay:
+
+* every limit, because strangers fill in the page (test_more_frames_than_allowed_are_refused,
+  test_an_option_names_no_file_of_the_machine_and_no_flag),
+* the order of the arguments of `start_work`, because it is the order of the fields in app.py.
+
+Free to change: the words of refusals.
 
 Tests: tests/parts/scripts/test_uploaded_clip.py, tests/stories/test_app.py
 """
@@ -50,7 +53,7 @@ WEIGHTS |= {name: name for name in ("vrt/005", "vrt/006", "vrt/007")}
 # What a stranger may ask of the machine. The limits were chosen by judgement, not measured. A
 # larger value lets a visitor use more disk, memory and time. Tests:
 # tests/parts/scripts/test_uploaded_clip.py
-MOST_FILE = 256 * 2**20  # bytes of one file; app.py hands it to gradio
+MOST_BYTES_OF_FILE = 256 * 2**20  # app.py hands it to gradio, which refuses a larger file
 MOST_BYTES = 512 * 2**20  # bytes of all files together
 MOST_FRAMES = 120
 MOST_PIXELS = 1920 * 1088  # pixels of a frame; codecs round 1080 rows up to 1088
@@ -83,7 +86,10 @@ class Work:
         return [path_of_stem[stem] for stem in self.frames.stems if stem in path_of_stem]
 
     def messages(self) -> str:
-        """Return what the program has printed so far, with the names of files as uploaded."""
+        """Return what the program has printed so far.
+
+        Files have the names that the visitor knows, and not their paths on this machine.
+        """
         text = (self.folder / "log").read_text(encoding="utf-8", errors="replace")
         return as_uploaded(text, self.folder)
 

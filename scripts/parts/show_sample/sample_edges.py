@@ -12,26 +12,32 @@ from scripts.parts.show_sample.sample_page import enlarge
 GREEN = (0, 255, 60)
 
 
-def edges_over(image: np.ndarray, spikes: np.ndarray, rgb_per_spike_pixel: int) -> np.ndarray:
+def edges_over(
+    image: np.ndarray, grey_of_spikes: np.ndarray, rgb_per_spike_pixel: int
+) -> np.ndarray:
     """Return an image with the strongest edges of the spikes painted in green.
 
-    image: (sH, sW, 3) uint8, s times as large as `spikes` along an axis.
-    spikes: grey image (H, W), made from the spikes and brought to the size of the frames.
-    rgb_per_spike_pixel: number of pixels of `spikes` along a side of a pixel of the spike camera.
+    image: (sH, sW, 3) uint8, s times as large as `grey_of_spikes` along an axis.
+    grey_of_spikes: grey image (H, W), made from the spikes and brought to the size of the blurry
+    frames.
+    rgb_per_spike_pixel: number of pixels of `grey_of_spikes` along a side of a pixel of the spike
+    camera.
 
     E.g. a spike camera of 180 x 320 pixels, blurry frames of 360 x 640, and sharp frames of four
     times this size, s = 4:
 
         planes of the spike camera    180 x 320      rgb_per_spike_pixel = 2
-        spikes                        360 x 640      H x W
+        grey_of_spikes                360 x 640      H x W
         image                         1440 x 2560    s H x s W
     """
     shown = enlarge(image)  # a copy, into which the edges are painted
     height, width = shown.shape[:2]
-    # Bring the spikes to the size of the image, and smooth over one spike pixel. Without smoothing,
-    # the noise of single spikes would have the strongest edges.
-    large = cv2.resize(spikes.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
-    enlargement = width / spikes.shape[1]  # pixels of `large` for one pixel of `spikes`
+    # Bring the grey image to the size of `shown`, the enlarged image, and smooth it over one spike
+    # pixel. Without smoothing, the noise of single spikes would have the strongest edges.
+    grey = grey_of_spikes.astype(np.float32)
+    large = cv2.resize(grey, (width, height), interpolation=cv2.INTER_CUBIC)
+    # Pixels of `large` for one pixel of `grey_of_spikes`.
+    enlargement = width / grey_of_spikes.shape[1]
     # One pixel of the spike camera, in pixels of `large`.
     sigma = max(1.0, rgb_per_spike_pixel * enlargement)
     smooth = cv2.GaussianBlur(large, (0, 0), sigma)
