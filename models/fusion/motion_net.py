@@ -116,7 +116,8 @@ class MotionNet(nn.Module):
     # (2, 11): values in the 11 windows of the exposure -> their slope and curvature in time.
     parabola_fit: Tensor  # `least_squares` multiplies by it
 
-    # What data/motion/network_inputs.py must know of the windows.
+    # What data/motion/network_inputs.py must know of the windows. edges: the 16 times at which the
+    # 15 windows begin and end. inside: the slice of the 11 windows that divide the exposure.
     edges: Sequence[float] = EDGES
     inside = INSIDE
 
@@ -125,7 +126,7 @@ class MotionNet(nn.Module):
         # Input channels, in the order of `_inputs`:
         #
         #     30  the pictures of all windows
-        #      8  the motion that least squares find
+        #      8  the motion that least squares find: x and y, each in four versions
         #      3  the scene
         #      6  the curve so far
         #      1  the logarithm of the expected error of the curve
@@ -152,7 +153,7 @@ class MotionNet(nn.Module):
         levels: number of levels that are computed, from the coarsest on.
         """
         batch, _, _, height, width = pictures.shape
-        pictures = pictures.flatten(0, 1)  # (B 15, 2, h, w)
+        pictures = pictures.flatten(0, 1)  # (B * 15, 2, h, w)
 
         # Begin at the coarsest level with a curve of zeros: nothing moves. The expected error is 1
         # spike pixel, whose logarithm is 0.
@@ -161,7 +162,7 @@ class MotionNet(nn.Module):
         log_error = pictures.new_zeros(batch, 1, height // size, width // size)
         curves_of_levels = []
         for net, level in zip(self.nets[:levels], LEVELS[:levels], strict=True):
-            small_pictures = F.avg_pool2d(pictures, level.size)  # (B 15, 2, h, w) of the level
+            small_pictures = F.avg_pool2d(pictures, level.size)  # (B * 15, 2, h, w) of the level
             small_scene = F.avg_pool2d(scene, level.size)  # (B, 3, h, w) of the level
 
             # Take over the motion of the previous, coarser level. Its values stay as they are,
@@ -191,8 +192,8 @@ class MotionNet(nn.Module):
         """Return the input channels of the conv net of a level, (B, 48, h, w).
 
         The trained weights fit the order of the channels.
-        pictures: (B 15, 2, h, w) and scene: (B, 3, h, w), both of the level. curve, log_error: the
-        motion so far. size: side of a pixel of the level, in spike pixels.
+        pictures: (B * 15, 2, h, w) and scene: (B, 3, h, w), both of the level. curve, log_error:
+        the motion so far. size: side of a pixel of the level, in spike pixels.
         """
         # Detached, so that no gradient flows through the shifts into earlier corrections. Each
         # correction then learns from its own result.

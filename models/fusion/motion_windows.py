@@ -55,7 +55,7 @@ def displacements(curve: Tensor, tau: Tensor) -> Tensor:
 def move_back(pictures: Tensor, shifts: Tensor) -> Tensor:
     """Return the pictures of all windows as they look at the sharp instant, (B, 30, h, w).
 
-    pictures: (B 15, 2, h, w). shifts: (B, 15, 2, h, w), from the sharp instant to each window, in
+    pictures: (B * 15, 2, h, w). shifts: (B, 15, 2, h, w), from the sharp instant to each window, in
     pixels, x first.
     """
     batch, _, _, height, width = shifts.shape
@@ -69,6 +69,6 @@ def move_back(pictures: Tensor, shifts: Tensor) -> Tensor:
     # width - 1 is 0 for a picture of one pixel.
     grid_x = columns * 2 / max(width - 1, 1) - 1
     grid_y = rows * 2 / max(height - 1, 1) - 1
-    positions = torch.stack((grid_x, grid_y), dim=-1).flatten(0, 1)  # (B 15, h, w, 2)
+    positions = torch.stack((grid_x, grid_y), dim=-1).flatten(0, 1)  # (B * 15, h, w, 2)
     moved_pictures = F.grid_sample(pictures, positions, padding_mode="border", align_corners=True)
     return moved_pictures.reshape(batch, WINDOWS * PICTURE_CHANNELS, height, width)

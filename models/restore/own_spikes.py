@@ -50,10 +50,12 @@ def spikes_for_network(
         return None
     # A section may be only its type, e.g. "dat".
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
-    # Rate and light of the training may be wrong for a user's spikes, so they are forgotten. There
-    # are two exceptions. The rate "match" is measured in each clip, so it is right for all spikes.
-    # An old weights file, without `spike_data`, keeps both, because nothing else says what they
-    # are.
+    # Rate and light of the training may be wrong for a user's spikes, so they are forgotten. Both
+    # stay in two cases:
+    # * The rate is "match". Then it is measured in each clip, so it is right for all spikes. It is
+    #   measured for one kind of light, so the light stays as well.
+    # * The weights file is old and has no `spike_data`, the properties of the training spikes. Then
+    #   nothing else says what rate and light are.
     if saved.spike_data is not None and spike.get("rate") != "match":
         spike |= {"rate": None, "light": None}  # None: not known
     # Drop the keys that describe the files of the training. A user's files have their own.
@@ -84,7 +86,7 @@ def changed_spikes(
     E.g. "spike.rate=0.4" sets its key "rate" to 0.4, and --spike-size 250 400 its keys "h" and "w".
 
     files: the user's files, with the changes.
-    source: the file that `spike` comes from, which errors name. "": no file.
+    source: the file that `spike` comes from. "": no file.
     keys_of_method: keys that the formula of --method sets, so that the user cannot change them.
     method_name: name of this formula, for the error.
 
@@ -105,7 +107,7 @@ def changed_spikes(
                 do="use the flags of --help, or --opt without --input",
             )
         name = override.partition("=")[0]  # "spike.rate=0.5" -> "spike.rate"
-        key = name.split(".")[1]  # "rate"
+        key = name.split(".")[1]  # the key within the section: "rate"
         if key in keys_of_method:
             raise OptionError(
                 what=f"{override} has no effect with --method {method_name}",
@@ -113,6 +115,7 @@ def changed_spikes(
                 expected=f"other keys than {', '.join(keys_of_method)}",
                 do="set method.key=value",
             )
+        # `apply_override` notes in a `Sources` where the option came from. Nobody reads it here.
         apply_override(table, override, Sources(source))
     return table["spike"]
 

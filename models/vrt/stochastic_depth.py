@@ -12,8 +12,9 @@ so that the mean over many steps does not change. E.g. probability 0.2: factors 
     scale_branch   multiplies a branch by its factor
 
 What must stay: which numbers are drawn, and their order, attention before MLP. With another order
-a seed would give another training. tests/parts/models/test_block.py compares the forms of a block,
-which draw the same numbers. Free to change: how factors are kept.
+a seed would give another training. A block can be computed plainly or in chunks, for a GPU or for a
+CPU (block.py). All ways draw the same numbers, and tests/parts/models/test_block.py compares them.
+Free to change: how factors are kept.
 """
 
 from typing import Any, NamedTuple
@@ -60,7 +61,7 @@ class Drop:
         self.factors = factors
 
     def columns(self, tokens: int) -> Tensor:
-        """Return one factor per token, (2, B tokens, 1), for a GPU.
+        """Return one factor per token, (2, B * tokens, 1), for a GPU.
 
         tokens: number of tokens per sample. The factors stay on the GPU, because reading them would
         make the CPU wait for the GPU.

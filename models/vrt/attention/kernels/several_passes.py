@@ -84,21 +84,25 @@ def gradient_of_queries(
     Writes delta, and the place of the queries in grad_qkv. grad_bias is not used.
 
     E.g. windows of T = 384 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has
-    6 tiles, so 36 programs. Program 40 computes head 4, queries 0 ... 63, window 1.
+    6 tiles, so 36 programs. Program 40 = 36 + 4 computes head 4 of tile 0 (queries 0 ... 63) in the
+    second group (window 1).
     """
-    # Which tile, which head, and which windows: first ... end - 1.
+    # Which tile, which head, and which of the n windows: first ... end - 1.
     group = _group_of_program(HEADS, TILES=T // QUERIES)
     head, tile = _head_and_tile(HEADS, TILES=T // QUERIES)
     first, end = _windows_of_group(group, group_size, n)
     first_query = tile * QUERIES
 
     # Pointers to the first key and the first value, and the distance from a token to the next one.
+    # A row of qkv has the numbers of one token: HEADS * HD for its query, then as many for its key,
+    # and for its value.
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     stride = 3 * HEADS * HD
     bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
 
     for window in range(first, end):
+        # With MUTUAL, the queries of the other frame of the pair meet the keys of this window.
         query_row = _window_of_queries(window, MUTUAL) * T + first_query
         out_row = window * T + first_query
         query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
@@ -146,16 +150,18 @@ def gradients_of_keys(
     grad_qkv. out and grad_bias are not used.
 
     E.g. windows of T = 384 tokens, 6 heads, tiles of 64 keys, groups of one window: a window has 6
-    tiles, so 36 programs. Program 40 computes head 4, keys 0 ... 63, window 1.
+    tiles, so 36 programs. Program 40 = 36 + 4 computes head 4 of tile 0 (keys 0 ... 63) in the
+    second group (window 1).
     """
-    # Which tile, which head, and which windows: first ... end - 1.
+    # Which tile, which head, and which of the n windows: first ... end - 1.
     group = _group_of_program(HEADS, TILES=T // KEYS)
     head, tile = _head_and_tile(HEADS, TILES=T // KEYS)
     first, end = _windows_of_group(group, group_size, n)
     first_key = tile * KEYS
 
-    # Pointers to the first key and the first value, and to their gradients. stride is the distance
-    # from a token to the next one.
+    # Pointers to the first key and the first value, and to their gradients. A row of qkv has the
+    # numbers of one token: HEADS * HD for its query, then as many for its key, and for its value.
+    # stride is the distance from a token to the next one.
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     grad_keys = grad_qkv + HEADS * HD
@@ -165,12 +171,16 @@ def gradients_of_keys(
 
     for window in range(first, end):
         key_row = window * T + first_key
+        # A head has HD channels. Triton needs a power of two, so the tiles have PAD channels, and
+        # the channels beyond HD are 0.
         k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
         v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
         grad_k = tl.zeros((KEYS, PAD), tl.float32)
         grad_v = tl.zeros((KEYS, PAD), tl.float32)
 
         for first_query in range(0, T, QUERIES):
+            # With MUTUAL, the queries of the other frame of the pair meet the keys of this window.
+            # The output and its gradient lie at the window of the keys.
             query_row = _window_of_queries(window, MUTUAL) * T + first_query
             out_row = window * T + first_query
             query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
@@ -220,7 +230,7 @@ def gradient_of_bias(
         keys  64 ... 127            tile 3      tile 4        tile 5
         keys 128 ... 191            tile 6      tile 7        tile 8
     """
-    # Which tile, which head, and which windows: first ... end - 1.
+    # Which tile, which head, and which of the n windows: first ... end - 1.
     tiles_of_queries: tl.constexpr = T // QUERIES
     tiles_of_keys: tl.constexpr = T // KEYS
     tiles: tl.constexpr = tiles_of_queries * tiles_of_keys
