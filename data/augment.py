@@ -10,7 +10,8 @@ file data/camera_<name>.py whose class registers itself in `CAMERAS`.
 
 What must stay: the random numbers that are drawn, and their order, because a resumed run must see
 the same samples. So a new draw takes its numbers from a new generator, as
-`CameraPerturb._draw_dark_and_rgb` does.
+`CameraPerturb._draw_dark_and_rgb` does. (`random_stream` returns a generator of random numbers. All
+other streams here are spikes.)
 test_an_allowed_turn_leaves_the_rest_of_the_draw_as_it_was notices a draw that depends on another.
 Free to add: options of `CameraPerturb` that are off by default.
 
@@ -141,8 +142,8 @@ class CameraDraw:
     hot: float
     # Fraction of the pixels that never fire.
     dead: float
-    # Whether the channels make up for the changed threshold: they are the spikes divided by (the
-    # rate of the data) * known_rate_factor. E.g. with threshold 2 a pixel fires half as often. With
+    # Factor by which the rate of the data is multiplied before the spikes are divided by this rate.
+    # It makes up for the changed threshold. E.g. with threshold 2 a pixel fires half as often. With
     # the factor 0.5 the channels are as bright as before. With the factor 1 they are half as
     # bright, and nothing tells the network why.
     known_rate_factor: float
@@ -169,6 +170,8 @@ class CameraDraw:
             # These random numbers do not depend on `frame`, so that the same pixels are stuck in
             # all frames.
             rng_of_pixels = random_stream("stuck pixels", *self.seed)
+            # One number for each pixel decides on both. Small numbers are hot and large numbers are
+            # dead. So no pixel is both, unless the two fractions add up to more than 1.
             draws = rng_of_pixels.random(stream.shape[1:])  # (h, w), uniform in [0, 1)
             is_hot = draws < self.hot
             is_dead = draws >= 1.0 - self.dead

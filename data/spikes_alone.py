@@ -55,7 +55,8 @@ class LongExposures(UserFrames):
         source: how the spikes are read.
         """
         self.path = path
-        # Frames from spikes have no times and no film.
+        # The other attributes of `UserFrames`. Frames from spikes come from no video, so they have
+        # no times.
         self.fps = None
         self.times = None
         self.pixel_aspect = Fraction(1)
@@ -74,6 +75,8 @@ class LongExposures(UserFrames):
         if source.timing.has_exposures:  # the option spike.exposure is set
             # The frames of one file are named by their numbers: "000000", "000001", ...
             with spike_errors_as_data_errors():
+                # source.remainder: the option spike.remainder, "error" or "truncate". It says what
+                # is done with bytes after the last whole plane.
                 planes = count_planes(self.files[0], source.geometry, source.remainder)
             frame_count = source.timing.frames(clip, planes)
             self.stems = [f"{frame:06d}" for frame in range(frame_count)]
@@ -100,6 +103,7 @@ class LongExposures(UserFrames):
         """Return the spikes per plane of each pixel of frame `index`, (H, W) float32."""
         source = self._source
         with spike_errors_as_data_errors():
+            # remainder: what is done with bytes after the last whole plane.
             file = open_spikes(self.files[index], source.geometry, source.remainder)
             span = source.timing.span(self._clip, index, file.planes)  # the planes of this frame
             planes = file.read(span.first, span.count)  # (T, H, W)
@@ -108,8 +112,9 @@ class LongExposures(UserFrames):
     def read(self, index: int) -> np.ndarray:
         """Return frame `index` as (H, W, 3) uint8 RGB."""
         values = self._firing_rates(index) / self._white_rate  # 1 is white
-        # The frame has display values. Spikes of a real camera have integrated linear light, which
-        # is converted. Simulated spikes may have integrated display values already.
+        # The frame gets display values. If the spikes have integrated linear light, as in a real
+        # camera, the light is converted. If they have integrated display values, as simulated
+        # spikes may have, nothing is converted.
         if self._source.light == "linear":
             values = to_display(values)
         grey = to_uint8(values)  # (H, W)

@@ -19,13 +19,18 @@ from data.spike import represent as rp
 from utils.errors import OptionError
 from utils.options.registry import Registry, import_parts
 
-# Values of `spike.representation.type`, with their options. The registry is filled from the table
-# of functions of data/spike/represent.py, which does not know option files.
+# Two tables have this name:
+#
+#     REPRESENTATIONS       the registry: values of `spike.representation.type`, with their options
+#     rp.REPRESENTATIONS    the functions (data/spike/represent.py, which knows no option files)
+#
+# The loop below fills the registry from the functions.
 REPRESENTATIONS = Registry("spike representation", "type")
 # Files data/spike/represent_*.py of a user add representations when they are imported.
 import_parts("data.spike", "represent_*")
 # The options of a representation are the parameters of its function, without `stream` and `center`,
-# because the program itself gives these two.
+# because the program itself gives these two. `register` returns a decorator. It is called here like
+# any function, because the functions are defined in other modules.
 for _name, _representation in rp.REPRESENTATIONS.items():
     REPRESENTATIONS.register(_name, given=("stream", "center"))(_representation.function)
 
@@ -44,6 +49,8 @@ def read_representation(section: Mapping[str, Any] | str) -> ChosenRepresentatio
 
     section: the section, or only the name of a representation.
     """
+    # `resolve` checks the keys and adds the defaults of missing keys. `plain` makes a dict of the
+    # result, e.g. {"type": "voxel", "num_bins": 4}.
     options = REPRESENTATIONS.resolve(section, "spike.representation").plain()
     name = options.pop("type")
     without_effect = frozenset(rp.REPRESENTATIONS[name].ignored(**options))
@@ -56,6 +63,7 @@ def channels_of(representation: Mapping[str, Any] | str) -> int:
     representation: the section, or only the name of a representation.
     Raises OptionError for options that contradict one another.
     """
+    # As in `read_representation`: a dict with all options.
     options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
     name = options.pop("type")
     try:

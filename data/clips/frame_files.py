@@ -60,17 +60,17 @@ class FrameFiles:
 
     def find_files(self) -> None:
         """Fill `by_kind`. Report kinds without a folder or without a file."""
-        for name, kind in self.source.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
-            files = self.listed[name]
+        for kind, place in self.source.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
+            files = self.listed[kind]
             if files:
-                self.by_kind[name] = files
+                self.by_kind[kind] = files
             elif files is None:
                 missing_place = f"folder {self.problems.clip}"
-                if is_lmdb(kind.root):
+                if is_lmdb(place.root):
                     missing_place = f"key {self.problems.clip}/<frame>"
-                self.problems.report(f"{name} has no {missing_place}", name)
+                self.problems.report(f"{kind} has no {missing_place}", kind)
             else:
-                self.problems.report(f"{name} holds no {' or '.join(kind.endings)} file", name)
+                self.problems.report(f"{kind} holds no {' or '.join(place.endings)} file", kind)
         has_file_per_frame = "spike" in self.by_kind and not self.source.has_one_spike_file
         if has_file_per_frame and not self.problems.found:
             self._report_unexpected_single_spike_file()
@@ -107,6 +107,8 @@ class FrameFiles:
                 continue
             stems: dict[FrameKey, str] = {}
             for stem in files:
+                # A key is (text before the number, number, text after it). "frame_0047" has the key
+                # ("frame_", 47, ""), or if whole names are compared ("frame_0047", NO_NUMBER, "").
                 if compares_whole_names:
                     key = FrameKey(before=stem, number=NO_NUMBER, after="")
                 else:
@@ -134,12 +136,15 @@ class FrameFiles:
 
         meta_entry: [number of frames, number of the first frame], or None without a meta file.
         """
+        # {key of a frame: stem of its file}, for the frames that have any file.
         name_of = self._names_of_files()
         # All frames that the clip should have. Without a meta file, these are all frames that have
         # any file.
         wanted_frames = set(name_of)
         if meta_entry is not None:
             wanted_frames = self._listed_frames(meta_entry)
+        # {key of a frame: its stem}, for all wanted frames. A frame without a file gets a made
+        # stem.
         names = self._names_of_frames(wanted_frames, name_of)
 
         # All files of a kind may have other numbers or other names than lq, e.g. lq has 0, 1, 2 and

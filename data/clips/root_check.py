@@ -270,9 +270,9 @@ class RootCheck:
             flaw = looks[path].flaw
             if flaw:
                 self.spike_problems.append(Problem(clip.name, flaw, path))
-        # Are lq and gt the same files? Two names of one file always have the same file id. Only
-        # then call `same_files`. It is slow, because it follows links, which takes a call to the
-        # system for each folder of the path.
+        # Are lq and gt the same files? Two names of one file always have the same file id. So call
+        # `same_files` only if the ids are equal. It is slow, because it follows links, which takes
+        # a call to the system for each folder of the path.
         if clip.gt:
             blurry = looks[clip.lq[0]]
             sharp = looks[clip.gt[0]]
@@ -289,16 +289,20 @@ class RootCheck:
             # a clip.
             for kind in clip.image_kinds:
                 path = getattr(clip, kind)[0]
+                # is_reduced: reading the picture as 8-bit RGB may lose something.
                 lost = what_is_lost(path) if looks[path].is_reduced else ""
                 if lost:
                     lossy_pictures.append(Problem(clip.name, f"{kind} {lost}", path))
             spike_warnings = []
             if clip.spikes:
+                # Some properties are the same for all clips of the root, e.g. the kind of light.
+                # They are checked in the first clip only.
                 spike_warnings = check_spikes(clip, is_first=clip is self.first_clip)
             return lossy_pictures, spike_warnings
 
         # A thread gets two clips at once and not the usual 32 items, because one clip takes long
-        # and all threads should be busy.
+        # and all threads should be busy. `go_on` tells the watchdog that this process still works,
+        # as in `_look_at_files`.
         warnings_of_clips = map_in_threads(warnings_of, clips, at_once=2, go_on=watchdog.go_on)
         for lossy_pictures, spike_warnings in warnings_of_clips:
             for warning in lossy_pictures:
@@ -347,7 +351,8 @@ def _what_is_wrong(look: Look, kind: str, size: Size) -> str:
     """Return what is wrong with a picture, e.g. "gt frame of 720 x 1280, ...", or "".
 
     kind: "lq", "gt" or "gt_instants". size: (height, width) of the first picture of its clip.
-    A wrong size is reported before a missing end, because it says more about the cause.
+    If a file is cut off and its picture has a wrong size, only the size is reported, because it
+    says more about the cause.
     """
     if look.flaw:
         return look.flaw

@@ -8,6 +8,9 @@ A finished clip has two folders, each with a record (made.json) of its settings 
     <out>/GOPRO_Large/<split>/<clip>/blur, sharp, ...       000000.png, ...
     <out>/GOPRO_Large_spike_seq/<split>/<clip>/spike        000000.dat, ...
 
+With a rig, two simulated cameras record any video or photograph (data/making/recipe.py). Without a
+rig, the raw frames of a fast video are averaged.
+
 The program runs `plan_clip` in several processes. So it takes and returns values that can be
 pickled. If a clip cannot be made, it returns the error and does not raise it, so that the program
 can show the errors of all clips.
@@ -69,7 +72,9 @@ class Plan:
     size: tuple[int, int]  # (height, width) of the source's frames; with a rig, of the made frames
     bytes: int  # estimated size of the files of the clip
     is_to_make: bool  # whether the clip must be made, because one of its two folders is missing
-    frames: int  # without a rig, number of raw frames; with a rig, number of frames to make
+    # Number of frames that making the clip goes through: without a rig, the raw frames that are
+    # averaged; with a rig, the frames to make.
+    frames: int
     record: dict[str, Any]  # the contents of made.json
 
 
@@ -78,7 +83,8 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
     A DataError is returned and not raised, so that the program can show the errors of all clips.
     """
-    cv2.setNumThreads(1)  # for the whole process, because the program runs one on each core
+    # OpenCV gets one thread in the whole process, because each core has a process of its own.
+    cv2.setNumThreads(1)
     try:
         return _plan(job, recipe)
     except DataError as e:
@@ -88,8 +94,8 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 def _plan(job: Job, recipe: Recipe) -> Plan:
     """Check a clip, and say what making it needs. Raises DataError."""
     if job.cut:
-        # A job with a cut has a rig. `cuts_of` (sources.py) has checked the frames of the source
-        # already, so they are not opened here.
+        # A job with a cut (the part of its source that is recorded) has a rig. `cuts_of`
+        # (sources.py) has checked the frames of the source already, so they are not opened here.
         raw = None
         size = (recipe.crop, recipe.crop)
         frames = recipe.frames  # made frames, each of one exposure
@@ -165,8 +171,8 @@ def _files_of(path: Path, raw: FrameSource | None) -> list[Path]:
 def _digest_of(files: list[Path]) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
-    The digits are stored in made.json. If this function hashes other lines, no older data set can
-    be continued.
+    The digits are stored in made.json. So the form of the lines below must stay. With another form
+    the digits would differ, and no older data set could be continued.
     """
     digest = hashlib.sha256()
     for file in files:

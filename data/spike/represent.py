@@ -41,9 +41,16 @@ from .moved import moved_names
 from .pictures import DISPLAY_GAMMA
 from .registry import REPRESENTATIONS, Representation, representation
 
-# The modules with the representations: tfp and voxel; tfi; raw and encoding25; exposure and
-# relative; tfstp. Each one fills REPRESENTATIONS while it is imported above. The order of the
-# imports is the order of the representations in docs/options.md.
+# The modules with the representations:
+#
+#     averages         tfp, voxel
+#     interval_rate    tfi
+#     plane_windows    raw, encoding25
+#     ratios           exposure, relative
+#     synapses         tfstp
+#
+# Each module fills REPRESENTATIONS while it is imported above. The order of the imports is the
+# order of the representations in docs/options.md.
 MODULES = (averages, interval_rate, plane_windows, ratios, synapses)
 
 # A user's file imports `representation` from here (docs/extending.md).
@@ -77,8 +84,12 @@ def represent(
     """
     chosen = REPRESENTATIONS[name]
     if not chosen.accepts_half_planes:
-        # The next plane: 27.5 -> 28. `exposure` and `relative` show the time 27.5 around plane 28.
+        # The next plane: 27.5 -> 28. Rounding up is exact for `exposure` and `relative`: their
+        # light of plane 28 was collected between the planes 27 and 28, so they show the time 27.5.
         center = math.ceil(center)
+    # takes_context: the function also uses planes outside of the exposure. So it has the option
+    # half_exposure, the number of planes of the exposure before and after the center. If the user
+    # has not set it, it follows from `outside`.
     if chosen.takes_context and options.get("half_exposure") is None:
         options["half_exposure"] = _half_exposure(len(stream), center, outside)
 
@@ -100,10 +111,15 @@ def _channels_in_reverse(
 ) -> np.ndarray:
     """Return the channels of the reversed stream around the same time.
 
-    There are two ways. Most functions get the reversed stream. But if a function spreads windows
-    over the stream and rounds their middles, the windows would lie elsewhere in the reversed
-    stream. So such a function gets the stream as it is, and its channels are put in reverse order
-    (`Representation.reverses_channels`).
+    There are two ways (`Representation.reverses_channels` says which one a function needs):
+
+        * Most functions get the reversed stream.
+        * Some functions spread windows over the stream and round their middles. They get the stream
+          as it is, and their channels are put in reverse order.
+
+    The second way is needed because the windows would lie elsewhere in the reversed stream. E.g.
+    the middle window of 56 planes is rounded to plane 28. In the reversed stream it is rounded to
+    plane 28, too, but this plane is plane 27 of the stream.
 
     options: arguments of the function besides stream and center.
     """

@@ -18,8 +18,10 @@ from models.fusion.motion_windows import INSIDE
 class Batch(NamedTuple):
     """B samples as tensors."""
 
-    pictures: Tensor  # (B, 15, 2, h, w)
-    scenes: Tensor  # (B, 3, h, w)
+    # (B, 15, 2, h, w): the 15 windows of time, each with two channels, light and number of spikes.
+    pictures: Tensor
+    # (B, 3, h, w): brightness around each pixel, mean brightness, and contrast of the blurry frame.
+    scenes: Tensor
     # (B, 11, 2, h, w): x and y, in each of the eleven windows of the exposure. The loss does not
     # need the four windows outside of the exposure.
     shifts: Tensor
