@@ -1,6 +1,7 @@
 """Numbers of a command line, for `type=` of argparse.
 
-argparse turns a ValueError into a message such as "invalid seed value: '-1'".
+argparse turns a ValueError into a message such as "invalid seed value: '-1'". It puts the name of
+the function into the message, so each kind of number has a function of its own.
 """
 
 import math
@@ -15,7 +16,10 @@ def frame_rate(text: str) -> float:
 
 
 def plane_rate(text: str) -> float:
-    """Return the planes per second of a spike camera. It must be above 0 and finite."""
+    """Return the planes per second of a spike camera. It must be above 0 and finite.
+
+    The rule is the rule of `frame_rate`, but the message says "invalid plane_rate value".
+    """
     return frame_rate(text)
 
 

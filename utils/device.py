@@ -189,19 +189,19 @@ def name(device: torch.device) -> str:
     return get_name(device)
 
 
-def notes(device: torch.device, ranks: int, stand_ins: list[str]) -> list[str]:
+def notes(device: torch.device, ranks: int, other_forms: list[str]) -> list[str]:
     """Return what the log says of a device after its name, one text per fact.
 
     ranks: number of processes.
-    stand_ins: the computations that run in another form on this device, each in a few words, see
-        `models.vrt.forms`.
+    other_forms: a sentence for each computation that runs in another form on this device than on
+        NVIDIA's GPUs (`stand_ins` in models/vrt/forms.py).
     """
     facts = []
     if device.type == "cpu" and is_cpu_wanted():
         facts.append("as CUDA_VISIBLE_DEVICES asks")
     if ranks > 1:
         facts.append(f"ranks exchange by {backend(device)}")
-    return [*facts, *stand_ins, *notes_on_unused(device)]
+    return [*facts, *other_forms, *notes_on_unused(device)]
 
 
 def notes_on_unused(device: torch.device, root: Path = Path("/")) -> list[str]:
@@ -209,7 +209,7 @@ def notes_on_unused(device: torch.device, root: Path = Path("/")) -> list[str]:
 
     Returns [] if one of them is used, or if the user asked for the CPU.
 
-    root: the folder that has the folders dev and sys.
+    root: the folder that has the folders dev and sys: "/", except in tests.
     """
     if device.type != "cpu" or is_cpu_wanted():
         return []

@@ -41,8 +41,8 @@ def address_of(path: object) -> str:
     Returns "" if the path names no released file.
     """
     for word, url in ADDRESSES.items():
-        # A word such as "/DAVIS" must begin the name of a file or folder. With the "/" in front of
-        # the path, it may also begin the first name.
+        # A word such as "/DAVIS" must begin the name of a file or folder. The "/" is put in front
+        # of the path so that "DAVIS/x" is found, too.
         if word in f"/{path}":
             return f"; download: {url}"
     return ""
@@ -77,8 +77,8 @@ INDENT_OF_DO = " " * 12
 class SpikeVRTError(Exception):
     """An error in four parts: what is wrong, where, what was expected, what to do.
 
-    A single string is accepted, because multiprocessing rebuilds an exception of a DataLoader
-    worker only from its message.
+    `where`, `expected` and `do` have defaults, because the error of a DataLoader worker is built
+    again only from its message. Then the whole message is in `what`.
     """
 
     exit_code = 1  # of a program that this error ends
@@ -127,7 +127,7 @@ class CheckpointError(SpikeVRTError):
 
 
 class NonFiniteError(SpikeVRTError):
-    """NaN or Inf in too many steps in a row."""
+    """Loss or gradients are NaN or Inf in too many steps in a row, or trained weights are."""
 
     exit_code = 4
 

@@ -32,7 +32,8 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     override: "section.key=value"; the value is JSON, else a string
     sources: where each option came from, for messages. Gets the place of this option
     """
-    # A key is words with dots between them, e.g. "train.amp.enable".
+    # A key is words with dots between them, e.g. "train.amp.enable". A word may have a "$" because
+    # of "$schema", which an option file may hold.
     key, equals, text = override.partition("=")
     clean_override = argument_without_secrets(override)  # for messages
     if not equals or not re.fullmatch(r"[\w$\-]+(\.[\w$\-]+)*", key):
@@ -51,14 +52,20 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     # If the override names another part, the parameters of the old part no longer fit. There are
     # two cases:
     # * `type`, e.g. of netG.fusion: the section holds only parameters of the old part, so it
-    #   becomes empty.
+    #   becomes empty. E.g. netG.fusion.type=concat:
+    #       before  {"type": "add", "gain": 0.5}
+    #       after   {"type": "concat"}
     # * TYPE_KEYS, e.g. G_lossfn_type in "train": the section also holds keys that fit every part of
     #   this kind, e.g. total_iter. So all keys stay, and are marked as inherited. Later,
-    #   `read_options` (typed.py) drops the inherited keys that the new part does not have.
-    is_new_part = section.get(last_name) != value
-    if last_name == "type" and is_new_part:
+    #   `read_options` (typed.py) drops the inherited keys that the new part does not have. E.g.
+    #   train.G_lossfn_type=l1:
+    #       before  {"total_iter": 9, "G_lossfn_type": "power", "G_power": 1.5}
+    #       after   {"total_iter": 9, "G_lossfn_type": "l1", "G_power": 1.5}, and read_options drops
+    #               G_power
+    is_changed = section.get(last_name) != value
+    if last_name == "type" and is_changed:
         section.clear()
-    if last_name in TYPE_KEYS and is_new_part:
+    if last_name in TYPE_KEYS and is_changed:
         for other_name in section:
             sources.inherited.add(".".join([*section_names, other_name]))
 
@@ -106,6 +113,7 @@ def _value_of(text: str) -> Any:
     """
     try:
         return json.loads(text)
+    # json raises RecursionError for a text with too many opening brackets.
     except (ValueError, RecursionError):
         return text
 

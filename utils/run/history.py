@@ -56,7 +56,7 @@ def read_history(run: Path) -> History:
         )
     history: History = {}
     for line_number, entry in enumerate(entries_of(path), 1):
-        if entry is None:
+        if entry is None:  # `entries_of` returns None for a line that is not an entry
             raise _no_history(f"line {line_number} is no entry", path)
         step = entry.pop("step")
         for tag, value in entry.items():
@@ -140,7 +140,7 @@ def _no_history(what: str, path: Path) -> DataError:
         what=what,
         where=str(path),
         expected=f"{HISTORY_NAME} or {LINES_NAME}, as a run writes them",
-        do="give another run, or a copy of the file",
+        do="give another run, or a copy of the file",  # an undamaged copy, e.g. of a backup
     )
 
 
