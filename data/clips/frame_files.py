@@ -86,12 +86,13 @@ class FrameFiles:
         if len(spike_files) != 1 or frames == 1:
             return
         what = (
-            f"one spike file for {frames} frames: spike.exposure would say which planes are whose"
+            f"one spike file for {frames} frames: spike.exposure would say which planes belong to "
+            "which frame"
         )
         do = "restore the other spike files, or give spike.exposure (docs/data_format.md)"
         if self.source.is_user_clip:
             path = spike_files[0].path
-            do += f"; --spike {path} takes it as one file that begins and ends with the clip"
+            do += f"; --spike {path} treats it as the recording of the whole clip"
         self.problems.report(what, "spike", do)
 
     def find_stems(self) -> None:

@@ -1040,4 +1040,5 @@ def test_a_folder_with_one_spike_file_for_all_frames_is_told_from_the_file_itsel
     error = refusal(frames, tmp_path / "only")
 
     assert "one spike file for 4 frames" in error.what
-    assert f"--spike {tmp_path}/only/all.dat takes it as one file" in error.do
+    advice = f"--spike {tmp_path}/only/all.dat treats it as the recording of the whole clip"
+    assert advice in error.do
