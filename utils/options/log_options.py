@@ -23,7 +23,8 @@ class LoggingOptions(Section):
     use_tensorboard: bool = Field(True, description="Write tb_logger/.")
     use_report: bool = Field(
         True,
-        description="Draw curves.png and report.html after each validation and at the end of a run.",
+        description="Draw curves.png and report.html after each validation and at the end of a "
+        "run.",
     )
     writers: list[str | dict[str, Any]] = Field(
         [], description="Further writers of your own; see docs/extending.md."
