@@ -99,8 +99,7 @@ def changed_spikes(
         table["spike"]["h"] = height
         table["spike"]["w"] = width
     for override in files.overrides:
-        # A user's own clips are given by --input. Then there is no option file, and only options of
-        # the section `spike` can be set.
+        # With --input, i.e. for a user's own clips, only options of the section `spike` can be set.
         if not override.startswith("spike."):
             raise OptionError(
                 what=f"cannot set {override}",
