@@ -72,10 +72,10 @@ def shift_mask(size, window, shift, dtype: torch.dtype, device: torch.device) ->
 
     The masks are cached because the published code caches them: the speed of both is compared.
     """
-    # Number the regions whose places belong together. Along an axis with a shift there are three:
-    # the windows before the last one, and the two parts of the last window that were apart. E.g. 8
-    # places, windows of 4, a shift of 2: the rolled places are 2 3 4 5 | 6 7 0 1, and the regions
-    # 2 3 4 5, then 6 7, then 0 1.
+    # Number the regions whose places belong together. Along an axis with a shift there are three
+    # regions: the windows before the last one, and the two parts of the last window that were
+    # apart. E.g. with 8 places, windows of 4 and a shift of 2, the rolled places are
+    # 2 3 4 5 | 6 7 0 1. The regions are 2 3 4 5, then 6 7, and then 0 1.
     cuts = []
     for w, s in zip(window, shift, strict=True):
         if s:
@@ -173,7 +173,8 @@ class Attention(nn.Module):
         q, k, v = self.split(self.qkv_self(u))
         out = self.attend(q, k, v, mask, bias)
         if self.mutual:
-            # Mutual attention first: the columns of the published `proj` have this order.
+            # Mutual attention comes first, because the columns of the published `proj` have this
+            # order.
             out = torch.cat((self.attend_mutually(u, mask), out), 2)
         return self.proj(out)
 
@@ -187,7 +188,7 @@ class Attention(nn.Module):
             # Both frames of a window have the same regions (see `shift_mask`), so the mask of the
             # first frame is also the mask between the frames.
             mask = mask[:, :half, :half]
-        # of_first: what the queries of the second frame find in the first frame. The published
+        # `of_first` is what the queries of the second frame find in the first frame. The published
         # network stores this result at the tokens of the first frame.
         first = slice(0, half)
         second = slice(half, None)
@@ -338,8 +339,8 @@ class Deform(nn.Module):
         residue = self.magnitude * torch.tanh(residue)
 
         # Each source has a part of the offsets, to which its flow is added. The channels of a part
-        # are y, x, y, x, ..., one pair for each sample. A flow is (x, y): flipped and repeated, its
-        # channels are y, x, y, x, ..., too.
+        # are y, x, y, x, ..., one pair for each sample. The channels of a flow are x, y. So the
+        # flow is flipped and repeated, and then its channels are y, x, y, x, ..., too.
         offsets = []
         for part, flow in zip(residue.chunk(self.k, 1), flows, strict=True):
             pairs = part.shape[1] // 2

@@ -182,7 +182,7 @@ def test_heads_are_padded_to_a_multiple_of_8_channels(calls_of_attention, case):
     # The third word of a call, e.g. of "efficient: head 16, ...".
     channels = {call.split()[2].strip(",") for call in calls_of_attention[case]}
 
-    # 96 and 120 channels in 6 heads are 16 and 20 channels a head. 20 is padded to 24.
+    # In 6 heads, 96 and 120 channels are 16 and 20 channels a head. A head of 20 is padded to 24.
     assert channels == {"16", "24"}
 
 
@@ -191,8 +191,8 @@ def test_the_counted_calls_cover_all_windows_of_the_network(calls_of_attention):
     # The fourth word of a call, e.g. of "efficient: head 16, 128 tokens, ...".
     tokens = {call.split()[3] for call in calls_of_attention[PLAIN]}
 
-    # Windows have 6 x 8 x 8 or 2 x 8 x 8 tokens. 1 x 8 x 8 = 64 are the tokens of one frame: in
-    # mutual attention they attend to the tokens of the other frame of their window.
+    # Windows have 6 x 8 x 8 = 384 or 2 x 8 x 8 = 128 tokens. In mutual attention, the 64 tokens of
+    # one frame attend to the tokens of the other frame of their window.
     assert tokens == {"384", "128", "64"}
 
 
