@@ -111,8 +111,8 @@ def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path, bys
     }
 
     store.set("beat/1", json.dumps(forged))
-    # In this worker, rank 0 waits 4 s for a silent rank, and then reads the forged beat. After the
-    # report of rank 0, let rank 1 continue, because rank 0 waits for the end of rank 1.
+    # Now rank 1 is silent. In this worker, rank 0 waits 4 s for a silent rank. Then it reads the
+    # forged beat and reports it. Then it waits for the end of rank 1, so let rank 1 continue.
     run.wait_for(REPORT, rank=0, limit_s=60)
     os.kill(beat["pid"], signal.SIGCONT)
     result = run.wait(limit_s=30)
@@ -123,6 +123,9 @@ def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path, bys
     assert REPORT in result.stderr[0]
 
 
+# A true value says which rank has failed ("rank"), with which exit code all ranks end ("code"), and
+# which rank reports the failure ("by"). No rank reports a failure with the exit code 0, because the
+# run would then look finished.
 @pytest.mark.parametrize(
     "value",
     [

@@ -84,10 +84,12 @@ def programs(home):
     out = ("--out", OUT)
     save = ("--save", "frames", "video")
     restore = ("--weights", home / "rgb.pth", "--input", clips, *save, "--output", OUT)
-    # These arguments make one blurry frame of one frame, with 8 planes of spikes at half the size
-    # of the frame.
+    # With these arguments, a blurry frame is the mean of a single frame of the source. A spike file
+    # has 8 planes, of half the height and width of a frame.
     prepare_clips = ("--source", clips, "--average", 1, "--interpolate", 8, "--ratio", 2)
     foreign_options = ROOT / "tests/data/options/svrt_006.json"
+    # The clip "clip..1" has two dots in its name. Such a name is allowed. A program must not take
+    # the dots for "..", which means the folder above.
     return {
         "restore": Program(main_test_vrt.main, restore),
         "restore, overwrite": Program(main_test_vrt.main, (*restore, "--overwrite")),
@@ -146,11 +148,14 @@ def test_no_program_changes_foreign_files_where_it_writes(home, tmp_path, name):
 
     # Try three folders, each with other foreign files in it.
     for seed in range(3):
+        # The program writes into `folder`. Some of the foreign names in it are links to files and
+        # folders in `outside`. A program that follows such a link would change a file there.
         folder = tmp_path / f"{seed} populated"
         outside = tmp_path / f"{seed} outside"
         rng = np.random.default_rng([seed, NAMES.index(name)])
         populate(folder, outside, names, rng)
-        # The cache has a temporary folder of this name.
+        # scripts/build_clip_cache.py makes a temporary folder of this name. A user may have a
+        # folder of this name already.
         temporary = tmp_path / f".{folder.name}.partial"
         temporary.mkdir()
         (temporary / "mine").write_bytes(CONTENT)

@@ -105,9 +105,13 @@ def test_a_large_file_is_sampled_from_its_beginning_to_its_end(tmp_path, changed
 @pytest.mark.parametrize(
     "changes",
     [
+        # Only the first 3 of the 6 frames of each clip are tested.
         {"num_frame": 3},
+        # Only the planes 4 ... 19 of the 24 planes of each spike file are read.
         {"spike": {"type": "dat", "center": "file", "first": 4, "count": 16}},
+        # The sharp frame belongs to another plane.
         {"spike": {"type": "dat", "center": 11}},
+        # The frames are read from another folder.
         {"lq_folder": "sharp"},
     ],
     ids=["num_frame", "planes", "center", "frames"],
@@ -154,12 +158,14 @@ def test_a_cache_without_its_files_is_hashed_itself(root, tmp_path):
     before = digest_of_clips(clips)
     path = tmp_path / "cache/clip1/gt.u8"
     pixels = bytearray(path.read_bytes())
-    pixels[0] ^= 1  # the last bit of the first byte
+    pixels[0] ^= 1  # changes the last bit of the first byte
     path.write_bytes(pixels)
 
     assert digest_of_clips(clips) != before
 
 
+# A reader without files is hashed by its first, middle and last frame. The clip has 4 frames, so
+# they have the numbers 0, 1 (half of the last number, rounded down) and 3.
 @pytest.mark.parametrize("number", [0, 1, 3], ids=["first", "middle", "last"])
 def test_a_reader_without_files_is_known_by_its_frames(number):
     frames = torch.zeros(4, 3, 5, 6)
@@ -173,8 +179,9 @@ def test_a_reader_without_files_is_known_by_its_frames(number):
 
 
 def test_the_size_of_a_file_counts_even_if_its_content_is_not_read(root, monkeypatch):
-    # With this limit, only 5 of the 36 files are read. In a huge set, only some files are read,
-    # too.
+    # If a set has more than MOST_FILES files, the content of only some of them is read. Here the
+    # limit makes a small set such a set: the content of only 5 of its 36 files is read. The file
+    # that is changed below is not one of the 5, but the digest also has the size of each file.
     monkeypatch.setattr(content, "MOST_FILES", 5)
     before = digest(root)
     with open(file_of_clip1(root, "sharp", "000050.png"), "ab") as file:

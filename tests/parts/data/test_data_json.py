@@ -45,7 +45,7 @@ def read_table(path):
     return read_exposures(str(path))
 
 
-# Name of a file -> the function that reads it, and the content of a correct file.
+# For each kind of file: the function that reads it (the reader), and the content of a correct file.
 READERS = {
     "dataset.json": (read_info, INFO),
     "exposures.json": (read_table, EXPOSURE),
@@ -126,7 +126,8 @@ def test_an_endless_device_is_not_read_forever():
 def test_brackets_in_texts_are_not_counted(tmp_path):
     # The code counts the brackets outside of texts, because too many nested brackets would crash
     # Python's reader. Brackets within a text do not count. This text has many brackets, and
-    # quotation marks and backslashes that do not end the text.
+    # quotation marks and backslashes that do not end the text. In JSON, two backslashes mean one
+    # backslash, and a backslash before a quotation mark makes the mark a part of the text.
     text = '"[[\\\\' + "[{" * 40 + '\\"' + "[" * 40 + '"'
     (tmp_path / "dataset.json").write_text(f'{{"format": 1, "h": 8, "w": 12, "note": {text}}}')
 
@@ -139,12 +140,20 @@ def test_brackets_in_texts_are_not_counted(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
+        # The number of planes of a spike file, and the number of the plane of the sharp frame.
         {"planes": -1}, {"planes": 0}, {"planes": 2**70}, {"planes": 1.5}, {"planes": "24"},
-        {"planes": True}, {"gt_plane": 2**70}, {"gt_plane": -1}, {"gt_plane": "z"}, {"h": 0},
-        {"h": 2**40}, {"w": -3}, {"flip": 1}, {"flip": "yes"}, {"rate": 0}, {"rate": "20000"},
-        {"rate": -1.0}, {"rate": 1e999}, {"light": "bright"}, {"light": 1}, {"calibration": []},
-        {"recipe": []}, {"recipe": {"interpolate": 0}}, {"recipe": {"interpolate": "8"}},
-        {"clips": []}, {"clips": {"a": 1}}, {"format": 2}, {"format": None},
+        {"planes": True}, {"gt_plane": 2**70}, {"gt_plane": -1}, {"gt_plane": "z"},
+        # The height and width of a plane, and the order of its rows.
+        {"h": 0}, {"h": 2**40}, {"w": -3}, {"flip": 1}, {"flip": "yes"},
+        # The spikes per plane at full light, and what the sensor integrates. 1e999 is infinite.
+        {"rate": 0}, {"rate": "20000"}, {"rate": -1.0}, {"rate": 1e999},
+        {"light": "bright"}, {"light": 1},
+        # Each of these values, and each clip in "clips", must be an object. `interpolate` is a
+        # whole number of 1 or more.
+        {"calibration": []}, {"recipe": []}, {"recipe": {"interpolate": 0}},
+        {"recipe": {"interpolate": "8"}}, {"clips": []}, {"clips": {"a": 1}},
+        # The version of the format of the file, which is 1.
+        {"format": 2}, {"format": None},
     ],
     ids=str,
 )  # fmt: skip
@@ -160,6 +169,8 @@ OF_CLIP = [
     {"planes": -1}, {"planes": "24"}, {"gt_plane": "z"}, {"gt_plane": 2**70}, {"gt_plane": -1},
     {"offset": 1.5}, {"offset": 2**70}, {"rate": "20000"}, {"rate": 0}, {"rate": True},
     {"h": "8"}, {"w": 0}, {"flip": 0}, {"light": "x"}, {"calibration": "c.json"},
+    # Keys that resemble a known key, so they are probably misspelled. Their values are correct. A
+    # key that resembles no known key is allowed.
     {"gt_plan": 3}, {"Planes": 3}, {"lights": "linear"}, {"offsets": 1},
 ]  # fmt: skip
 

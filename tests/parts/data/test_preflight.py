@@ -316,8 +316,10 @@ def mirror_spikes(root):
     ],
 )
 def test_spikes_at_another_place_than_the_frame_bring_no_hint_on_light(root, flip, change, seed):
-    # With the levels of this seed, spikes at another place also fit display light better than
-    # linear light. Nobody states light and rate, so the check compares them.
+    # dataset.json states neither light nor rate, so the check compares both kinds of light. The
+    # seed decides how bright each pixel is. With this seed, display light fits better than linear
+    # light even if the spikes lie at another place than the frame. So without the rule that is
+    # tested, the check would give a wrong hint.
     write_clip(root, "clip0", seed=seed)
     write_info(root, flip=None, light=None, rate=None)
     assert "look like display light" in warnings_on(root, spike={"type": "dat", "flip": True})
@@ -326,6 +328,7 @@ def test_spikes_at_another_place_than_the_frame_bring_no_hint_on_light(root, fli
     warnings = warnings_on(root, spike={"type": "dat", "flip": flip})
 
     assert "look like" not in warnings
+    # Only spikes that are upside down bring this warning. Mirrored spikes do not.
     assert ("look upside down" in warnings) == (not flip)
 
 
@@ -347,9 +350,11 @@ def warnings_on(root, **changes):
 
 
 def copy_blur_as_blur_gamma(root):
-    """Give each clip a folder blur_gamma, as GoPro has: its frames are means of linear light.
+    """Give each training clip a folder blur_gamma, with copies of the frames of blur.
 
-    So the folder blur has means of display values.
+    The check knows only the names of the folders. In the GoPro data set, frames of blur_gamma are
+    means of linear light, and frames of blur are means of display values. If a clip has both
+    folders, the check assumes this, whatever the pixels are.
     """
     for clip in (root / TRAIN).iterdir():
         shutil.copytree(clip / "blur", clip / "blur_gamma")
@@ -368,8 +373,8 @@ def test_ratios_to_frames_that_are_means_of_display_values_are_a_warning(root):
     text = warnings_on(root, spike=relative(2, 6))
 
     assert MEAN_OF_DISPLAY_VALUES in text
-    # The warning gives no number of dB, because the loss depends on the pictures. For some pictures
-    # it is even a gain.
+    # The warning does not say how many dB the wrong frames cost, because this depends on the
+    # pictures. For some pictures they even help.
     assert "frame x ratio is not the sharp frame: set lq_folder to blur_gamma" in text
 
 
@@ -407,12 +412,18 @@ def test_windows_that_are_wide_enough_for_the_spikes_are_no_warning(root_with_fe
     assert "half_windows" not in warnings_on(root_with_few_spikes, spike=relative(6))
 
 
+# The longest window counts. A half window of 6 planes makes a window of 2 x 6 + 1 = 13 planes. It
+# is narrow if it has less than one spike on average. With 1 spike in 24 planes there are 0.021
+# spikes per plane, so 13 planes have 0.27 spikes. With 4 spikes there are 0.083 per plane, so 13
+# planes have 1.08.
 @pytest.mark.parametrize(
     ("half_windows", "spikes", "is_narrow"),
     [
         ([2, 6], 1, True),
+        # The longest window has 21 planes and 0.44 spikes.
         ([2, 10], 1, True),
         ([2, 6], 4, False),
+        # Numbers below 1 are shares of half the exposure. 0.5 is half of 12 planes: 6 planes.
         ([0.1, 0.5], 1, True),
         ([0.1, 0.5], 4, False),
         # A single window cannot be compared with another one.

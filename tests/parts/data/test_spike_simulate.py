@@ -506,7 +506,8 @@ def always_on(stream: np.ndarray) -> Any:
 
 
 def test_the_frames_of_a_sample_have_the_same_hot_pixels(stuck_camera):
-    # The light is at most half of full light, so that only hot pixels fire in every plane.
+    # A hot pixel is a faulty pixel that fires in every plane, also without light. The light is at
+    # most half of full light, so that no other pixel fires in every plane.
     stream = record_spikes(RAMP / 2)
     drawn = stuck_camera.draw(SEED_OF_SAMPLE)
 
@@ -521,6 +522,7 @@ def test_the_frames_of_a_sample_have_the_same_hot_pixels(stuck_camera):
 def threshold_draws():
     """Give 800 draws of a camera that changes thresholds and drops planes."""
     make = camera(threshold_prob=0.5, threshold_range=[0.5, 4.0], drop_prob=0.25, drop_max=0.2)
+    # Each draw has a seed of its own: seed 0 of the dataset, epoch 0, and the number of the sample.
     return [make.draw([0, 0, sample]) for sample in range(800)]
 
 
@@ -600,6 +602,7 @@ def rgb_draws():
     make = camera(
         dark_prob=0.5, dark_max=0.1, rgb_prob=0.5, rgb_shot_max=0.2, jpeg_prob=0.5, jpeg_min=20
     )
+    # Each draw has a seed of its own: seed 0 of the dataset, epoch 0, and the number of the sample.
     return [make.draw([0, 0, sample]) for sample in range(400)]
 
 
