@@ -110,9 +110,11 @@ def measure(form: Form, out: Path, minutes: Sequence[float], seed: int) -> None:
         "seed": seed,
         "parameters": {},
         "points": points,
+        # Some forms add scores of other methods, to compare with.
         **form.references(),
     }
-    # The control comes second, so that a point of both networks is complete with the control.
+    # `arm` names one of the two networks: ATTENTION comes first, then CONTROL. So a point has the
+    # scores of both networks as soon as the control is tested, and the differences follow.
     for arm in ARMS:
         training = Training(form, arm, seed, out / f"{form.name}_{arm}_seed{seed}.pt")
         content["parameters"][arm] = training.parameter_count
@@ -133,7 +135,7 @@ def print_point(form_name: str, arm: str, point: Mapping[str, Any]) -> None:
 
     point: a point of the written file, see `measure`.
     """
-    means = {}  # light -> mean score
+    means = {}  # the mean score in each light, e.g. {"dim": 3.2}
     for light, scores in point[arm]["scores"].items():
         means[light] = float(np.mean(list(scores.values())))
     minutes = f"{point['minutes']:g} minutes"

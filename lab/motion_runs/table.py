@@ -1,5 +1,12 @@
 """Make the table of the gains over the operator, with a row for each set of clips.
 
+The operator (weights/operator.pth) is a network that makes a sharp frame from a blurry frame and
+its spikes. The learned steps improve this frame. A gain is the PSNR of the improved frame minus the
+PSNR of the operator's frame, in dB.
+
+There are two kinds of runs. In an EQUATIONS run the steps see the motion and its equations. A PLAIN
+run is the control: its steps see neither of them.
+
 Free to change: all of it.
 test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed reads a table.
 """
@@ -42,9 +49,11 @@ def row_of(set_name: str, scores: Scores, runs: Sequence[Run]) -> dict[str, str]
         OPERATOR_METHOD: f"{psnr_of_operator:.2f}",
         SHIPPED_METHOD: f"{mean_gain(scores, SHIPPED_METHOD):+.2f}",
     }
+    # All runs have the same number of updates, apart from one plain run, which has twice as many.
+    # So the smallest number is the usual one.
     usual_updates = min(run.updates for run in runs)
     for kind in (EQUATIONS, PLAIN):
-        names = []  # of the runs of this kind, one for each seed
+        names = []  # the names of the runs of this kind, one run for each seed
         for run in runs:
             if run.kind == kind and run.updates == usual_updates:
                 names.append(run.name)

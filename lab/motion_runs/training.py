@@ -1,6 +1,9 @@
 """Train the learned steps of all runs.
 
-The learned steps have two parts: one for "good" light, and one for "few" spikes.
+The operator (weights/operator.pth) makes a sharp frame from a blurry frame and its spikes. The
+learned steps are three small passes that improve this frame. They have two parts: one for "good"
+light, and one for "few" spikes. A run is a training of the learned steps with one seed, with or
+without the motion within the exposure (runs.py).
 
 Steps that are already in <out>/steps are not trained again. So delete <out>/samples and <out>/steps
 after a change of the training. No test trains here. tests/parts/house/test_train_motion.py tests
@@ -34,10 +37,11 @@ from lab.motion_steps.training import train
 from models.fusion.fusion_motion import MotionSteps
 from models.portable import read_saved
 
-# Part of the steps -> the sets of clips with most of its samples. They have the order of SETS in
-# lab/motion_steps/sets.py. The other sets are left out, because making them takes longer than a
-# training here, and they have few samples of the part. E.g. seven_rig and photos_rig have 15
-# samples in good light, and the sets of "good" have 359.
+# The sets of clips on which each part of the steps is trained, in the order of SETS in
+# lab/motion_steps/sets.py. A part is trained only on samples in its light, and these sets have
+# most of them. The other sets are left out, because they have few samples of the part, and making
+# them takes longer than a training here. E.g. for the part "good", seven_rig and photos_rig would
+# add 15 samples to 359.
 SETS_OF_PART = {
     "good": (
         "seven_ideal",
@@ -68,6 +72,8 @@ def write_motion_net(out: Path) -> Path:
     file = out / "network.pt"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
+        # DIS is an optical flow of OpenCV. A fusion that finds the motion only by DIS has no
+        # network for it.
         motion_net = network_of(SHIPPED_WEIGHTS).motion_net
         assert motion_net is not None, f"{SHIPPED_WEIGHTS} finds the motion only by DIS"
         torch.save(motion_net.state_dict(), file)
@@ -86,7 +92,8 @@ def train_all(
     part: "good" or "few", a key of SETS_OF_PART.
     """
     operator = read_saved(OPERATOR_WEIGHTS)
-    # Kind -> name of a set -> its samples. They are made only if a training needs them.
+    # The samples of both kinds of runs, EQUATIONS and PLAIN (runs.py): {kind: {name of a set: its
+    # samples}}. They are made only if a training needs them.
     samples: dict[str, dict[str, list[Sample]]] = {}
     for trained_run in trained_runs:
         run = trained_run.run
@@ -94,6 +101,9 @@ def train_all(
         torch.manual_seed(run.seed)
         _, fusion = motion_network(operator, motion_net_file)
         learned_steps = steps_of(fusion, part)
+        # `trained_run` gets the new steps here. They are trained in place, or filled with the
+        # weights of the file, by the lines below. `eval` may come first, because it changes no
+        # weights, and the training never sets another mode.
         trained_run.steps[part] = learned_steps.eval()
 
         file = out / "steps" / f"{run.name}_{part}.pt"
@@ -113,7 +123,8 @@ def train_run(
 ) -> dict[str, Any]:
     """Train new learned steps. Returns their averaged weights, and the CPU time of the updates.
 
-    The result has the keys "weights" and "cpu_s", as in the files of <out>/steps.
+    The result has the keys "weights" and "cpu_s", as in the files of <out>/steps. `learned_steps`
+    has the newest weights at the end, which are not averaged.
     """
     last_weights: dict[str, Tensor] = {}
 
@@ -121,7 +132,7 @@ def train_run(
         """Keep a copy of the weights. `train` calls it every SAVE_EVERY updates and at the end."""
         last_weights.update({name: value.clone() for name, value in weights.items()})
 
-    # The process time does not count what other programs on the machine take.
+    # Take the process time, which does not count what other programs on the machine take.
     begin = time.process_time()
     train(learned_steps, samples, solver=SOLVER, updates=run.updates, seed=run.seed, save=keep)
     return {"weights": last_weights, "cpu_s": time.process_time() - begin}
@@ -130,7 +141,7 @@ def train_run(
 def samples_of_kinds(
     out: Path, videos: Path, motion_net_file: Path, part: str
 ) -> dict[str, dict[str, list[Sample]]]:
-    """Return the samples of a part for both kinds of steps: kind -> name of a set -> samples.
+    """Return the samples of a part for both kinds of runs: {kind: {name of a set: its samples}}.
 
     `hidden_sample` makes the equations of each sample. Otherwise the first training would make the
     equations, and its CPU time would be longer than the time of the next trainings.
