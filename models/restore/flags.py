@@ -64,18 +64,22 @@ def parser_of_tests(description: str | None) -> OptionParser:
 
 
 def _add_flags_of_network(add: Callable[..., Any]) -> None:
-    """Add the flags that say what restores: a network's options and weights, or another method.
+    """Add the flags that choose what restores the frames: a network, or a method without weights.
+
+    --opt and --weights choose a network, and --method chooses another method. docs/testing.md has a
+    table of the formulas that --method may name. A plane is one read-out of the spike camera. The
+    rate of a pixel is its number of spikes per plane. The formulas compute
+
+        tfp         the mean of the planes around the sharp frame
+        tfi         1 / the interval between two spikes
+        tfstp       the rate, from a model of synapses that adapt to their input (short-term
+                    plasticity)
+        exposure    blurry frame x (rate around the sharp frame / rate of the exposure)
 
     add: parser.add_argument.
-
-    The formulas of --method (docs/testing.md has a table of them):
-
-        tfp         mean of the planes around the sharp frame
-        tfi         one over the interval between two spikes
-        tfstp       rate from a model of short-term plasticity
-        exposure    blurry frame x (rate around the sharp frame / rate of the exposure)
     """
-    # The form with one dash, -opt, means the same.
+    # The form with one dash, -opt, means the same. The section datasets.test of the option file
+    # names the clips that are restored, unless --input names other clips.
     add(
         "--opt",
         "-opt",
@@ -116,8 +120,8 @@ def _add_flags_of_clips(add: Callable[..., Any]) -> None:
 
 def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
     """Add the flags that say how the network is applied: tiles, precision and so on."""
-    # T is a number of frames, and P a number of pixels (the side of a square tile). "auto": tiles
-    # are halved when the memory of a GPU runs out.
+    # T is a number of frames. P is a number of pixels, the side of a square tile. With "auto", the
+    # tiles are halved when the memory of a GPU runs out.
     add(
         "--tile",
         metavar="auto|T,P",
@@ -135,12 +139,14 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
         metavar="N",
         help="number of tiles that go through the network at once (val.batch_tiles)",
     )
-    # "smooth": the weight of a tile falls towards its border, so no seam is visible. "kair": the
-    # borders are cut off, and what is left of each tile has the same weight. Without the flag:
+    # Neighbouring tiles overlap, so a pixel there has a value from each tile. The result is their
+    # weighted mean. With "smooth", the weight of a tile falls towards its border, so no seam is
+    # visible. With "kair", the borders of the tiles are cut off, and what is left of each tile has
+    # the same weight. The published results were made in this way. Without the flag, the blend is
     #
-    #     the user's own clips (--input)                 smooth
-    #     a test set, val gives no sizes of tiles        smooth
-    #     a test set, val gives the sizes of the tiles   kair
+    #     smooth   for the user's own clips (--input)
+    #     smooth   for a test set, if the section val of the option file gives no sizes of tiles
+    #     kair     for a test set, if the section val gives the sizes of the tiles
     add(
         "--blend",
         choices=("kair", "smooth"),
@@ -151,8 +157,8 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
     add(
         "--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)"
     )
-    # For networks that were trained with the option pad_sequence of Vimeo-90K, which makes 8 frames
-    # of 7.
+    # --pad-seq is for networks that were trained with the option pad_sequence of the data set
+    # Vimeo-90K. Its clips have 7 frames, and the option makes 8 of them.
     add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
     add(
         "--center-frame-only",
@@ -165,7 +171,7 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
         default="float32",
         help="precision of the network (default float32)",
     )
-    # "Non-blind": the denoiser is told the noise level, and does not estimate it.
+    # A "non-blind" denoiser is told the noise level, and does not estimate it.
     add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
 
 
@@ -199,8 +205,8 @@ def _add_flags_of_results(add: Callable[..., Any]) -> None:
     )
 
 
-# Flags with a list of values, with their dashes. After "--save frames comparison", `key=value` is
-# an option and not a third item of the list, see `options_before_lists`.
+# These flags take a list of values. After "--save frames comparison", `key=value` is an option and
+# not a third item of the list, see `options_before_lists`.
 FLAGS_WITH_LISTS = ("--save", "--lpips")
 
 

@@ -35,7 +35,7 @@ from utils.options.loader_options import LoaderOptions
 from utils.options.section import read_section
 from utils.options.val_options import ValOptions
 
-# --dtype -> the dtype of autocast.
+# The dtype of torch's autocast for each value of --dtype. None: autocast is not used.
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The fields of a SavedNetwork that say how the network is built and how spikes are read.
 NETWORK_FIELDS = ("netG", "scale", "spike_channels", "spike", "spike_data")
@@ -59,8 +59,8 @@ class NetworkMethod:
         self.sigma = sigma
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
-        # can_cut: whether several ranks may each restore a part of a clip. This saves no time if
-        # each part needs all tiles of the clip. Each part needs all tiles if a tile is the whole
+        # `can_cut` says whether several ranks may each restore a part of a clip. This saves no time
+        # if each part needs all tiles of the clip. Each part needs all tiles if a tile is the whole
         # clip, or with flip_seq, which averages with the time-reversed clip. With center_frame_only
         # there is only one frame to restore, so there is nothing to cut.
         is_whole_clip = tiling.num_frame_testing == WHOLE
@@ -92,6 +92,8 @@ class NetworkMethod:
 
     def protocol(self) -> dict[str, str]:
         """Return the method in words, for the protocol of a test."""
+        # `known_from` says where the description of the network comes from, e.g. "the weights file"
+        # or "the option file".
         path = self.saved.path
         weights = f"{path} (sha256 {sha256_of(path)[:12]}), network from {self.saved.known_from}"
         words = {"weights": weights, "dtype": self.dtype}
@@ -165,10 +167,19 @@ def _tiling(
 ) -> Tiling:
     """Return the tiles that options and flags ask for.
 
-    A field of `Tiling` may have a value in several places. The first place in this order counts: a
-    flag, `fields`, `tile_options`, the default. `Tiling.of` replaces a size "auto" by a number, and
-    for "auto" the defaults of `blend` and `may_halve` are others. A network that interpolates
-    always gets tiles of the length that it takes.
+    A field of `Tiling` may have a value in several places. The first place that has one counts:
+
+    1. a flag of the command line,
+    2. `fields`,
+    3. `tile_options`,
+    4. the default of the field.
+
+    `Tiling.of` then changes some values:
+
+    * A size "auto" becomes a number. If a size is "auto", the default of `blend` is "smooth" in
+      place of "kair", and the default of `may_halve` is True in place of False.
+    * A network that interpolates new frames always gets tiles of the number of frames that it takes
+      at once.
 
     tile_options: keys and values of the section `val`; they are changed in place. flags: the flags
     of the command line. fields: fields of `Tiling` that `val` does not have, e.g. blend="smooth".
@@ -189,9 +200,14 @@ def _tiling(
     if flags.blend:
         fields["blend"] = flags.blend
     val = read_section(ValOptions, tile_options, "val")
-    # A network that interpolates gets the frames around each gap, one gap after the other.
-    # --flip-seq would reverse this row of frames, and --pad-seq would lengthen it. Neither would
-    # change the clip itself.
+    # A network that interpolates gets the frames around each gap, one gap after the other. E.g. a
+    # network that takes two frames before a gap and two frames behind it gets
+    #
+    #     0 1 2 3   for the gap between the frames 1 and 2
+    #     1 2 3 4   for the gap between the frames 2 and 3
+    #
+    # as the row 0 1 2 3 1 2 3 4. --flip-seq would reverse this row, and --pad-seq would repeat its
+    # last frame. But these flags are meant for the clip itself, 0 1 2 3 4, so they are refused.
     if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
         raise OptionError(
             what="these weights interpolate new frames",
@@ -203,12 +219,15 @@ def _tiling(
 
 
 def refuse_other_frames(saved: SavedNetwork) -> None:
-    """Raise OptionError for weights with which the joint solution cannot begin.
+    """Raise OptionError if the network cannot make the frames with which the joint solution begins.
 
-    The joint solution needs one sharp frame in colour for each blurry frame, in the same size.
+    The joint solution (--method joint --weights FILE) solves equations of the blurry frames and
+    their spikes. It begins with the frames that the network makes. It needs one sharp frame in
+    colour for each blurry frame, in the same size.
     """
     spec = saved.spec
-    # What may be wrong, in words for the message -> whether it is wrong with these weights.
+    # Each key says in words what may be wrong, for the message. The value says whether it is wrong
+    # with these weights.
     is_wrong = {
         "take no spikes": not spec.spike_channels,
         "enlarge the frames": spec.scale != 1,

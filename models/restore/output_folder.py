@@ -74,16 +74,19 @@ def claim_folder(
     planned_files = {
         clip: outputs.planned_files(clip, frame_names) for clip, frame_names in stems.items()
     }
-    # Owner of files, in words for errors -> its files.
+    # Each file belongs to a clip, or to all clips together. The keys say to which one, because
+    # errors quote them: {"all clips": [<folder>/run.json, ...], "clip street": [...]}.
     owners = {"all clips": [folder / name for name in FILES_OF_ALL_CLIPS]}
     for name, files in planned_files.items():
         owners[f"clip {name}"] = files
 
-    # For run.json: the inputs of all clips, and name of a clip -> names of its files.
+    # run.json will hold these two tables. `all_inputs` has the digest of the inputs of each clip,
+    # and `files_of_clips` has the names of the files of each clip. If an earlier test is continued,
+    # its clips are added below. The files of this test are added at the end.
     all_inputs = inputs
     files_of_clips = {}
     if earlier_run is None:
-        # No test of this program made the folder. So it must be new or empty.
+        # No test of this program made the folder. So the folder must be new or empty.
         if folder.is_dir():
             _refuse_foreign(sorted(path.name for path in folder.iterdir()), folder)
         # Even in an empty folder, two results may want one name.
@@ -99,6 +102,7 @@ def claim_folder(
             # Go on with the earlier test. Its clips stay in run.json, also if this test does not
             # restore them.
             refuse_another_test(earlier_run, settings, inputs, folder)
+            # The earlier test has restored these clips, and this test does not restore them.
             clips_that_stay = sorted(earlier_run["inputs"].keys() - stems)
             _refuse_names_of_kept_clips(owners, clips_that_stay, outputs)
             # run.json lists the clips of both tests. Where both have a clip, the digests are equal
@@ -173,7 +177,7 @@ def _refuse_same_names(owners: Mapping[str, Sequence[Path]], folder: Path) -> No
                 owner_of_path[path] = owner
             elif owner_of_path[path] != owner:
                 conflicts.append((path, owner))
-    # A file where another result needs a folder.
+    # Find the files at whose path another result needs a folder.
     for path, owner in owner_of_path.items():
         for parent in path.parents:
             if parent in owner_of_path:

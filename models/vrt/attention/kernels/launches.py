@@ -49,7 +49,9 @@ def kernel_constants(
         "T": tokens // 2 if mutual else tokens,
         "HEADS": heads,
         "HD": channels,
-        "PAD": max(16, next_power_of_two),  # tl.dot needs at least 16
+        # The channels of a head with padding. tl.dot needs at least 16 of them, and the arrays of
+        # Triton need a power of two.
+        "PAD": max(16, next_power_of_two),
         "MUTUAL": mutual,
         "HAS_BIAS": has_bias,
         "HAS_MASK": has_mask,
@@ -72,12 +74,13 @@ def launch_forward(
     """Fill `out` with O and `log_sums` with L.
 
     qkv: contiguous. bias: (heads, queries, keys), times log2(e), or None.
-    region_row, regions: the masks, as regions.mask_table returns them.
+    region_row, regions: the masks, see `BackwardPass`.
     out: n * T * heads * channels numbers. log_sums: (n, heads, T).
     scale: factor of the logits. constants: result of `kernel_constants`.
     """
     n, heads, t = log_sums.shape
     tile = forward_tile(t)
+    # The division leaves no remainder, because T is a multiple of both sides of a tile (tiles.py).
     programs = n * heads * (t // tile.queries)  # one for each window, head and tile of queries
     # `kernel[(programs,)](...)` is Triton's way to start this number of programs.
     forward_kernel[(programs,)](
@@ -104,14 +107,23 @@ def launch_forward(
 class BackwardPass(NamedTuple):
     """The tensors of one backward pass, and `launch`, which starts a kernel on them."""
 
-    qkv: Tensor  # packed queries, keys and values, n * T * 3 * heads * channels numbers
-    region_row: Tensor | None  # (n,), the masks of regions.mask_table, or None without masks
-    regions: Tensor | None  # (rows, T), the masks of regions.mask_table, or None without masks
-    out: Tensor  # O, n * T * heads * channels numbers
-    grad: Tensor  # dO, the gradient of O. All its rows are `grad.stride(1)` numbers apart.
+    # Queries, keys and values, in the order (n, T, 3, heads, channels) in memory. Index 0 of the 3
+    # is the query, 1 the key and 2 the value.
+    qkv: Tensor
+    # Masks, which regions.mask_table makes. Windows with the same mask share a row of `regions`.
+    # The row has for each token the number of its region. Only tokens of one region attend to each
+    # other. `region_row` has for each window the number of its row. Both are None without masks.
+    region_row: Tensor | None  # (n,)
+    regions: Tensor | None  # (rows, T)
+    out: Tensor  # O, in the order (n, T, heads, channels) in memory
+    # dO, the gradient of O, in the same order. A row has the numbers of all heads of one token.
+    # The next row starts `grad.stride(1)` numbers after the start of a row.
+    grad: Tensor
     log_sums: Tensor  # L, (n, heads, T)
-    delta: Tensor | None  # memory for the row sums of dO * O, (n, heads, T); None for one pass
-    grad_qkv: Tensor  # memory for the result, packed like qkv
+    # Memory for the sum of dO * O over the channels, for each query: (n, heads, T). None if one
+    # kernel computes all gradients, because that kernel computes these sums itself.
+    delta: Tensor | None
+    grad_qkv: Tensor  # memory for the result, in the order of qkv
     # Factor of the logits. The kernels compute exp2 in place of exp, so `launch` also passes
     # scale * log2(e) to them.
     scale: float
@@ -129,9 +141,10 @@ class BackwardPass(NamedTuple):
 
         All backward kernels take the same arguments, and ignore what they do not need.
 
-        bias: the bias times log2(e), or None. Its layout is the one that the kernel reads:
-            (heads, queries, keys) for `gradient_of_queries`, and (heads, keys, queries) for the
-            other kernels.
+        bias: the bias times log2(e), or None. It has the order of the matrix that the kernel
+            computes. `gradient_of_queries` computes the matrix (queries, keys). The other kernels
+            compute the transposed matrix (keys, queries), because the gradients of keys and values
+            need it, and transposing it within a kernel would be slower.
         tiles: number of tiles of a head in one window.
         group_size: number of successive windows that a program goes through.
         grad_bias: memory for the sums of dS, one for each group, (groups, heads, keys, queries).
@@ -196,9 +209,11 @@ def launch_several_passes(
     """
     t = backward_pass.log_sums.shape[2]
     tile = backward_tile(t)
+    # The divisions leave no remainder: `takes_windows` (tiles.py) accepts only multiples of 64
+    # tokens, and a tile for more than 128 tokens has 64 queries and 64 keys.
     tiles_of_queries = t // tile.queries
     tiles_of_keys = t // tile.keys
-    # First, because it writes delta, which the other two kernels read.
+    # `gradient_of_queries` comes first, because it writes delta, which the other two kernels read.
     backward_pass.launch(gradient_of_queries, bias, tiles=tiles_of_queries)
     backward_pass.launch(gradients_of_keys, transposed_bias, tiles=tiles_of_keys)
     if transposed_bias is None:
