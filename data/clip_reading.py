@@ -100,12 +100,14 @@ class ClipDataset(ClipSources, Dataset):
         self.options = section.plain()
         # For each root: its folders, and how its spikes are read.
         self.sources = self.sources_of(section)
-        # The simulated spike camera, or None. An RGB dataset has no key `camera`.
+        # `self.camera` is the simulated spike camera, or None. A dataset without spikes has no key
+        # `camera`, so ask with a default. The second argument of `build` is the name of the
+        # section, which errors mention.
         camera = getattr(section, "camera", None)
-        # "camera", and "io_backend" below: the name of the section, for errors.
         self.camera = CAMERAS.build(camera, "camera") if camera else None
-        # Refuse the key camera.known_rate if it has no effect. The spike options are the same for
-        # all roots, so the first root is enough.
+        # camera.known_rate: true divides the spikes by the firing rate of the simulated camera.
+        # Refuse the key if the spikes are not divided by a rate that the options give. The spike
+        # options are the same for all roots, so the first root is enough.
         _refuse_known_rate_without_effect(self.camera, self.sources[0].spikes)
 
         # The reader of frames and spike files: from files, from an LMDB or from a clip cache.
@@ -113,8 +115,8 @@ class ClipDataset(ClipSources, Dataset):
             section.io_backend, "io_backend", cache_data=section.cache_data
         )
         self._list_clips()
-        # In training, no crop has a pixel without spikes, because crops lie within the view of the
-        # spike camera. So the warning is only for whole frames.
+        # Warn if the spike camera does not see the whole frame. A training needs no warning,
+        # because all of its crops lie within the view of the spike camera.
         if not self.is_training:
             self._warn_uncovered()
 
@@ -157,7 +159,7 @@ class ClipDataset(ClipSources, Dataset):
             item[kind] = self._to_tensor(pixels, draw.aug)
         instants = draw.clip.instants  # K
         if instants:
-            # (T K, 3, s h, s w) -> (T, K, 3, s h, s w) -> (T, 3 K, s h, s w)
+            # The shape (T K, 3, s h, s w) becomes (T, K, 3, s h, s w), and then (T, 3 K, s h, s w).
             by_frame = item["gt_instants"].unflatten(0, (len(draw.frames), instants))
             stacked = by_frame.flatten(1, 2)  # the instants of a frame become channels
             item["gt_instants"] = stacked
@@ -183,9 +185,10 @@ class ClipDataset(ClipSources, Dataset):
         for kind, wanted in numbers.items():
             # Only the crop of draw.aug is used here. The flips come in `_to_tensor`.
             images[kind] = self.backend.images(draw.clip, kind, wanted, draw.aug)
-        # A simulated RGB camera (`camera.rgb`) records the blurry frames anew, with noise and JPEG.
-        # If only the spike camera is simulated, `camera.rgb` is None. The camera class of a user
-        # may even lack the attribute `rgb`.
+        # `draw.camera` has what was drawn for the simulated cameras of this sample, or is None. If
+        # it has an RGB camera (`rgb`), this camera records the blurry frames anew, with noise and
+        # JPEG. `rgb` is None if only the spike camera is simulated. The camera class of a user may
+        # even lack the attribute.
         camera = draw.camera
         if camera and getattr(camera, "rgb", None):
             photographs = []

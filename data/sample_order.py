@@ -22,7 +22,7 @@ from utils.errors import OptionError
 
 
 class ResumableDistributedSampler(Sampler[tuple[int, int]]):
-    """Yields (epoch, index) of the samples of one rank.
+    """Yields pairs (epoch, index), one for each sample of one rank. index: number of the sample.
 
     A global batch has the samples of all ranks in one step: G = world_size * samples_per_step.
     The samples of an epoch are chosen in three steps:
@@ -63,7 +63,8 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         self.shuffle = shuffle
         self.global_batch = world_size * samples_per_step
         self.batches_per_epoch = dataset_len // self.global_batch
-        # Position of the next iteration, which `seek` sets.
+        # The next iteration begins here: at this global batch of this epoch. `seek` sets both. The
+        # loader calls it before each epoch. An iteration changes neither of them.
         self.epoch = 0
         self.start_batch = 0
         if dataset_len < self.global_batch:
@@ -85,17 +86,23 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         """Return the permutation P of this epoch: (dataset_len,) indices of the samples."""
         if not self.shuffle:
             return np.arange(self.dataset_len)
+        # `published_stream` is older than `random_stream`. It stays here, because with other random
+        # numbers an older run would resume with other samples.
         rng = random_streams.published_stream(self.seed, self.epoch)
         return rng.permutation(self.dataset_len)
 
     def __len__(self) -> int:
-        """Return how many samples this rank has left in this epoch."""
+        """Return how many samples of this rank the next iteration yields.
+
+        The number counts from `start_batch`, which stays the same during and after an epoch. So it
+        does not become 0 at the end of an epoch. The next `seek` sets `start_batch` anew.
+        """
         return (self.batches_per_epoch - self.start_batch) * self.samples_per_step
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         order = self.order()
         for batch in range(self.start_batch, self.batches_per_epoch):
-            # P[b G : (b + 1) G]
+            # Take P[b G : (b + 1) G], the global batch b.
             start = batch * self.global_batch
             global_batch = order[start : start + self.global_batch]
             samples_of_rank = global_batch[self.rank :: self.world_size]

@@ -52,15 +52,21 @@ class CalibratedGrid:
         self.size = (height, width)  # of a frame
         matrix_to_rgb = calibration.to_rgb()  # (3, 3), from spike pixels to RGB pixels
         scale = scale_of(matrix_to_rgb)  # RGB pixels per spike pixel along a side, e.g. 3.96
+        # If spike pixels are smaller than RGB pixels, `scale` is below 1, and rounded it may be 0.
         self.rgb_per_spike_pixel = max(1, round(scale))
         self._plane = plane_size
         self._nearest = nearest
         self._path = path
         self._matrix_to_spike = np.linalg.inv(matrix_to_rgb)
+        # "nearest" keeps the values of single spike pixels, e.g. 0 and 1. A mean of several points
+        # would be another value, so it takes one point for each RGB pixel.
         self._points_across = 1 if nearest else self._points_across_a_pixel()
         # The last window that was made, and its crop. All frames of a sample have the same crop.
         self._last: tuple[Crop, CalibratedWindow] | None = None
 
+        # `covered` (H, W) says which pixels of the frame the spike camera sees. `coverage` is their
+        # share of the frame. `region` is a rectangle of such pixels, in which the crops for
+        # training lie.
         covered = self._covered(Crop(0, 0, *self.size))
         self.coverage = float(covered.mean())
         self.region = usable_region(calibration, covered, path)
@@ -76,7 +82,7 @@ class CalibratedGrid:
         """
         height, width = self.size
         middle = Crop(top=(height - 1) // 2, left=(width - 1) // 2, height=1, width=1)
-        # The place (x, y) of this pixel in the spike plane, and of its neighbours in the frame.
+        # The places (u, v) in the spike plane of this RGB pixel, and of its two neighbours.
         here = np.ravel(self._centres(middle))  # (2,)
         right = np.ravel(self._centres(middle, dx=1))
         below = np.ravel(self._centres(middle, dy=1))
@@ -125,14 +131,17 @@ class CalibratedGrid:
         points = []
         for dy in shifts:
             for dx in shifts:
-                x, y = self._centres(crop, dx, dy)  # in the spike plane, (H, W) each
+                # These are places (u, v) in the spike plane. `x` (H, W) has all u, `y` has all v.
+                x, y = self._centres(crop, dx, dy)
                 points.append(neighbours_of(x.ravel(), y.ravel(), self._plane, self._nearest))
         return window_of(points, self._covered(crop))
 
     def _centres(
         self, crop: Crop, dx: float = 0.0, dy: float = 0.0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places x and y, each (H, W), of the crop's RGB pixels in the spike plane.
+        """Return the places (u, v) of the crop's RGB pixels in the spike plane: all u, then all v.
+
+        Both are arrays (H, W).
 
         dx, dy: distance of the points from the centres of the RGB pixels, in RGB pixels.
         The places are computed in float64 from coordinates of the whole frame, so that a pixel gets
@@ -151,6 +160,7 @@ class CalibratedGrid:
     def _covered(self, crop: Crop) -> np.ndarray:
         """Return (H, W) bool: where the planes cover the centre of a pixel of a crop."""
         height, width = self._plane
+        # These are places (u, v) in the spike plane. `x` (H, W) has all u, and `y` has all v.
         x, y = self._centres(crop)
         is_inside_x = (x >= -0.5) & (x <= width - 0.5)
         is_inside_y = (y >= -0.5) & (y <= height - 0.5)

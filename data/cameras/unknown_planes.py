@@ -89,7 +89,8 @@ def unknown_times(
         one spike file for the 4 frames of clip clip_07: 1 of 5 frames is missing: frame 3
 
     first, count: the planes first ... first + count - 1 of the file belong to the frames.
-    tick_hz: planes per second, if they contradict the times of a film.
+    tick_hz: planes per second, from the calibration. It is given only for a film whose length
+        contradicts the number of planes. None: there is no such contradiction.
     """
     what = f"one spike file for the {len(times)} frames of clip {clip}: {times.in_words()}"
     return UnknownPlanes(what, clip, _guessed_exposures(times, first, count, tick_hz))
@@ -108,6 +109,7 @@ def _guessed_exposures(
 
     Returns {"start": ..., "length": ..., "period": ...}, or a list of rows [start, length].
     """
+    # The frames are at equal distances. So the planes are divided equally among them.
     if times.is_even:
         length = round(count / len(times), 3)
         return {"start": first, "length": length, "period": length}
@@ -126,6 +128,8 @@ def _rows_by_seconds(times: FrameTimes, first: int, tick_hz: float) -> list[list
     first: the plane at the start of the film. tick_hz: planes per second.
     """
     rows = []
+    # The times are fractions. A product with a float would be a float, and rounding errors would
+    # add up. So `tick_hz` becomes a fraction, too, and only the results are rounded.
     for start, end in zip(times.starts, times.ends, strict=True):
         begin = (start - times.begin) * Fraction(tick_hz)  # planes since the first one
         length = (end - start) * Fraction(tick_hz)
@@ -157,8 +161,8 @@ def _refuse_rows_of_missing_frames(clip: str, listed: Exposures, times: FrameTim
     if not times.gaps or len(listed.rows) == len(times):
         return
     rows = []
-    # `places` are the numbers of the existing frames among all frames, 0, 1, 3 if frame 2 is
-    # missing.
+    # `places` returns the numbers of the existing frames among all frames, e.g. 0, 1, 3 if frame 2
+    # is missing.
     for place in times.places():
         if place < len(listed.rows):
             start, length = listed.rows[place]
@@ -186,5 +190,9 @@ def _refuse_period_of_uneven_frames(clip: str, listed: Exposures, times: FrameTi
 
 
 def _with_three_digits(planes: Fraction) -> float:
-    """Return a number of planes as messages show it, with three digits after the point."""
+    """Return a number of planes as messages show it, with three digits after the point.
+
+    A user has to read and correct the number, so it must be short. An error of a thousandth of a
+    plane changes no result.
+    """
     return round(float(planes), 3)

@@ -33,8 +33,8 @@ MOST_FILES = 4096
 def digest_of_clips(readers: Sequence[Any]) -> str:
     """Return 16 hex digits that change with the content of the clips of some readers.
 
-    readers: the clips of a test set. A reader has a name, `stems` (the names of its frames) and
-    `frame`, which reads a frame.
+    readers: one for each clip of a test set. A reader is an object that reads the frames of a clip.
+    It has a name, `stems` (the names of the frames) and `frame`, which reads a frame.
 
     What is hashed for a clip of a data set:
 
@@ -61,6 +61,7 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
             _hash_frames(sha256, reader)
 
     for path in paths:
+        # `stamp` also returns the time of change, which is not hashed.
         size, _ = stamp(path)
         sha256.update(f"{os.path.basename(path)} {size}\n".encode())
     # Every `step`-th file is read, e.g. every third of 10,000 files. If there are no files, the

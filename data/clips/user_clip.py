@@ -53,17 +53,21 @@ def user_clip(
 
     frames: the frames, already opened.
     gt: a folder of sharp frames, or a film.
-    spike: a folder with one file per frame, or one file for the clip.
+    spike: path of the spike files: a folder with one file per frame, or one file for the clip.
     spikes: how the spikes are read. If one file holds the planes of all frames, its
-    `Timing.plane_ranges` says which planes belong to which frame.
+    `Timing.plane_ranges` says which planes belong to which frame. `spike` and `spikes` are given
+    together, or neither of them.
     trained: properties of the training spikes, assumed where the user's spikes say nothing.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises DataError if frames, sharp frames and spikes do not belong together.
     """
     # Match the files of each kind with the frames.
+    # "lq" are the blurry frames, and "gt" the sharp frames.
     opened: dict[str, UserFrames] = {"lq": frames}  # {kind: its frames}
     paths = {"lq": str(frames.path)}  # {kind: folder or file, as the user gave it}
     if gt is not None:
+        # Reading a long film takes time. `go_on` tells the watchdog that the reading makes
+        # progress.
         opened["gt"] = FrameSource(Path(gt), go_on=watchdog.go_on)
         paths["gt"] = str(gt)
     listing = _listing_of_frames(name, opened, paths)  # {kind: {stem: file}}
@@ -94,6 +98,8 @@ def user_clip(
         if spikes.calibration is None:
             plane = (spikes.geometry.height, spikes.geometry.width)
             check_same_view(clip.size, plane, str(spike))
+    # `opened` has the open films and folders, so that nothing opens them again to read the frames.
+    # `origin` has the paths as the user gave them, for the report.
     return dataclasses.replace(clip, opened=opened, origin=_origin_of(paths))
 
 
@@ -110,6 +116,8 @@ def _checked_clip(
     """
     check = ClipCheck(name, source, listing, sizes=sizes)
     with spike_errors_as_data_errors():
+        # A data set may have a meta file, which lists the frames of each clip. A user's clip has
+        # none. With None, all frames of `listing` belong to the clip.
         clip = check.run(meta_entry=None)
     if clip is None or check.problems:
         raise problems_error([source], check.problems)
@@ -120,7 +128,7 @@ def _origin_of(paths: dict[str, str]) -> dict[str, str]:
     """Return `Clip.origin`: the paths under the names that the report shows.
 
     The report calls the frames "input", because the option is --input.
-    paths: {"lq", "gt" or "spike": path}.
+    paths: {kind of files: path}. It has "lq", and it has "gt" and "spike" if they are given.
     """
     origin = {"input": paths["lq"]}
     for kind in ("gt", "spike"):
@@ -181,8 +189,9 @@ def _listing_of_spikes(
     paths = spike_files(spike)
     # Spike files beside a film are matched with its frames by their order. If the decoder has left
     # out damaged frames, file number i no longer belongs to frame number i, so the files are
-    # refused. Two numbers of files are right even then: one file, whose planes the times divide
-    # among the frames, and one file for each decoded frame.
+    # refused. But two counts of files are accepted even then. A single file holds the planes of all
+    # frames, and the times divide them among the frames. If there are as many files as decoded
+    # frames, each file belongs to a decoded frame.
     has_accepted_number = len(paths) in (1, len(frames))
     if frames.is_video and times.gaps and not has_accepted_number:
         raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
