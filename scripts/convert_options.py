@@ -51,10 +51,10 @@ from utils.secrets import redact
 # conversion in this order, with the module that does it:
 #
 #     read_with_base, read_yaml   the file      -> sections                    (option_yaml.py)
-#     flattened                   sections      -> dotted key -> value         (dotted_keys.py)
+#     flatten                     sections      -> dotted key -> value         (dotted_keys.py)
 #     drop_..., convert_...       S-VRT's keys  -> our keys, and a text for the report
 #                                                                              (svrt_*.py)
-#     nested                      dotted keys   -> sections again              (dotted_keys.py)
+#     nest                        dotted keys   -> sections again              (dotted_keys.py)
 #     refuse_problems             problems      -> one error with all of them  (option_problems.py)
 #     file_text                   sections      -> the new file
 #
@@ -94,8 +94,8 @@ def main(arguments: list[str] | None = None) -> int:
     `with_exit_code` handles errors.
     """
     command = parse(arguments)
-    # PARTS: section -> registry of the networks, datasets or losses that the section can name.
-    # Imported after `parse`, so that --help need not import torch.
+    # PARTS has for each section the registry of the networks, datasets or losses that the section
+    # can name. It is imported after `parse`, so that --help need not import torch.
     from main_train_vrt import PARTS
 
     source = Path(command.file)
@@ -150,7 +150,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="options of ours to set in the new file"
     )
-    # Intermixed, so that key=value may also be given between the options.
+    # This way of parsing also takes key=value between the options.
     return parser.parse_intermixed_args(arguments)
 
 
@@ -180,19 +180,21 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     convert_network(conversion)
     # These two may stand anywhere.
     report_regularizers(conversion)  # this project has none of S-VRT's regularizers
-    divide_totals(conversion)  # batch size and workers: all GPUs together -> each GPU
+    # Here the batch size and the number of workers are given for each GPU, and not for all
+    # together.
+    divide_totals(conversion)
 
     # From here on the options are sections again, as the functions of utils/options expect.
     values = nest(conversion.values)
-    # Remove the keys of KAIR that have no effect here from `values`, e.g. "netG.init_type". A key
-    # stays if the part that its section names, here the network, has a parameter of this name.
-    # KAIR_ONLY has the reason for each key: {section: {key: reason}}.
+    # Remove the keys of KAIR that have no effect here from `values`. E.g. "netG.init_type" is
+    # removed, unless the network that the section netG names has a parameter `init_type` of its
+    # own. KAIR_ONLY has the reason for each removed key: {section: {key: reason}}.
     keys_without_effect = drop_without_effect(values, parts)
     for key in keys_without_effect:
         section, _, name = key.rpartition(".")
         why = KAIR_ONLY[section][name]
         conversion.dropped[key] = why
-    # Last, because the overrides are keys of ours.
+    # The overrides come last, because they are keys of this project.
     sources = Sources(main_file=command.file)  # for messages: in which file a key stands
     for text in overrides:
         apply_override(values, text, sources)
@@ -250,6 +252,7 @@ def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> s
     text = with_short_lists(json.dumps(values, indent=2, ensure_ascii=False))
 
     paragraphs = [f"Converted from {source.name} of S-VRT by scripts/convert_options.py."]
+    # `differences` has what our options cannot express: {key: what differs}.
     for key, why in conversion.differences.items():
         paragraphs.append(f"It cannot say: {key}: {why}.")
     comment = ""
@@ -267,12 +270,13 @@ def with_short_lists(text: str) -> str:
     json.dumps writes each value of a list on a line of its own.
     """
 
-    # A string of JSON has no line ends, so only the indentation is removed.
+    # Join the lines of a list. The text of a string stays as it is, because a string of JSON has no
+    # line ends in it.
     def on_one_line(match: re.Match[str]) -> str:
         spaced = re.sub(r",\n *", ", ", match[0])
         return re.sub(r"\n *", "", spaced)
 
-    # The pattern finds lists without brackets inside.
+    # The pattern finds lists that have no other list or object in them.
     return re.sub(r"\[\n[^\[\]{}]*\]", on_one_line, text)
 
 

@@ -76,6 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     recipe = command.recipe
     out = command.out
+    # All clips are written into these two folders of --out: the frames into GOPRO_Large, and the
+    # spikes into GOPRO_Large_spike_seq. The source may lie in --out, but not in these folders.
     for name in ("GOPRO_Large_spike_seq", "GOPRO_Large"):
         refuse_overlap(out / name, {"--source": command.source}, "--out")
 
@@ -104,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     run_in_parallel(
         command.workers,
         make_clip,
-        # The arguments of each call. `record` is what made.json of the clip will say.
+        # Each tuple has the arguments of a call. `record` is what made.json of the clip will say.
         calls=[(job, recipe, plans[job].record) for job in jobs_to_do],
         name="making",
         unit="frames",
@@ -119,15 +121,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 def print_plans(plans: dict[Job, Plan], recipe: Recipe) -> None:
     """Print a line for each clip: its size on the disk, or that it is made, and how it is made."""
+    # E.g. "       12.3 MB  train/street: 11 frames averaged, 88 planes a file".
     for job, plan in plans.items():
         state = f"{plan.bytes / 1e6:9.1f} MB" if plan.is_to_make else "     made"
-        # With a rig, the cut of a clip says how many frames are averaged. Without a rig, the recipe
-        # says it.
+        # The number of frames of the source that are averaged to a blurry frame. With a rig, a clip
+        # is made from a part of a source, the cut, and each cut has a number of its own. Without a
+        # rig there are no cuts, and the recipe has the number.
         if job.cut:
             average = job.cut.average
         else:
             average = recipe.raw_frames_per_exposure(job.name)
-        planes = recipe.planes_of(job.name)  # in the spike file of a blurry frame
+        # The number of planes in each spike file. Each blurry frame has a spike file of its own.
+        planes = recipe.planes_of(job.name)
         print(
             f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file"
         )
@@ -162,14 +167,17 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
 
 
 def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
-    """Return a job for each cut. A cut is a part of a source in time, and the rig can record it.
+    """Return a job for each cut of the sources.
+
+    A cut is a part of a source that the rig can record: successive frames of a video or folder, or
+    one motion over a photograph. A clip is made from each cut.
 
     Prints which sources the rig cannot record, and leaves them out. Raises DataError if no source
     is left.
 
-    jobs: a job for each source
+    jobs: a job for each source, without a cut
     """
-    # For each source: the list of its cuts, or the DataError that says why it has none.
+    # Each result is the list of the cuts of a source, or the DataError that says why it has none.
     results = run_in_parallel(
         command.workers,
         cuts_of,
@@ -186,7 +194,7 @@ def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
             )
             continue
         for cut_index, cut in enumerate(result):
-            # E.g. camel_00, camel_01: the names of the clips.
+            # The name of the clip has the number of the cut, e.g. camel_00 and camel_01.
             jobs_of_cuts.append(replace(job, name=f"{job.name}_{cut_index:02d}", cut=cut))
     refuse_no_source(jobs_of_cuts, command.source)
     return jobs_of_cuts
@@ -275,7 +283,7 @@ def read_recipe(command: argparse.Namespace) -> Recipe:
     """Return the settings of a command line as a recipe. Raises OptionError with the flag."""
     values = {name: getattr(command, name) for name in Recipe.model_fields}
     try:
-        # where="": the settings are not part of a section, so an error names only the setting.
+        # The settings are not part of a section. With where="", an error names only the setting.
         recipe = read_section(Recipe, values, where="")
     except OptionError as e:
         flag = f"--{e.where.replace('_', '-')}"  # e.where is the name of the setting
@@ -342,7 +350,7 @@ def refuse_without_effect(command: argparse.Namespace) -> None:
 
 
 def refuse_unknown_names(names: list[str], jobs: list[Job]) -> None:
-    """Raise OptionError if --leave-out names a clip that no job makes. names: of --leave-out."""
+    """Raise OptionError if --leave-out names a clip that no job makes. names: the given names."""
     clip_names = {job.name for job in jobs}
     unknown = [name for name in names if name not in clip_names]
     if unknown:

@@ -123,6 +123,8 @@ def view(command: argparse.Namespace) -> None:
     rendering = rendering_of(command, {"type": "tfp", "half_window": 32})
     middle = rendering.file.planes // 2
     _, _, image = next(rendering.images([middle]))  # one center, so one image
+    # The left panel shows the image as read, and the right panel shows it flipped. One of the two
+    # is upright. It tells whether the planes of the file must be flipped.
     imwrite_rgb(command.out, panels({"as read": image, "flipped": image[::-1]}))
     print(f"{command.out}: {rendering.size}, left as read, right flipped; the upright one is right")
 
@@ -153,7 +155,10 @@ def play(command: argparse.Namespace) -> None:
 
 
 def rendering_of(command: argparse.Namespace, method: dict[str, object]) -> Rendering:
-    """Return how the file becomes images. Words such as method.half_window=5 change the method."""
+    """Return the object that makes images of the planes of the file.
+
+    Words of the command line such as method.half_window=5 change options of the method.
+    """
     return Rendering(
         command.file,
         method=method_of(method, command.overrides),
@@ -167,15 +172,16 @@ def convert(command: argparse.Namespace) -> None:
     """Write some planes of a spike file in another format."""
     # The geometry of the file that is read, and of the file that is written.
     stored = single_geometry(command.file, GeometryOptions.of(command))
-    # Head columns hold no image, so they are not written.
+    # `written` has no head columns (columns at the end of each row, which some cameras store). They
+    # hold no image.
     written = SpikeGeometry(
         stored.height,
         stored.width,
         flipud=not command.out_no_flip,
         bit_order=command.out_bit_order,
     )
-    # A candidate is a file with one geometry. It reads the file, and can say what speaks against
-    # the geometry.
+    # A `Candidate` is the file, read with one geometry. It can say what speaks against this
+    # geometry, and `print_how_read` prints that.
     candidate = Candidate(command.file, stored)
     count = command.count
     if count is None:

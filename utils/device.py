@@ -33,7 +33,7 @@ import torch
 from utils.errors import DistError
 
 GB = 1e9  # bytes
-# Kind -> the environment variable that hides some accelerators from a process, e.g.
+# For each kind, the environment variable that hides some accelerators from a process. E.g.
 # CUDA_VISIBLE_DEVICES=2,3 shows two of them.
 HIDING_VARIABLES = {
     "cuda": "CUDA_VISIBLE_DEVICES",
@@ -92,8 +92,9 @@ def count() -> int:
 def hiding_variable() -> str:
     """Return the variable that hides accelerators of this machine, e.g. CUDA_VISIBLE_DEVICES.
 
-    Returns CUDA_VISIBLE_DEVICES for a kind that is not in HIDING_VARIABLES, e.g. "mps". Such a kind
-    has no variable of its own, and `is_cpu_wanted` obeys this variable for all kinds.
+    A kind that is not in HIDING_VARIABLES, e.g. "mps", has no variable of its own. For such a kind,
+    returns CUDA_VISIBLE_DEVICES: if it is set to "", the process uses the CPU, because
+    `is_cpu_wanted` reads this variable for all kinds.
     """
     return HIDING_VARIABLES.get(_kind_of_torch(), "CUDA_VISIBLE_DEVICES")
 
@@ -142,7 +143,8 @@ def _kind_of_torch() -> str:
 def _load_packages() -> None:
     """Load the package of an accelerator of this machine, if torch has not loaded it already.
 
-    A package is loaded only if its accelerator is there.
+    A package is loaded only if its accelerator is there: `_is_here` looks for the files of its
+    driver below the root folder "/".
     """
     for maker in MAKERS:
         is_loaded = hasattr(torch, maker.kind)
@@ -194,7 +196,8 @@ def notes(device: torch.device, ranks: int, other_forms: list[str]) -> list[str]
 
     ranks: number of processes.
     other_forms: a sentence for each computation that runs in another form on this device than on
-        NVIDIA's GPUs (`stand_ins` in models/vrt/forms.py).
+        NVIDIA's GPUs, e.g. "our own sampling stands in for torchvision's deformable convolution".
+        `stand_ins` in models/vrt/forms.py makes the sentences.
     """
     facts = []
     if device.type == "cpu" and is_cpu_wanted():
@@ -209,7 +212,8 @@ def notes_on_unused(device: torch.device, root: Path = Path("/")) -> list[str]:
 
     Returns [] if one of them is used, or if the user asked for the CPU.
 
-    root: the folder that has the folders dev and sys: "/", except in tests.
+    root: the folder below which the files of drivers are looked for, e.g. <root>/dev/kfd. This is
+        "/", the root folder of the system, and another folder only in tests.
     """
     if device.type != "cpu" or is_cpu_wanted():
         return []
@@ -227,7 +231,7 @@ def notes_on_unused(device: torch.device, root: Path = Path("/")) -> list[str]:
 
 
 def _is_here(maker: Maker, root: Path) -> bool:
-    """Return whether this machine has files of the maker's driver. root: "/", except in tests."""
+    """Return whether this machine has files of the maker's driver. root: see `notes_on_unused`."""
     return any(root.glob(maker.files))
 
 

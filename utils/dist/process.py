@@ -57,14 +57,16 @@ def process_state(pid: int) -> str | None:
         R  runs
         S  sleeps
         D  waits for a disk
-        T  stopped by a signal; t: by a debugger
-        Z  zombie: it has ended, but its parent has not asked for its exit code yet
+        T  is stopped by a signal
+        t  is stopped by a debugger
+        Z  is a zombie: it has ended, but its parent has not asked for its exit code yet
         X  has ended
 
     Returns None if there is no such process. On a system without /proc, each living process is "R".
     """
     try:
-        # Each beat of the watchdog calls this, and open() takes half the time of Path.read_text.
+        # open() takes half the time of Path.read_text. The watchdog, which finds hanging ranks,
+        # calls this function again and again.
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
         # E.g. "4711 (python (3)) S 1 ...": the letter follows the last bracket.
@@ -81,7 +83,8 @@ def process_parent(pid: int) -> int:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return 0
-    # E.g. "4711 (python (3)) S 1 ...": letter and parent follow the last bracket.
+    # E.g. "4711 (python (3)) S 1 ...": the letter of the state follows the last bracket, and then
+    # the id of the parent.
     return int(text.rpartition(b")")[2].split()[1])
 
 
@@ -123,7 +126,11 @@ WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 
 
 def main_thread_writes() -> bool:
-    """Return whether the main thread waits in a write to a terminal or pipe: stdout or stderr."""
+    """Return whether the main thread waits until it can write to stdout or stderr.
+
+    It waits if stdout or stderr is a paused terminal, or a pipe that nobody empties. Returns False
+    for a write to a file on a disk.
+    """
     # The file shows the system call in which the thread waits, e.g. "1 0x2 0x7f... ...": number of
     # the call, and its arguments in hexadecimal. It is "running" if the thread does not wait.
     try:

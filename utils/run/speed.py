@@ -52,7 +52,8 @@ class SpeedJudge:
         # Whether the present window is the first one. It is not judged, because it also starts
         # loader processes, builds DDP and compiles.
         self.is_first_window = True
-        self.in_a_row: Counter[str] = Counter()  # name of a warning -> bad windows in a row
+        # For each name of a warning, the number of windows in a row that were bad until now.
+        self.in_a_row: Counter[str] = Counter()
 
     def judge(self, ranks: list[Measured]) -> None:
         """Add a log line to the window. If the window has enough steps, judge it.
@@ -81,14 +82,15 @@ class SpeedJudge:
 
         lines: log lines, each with the measurements of every rank.
         """
-        # Seconds in a step, one number for each rank: of the whole step, of waiting, of forward.
+        # Each list has a number for each rank: the seconds of a whole step, the seconds of a step
+        # in which the rank waits for data, and the seconds of its forward pass.
         step_s = _seconds_per_step(lines, "seconds")
         waits = _seconds_per_step(lines, "data_s")
         forwards = _seconds_per_step(lines, "forward_s")
         newest = lines[-1]
         self._check_waits(newest, waits, step_s)
 
-        # For each rank: seconds in a step in which it waits for no other rank.
+        # `own_times` has for each rank the seconds of a step in which it waits for no other rank.
         own_times = []
         for wait, forward in zip(waits, forwards, strict=True):
             own_times.append(wait + forward)
@@ -96,6 +98,8 @@ class SpeedJudge:
             times_of_others = [*own_times[:rank], *own_times[rank + 1 :]]
             # A single rank has no others. It is compared with itself, so it is never slow.
             usual_s = statistics.median(times_of_others or own_times)
+            # A rank that takes 1 ms in place of 0.5 ms is much slower, but the others hardly wait
+            # for it. So its delay must also be a noticeable share of its whole step.
             is_much_slower = own_s > SLOW_FACTOR * usual_s
             is_noticed = own_s - usual_s > LEAST_DELAY_SHARE * step_s[rank]
             is_slow = is_much_slower and is_noticed
@@ -181,15 +185,19 @@ def loader_advice(section: Any, share: float, cores: int) -> str:
     cores: number of cores of a rank.
     """
     workers = section.dataloader_num_workers
-    # Now n workers make a batch in the time of a step, which includes the wait. Without the wait a
-    # step takes (1 - share) of this time, so n / (1 - share) workers are needed: with 6 workers and
-    # a wait of 25 %, 6 / 0.75 = 8. With 0 workers the training process itself reads, and this
-    # formula gives 0. Then advise the default, 2.
+    # The formula is: wanted workers = workers / (1 - share). Now the workers make a batch in the
+    # time of a step, which includes the wait. Without the wait, a step takes only (1 - share) times
+    # as long, so more workers must share the work. E.g. with 6 workers and a wait of 25 %, this is
+    # 6 / 0.75 = 8 workers.
+    #
+    # With 0 workers the training process itself reads the data, and the formula would give 0. Then
+    # advise the default, 2.
     wanted_workers = math.ceil(workers / (1 - share)) if workers else 2
     advice = []
     if wanted_workers <= cores:
         advice.append(f"set datasets.train.dataloader_num_workers={wanted_workers} (now {workers})")
-    # A clip cache is not advised twice. A dataset of another kind has no `io_backend`.
+    # Advise a clip cache, unless the dataset reads from one already. A dataset that a user has
+    # written may have no `io_backend`, so ask with a default.
     backend = getattr(section, "io_backend", None)
     if getattr(backend, "type", "") != "cache":
         advice.append("build a clip cache with scripts/build_clip_cache.py")

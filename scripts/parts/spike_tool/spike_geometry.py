@@ -43,7 +43,7 @@ from data.spike.known_geometries import KNOWN_GEOMETRIES
 from utils.arguments import plane_side
 from utils.errors import DataError
 
-# Value of --bit-order -> its meaning, for sentences that are printed.
+# The meaning of each value of --bit-order, for sentences that are printed.
 BIT_ORDERS = {
     "little": "the least significant bit is the first pixel",
     "big": "the most significant bit is the first pixel",
@@ -150,8 +150,9 @@ def given_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry | None
     """
     refuse_missing_file(path)
 
-    # What dataset.json says: h, w and flip, each None if it is not there. An array does not need
-    # dataset.json. It is read nevertheless, so that a damaged one is an error for each file.
+    # `info` is what dataset.json says. Its fields h and w are None if dataset.json lacks them, or
+    # if there is no dataset.json. An array does not need dataset.json. It is read here
+    # nevertheless, so that a damaged dataset.json raises an error for every kind of file.
     info = nearest_info(path)
 
     # An array (.npy, .npz) has a shape. It is not packed, so it has no bit order and no layout.
@@ -159,7 +160,8 @@ def given_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry | None
     if shape is not None:
         return geometry_of_array(path, shape, options)
 
-    # A packed file: the option, else the only size of the layout "sps100", else dataset.json.
+    # The file is packed. Its size comes from --size. Without --size it comes from the layout
+    # "sps100", which has only one size. For another layout it comes from dataset.json.
     if options.size:
         height, width = options.size
     elif options.layout == "sps100":  # of the camera SPS100
@@ -190,8 +192,9 @@ def geometry_of_array(
             expected="(planes, h, w)",
             do="save the array in this form",
         )
-    # As for packed files, --size counts before what the file and dataset.json say. If --size
-    # differs from the shape of the array, opening the file raises an error.
+    # As for packed files, --size counts before what the file and dataset.json say. --size may
+    # differ from the shape of the array. This is not refused here, because `open_spikes` refuses it
+    # when the file is opened, and its error says which shapes are allowed.
     if options.size:
         height, width = options.size
     else:
@@ -205,9 +208,11 @@ def is_flipped(path: Path, options: GeometryOptions) -> bool:
     This is so for all known files, except for the files of the SPS100 camera. --no-flip or
     dataset.json may say that the top row comes first.
     """
+    # The layout is "raster" for all cameras but the SPS100, which stores the top row first.
     if options.no_flip or options.layout != "raster":
         return False
-    # `flip` is True, False, or None if dataset.json does not say it. None counts as True.
+    # `flip` is None if dataset.json does not say it. Then the bottom row comes first, as in nearly
+    # all known files.
     return nearest_info(path).flip is not False
 
 
@@ -215,11 +220,14 @@ def camera_geometries(path: Path, options: GeometryOptions) -> list[SpikeGeometr
     """Return the geometries of known cameras for which the file has a whole number of planes."""
     flip = is_flipped(path, options)
     known_geometries = []
+    # The table has the head columns of each camera, so the option --head-columns is not used here.
     for height, width, head_columns in KNOWN_GEOMETRIES:
         geometry = SpikeGeometry(
             height, width, flip, head_columns=head_columns, bit_order=options.bit_order
         )
         known_geometries.append(geometry)
+    # The options are not used for the SPS100 either. Each of its files has the bit order "little"
+    # and no head columns, and `SpikeGeometry` raises an error for other values.
     side = SPS100_SIDE
     known_geometries.append(SpikeGeometry(side, side, flipud=False, layout="sps100"))
 
@@ -296,7 +304,7 @@ def bytes_left_over(size: int) -> str:
 
     A few bytes that are left over may be a header or a cut end.
 
-    size: bytes of the file
+    size: number of bytes of the file
     """
     text = "whole planes of h x w / 8 bytes"
     for height, width, head_columns in KNOWN_GEOMETRIES:
