@@ -170,8 +170,9 @@ def test_a_text_that_is_no_beat_ends_the_run_with_a_report(run, value):
 
 def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
     # /proc/net/tcp has a line for each socket of this host. Column 1 is the address and port of the
-    # socket, column 3 its state ("0A": listens), column 9 its inode, the number of the socket.
-    listening = {}  # inode -> address and port
+    # socket. Column 3 is its state, which is "0A" if it listens. Column 9 is its inode, the number
+    # of the socket.
+    listening = {}  # the address and port of each socket that listens, by its inode
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
             columns = line.split()

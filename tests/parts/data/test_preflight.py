@@ -131,7 +131,7 @@ def test_a_cache_of_files_that_have_changed_since_is_refused(root, log_of_check)
 
     assert "data train: 2 cached clips" in log_of_check(io_backend=backend)
 
-    os.utime(frame(root), (1, 1))  # another time of change
+    os.utime(frame(root), (1, 1))  # gives it another time of change
     assert "the clip cache does not fit the data" in complaint(root, io_backend=backend)
 
 

@@ -426,7 +426,7 @@ def camera_draw(drop: float = 0.0, hot: float = 0.0, dead: float = 0.0) -> Camer
     drop: the share of planes that are lost. hot: the share of pixels that always fire. dead: the
     share of pixels that never fire.
     """
-    # known_rate_factor 1: the rate of the data stays as it is.
+    # With known_rate_factor 1, the rate of the data stays as it is.
     return CameraDraw(
         seed=(0,), threshold=1.0, drop=drop, hot=hot, dead=dead, known_rate_factor=1.0
     )
@@ -773,8 +773,8 @@ def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
     sampler.seek(epoch)
     return {
         "interval": interval,
-        # Relative to the last possible first frame, 23 - 2 interval, because three frames must fit
-        # into the frames 0 to 23.
+        # This is the first frame as a share of the last possible first frame. That one is
+        # 23 - 2 interval, because three frames must fit into the frames 0 to 23.
         "first frame": frames[0] / (23 - 2 * interval),
         "top": draw.aug.top,
         "left": draw.aug.left,
