@@ -2,7 +2,8 @@
 
 `HistoryWriter` is one of the writers of a run (utils/run/writers.py). It appends an entry to
 training_history.jsonl, and brings training_history.json, curves.png and report.html up to date
-(utils/run/history.py describes the two files of the history).
+(utils/run/history.py describes the two files of the history). With `logging.use_report` false, the
+curves and the report are left out.
 
 What must stay: an entry is a whole line or no line, and a resumed run leaves no step twice in the
 file (test_a_full_disk_cuts_no_line_and_later_entries_are_written_again,
