@@ -1,8 +1,8 @@
-"""Compare the spikes of one sample with its frames: do they show the same at the same place?
+"""Compare the spikes of one sample with its frames: do they show the same scene, at the same place?
 
-The spikes around the sharp instant, the time of the sharp frame, are compared with the sharp frame.
-If there is no sharp frame, the spikes of the whole exposure are compared with the blurry frame,
-because both are equally blurry.
+The sharp instant is the time of the sharp frame. The spikes around this instant are compared with
+the sharp frame. If there is no sharp frame, the spikes of the whole exposure are compared with the
+blurry frame, because both are equally blurry.
 
 `compare` works in three steps. data/alignment_check.py and scripts/show_sample.py use it.
 
@@ -52,7 +52,7 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
 
     dataset: the dataset of the draw. It reads the frames and spikes.
     draw: the sample.
-    count: about how many frames of the sample to measure, evenly spaced. The middle frame is
+    count: approximate number of frames to measure, evenly spaced in the sample. The middle frame is
         measured even if it is not one of these frames.
     """
     kind = "gt" if draw.clip.gt else "lq"  # sharp frames, or blurry frames

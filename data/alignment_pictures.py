@@ -46,7 +46,8 @@ def pairs_of_sample(
     dataset: reads a `Draw` by its method `read`. draw: clip, frames and crop of the sample.
     kind: "gt" or "lq", the frames to read.
     """
-    # E.g. for a sample of 6 frames and count 2, read the positions 0, 3 (the middle) and 5.
+    # E.g. for a sample of 6 frames and count 2, read the positions 0, 3 (the middle) and 5. The set
+    # keeps the middle once if it is also one of the evenly spaced positions.
     frame_count = len(draw.frames)
     middle_position = frame_count // 2
     positions = {middle_position, *evenly_spaced(frame_count, wanted=count)}
@@ -62,7 +63,7 @@ def pairs_of_sample(
 def evenly_spaced(count: int, wanted: int) -> list[int]:
     """Return about `wanted` of the numbers 0 ... count - 1, the first and the last among them.
 
-    Of 10 numbers, 4 wanted: 0, 3, 6, 9. Returns [] if count is 0.
+    E.g. count 10 and wanted 4 give 0, 3, 6, 9. Returns [] if count is 0.
     """
     if count == 0:
         return []

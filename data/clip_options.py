@@ -32,8 +32,8 @@ from utils.options.section import Section
 # A folder, or a list with one folder for each root.
 Root = str | Annotated[list[str], Field(min_length=1)]
 
-# A share for each root, of the samples of an epoch. Only the ratios count: [1, 3] means a quarter
-# and three quarters.
+# For each root, its share of the samples of an epoch. Only the ratios count: [1, 3] means that a
+# quarter of the samples comes from the first root, and three quarters come from the second root.
 Shares = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
 
 

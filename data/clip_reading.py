@@ -185,10 +185,9 @@ class ClipDataset(ClipSources, Dataset):
         for kind, wanted in numbers.items():
             # Only the crop of draw.aug is used here. The flips come in `_to_tensor`.
             images[kind] = self.backend.images(draw.clip, kind, wanted, draw.aug)
-        # `draw.camera` has what was drawn for the simulated cameras of this sample, or is None. If
-        # it has an RGB camera (`rgb`), this camera records the blurry frames anew, with noise and
-        # JPEG. `rgb` is None if only the spike camera is simulated. The camera class of a user may
-        # even lack the attribute.
+        # `draw.camera` is the simulated camera of this sample, or None. If it has an RGB camera
+        # (`rgb`), this RGB camera adds noise and JPEG to the blurry frames. `rgb` is None if only
+        # the spike camera is simulated. `getattr`, because a user's camera class may lack `rgb`.
         camera = draw.camera
         if camera and getattr(camera, "rgb", None):
             photographs = []
@@ -264,9 +263,9 @@ def _refuse_known_rate_without_effect(camera: Any, spikes: spike_source.DatSpike
     """
     if not camera or not camera.known_rate or not spikes:
         return
-    # With "match", the rate is measured from each clip, and nobody gives it. Some representations
-    # ignore the rate: then `Representation.ignored` (data/spike/registry.py), the keys without
-    # effect, has "rate".
+    # With "match", the rate is measured from each clip, so the options do not give it. Some
+    # representations ignore the rate. `without_effect` lists the keys that the representation
+    # ignores (`Representation.ignored` in data/spike/registry.py).
     is_measured = spikes.rate == "match"
     is_ignored = "rate" in spikes.without_effect
     if is_measured or is_ignored:

@@ -139,10 +139,12 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
     """The same as VideoRecurrentTrainDataset, but noise is added to the sharp frames.
     Name and keys are as in KAIR.
 
-    lq (T, 4, h, w) has the noisy frames in the channels 0 ... 2, and in channel 3 the noise map,
-    which a network with netG.nonblind_denoising takes. The noise level sigma is drawn uniformly for
-    each sample, and the noise for each pixel and channel. The noise map is sigma / 255 everywhere.
-    Noisy values are not clipped to [0, 1]. Sigma and noise depend only on (seed, epoch, index).
+    lq (T, 4, h, w): channels 0 ... 2 are the noisy frames, and channel 3 is the noise map. A
+    network with netG.nonblind_denoising needs the noise map.
+
+    The noise level sigma is drawn uniformly, once for each sample. The noise is drawn for each
+    pixel and channel. The noise map is sigma / 255 everywhere. Noisy values are not clipped to
+    [0, 1]. Sigma and noise depend only on (seed, epoch, index).
     """
 
     @classmethod
@@ -332,8 +334,8 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
         """Change the colours of lq and gt in the same way, if color_jitter is set."""
         if not self.options["color_jitter"]:
             return item
-        # All frames must get the same change. So gt becomes the last of the frames, and afterwards
-        # it is split off.
+        # All frames must get the same change. So gt is appended to lq, and is split off after the
+        # change.
         frames = torch.cat((item["lq"], item["gt"]))  # (n + 1, 3, h, w)
         changed = jitter_colors(frames, rng)
         return {"lq": changed[:-1], "gt": changed[-1:]}
@@ -378,8 +380,8 @@ class VideoTestVimeo90KDataset(TestClips):
     """Whole Vimeo-90K clips. Name and keys are as in KAIR.
 
     With temporal_scale 2 the network gets im1, im3, im5 and im7, and its frame is compared with
-    im4. For super-resolution, set val.center_frame_only to score only im4, because published scores
-    are of im4.
+    im4. For super-resolution, set val.center_frame_only to score only im4, because published
+    results score only im4.
     """
 
     septuplets = True

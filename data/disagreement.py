@@ -4,8 +4,8 @@ Three causes are tried one after the other:
 
     flipped    the spikes correlate with the frame after a flip
     shifted    the phase correlation is sure of a shift
-    unknown    neither of both. E.g. the spikes belong to another frame, the size of the planes is
-               wrong, or the picture has no texture
+    unknown    neither a flip nor a shift is found. E.g. the spikes belong to another frame, the
+               size of the planes is wrong, or the picture has no texture
 
 What must stay: the options that a text names, because the user checks them. Free to change: the
 other words.
@@ -31,14 +31,14 @@ def what_differs(
     pixel_side: number of RGB pixels along a spike pixel.
     is_calibrated: whether a calibration says where the spikes lie.
     """
-    # Flipped: some flip of the spikes gives a correlation, and the spikes as they are give none.
+    # Flipped: the spikes as they are do not correlate with the frame, but they do after a flip.
     if measures.correlation < LEAST_CORRELATION:
         flipped = _flip_in_words(pairs, measures, pixel_side)
         if flipped:
             return flipped
 
-    # Shifted: the phase correlation has a clear peak (a high response: the shift is sure), and the
-    # peak is not in the middle.
+    # Shifted: the phase correlation has a clear peak (a high response), so the shift is sure. And
+    # the shift is large enough to be named.
     shift = _shift_in_words(measures.shift)
     if shift and measures.response >= LEAST_RESPONSE:
         return (
@@ -70,7 +70,7 @@ def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel_side: int) -
 
     The arguments are as in `what_differs`.
     """
-    # slices: rows and columns of a picture, backwards where it is flipped.
+    # slices: the index of a picture that flips it, e.g. np.s_[::-1].
     for flip, slices in FLIPS.items():
         flipped_pairs = [Pair(pair.spikes[slices], pair.frame) for pair in pairs]
         if_flipped = measure(flipped_pairs, pixel_side).correlation

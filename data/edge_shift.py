@@ -1,9 +1,9 @@
-"""Measure how well two pictures show the same, and how far they are shifted.
+"""Measure whether two pictures show the same scene, and how far one is shifted from the other.
 
     1. Both pictures are reduced to their gradients (edges), on the grid of the spike pixels.
-    2. If they show the same at the same place, their edges correlate.
-    3. A phase correlation (cv2.phaseCorrelate) finds the shift between the two, and says by a
-       number, the response, how sure the shift is.
+    2. If the pictures show the same scene at the same place, their edges correlate.
+    3. A phase correlation (cv2.phaseCorrelate) finds the shift between the two pictures. It also
+       returns a number, the response, that says how sure the shift is.
 
 What must stay: how two pictures are compared, because the limits below were measured with this
 comparison. Two tests in tests/parts/scripts/test_show_sample.py notice a change:
@@ -30,8 +30,9 @@ import numpy as np
 #     right picture, but shifted                                     0.53 and more
 #     flipped, mirrored, transposed, other scene   0.28 and less     0.39 and less
 #
-# A lower limit would miss wrong data, and a higher limit would warn of right data. A limit may
-# change if it is measured anew.
+# The shifted pictures have no entry for the correlation, because it depends on the shift. A lower
+# limit would miss wrong data, and a higher limit would warn of right data. A limit may change if it
+# is measured anew.
 LEAST_CORRELATION = 0.4  # between 0.28 of wrong data and 0.65 of right data
 LEAST_RESPONSE = 0.42  # between 0.39 and 0.44
 
@@ -79,8 +80,8 @@ def _measure_frame(pair: Pair, pixel_side: int) -> Measures:
     """Measure how well the spikes fit one frame. pixel_side: RGB pixels along a spike pixel."""
     edges_of_spikes = _gradients(pair.spikes, pixel_side)
     edges_of_frame = _gradients(pair.frame, pixel_side)
-    # A single row or column of spike pixels tells no shift across the row or column, and OpenCV
-    # refuses it. Nothing correlates with a picture without texture.
+    # A single row or column of spike pixels cannot show a shift across the row or column, and
+    # OpenCV refuses it. A picture without texture correlates with no other picture.
     has_one_line = min(edges_of_spikes.shape) < 2
     lacks_texture = edges_of_spikes.std() < NO_TEXTURE or edges_of_frame.std() < NO_TEXTURE
     if has_one_line or lacks_texture:

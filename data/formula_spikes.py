@@ -1,9 +1,9 @@
 """Change the options of spikes so that the spikes are read for a formula (data/reconstruct.py).
 
 A formula decides some keys of the section `spike` itself (`SET_BY_METHOD`). All other keys stay as
-they are, e.g. h, w and exposure. If nobody gives the firing rate at full light, `spike_section`
-sets it to "match", so that it is measured from the frames. So data/cameras/user_spikes.py, which
-gets the section of a user's clip afterwards, never has to assume a rate.
+they are, e.g. h, w and exposure. If neither the options nor dataset.json give the firing rate at
+full light, `spike_section` sets the rate to "match", so that it is measured from the frames. The
+section of a user's clip then goes to data/cameras/user_spikes.py, which need not assume a rate.
 
     spike_section      the section `spike`, of a user's clip or of a test set
     section_for        the whole section `datasets.test`

@@ -56,8 +56,8 @@ ENLARGE_SHM = (
 # the whole path of a socket to about 108 bytes, and 74 + 32 = 106.
 MOST_BYTES_OF_TEMPORARY_FOLDER = 74
 # If dataloader_timeout_s is not set, the loader gives up waiting after this share of the watchdog's
-# time limit. It is below 1, so that the loader gives up first: its error names the samples, and the
-# watchdog does not know them.
+# time limit, e.g. after 240 of 300 seconds. The share is below 1, so that the loader gives up
+# first, because only the error of the loader names the samples.
 SHARE_OF_STALL = 0.8
 
 
@@ -170,7 +170,9 @@ class TrainLoader:
         step = []
         for number in itertools.count():
             micro_batch = self._wait_for_workers(lambda: next(iterator, None), number)
-            if micro_batch is None:  # the end of the epoch
+            # The end of the epoch. No incomplete step is left over, because the sampler drops an
+            # incomplete global batch.
+            if micro_batch is None:
                 return
             # `_Batches` returns an error in place of a micro-batch.
             if isinstance(micro_batch, SpikeVRTError):
@@ -226,12 +228,13 @@ class TrainLoader:
             ) from e
 
     def _wait_for_workers(self, read: Callable[[], Any], number: int) -> Any:
-        """Return read(), a function that waits for the loader workers.
+        """Call `read`, which waits for the loader workers, and return its result.
 
-        If the run was suspended while it waited, e.g. by Ctrl-Z, a time-out proves nothing: its
-        clock goes on, although no worker can work. So `read` is then called again. The watchdog
-        limits the time of all calls together.
+        If the run was suspended during the wait, e.g. by Ctrl-Z, a time-out proves nothing. The
+        reason: the clock of the time-out goes on, although no worker can work. So `read` is called
+        again. The watchdog limits the time of all calls together.
 
+        read: a function that waits, e.g. for the next micro-batch.
         number: number of the micro-batch in this iterator, for the message.
         Raises DataError if a loader worker hangs or dies.
         """

@@ -66,7 +66,7 @@ def clips_with_frames(
     clips = user_clips(
         path, spike, gt, spike_options=spike_options, scale=scale, trained=training_spikes
     )
-    # Whether spikes and frames show the same place and time is measured once, not by each rank.
+    # Only rank 0 compares spikes and frames, because every rank would find the same.
     warning = warning_of(clips) if utils_dist.is_main_process() else None
     if warning:
         logger.warning("%s", warning)
@@ -98,7 +98,8 @@ def naming_spike_size_flag() -> Generator[None]:
     try:
         yield
     except SpikeVRTError as e:
-        # These two texts are written where the size is missing, in data/spike and data/cameras.
+        # An error about a missing size has one of these two texts. The code in data/spike and
+    # data/cameras that finds that the size is missing writes them.
         if e.where.startswith("spike.h") or "spike height and width" in e.do:
             shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
             e.do = f"give --spike-size H W; {shows}"

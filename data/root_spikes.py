@@ -1,8 +1,8 @@
 """Say how the spikes of a data root are read, from the options and its dataset.json.
 
     spikes_of           how the spikes of each clip of a root are read
-    properties_of       what a user of the weights must know of the training spikes
-    common_properties   the same for several roots together
+    properties_of       the properties of the training spikes that are stored with the weights
+    common_properties   these properties for several roots together
 
 dataset.json lies beside the spike files and describes them (docs/data_reference.md). If both the
 options and dataset.json give a value, the options count.

@@ -55,7 +55,7 @@ class SampleNumbers:
         """
         # Serial number of the first sample of each clip, and then the number of all samples.
         self.begins = begins_of(sample_counts)  # [0, 3, 8, 12]
-        # The same for each root.
+        # Serial number of the first sample of each root, and then the number of all samples.
         self.begins_of_roots = self.begins[first_clips]  # [0, 8, 12]
         # Position in an epoch at which each root begins, and then the number of all positions.
         self.epoch_begins = self.begins_of_roots
@@ -109,10 +109,11 @@ def _samples_of_roots(shares: list[float], samples: int) -> list[int]:
     E.g. shares [1, 3] of 8 samples -> [2, 6].
     Raises OptionError if a root would give no sample.
     """
-    # The shares of all roots up to each root, as parts of 1: [1, 3] -> [0.25, 1].
+    # Cumulative shares, as fractions of 1: [1, 3] -> [0.25, 1].
     share_at_ends = np.cumsum(shares) / sum(shares)
-    # Round the ends and not the counts, because the sum of rounded counts could differ from
-    # `samples`. The last end is always `samples`.
+    # `ends` are the positions in an epoch at which the roots end: [2, 8] for 8 samples. Round the
+    # ends and not the counts, because the sum of rounded counts could differ from `samples`. The
+    # last end is always `samples`.
     ends = np.rint(share_at_ends * samples).astype(int)
     counts = np.diff(ends, prepend=0).tolist()
     if 0 in counts:
@@ -133,8 +134,8 @@ def frames_to_play(
     clip_length: number of frames of the clip. first: first frame. interval: distance between
     frames. count: number of frames of the sample. is_reversed: whether it is played backwards.
 
-    A clip that is too short is played back and forth, again and again. The frames that are played
-    are numbered one after the other: the number is called a place. E.g. a clip of 3 frames has 4
+    A clip that is too short is played back and forth, again and again. A place is a position in
+    one such round, from the first frame to the last frame and back. E.g. a clip of 3 frames has 4
     places, and then place 0 comes again:
 
         place      0   1   2   3          0 ...

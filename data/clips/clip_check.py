@@ -81,8 +81,8 @@ class ClipCheck:
         if self.problems:
             return None
         frame_files.find_stems()
-        # Go on with the complete frames, also if the clip lacks files, so that one run shows all
-        # problems. A key is what the names of all files of a frame have in common, e.g. the number
+        # Continue with the complete frames, also if the clip lacks files, so that one run shows all
+        # problems. The key of a frame is the common part of the names of its files, e.g. the number
         # 47 of "000047.png" and "47.dat" (frame_names.py).
         keys = [key for key in frame_files.find_frames(meta_entry) if frame_files.is_complete(key)]
         if not keys:
@@ -184,8 +184,8 @@ def _find_sizes(
 ) -> tuple[Size, Size]:
     """Return (height, width) of the first lq frame and of the first gt frame.
 
-    Without gt, both are the size of lq. Reports a gt whose sides are not the sides of lq times a
-    whole number, and an lq that does not fit the spikes.
+    Without gt, both results are the size of lq. Two problems are reported: the sides of gt are not
+    the sides of lq times one whole number, or the spike planes do not fit on lq.
 
     paths: {kind: path of each frame}. size_of: path -> size. spikes: how the spikes are read.
     """

@@ -48,7 +48,7 @@ class FileEntry:
 
     path: str  # path for `read_bytes`
     size: int  # in bytes
-    mtime_ns: int  # time of change in ns; for a file in an LMDB, of the whole LMDB
+    mtime_ns: int  # time of change in ns; for a file in an LMDB, the time of the whole LMDB
 
 
 @dataclass(frozen=True, slots=True)

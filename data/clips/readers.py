@@ -12,7 +12,7 @@ What must stay:
 * the hashed values in `DatasetClip.described` and `digest`.
 
 Free to add: a method of `Reader`, with a body that works for the readers of users. Free to change:
-how `DatasetClip` answers.
+how `DatasetClip` computes its results.
 
 Tests: tests/parts/data/test_readers.py, tests/parts/data/test_content.py (digests),
 tests/stories/test_extending.py (a test set of a user)
@@ -45,7 +45,7 @@ class Reader:
     `size`, for which this class reads a frame.
 
     What must stay: names and meanings of all members, because users derive from this class. A new
-    property needs an answer here that is right for every subclass: tests/stories/test_extending.py.
+    property needs a body here that is right for every subclass (tests/stories/test_extending.py).
 
     origin: paths that the report shows, e.g. {"input": "/data/a", "gt": ..., "spike": ...}.
     fps: frames per second of a film. None for other frames.

@@ -182,9 +182,9 @@ class Source:
         E.g. {"000": [100, "0"]}. The number of the first frame is a text, as it is written in the
         file. It is "0" if the file leaves it out. Returns None if there is no meta file.
 
-        The result is stored in the index of a clip cache, and a later start compares its result
-        with this index. The index is JSON, which has lists and no tuples. So the values must be
-        lists.
+        The result is stored in the index of a clip cache. A later start reads the meta file again
+        and compares the new result with the index. The index is JSON, which has lists and no
+        tuples. So the values must be lists.
         Raises DataError, which names the line.
         """
         path = self.meta
@@ -211,8 +211,8 @@ class Source:
             warnings.append(Problem("meta_info_file", what, path))
         if self.excluded_clips:
             # Name the clips that are left out. `excluded_clips` may have clips that are not in the
-            # data. So only clips in the meta file are named, or in the folders if there is no meta
-            # file.
+            # data. So a clip is named only if the meta file lists it. Without a meta file, it is
+            # named only if it has a folder.
             if self.meta_entries is None:
                 names = set(list_source(self, ("lq",))["lq"])
             else:

@@ -105,9 +105,10 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     if is_first:
         if is_at_its_place:
             warnings += _wrong_light(views, spikes)
-        # The channels of some representations are ratios to the light of the exposure, which is the
-        # blurry frame. For them, the frame must be the mean of the same kind of light. They count
-        # spikes in windows, so at least one window must be long enough.
+        # Some representations have channels that are ratios: light at the sharp instant over mean
+        # light of the exposure. The blurry frame shows this mean, so the frame must be the mean of
+        # the same kind of light. These representations count spikes in windows, so at least one
+        # window must be long enough.
         if REPRESENTATIONS[spikes.name].is_ratio:
             warnings += _wrong_frames(clip)
             mean_rate = float(views.rates.mean())

@@ -1,9 +1,9 @@
 """Find which planes of the spike files belong to each frame of a clip.
 
 A plane is one binary picture of the spike camera. A clip has a spike file for each frame, or one
-file with the planes of all frames. In the second case, the times of the frames say which planes
-belong to which frame. An exposure is the planes of one frame, with the plane of its sharp frame,
-the center.
+file with the planes of all frames. In the second case, the option spike.exposure or the times of
+the frames say which planes belong to which frame. The planes of one frame are its exposure. The
+center of an exposure is the plane at the time of the sharp frame, e.g. plane 20 of 40.
 
 What must stay: a frame never gets planes of another frame. If it is not certain which planes belong
 to which frame, a problem is reported, e.g. for a file with fewer planes than the other files
@@ -131,7 +131,7 @@ class SpikePlanes:
     def _find_planes(
         self, files: list[FileEntry], spikes: DatSpikes, times: FrameTimes | None
     ) -> SpikesOfFrames:
-        """Count the planes of the files, and say which belong to which frame.
+        """Count the planes of the files, and find which planes belong to which frame.
 
         files: the spike file of each frame. spikes: how these files are read.
         times: times of the frames, if one file holds the planes of all frames.
@@ -209,16 +209,17 @@ class SpikePlanes:
         spikes: DatSpikes,
         times: FrameTimes | None,
     ) -> tuple[Exposures, DatSpikes]:
-        """Return the planes of each frame, and how the spikes are read, with the center.
+        """Return the planes of each frame, and the spike settings with which they were found.
+
+        The settings differ from `spikes` only in the center, the plane of the sharp frame. A user's
+        spikes may come without a center. Then a center is assumed, and a warning names it. A center
+        that the user gives is never replaced: if it does not fit, the error says so.
 
         planes_of_paths: (path, number of planes) of each spike file.
         frames: number of frames.
         spikes: how these files are read.
         times: times of the frames, if one file holds the planes of all frames.
-
-        The center is the plane of the sharp frame. A user's spikes may come without a center. Then
-        a center is assumed, and a warning names it. A center that the user gives is never replaced:
-        if it does not fit, the error says so. Raises OptionError, DataError.
+        Raises OptionError, DataError.
         """
         _, planes_of_first_file = planes_of_paths[0]
         try:
@@ -256,7 +257,7 @@ class SpikePlanes:
     def _planes_of_first_exposure(
         self, spikes: DatSpikes, planes_of_first_file: int, times: FrameTimes | None
     ) -> int:
-        """Return the number of planes of the first exposure. The others have about as many.
+        """Return the number of planes of the first exposure. Later exposures have about as many.
 
         spikes: how the spike files are read.
         planes_of_first_file: number of planes of the first spike file.

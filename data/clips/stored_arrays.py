@@ -28,7 +28,7 @@ LARGEST_RECORD_BYTES = 2**30
 
 def read_bounded(path: Path) -> bytes:
     """Return the content of a file. Raises OSError, and ValueError if it is too large."""
-    # Ask for one byte more than allowed. If it comes, the file is too large.
+    # Ask for one byte more than allowed. If this byte is there, the file is too large.
     content = read_plain(path, LARGEST_RECORD_BYTES + 1)
     if len(content) > LARGEST_RECORD_BYTES:
         raise ValueError(f"it has more than {LARGEST_RECORD_BYTES} bytes")

@@ -164,15 +164,16 @@ class ClipTable(Clips):
     def _spikes(self, number: int, files: Sequence[str], frames: range) -> _SpikesOfClip:
         """Return the spike files, their planes and the exposures of the frames of a clip.
 
-        number: number of the clip. files: its spike files, each once.
-        frames: numbers of its frames among the frames of all clips.
+        number: number of the clip. files: spike files of the clip, each once.
+        frames: numbers of the frames of the clip among the frames of all clips.
         """
         first, end = first_and_end(self.first_files["spike"], number)
         planes = self.spike_columns["planes"][first:end].tolist()
         # A clip has a file for each frame, or one file for all frames.
         is_one_file = len(files) < len(frames)
 
-        # The row of each frame, and its center. Frames with equal exposures have the same row.
+        # Index of the row of each frame. Frames with equal exposures share one row, and "centers"
+        # has a center for each row. A row has 11 numbers, the fields of `Row`.
         row_of_frame = self.spike_columns["exposures"][frames.start : frames.stop]  # (frames,)
         all_rows = by_row(self.spike_columns["rows"])  # (different rows, 11)
         rows = all_rows[row_of_frame].tolist()  # 11 numbers for each frame

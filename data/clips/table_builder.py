@@ -105,8 +105,9 @@ class TableBuilder:
         index_of_file = {file: index for index, file in enumerate(clip.planes_of_spike_files)}
         for exposure in clip.exposures:
             own_file = index_of_file[exposure.own.file]
-            # The planes that are read of each file, (first plane, number of planes), by the step
-            # from the own file: -1, 0 or 1.
+            # {step: (first plane, number of planes)}, the planes that are read of each file. Step 0
+            # is the frame's own file, -1 the file before it, and 1 the file after it. Files beside
+            # the own file are read for the context, the planes around the exposure.
             planes_of_step = {-1: (0, 0), 0: (0, 0), 1: (0, 0)}
             for piece in exposure.pieces:
                 step = index_of_file[piece.file] - own_file

@@ -38,7 +38,7 @@ class UserFrames(Protocol):
     data/spikes_alone.py, whose frames are made of spikes.
     """
 
-    path: Path  # of the folder, image or video, as the user gave it
+    path: Path  # path of the folder, image or video, as the user gave it
     # The file of each frame. The images of a folder are in the order of `files_in` ("2" before
     # "10"). The frames of a video all have the path of the video.
     files: list[Path]
@@ -87,8 +87,8 @@ class FrameSource(UserFrames):
         else:
             self._list_images()
         self.size = self._size_of_first()
-        # Warn only now. A damaged first image has raised an error above, and an error without
-        # warnings before it is easier to see.
+        # Warn after the first image was decoded. If it is damaged, the user sees only its error,
+        # and no warnings before the error.
         if not self.is_video:
             self._warn()
 
@@ -127,7 +127,10 @@ class FrameSource(UserFrames):
         return height, width
 
     def _warn(self) -> None:
-        """Warn of files of the folder that are left out, and of what the first image loses."""
+        """Warn of files of the folder that are left out, and if reading the first image loses data.
+
+        E.g. an image of 16 bits is cut to 8 bits.
+        """
         if self.path.is_dir():
             left_out = []
             for path in set(self.path.iterdir()) - set(self.files):

@@ -49,12 +49,14 @@ def spike_files(path: Path) -> list[Path]:
 def section_and_info(section: Any, spike: Path, clip: str = "") -> tuple[Any, DatasetInfo]:
     """Return the spike section for a clip, and what the nearest dataset.json says of the clip.
 
-    section: the section `spike` of the options. spike: path of the spikes. clip: name of the clip.
+    There are two special cases:
 
-    Two cases are special. If neither the section nor dataset.json has the size of a plane, the
-    returned section has the size of the arrays (.npy, .npz). If dataset.json and the section have
-    different sizes, this dataset.json describes other files, and an empty description is returned
-    in its place.
+    * If neither the section nor dataset.json has the size of a plane, the returned section has the
+      size of the arrays (.npy, .npz).
+    * If dataset.json and the section have different sizes, this dataset.json describes other files.
+      Then an empty description is returned.
+
+    section: the section `spike` of the options. spike: path of the spikes. clip: name of the clip.
     """
     info = nearest_info(spike).of_clip(clip)
     paths = spike_files(spike)
