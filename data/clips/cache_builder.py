@@ -167,8 +167,8 @@ def _cached_clips(target: Path) -> set[str]:
     if (target / INDEX).is_file():
         index = load_index(str(target), do="move it away, or choose another --out")
         clips = {clip["name"] for clip in index["clips"]}
-    # All files that a cache of these clips may have (cache_format.py describes the .u8 files). Any
-    # other file makes `refuse_foreign` raise.
+    # Names of all files that a cache of these clips may have (cache_format.py describes the .u8
+    # files). `refuse_foreign` raises an error if the folder has any other file.
     names = [INDEX]
     for clip in clips:
         for kind in (*IMAGE_KINDS, "spike"):

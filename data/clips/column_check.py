@@ -6,9 +6,9 @@ below the roots, and only planes that these files have. Every refusal is a Value
 the data are checked anew. data/clips/columns.py shows the columns.
 
 What must stay: every demand, and their order, because a later demand indexes arrays with values
-that an earlier one has accepted. test_wrong_columns_are_refused_without_a_look_at_the_files forges
-one column after the other. A few demands refuse what another demand refuses, too. If one of these
-is missing, the test does not notice.
+that an earlier demand has accepted. test_wrong_columns_are_refused_without_a_look_at_the_files
+forges one column after the other. The test does not notice a missing demand if another demand
+refuses the same columns.
 Free to add: a demand.
 
 Tests: tests/parts/data/test_kept.py
@@ -35,8 +35,8 @@ def refuse_columns(columns: Columns, source: Source) -> None:
     _demand(columns.keys() == types.keys(), "other columns")
     _refuse_types(columns, types)
 
-    # One entry for each clip, and at least one clip.
-    # int64, because sums of int32 columns could overflow.
+    # There must be at least one clip, and an entry for each clip in the columns of clips. The
+    # counts become int64, because sums of int32 columns could overflow.
     frame_counts = columns["frames"].astype(np.int64)
     number_of_clips = len(frame_counts)
     _demand(number_of_clips > 0, "clips")

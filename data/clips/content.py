@@ -64,8 +64,8 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
         # `stamp` also returns the time of change, which is not hashed.
         size, _ = stamp(path)
         sha256.update(f"{os.path.basename(path)} {size}\n".encode())
-    # Every `step`-th file is read, e.g. every third of 10,000 files. The step is at least 1, because
-    # without files the formula gives 0, and a slice refuses the step 0.
+    # Every `step`-th file is read, e.g. every third of 10,000 files. Without files, the formula
+    # gives 0, and a slice refuses the step 0. So the step is at least 1.
     step = max(1, math.ceil(len(paths) / MOST_FILES))
     for path in paths[::step]:
         for block in _blocks_of(path):

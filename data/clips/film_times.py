@@ -67,9 +67,9 @@ def film_times(
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
-        # No stream has packets at these times. So the times are no time stamps of the film. The
-        # reader computed them from the frame rate, because the time stamps could not be used. The
-        # user is told of this doubt. With a single frame the time does not matter, so there is no
+        # No stream has packets at these times. So the times are not the time stamps of the film:
+        # the reader could not use the time stamps, and computed the times from the frame rate. The
+        # text `doubt` tells the user. With a single frame the time does not matter, so there is no
         # doubt.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)

@@ -144,8 +144,8 @@ class FrameFiles:
         wanted_frames = set(name_of)
         if meta_entry is not None:
             wanted_frames = self._listed_frames(meta_entry)
-        # {key of a frame: its stem}, for all wanted frames. A frame without a file gets a made
-        # stem.
+        # {key of a frame: its stem}, for all wanted frames. A frame without a file gets the stem
+        # that its file should have.
         names = self._names_of_frames(wanted_frames, name_of)
 
         # All files of a kind may have other numbers or other names than lq, e.g. lq has 0, 1, 2 and
@@ -156,8 +156,8 @@ class FrameFiles:
             for kind in kinds:
                 self._report_other_first_name(kind)
             if kinds:
-                # The clip has a problem now, so it is not used. These frames only serve the checks
-                # that follow.
+                # The clip has a problem now, so it is not used. The later checks still get its
+                # complete frames, so that one run shows all problems.
                 return [key for key in self.stems["lq"] if self.is_complete(key)]
         self._report_missing(wanted_frames, names)
         # Sort the frames by time: "2" before "10", and names that are times by their value.
@@ -313,7 +313,8 @@ class FrameFiles:
                 return []
             first_keys[kind] = first
             distances[kind] = [key.number - first.number for key in keys]
-        other_kinds = []  # with the distances of lq, but another first number or another text
+        # Kinds that have the distances of lq, but another first number or another text.
+        other_kinds = []
         for kind in self.stems:
             # If the distances differ, single files are missing. `_report_missing` reports them.
             if distances[kind] != distances["lq"]:

@@ -164,8 +164,8 @@ class RootCheck:
         )
         report.problems += manifest.other_scales(clips)
         # If the scale is 4 and gt and lq are the same files, gt has the wrong size. The wrong size
-        # is reported already, and its message says more about the cause. So the next two tests only
-        # matter if the scale is 1.
+        # is reported already, and its message says more about the cause. So the two checks below
+        # are made only if the scale is 1.
         if scale == 1:
             report.problems += self.same_files
             if not report.problems and manifest.have_same_content(source, clips):
@@ -209,8 +209,8 @@ class RootCheck:
                 looks[job.path] = look
                 progress.update()
         except DataError as e:
-            # A link has no target. The new error names the first such link of each kind of file, so
-            # that the user sees all kinds at once.
+            # A file is a broken link. The new error names the first broken link of each kind of
+            # file, so that the user sees all kinds at once.
             raise manifest.gone_error(self.source, self.listings) from e
         return looks
 
@@ -351,8 +351,8 @@ def _what_is_wrong(look: Look, kind: str, size: Size) -> str:
     """Return what is wrong with a picture, e.g. "gt frame of 720 x 1280, ...", or "".
 
     kind: "lq", "gt" or "gt_instants". size: (height, width) of the first picture of its clip.
-    If a file is cut off and its picture has a wrong size, only the size is reported, because it
-    says more about the cause.
+    If a file is cut short and its picture has a wrong size, only the wrong size is reported,
+    because the size says more about the cause.
     """
     if look.flaw:
         return look.flaw
