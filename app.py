@@ -69,7 +69,7 @@ POLL_S = 0.3  # seconds between two looks at the number of restored frames
 # of others, the files are removed too early, and the visitor has to upload them again.
 VISITOR_S = 7200
 CLEAN_EVERY_S = 600  # seconds after which gradio looks for such files again
-MOST_WAITING = 8  # requests that may wait for a restoration to end; more are refused
+MOST_WAITING = 8  # requests that may wait in the queue; gradio refuses further requests
 
 ABOUT = """# SpikeVRT
 A blurry film or frames and the stream of a spike camera become sharp frames. Give your own files,
@@ -180,7 +180,8 @@ def build_page(gr: Any, folder: Path) -> Any:
         #
         # queue=False, because in the queue `stop` would wait until the restoration has ended.
         cancel.click(stop, work, state, cancels=[running], queue=False, **without_bar)
-        # If the visitor moves on while a frame is read, only the last position counts.
+        # If the visitor moves the slider again while `compare` reads a frame, gradio calls
+        # `compare` once more, with the last position only ("always_last").
         number.release(compare, [work, number], slider, **without_bar, trigger_mode="always_last")
     return page
 
@@ -275,7 +276,7 @@ class PageState(NamedTuple):
     state: str  # HTML, see `state_html`
     messages: str  # what main_test_vrt.py prints
     slider: Any  # (blurry frame, restored frame), or None without a result
-    number: Any  # how gradio changes the slider for the number of the frame
+    number: Any  # a change of the slider that chooses the frame, from `gr.update`
     results: str | None  # the archive to download, or None without a result
 
 
@@ -285,8 +286,8 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
     gr: the package gradio. It is an argument, because only `main` imports gradio.
     folder: the folder in which this restoration makes a folder of its own.
     former: the last restoration of this visitor. Its files are removed.
-    fields: the values of `Fields`, in its order: frames, spikes, sharp, method, ... `start_work`
-    takes them in the same order.
+    fields: the values that the visitor gave, in the order of the class `Fields`: frames, spikes,
+    sharp, method, ... `start_work` takes them in the same order.
     """
 
     def without_result(work: Work | None, state: str, messages: str) -> PageState:
@@ -320,8 +321,8 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
             work.remove()
         raise
 
-    # Here gradio has not closed this generator. Either the process has finished, or `stop` has
-    # killed it after "Cancel" was pressed.
+    # The process has ended. If gradio had closed this generator, GeneratorExit would have ended it
+    # above. So either the process has finished, or `stop` has killed it after "Cancel" was pressed.
     if work.is_cancelled:
         yield without_result(work, state_html("cancelled"), work.messages())
     elif work.process.returncode != 0:
@@ -390,7 +391,7 @@ def compare(work: Work | None, number: int | None) -> tuple[Any, Any] | None:
     restored = work.restored()
     if not restored:
         return None
-    # A frame that is not restored yet shows the last restored frame instead.
+    # If the chosen frame is not restored yet, show the last frame that is restored.
     index = min(number or 1, len(restored)) - 1
     return work.frames.read(index), imread_rgb(restored[index])
 

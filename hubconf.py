@@ -45,8 +45,9 @@ def motion(pretrained: bool = True) -> torch.nn.Module:
 
     net(lq, spike) is the operator's first estimate z_0. `net.fusion.steps(z_0, equations)` improves
     this estimate by learned steps. `equations` are the equations of an exposure
-    (data.motion.joint.equations.Equations), which need all planes of the spikes. main_test_vrt.py
-    takes the steps for whole clips.
+    (data.motion.joint.equations.Equations). They are made from the spike planes of the exposure, so
+    the channels `spike` are not enough. main_test_vrt.py makes the equations and runs the steps for
+    whole clips.
     """
     return _network(read_saved(WEIGHTS / "motion.pth"), pretrained)
 
@@ -62,7 +63,10 @@ def vrt_small(pretrained: bool = True) -> torch.nn.Module:
 
 
 def _network(saved: SavedNetwork, pretrained: bool) -> torch.nn.Module:
-    """Build the network of a file in eval mode, with the weights of the file or new weights."""
+    """Build the network of a weights file, in eval mode.
+
+    pretrained: True for the weights of the file, False for new random weights.
+    """
     if pretrained:
         return saved.build()
     return saved.network().eval()

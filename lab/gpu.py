@@ -208,10 +208,10 @@ def prepare(
 
 
 def figures_of(run: Callable[[], Any], device: str, repeats: int = 3) -> Figures:
-    """Call a function several times, once without measuring. Returns {"s", "peak GB"}.
+    """Call a function once to warm up, then measure `repeats` calls. Returns {"s", "peak GB"}.
 
     s: median wall time in seconds. peak GB: peak memory of the tensors on a GPU. On a CPU it is the
-    peak memory of the process, because torch does not count its tensors there.
+    peak memory of the process, because torch does not count the memory of tensors there.
     """
     runs = {"run": run}  # `measure_in_turn` measures several functions, here one
     figures = measure_in_turn(runs, torch.device(device), repeats, warmup=1)["run"]
@@ -258,9 +258,10 @@ def ceilings(device: str) -> Figures:
 
 
 def count_memory(device: str, checkpoint: bool) -> Figures:
-    """Return the memory in GB that netG.checkpoint "auto" counts for a step, without its margin.
+    """Return the memory in GB that a training step needs by the estimate of netG.checkpoint "auto".
 
-    The step is on one clip.
+    The step has one clip. The estimate has no margin here, so it can be compared with the measured
+    "peak GB" of the step.
 
     checkpoint: whether every block is computed again in the backward pass.
     """

@@ -10,10 +10,10 @@
    time and the error of a forward and a backward pass, at the sizes of a step of 8 clips. Triton
    should take half of the time, with errors as small as those of rounding to 16 bits (4e-3).
 2. A training step as a CUDA graph: the GPU repeats a recorded step, and Python starts no kernels.
-   In a try before this program, a step took 0.28 to 0.35 s in place of 0.67 s, but the loss became
-   NaN (docs/gpu.md). So the graph notes for each module whether its output was finite, and the
-   modules that first gave NaN are named. The losses of the graph are printed beside the losses of
-   the same steps without a graph.
+   In an earlier try, a step took 0.28 to 0.35 s in place of 0.67 s, but the loss became NaN
+   (docs/gpu.md). So the graph records for each module whether its output was finite, and the
+   program names the modules that first gave NaN. It prints the losses of the graph beside the
+   losses of the same steps without a graph.
 
 The program prints a line of JSON for each measurement:
 

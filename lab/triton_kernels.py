@@ -5,13 +5,13 @@ Words:
     image       the input has n images of h x w pixels
     group       a part of the c channels: G groups of C channels. All channels of a group are
                 sampled at the same positions
-    tap         one of the 3 x 3 places of the kernel, row by row: 0 ... 8. An output pixel has 9
+    tap         one of the 3 x 3 points of the kernel, row by row: 0 ... 8. An output pixel has 9
                 taps in each group
     sample      the value of a channel at the position of a tap
     mask        the factor of a sample, one for each group and tap of an output pixel
     column      what one output pixel reads: G x 9 x C samples, each times its mask. E.g. c = 64,
-                G = 8, C = 8: 576 numbers. A place in an image is never called so: `row` and
-                `across` say it
+                G = 8, C = 8: 576 numbers. It is not a column of an image: the position of a pixel
+                in its image is called `row` and `across`
     corner      one of the four pixels of the input around a sample
 
 There are two kernels: `sample` in the forward pass, and `sample_backward`. Both interpolate a
@@ -48,8 +48,8 @@ jit: Any = triton.jit
 #     channel         (PAD,)        number of the channel within the group. PAD is C rounded up to a
 #                                   power of two, because Triton requires such sizes.
 #     is_used         (ROWS, PAD)   false beyond the last output pixel, and for the padding
-#     first_index     (ROWS, PAD)   where the values of pixel 0 are in x (n, G, h, w, C):
-#                                   (image * G + group) * h * w * C + channel
+#     first_index     (ROWS, PAD)   index in x (n, G, h, w, C) of the values of pixel 0 of the
+#                                   image: (image * G + group) * h * w * C + channel
 #     H, W, HW        numbers       height and width of an image, and its number of pixels
 #     mask            a pointer     the factors of the taps. The argument `mask=` of tl.load and
 #                                   tl.store is something else: it says which elements are read or
@@ -111,10 +111,10 @@ def _position(offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP: 
 
 @jit
 def _corner_index(first_index, y, x, W, C: tl.constexpr):
-    """Return where the channels of a corner are in the input (n, G, h, w, C), (ROWS, PAD).
+    """Return the index in the input (n, G, h, w, C) of the channels of a corner, (ROWS, PAD).
 
-    first_index: where the channels of pixel 0 of the image are, (ROWS, PAD).
-    y, x: place of the corner, (ROWS,). It is pixel y * W + x, and each pixel has C channels.
+    first_index: index of the channels of pixel 0 of the image, (ROWS, PAD).
+    y, x: position of the corner, (ROWS,). It is pixel y * W + x, and each pixel has C channels.
     """
     pixel = (y * W + x).to(tl.int64)
     return first_index + (pixel * C)[:, None]
@@ -122,10 +122,10 @@ def _corner_index(first_index, y, x, W, C: tl.constexpr):
 
 @jit
 def _is_corner(is_used, y, x, H, W):
-    """Return where a corner is read or written, (ROWS, PAD).
+    """Return whether a corner may be read or written, (ROWS, PAD) bool.
 
-    It is where the corner is in the image, and where `is_used` is true. Elsewhere the address may
-    belong to another image, or to nothing.
+    This is true if the corner is in the image and `is_used` is true. Otherwise the address may
+    belong to another image, or to no tensor at all.
     """
     is_in_image = (y >= 0) & (y < H) & (x >= 0) & (x < W)  # (ROWS,)
     return is_in_image[:, None] & is_used
@@ -135,7 +135,7 @@ def _is_corner(is_used, y, x, H, W):
 def _corner(values, first_index, is_used, H, W, C: tl.constexpr, y, x):
     """Return the channels of a corner, (ROWS, PAD) float32. They are 0 outside of the image.
 
-    values: the input of the convolution, (n, G, h, w, C). y, x: place of the corner, (ROWS,).
+    values: the input of the convolution, (n, G, h, w, C). y, x: position of the corner, (ROWS,).
     """
     index = _corner_index(first_index, y, x, W, C)
     is_read = _is_corner(is_used, y, x, H, W)
@@ -183,7 +183,7 @@ def _entry_index(pixel, group, channel, G: tl.constexpr, C: tl.constexpr, TAP: t
 def _add_to_corner(grad_x, first_index, is_used, gradient, H, W, C: tl.constexpr, y, x):
     """Add a gradient (ROWS, PAD) to a corner of each sample in grad_x, if it is in the image.
 
-    y, x: place of the corner, (ROWS,).
+    y, x: position of the corner, (ROWS,).
 
     The addition is atomic, because several samples may have the same corner. With a plain load, sum
     and store, two programs could overwrite each other's sums.

@@ -202,7 +202,7 @@ def with_time(
         f"{timing.share_error:.1%}"
     )
     share = share_of(timing)
-    if share is None:
+    if share is None:  # the error of the measured share is too large
         share = earlier.exposure_share
         print(f"the share is not sure: it stays {share:g}")
     changes = {

@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = Path(command.out)
     refuse_unfit_out(out)
 
-    # Read the file and tell its kind.
+    # Read the file, and find out whether it is of S-VRT or of KAIR.
     is_yaml = source.suffix.lower() in (".yml", ".yaml")
     if is_yaml:
         values = read_yaml(source)
@@ -178,10 +178,10 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     # `convert_test_split` may copy it, and `convert_network` asks whether there is one.
     convert_test_split(conversion)
     convert_network(conversion)
-    # These two may stand anywhere.
+    # The order of the next two calls does not matter.
     report_regularizers(conversion)  # this project has none of S-VRT's regularizers
-    # Here the batch size and the number of workers are given for each GPU, and not for all
-    # together.
+    # S-VRT gives the batch size and the number of workers as totals of all GPUs. This project gives
+    # them for each GPU.
     divide_totals(conversion)
 
     # From here on the options are sections again, as the functions of utils/options expect.
@@ -300,7 +300,8 @@ def refuse_unfit_out(out: Path) -> None:
 def refuse_unless_kair(values: dict[str, Any], source: Path) -> None:
     """Raise OptionError if a file is not of KAIR.
 
-    The caller has found no key of S-VRT in the file. So a file that is not of KAIR is unknown.
+    The caller has found no key of S-VRT in the file. So a file that is not of KAIR either is a file
+    of an unknown kind.
 
     values: the sections of the file.
     """

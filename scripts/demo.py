@@ -15,8 +15,8 @@ added to the page. `make sample` continues the run to its end.
 
 # Users of this file: app.py takes the demo clip from here, and tests/stories/test_main_test.py runs
 # `main` and `train`.
-# What must stay: the order in which `scene` draws its random numbers, because the clips follow from
-# it. Whoever changes the clips raises the version of DEMO.
+# What must stay: the order in which `scene` draws its random numbers, because these numbers decide
+# the clips. If you change the clips, add 1 to `version` of DEMO.
 # Free to change: texts, and TRAIN_S
 # (test_the_whole_demo_shows_the_clips_then_the_curves_of_a_training_that_a_signal_stopped).
 
@@ -54,7 +54,7 @@ SAMPLE_OPTIONS = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of t
 # The exit code of a run that was stopped by a signal. The same command resumes this run. It is the
 # number utils_dist.PREEMPTED, repeated here, because utils_dist imports torch, which takes seconds.
 STOPPED = 75
-# Seconds of training. This time shows how the loss falls, and is far too short for good frames.
+# Seconds of training. They are enough to see the loss fall, and far too few for good frames.
 # With 60 seconds the demo would take more than a minute and a half on two cores.
 TRAIN_S = 45.0
 
@@ -70,15 +70,15 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
     `make_sample` calls it for each clip of `DEMO`. A spike plane is one binary picture of the spike
     camera.
 
-    rng: generator of the clip. planes: number of spike planes of the clip.
+    rng: random generator of the clip. planes: number of spike planes of the clip.
     clip: number of the clip; 0 is a made scene, 1 is the photograph.
     """
     # A layer is a textured sheet in front of the camera, with its motion. The first layer is the
     # background.
     layers = make_layers(rng, planes, SIDE)
     if clip == 1:
-        # Only the background, with the photograph as its sheet. The layer keeps the motion of the
-        # background, which looks like the shake of a camera.
+        # Only the background, with the photograph as its sheet. `replace` keeps the motion of the
+        # background. This motion looks like the shake of a camera.
         display = imread_rgb(PHOTO).astype(np.float32) / 255
         light = to_linear(display)  # (H, W, 3)
         opacity = np.ones_like(light[..., :1])
@@ -193,7 +193,7 @@ def restore(data: Path, output: Path) -> int:
 
 
 def data_roots(split: str, data: Path) -> list[str]:
-    """Return the options for the folders of a made data set, on the command line.
+    """Return the command-line options that name the folders of a made data set.
 
     E.g. "datasets.test.dataroot_gt=trainsets/demo/GOPRO_Large/test" is the first of three options.
 
@@ -241,10 +241,10 @@ def train_for(seconds: float, sample: Path, root: Path) -> int:
     The exit code is STOPPED if the signal stopped the run, and 0 if the run was finished before.
 
     seconds: time from the first line of losses to the signal. The time before the first line does
-    not count, so that a slow machine has curves, too.
+    not count. Otherwise a slow machine could be stopped before it has a loss to draw.
     """
-    # The file of losses. The run adds a line at each log step. It is there already if an earlier
-    # demo has begun the run.
+    # The file of losses. The run adds a line at each log step. If an earlier demo has begun the
+    # run, the file exists already. So wait until it grows, not until it exists.
     history = root / SAMPLE_OPTIONS.stem / LINES_NAME
     bytes_before = _size(history)
     folders = data_roots("train", sample) + data_roots("test", sample)

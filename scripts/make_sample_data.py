@@ -95,7 +95,7 @@ class SetPlan:
     SAMPLE below is the sample set. scripts/demo.py has a `SetPlan` of its own.
     """
 
-    name: str  # name of the set; its clips have it, and "size" in its dataset.json
+    name: str  # e.g. "demo": the names of the clips begin with it, in capitals
     clips: Mapping[str, int]  # split -> number of clips
     frames: int  # number of frames of a clip
     # (generator, number of planes, number of the clip in its split) -> scene
@@ -105,9 +105,9 @@ class SetPlan:
 
 
 def _sample_scene(rng: np.random.Generator, planes: int, _index: int) -> Scene:
-    """Return the scene of a clip of the sample set: layers that are drawn at random.
+    """Return the scene of a clip of the sample set: random layers in front of one another.
 
-    The scene is a function of the plane: `render` with these layers.
+    The scene is a function of the number of a plane: `render` with these layers.
     """
     return partial(render, make_layers(rng, planes))
 
@@ -139,7 +139,8 @@ def make_sample(root: Path, plan: SetPlan = SAMPLE, seed: int = 0, instants: int
         )
     root.parent.mkdir(parents=True, exist_ok=True)
     # The set is made in a temporary folder and renamed when it is complete. At the end the
-    # temporary folder holds the older set that was replaced, or what an error left.
+    # temporary folder is removed, with the older set that was replaced, or with the incomplete set
+    # that an error left.
     with tempfile.TemporaryDirectory(
         prefix=f".{root.name}.", dir=root.parent, ignore_cleanup_errors=True
     ) as temporary:
@@ -198,7 +199,8 @@ def write_clip(
     # number of the clip.
     number_of_planes = plan.frames * PLANES
     scene = plan.scene(rng, number_of_planes, index)
-    # The sensor sees the grey scene at half resolution. It keeps its charge from frame to frame.
+    # The sensor sees the grey scene at half resolution. All frames of the clip use this one sensor,
+    # because a pixel keeps its charge from the last plane of a frame to the next frame.
     half = plan.side // 2
     sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
 
@@ -263,8 +265,8 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
     }
     if instants:
         about["instants"] = instant_planes(instants)
-    # The key "size" has the name of the plan. Sample sets were made before there was this key. They
-    # still do not have it, so that their files stay as they are.
+    # The key "size" has the name of the plan. Sample sets existed before this key. So a sample set
+    # still has no such key, and the same seed still gives the same files.
     if plan.name != "sample":
         about["size"] = plan.name
     (root / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -274,8 +276,8 @@ def digest_of(root: Path) -> str:
     """Return the SHA-256 of the names and contents of all files below `root`.
 
     dataset.json is left out, because it holds this digest. Links and empty folders count by their
-    names. So the digest changes if any file is changed, removed or added. Its form must stay,
-    because it is compared with the digest in the dataset.json of earlier sets.
+    names. So the digest changes if any file is changed, removed or added. How it is computed must
+    stay, because `check_made` compares it with the digest in the dataset.json of an earlier set.
     """
     table = ""
     for path in sorted(root.rglob("*")):
@@ -291,10 +293,10 @@ def digest_of(root: Path) -> str:
 def check_made(root: Path, plan: SetPlan, seed: int, instants: int = 0) -> bool:
     """Return whether `root` is the data set of `seed` and `plan`, with the instants.
 
-    Returns False if an unchanged set may be replaced: another version made it, or it has other
-    instants. Raises DataError if it must not be replaced: the folder holds other data, or a set of
-    which files are changed, missing or new. This check keeps a user's files, so it must come before
-    anything is removed.
+    Returns False if the folder may be replaced: its set is unchanged, but another version made it,
+    or it has other instants. Raises DataError if the folder must not be replaced: it holds other
+    data, or a set with changed, missing or new files. This check protects a user's files, so it
+    must come before anything is removed.
     """
     about = {}
     # Without a dataset.json, or with a damaged file, the folder is not our set.

@@ -100,8 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     refuse_full_disk(out, bytes_to_write)
     write_info(out, info, recipe, plans)
-    # Begin with the longest clips. Otherwise one process could still be making a long clip when all
-    # other processes have ended.
+    # Begin with the longest clips. Otherwise a long clip could begin last. Then one process would
+    # still make it when all other processes have nothing left to do.
     jobs_to_do.sort(key=lambda job: -plans[job].frames)
     run_in_parallel(
         command.workers,
@@ -120,13 +120,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def print_plans(plans: dict[Job, Plan], recipe: Recipe) -> None:
-    """Print a line for each clip: its size on the disk, or that it is made, and how it is made."""
+    """Print a line for each clip: its size on the disk, or "made" if it exists already.
+
+    The line also says how many frames are averaged, and how many planes a spike file has.
+    """
     # E.g. "       12.3 MB  train/street: 11 frames averaged, 88 planes a file".
     for job, plan in plans.items():
         state = f"{plan.bytes / 1e6:9.1f} MB" if plan.is_to_make else "     made"
-        # The number of frames of the source that are averaged to a blurry frame. With a rig, a clip
-        # is made from a part of a source, the cut, and each cut has a number of its own. Without a
-        # rig there are no cuts, and the recipe has the number.
+        # How many frames of the source are averaged to a blurry frame. With a rig, a clip is made
+        # from a part of a source (the cut), and each cut has its own number. Without a rig there
+        # are no cuts, and the recipe has the number.
         if job.cut:
             average = job.cut.average
         else:
@@ -204,7 +207,7 @@ def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the command line. `recipe` has its settings as a `Recipe`.
+    """Return the command line. Its attribute `recipe` is a `Recipe`, the settings of the clips.
 
     Raises OptionError if a number is out of range or a setting has no effect.
     """
@@ -283,7 +286,8 @@ def read_recipe(command: argparse.Namespace) -> Recipe:
     """Return the settings of a command line as a recipe. Raises OptionError with the flag."""
     values = {name: getattr(command, name) for name in Recipe.model_fields}
     try:
-        # The settings are not part of a section. With where="", an error names only the setting.
+        # `where` is the section of an option file that holds the values. Flags are in no section.
+        # So an error names only the setting, e.g. "dark_rate".
         recipe = read_section(Recipe, values, where="")
     except OptionError as e:
         flag = f"--{e.where.replace('_', '-')}"  # e.where is the name of the setting
@@ -305,8 +309,9 @@ def refuse_numbers(command: argparse.Namespace) -> None:
 
     command: the command line; `parse` has put the result of `read_recipe` in as `command.recipe`.
     """
-    # A rig takes any number of averaged frames. Without a rig, the sharp frame is the middle one of
-    # them, so their number is odd. If it is not given (None), the recipe chooses an odd one.
+    # With a rig, any number of frames may be averaged. Without a rig, the sharp frame is the middle
+    # one of the averaged frames, so their number is odd. Without --average (None), the recipe
+    # chooses an odd number.
     if not command.recipe.has_rig:
         has_even_average = bool(command.average) and command.average % 2 == 0
         refuse_if(has_even_average, "--average", command.average, "an odd number")

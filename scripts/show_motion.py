@@ -13,7 +13,7 @@ same weights and spike options. If the input has several clips, the first clip i
 #
 #     read_command    the command line
 #     request_of      the same flags as main_test_vrt.py understands them
-#     read_weights    the weights, and the part of their network that knows how to find motion
+#     read_weights    the weights, and the fusion of their network, which says how motion is found
 #     first_clip      the frames, and the spikes as main_test_vrt.py reads them with these weights
 #     section_of      for each frame: its motion as pictures
 #     page            everything as one HTML file, by utils/templates/sample.html
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from models.restore.request import TestRequest
     from models.saved_network import SavedNetwork
 
-WEIGHTS = ROOT / "weights/motion.pth"  # the weights without --weights
+WEIGHTS = ROOT / "weights/motion.pth"  # used if --weights is not given
 # Number of planes that are read before an exposure, and after it. With None, `RecordedClip` reads
 # half the number of planes of the exposure on each side.
 HALF_OF_EXPOSURE = None
@@ -86,8 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
     # `find` estimates the motion within an exposure, as the weights ask for: by optical flow, or by
     # a network.
     find = finder_of(fusion.motion_by, fusion.motion_net, torch.device("cpu"))
-    # The gain of each spike pixel, (h, w): its spikes per plane at full light. If the gain of a
-    # pixel cannot be trusted, the usual gain stands in its place, so `find` can use all of them.
+    # The gain of each spike pixel, (h, w): its spikes per plane at full light. A pixel whose gain
+    # cannot be trusted has the usual gain (`RecordedClip.gain`), so `find` can use all pixels.
     gain, _is_trusted = clip.gain()
     sections = []
     for frame in command.frames:

@@ -53,8 +53,9 @@ from utils.output_folder import refuse_existing
 # Free to change: all else, because only people read the page.
 # Test: tests/parts/scripts/test_show_sample.py
 
-# About this number of frames are compared with their spikes, evenly spaced, and the middle frame in
-# any case. More frames make the measured shift less noisy, and take more time.
+# About this number of frames of the sample are compared with their spikes. They are evenly spaced,
+# and the middle frame is always compared. More frames make the measured shift less noisy, and take
+# more time.
 MEASURED_FRAMES = 5
 
 
@@ -69,8 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = Wanted(command.split, command.index, command.epoch)
     refuse_missing_sample(dataset, wanted)
 
-    # Only the data sets of clips from files have a draw. A user's data set may be of another kind
-    # (docs/extending.md).
+    # The method `draw` chooses the clip, the frames and the crop of a sample. Only the data sets of
+    # clips from files have it. A user's data set may be of another kind (docs/extending.md).
     if hasattr(dataset, "draw"):
         page = page_of(dataset, wanted, command.motion)
     else:
@@ -130,7 +131,8 @@ def page_of_any_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     if has_motion:
         refuse_motion_without_files(dataset)
     sample = sample_of_any_set(dataset, wanted)
-    # Below which tensors the names of the frames stand: the blurry frames, and the sharp frames.
+    # The page writes the names of the frames below the blurry frames (lq) and below the sharp
+    # frames (gt).
     names = {kind: sample.names for kind in ("lq", "gt") if kind in sample.item}
     sentence = "This data set has no spikes."
     if "spike" in sample.item:
@@ -143,7 +145,7 @@ def page_of_any_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
 
 
 def verdict_of(dataset: Any, draw: Any) -> Verdict:
-    """Compare the edges of the spikes with the edges of the frames.
+    """Return whether spikes and frames of a sample fit, found by comparing their edges.
 
     draw: data.clip_reading.Draw, the clip and its frames.
     """

@@ -70,8 +70,8 @@ from utils.video.container import WRITABLE_SUFFIXES
 #     spike_simulation.py   spikes of a clip
 #
 # What must stay: a file that is converted to another format and back has the same bytes
-# (test_convert_goes_through_every_format_and_back_to_the_same_bytes). A file that fits in memory
-# only in parts is read in parts (test_a_long_stream_is_never_whole_in_memory).
+# (test_convert_goes_through_every_format_and_back_to_the_same_bytes). A file may be larger than the
+# memory, so only some planes are read at a time (test_a_long_stream_is_never_whole_in_memory).
 # Free to change: the printed texts, except where tests/parts/scripts/test_spike_tool.py quotes
 # them.
 
@@ -117,14 +117,17 @@ def info(command: argparse.Namespace) -> None:
 
 
 def view(command: argparse.Namespace) -> None:
-    """Write the middle of the file as read and flipped, to see which image is upright."""
+    """Write the mean image of the middle planes twice: as read, and flipped.
+
+    The user sees which of the two is upright.
+    """
     # A mean over 65 planes (32 on either side of the middle) shows the shapes of a scene, also in
     # dim light. It is sharp enough to see which image is upright.
     rendering = rendering_of(command, {"type": "tfp", "half_window": 32})
     middle = rendering.file.planes // 2
     _, _, image = next(rendering.images([middle]))  # one center, so one image
-    # The left panel shows the image as read, and the right panel shows it flipped. One of the two
-    # is upright. It tells whether the planes of the file must be flipped.
+    # The left panel shows the image as read, and the right panel shows it flipped. If the right
+    # panel is upright, the file was read with its rows in the wrong order.
     imwrite_rgb(command.out, panels({"as read": image, "flipped": image[::-1]}))
     print(f"{command.out}: {rendering.size}, left as read, right flipped; the upright one is right")
 
@@ -180,16 +183,16 @@ def convert(command: argparse.Namespace) -> None:
         flipud=not command.out_no_flip,
         bit_order=command.out_bit_order,
     )
-    # A `Candidate` is the file, read with one geometry. It can say what speaks against this
-    # geometry, and `print_how_read` prints that.
+    # A `Candidate` (spike_ranking.py) is the file, read with one geometry. Its method `doubts` says
+    # what speaks against this geometry, and `print_how_read` prints the doubts.
     candidate = Candidate(command.file, stored)
     count = command.count
     if count is None:
         count = candidate.file.planes - command.first
     print_how_read(command, candidate)
 
-    # Each block holds some planes, (t, h, w). `with_progress` yields the blocks and shows how many
-    # planes were yielded: a block has `len(block)` planes.
+    # Each block holds some planes, (t, h, w). `with_progress` passes the blocks on, and shows how
+    # many planes have passed. size=len, because a block counts as len(block) planes.
     blocks = candidate.file.parts(command.first, count)
     blocks = with_progress(blocks, count, "converting", "planes", size=len)
     formats.write_spikes(command.out, blocks, written)
@@ -211,7 +214,7 @@ def print_how_read(command: argparse.Namespace, candidate: Candidate) -> None:
         if not command.size:
             form += " (no --size: from dataset.json, or the only known size that fits)"
     print(f"{command.file}: {candidate.file.planes} planes of {form}")
-    # There is no other candidate, so this one is the best.
+    # `doubts` compares with the best candidate. Only one geometry was read, so it is the best.
     for doubt in candidate.doubts(best=candidate):
         print(f"  warning: {doubt}")
 

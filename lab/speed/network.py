@@ -31,7 +31,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     """
     if args.quick:
         _make_quick(args)
-    # Runs before the timed runs, in which caches are filled.
+    # Number of runs before the timed runs. They fill caches and are not measured.
     warmup = 0 if args.quick else 1
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -45,16 +45,16 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def run(*arguments: list[str] | None) -> int:
-        # If the shell has closed stdout or stderr (`>&-`), print would raise an error. So what is
-        # written there is dropped.
+        # If the shell has closed stdout or stderr (`>&-`), print would raise an error. This call
+        # opens the null device in their place, so what is written there is dropped.
         open_closed_streams()
         try:
             return _code_of(main, arguments)
         except BrokenPipeError:
             if not _is_reader_gone():
                 raise  # it was another pipe, to a process that the script has started
-            # The buffer may still hold text. Python would write it at its own end, and fail. So
-            # connect stdout to the null device.
+            # The buffer of stdout may still hold text. When Python ends, it would try to write this
+            # text, and fail again. So connect stdout to the null device.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return READER_GONE
 
@@ -82,8 +82,8 @@ def _code_of(main: Callable[..., int], arguments: tuple[Any, ...]) -> int:
         print("Interrupted (Ctrl-C). The same command starts again.", file=sys.stderr)
         return INTERRUPTED
     finally:
-        # Write what is still in the buffer. If the pipe is closed, this raises BrokenPipeError
-        # here. Python itself would write it only after `run` has ended.
+        # Write what is still in the buffer. If the pipe is closed, this raises BrokenPipeError now,
+        # where `run` catches it. Python itself would write the buffer only after `run` has ended.
         sys.stdout.flush()
 
 

@@ -44,8 +44,8 @@ from utils.errors import DataError, OptionError
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "main_test_vrt.py"
 NETWORK = "network"  # the method on the page for which main_test_vrt.py gets no --method
-# Name on the page -> value of --weights: the files in weights/, and the released networks that
-# deblur and need only frames.
+# Name on the page -> value of --weights, e.g. "motion" -> "weights/motion.pth". First the files in
+# weights/, then the released networks that deblur and need no spikes.
 WEIGHTS = {
     path.stem: f"weights/{path.name}" for path in sorted(SHIPPED_WEIGHTS.parent.glob("*.pth"))
 }
@@ -79,7 +79,8 @@ class Work:
     def restored(self) -> list[Path]:
         """Return the files of the restored frames so far, in the order of the blurry frames.
 
-        A restored frame has the name of its blurry frame. Names alone do not tell the order.
+        A restored frame has the name of its blurry frame. The names are looked up in the order of
+        the blurry frames, because sorted names can have another order, e.g. "10" before "2".
         """
         # In the results the frames are in a folder with the name of the clip: <clip>/<stem>.png.
         path_of_stem = {path.stem: path for path in self.results.glob("*/*.png")}
@@ -186,7 +187,7 @@ def spike_flags(
 
 def start_program(command: Sequence[str | int | Path], log_file: Path) -> subprocess.Popen[bytes]:
     """Start main_test_vrt.py with these arguments. Its output goes to a new file."""
-    # The process has its own copy of the open log, so the file can be closed here.
+    # The process gets its own handle of the open log, so the file can be closed here.
     with open(log_file, "wb") as log:
         return subprocess.Popen(
             [sys.executable, str(PROGRAM), *map(str, command)],

@@ -33,16 +33,16 @@ TIMED_STEPS = 3  # steps that are timed: a few are enough to see a slow exchange
 # Below this efficiency the check warns about the exchange of gradients. On a CPU a low efficiency
 # is usual, because the ranks share the cores, so the check does not warn there.
 LEAST_EFFICIENCY = 0.85
-# Largest relative difference of the gradients of the ranks together and of one process. Rounding in
-# float64 stays far below it, and a missing gradient is far above it.
+# The gradients of all ranks together may differ from the gradients of one process by this share of
+# the largest gradient. Rounding in float64 stays far below it. A missing gradient is far above it.
 LARGEST_DIFFERENCE = 1e-6
 
 
 def check_training(argv: list[str]) -> list[Finding]:
     """Return what is found about options, data, network, speed and gradients. Collective.
 
-    Options, data and network are checked in this order, because each needs the one before. The
-    first failure ends the checks.
+    The network is made from the data and the options, and the data from the options. So the options
+    come first, and the first failure of these three ends the checks.
 
     argv: arguments of main_train_vrt.py.
     """
@@ -124,9 +124,10 @@ def make_model(opt: Any) -> ModelVRT:
 
 
 def check_shards(loader: Any) -> Finding:
-    """Return whether all ranks have different samples, and equally many. Collective.
+    """Return whether the ranks share the samples of an epoch well. Collective.
 
-    The samples that one rank reads are its shard of the epoch.
+    The samples that one rank reads are its shard of the epoch. No sample may be in two shards, and
+    all shards must have the same number of samples.
     """
     shard_of_this_rank = [index for _, index in loader.sampler]  # (epoch, index of the sample)
     shards = utils_dist.gather_objects(shard_of_this_rank)

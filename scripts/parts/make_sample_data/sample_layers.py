@@ -24,10 +24,10 @@ from data.spike.pictures import to_linear, to_uint8
 
 SIZE = 128  # side of an RGB frame, in pixels
 PLANES = 88  # spike planes in one exposure, as in GoPro clips of 11 frames
-# Pixels of texture around the frame, because the camera moves. Where it moves farther, it sees the
-# mirror image of the texture.
+# Pixels of texture on each side of the frame, which the camera sees when it moves. If it moves
+# farther, it sees the mirror image of the texture (BORDER_REFLECT in `render`).
 MARGIN = 96
-# What is painted as a letter.
+# The characters that `_paint_shape` paints.
 LETTERS = "ABCDEFGHKLMNPRSTVXYZ2345689"
 
 
@@ -81,8 +81,8 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
         if not is_background:
             opacity = _outline(rng, n)
         colour = to_linear(texture(rng, n))
-        # Colour times opacity, as blending needs it: the colours of the sheet are added to
-        # (1 - opacity) times what is behind.
+        # Colour times opacity, because `render` computes colour * opacity + (1 - opacity) * behind,
+        # where `behind` is the picture of the layers behind this layer.
         sheet = np.concatenate((colour * opacity, opacity), axis=2)  # (n, n, 4)
         # Parallax: a nearer layer shifts more. The background shifts as far as the camera shakes,
         # and the objects 1.35, 1.7 and 2.05 times as far.
