@@ -82,17 +82,18 @@ from utils.options.loader_options import LoaderOptions
 from utils.options.models import Options
 from utils.options.val_options import MetricOptions
 
-# Section of the option file -> the registry of the parts that it may name.
+# Section of the option file -> the registry of the classes that the section may name. E.g. the
+# section netG names the network by netG.net_type "vrt".
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
-# One command, followed through the program. Each step is shown with the value that it makes, so
-# read the page of a step only to know how it makes the value. `street` is a folder of 14 frames,
-# and W.pth holds a network that takes no spikes.
+# One command, followed through the program. Each step is shown with the value that it returns. Read
+# the file of a step only to see how the step computes this value. `street` is a folder of 14
+# frames, and W.pth holds a network that takes no spikes.
 #
 #     python main_test_vrt.py --weights W.pth --input street --output out
 #
-#     read_request (models/restore/request.py): the command line by names
+#     read_request (models/restore/request.py): reads the flags into named fields
 #         TestRequest(own_files=OwnFiles(input="street", spike=None, gt=None, ...),
 #                     network=NetworkFlags(weights="W.pth", dtype="float32", ...),
 #                     results=ResultFlags(output="out", save=(), fps=25.0, ...),
@@ -106,7 +107,7 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #             SavedNetwork(path="W.pth", weights={name: tensor}, spike=None, ...)
 #         spikes_for_network (models/restore/own_spikes.py): refuses inputs that do not fit W.pth
 #             None
-#         network_for_own_clips (models/restore/network_method.py): tiles and dtype, by the flags
+#         network_for_own_clips (models/restore/network_method.py): tiles and dtype of the flags
 #             NetworkMethod(the SavedNetwork, tiles of 12 frames, dtype="float32", sigma=None)
 #         clips_with_frames (data/own_clips.py): opens street, by data/clips/clip_reader.py
 #             OwnClips(clips=[the reader of street], frames_note="all")
@@ -128,9 +129,11 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 # --input, `job_on_test_set` makes the job.
 #
 # What must stay: the restored frames and the scores
-# (test_the_numbers_equal_the_numbers_of_a_restoration_by_hand), and `Job.reading_options`, by which
-# a continued test knows its own results (test_results_of_other_settings_are_not_taken_over). A
-# refusal comes before the first frame is restored (test_bad_input_ends_with_one_message).
+# (test_the_numbers_equal_the_numbers_of_a_restoration_by_hand). A test that continues an earlier
+# test compares `Job.reading_options`, and takes over only results of the same settings
+# (test_results_of_other_settings_are_not_taken_over). So a changed key there makes old results
+# unusable. A refusal comes before the first frame is restored
+# (test_bad_input_ends_with_one_message).
 # Free to change: titles and notes of the report. A new method is a new branch in `choose_method`.
 # Tests: tests/stories/test_main_test.py, test_reconstruct.py, test_joint.py, test_bad_input.py
 
@@ -163,9 +166,9 @@ def main(argv: list[str]) -> int:
                 has_lpips=bool(request.results.lpips),
             )
             opt = read_options(request.opt, request.overrides)
-        # Join the ranks. The digest is a checksum of all options: if it differs between two ranks,
-        # the test ends. `checks_folder` has what earlier runs found in the data. Without an option
-        # file there is no digest and no folder, and the time limits are the defaults.
+        # Join the ranks. The digest is a checksum of all options. If it differs between two ranks,
+        # the test ends. `checks_folder` holds the data checks of earlier runs. Without an option
+        # file there is no digest and no folder, and the time limits have their defaults.
         if opt is None:
             utils_dist.begin()
         else:
@@ -234,7 +237,8 @@ def job_on_own_clips(
         else:
             own = own_clips_by_formula(chosen.formula, chosen.joint, files, request.method_name)
 
-    # The title of the report: the name of the folder of several clips, or of the only clip.
+    # The title of the report: the name of the folder --input if it holds several clips, else the
+    # name of the clip.
     clips = own.clips
     title = clips[0].name
     if files.input is not None and len(clips) > 1:
@@ -270,10 +274,11 @@ def own_clips_by_network(
     # What the option file says of the network.
     description = opt.portable() if opt is not None else None
     saved = read_saved(network.weights, description)  # a `SavedNetwork`, not built yet
-    # The section `spike` of the training, with the user's changes. None without spikes: then the
-    # clips below are opened without spikes.
+    # The section `spike` of the training, with the user's changes. It is None if no spikes are
+    # read. Then the clips below are opened without spikes.
     spike_options = spikes_for_network(saved, files, network)
-    # A `NetworkMethod`, and around it the joint solution or the learned steps, if there are any.
+    # A `NetworkMethod`. If there is a joint solution, or if the network has learned steps, a method
+    # that improves its frames is wrapped around it.
     method = with_improvement(network_for_own_clips(saved, network), joint, saved)
     # `opened.clips` are readers (`DatasetClip` in data/clips/readers.py): `frame(0)` of a reader
     # returns the tensors of the first frame.
@@ -305,8 +310,9 @@ def own_clips_by_formula(
     # The section `spike`, made in three steps. E.g. with --spike-size 250 400:
     #
     #     asked           {"type": "dat", "h": 250, "w": 400}: what the command line says
-    #     section         the same, checked, as an object. The formula has set its own keys
-    #     spike_options   the object as a dict, with all keys
+    #     section         an object with the checked values of `asked`, and with the values that the
+    #                     formula sets, e.g. its representation
+    #     spike_options   the object as a dict of all its keys
     asked = changed_spikes(
         {"type": "dat"}, files, keys_of_method=SET_BY_METHOD, method_name=method_name
     )
@@ -331,8 +337,8 @@ def own_clips_by_formula(
 def forms_like_input(clips: Sequence[ClipReader], method: Method) -> Sequence[str]:
     """Return the forms in which the results are saved without --save, e.g. ("video", "comparison").
 
-    A film gives a film, and a folder of frames gives frames. If the method makes several instants
-    of each frame, there is a slow-motion film, too.
+    A video gives a video, and a folder of frames gives frames. If the method makes several instants
+    of each frame, there is a slow-motion video, too.
     """
     kind = "video" if clips[0].fps is not None else "frames"
     if method.instants > 1:
@@ -348,8 +354,8 @@ class MethodOnTestSet(NamedTuple):
 
     method: Method
     saved: SavedNetwork | None  # the network, or None for a formula
-    # The section datasets.test. In the option file, some of its keys say how spikes become channels
-    # of a network. A formula has replaced the values of these keys by its own.
+    # The section datasets.test. Some of its keys say how spikes become channels of a network, e.g.
+    # spike.representation. If the method is a formula, these keys have the values of the formula.
     section: LoaderOptions
 
 
@@ -411,7 +417,8 @@ def method_on_test_set(
         saved = read_saved(weights_file, opt.portable())
         first_method = network_for_test_set(saved, network, opt.val, section)
     # The joint solution and the learned steps improve the frames of the first method. Both read
-    # spike files. A test set of a user may have no spike files, but only channels for a network.
+    # spike files. A test set of a user may have no spike files, but only ready spike channels for a
+    # network, so refuse such a test set.
     method = with_improvement(first_method, chosen.joint, saved)
     is_improved = method is not first_method
     if is_improved:
@@ -442,7 +449,8 @@ def clips_of_test_set(
 def folder_of_test(opt: Options, request: TestRequest, chosen: ChosenMethod) -> Path:
     """Return the folder of the results: --output, or else a folder in the folder of the run.
 
-    A formula has a folder of its own, so that it does not replace the results of the network.
+    The folder of a formula is e.g. test_tfp. So its results do not replace the results of the
+    network, which are in the folder test.
     """
     if request.results.output:
         return Path(request.results.output)

@@ -24,8 +24,8 @@ What must stay, and which test notices (in tests/parts/models):
     the names of modules, which are     test_state_dict_of_a_released_model_has_its_keys_in_order
     names in the released weights
     the arithmetic                      test_the_plain_transcription_gives_the_reference_output
-    the order in which modules are      test_exact_step.py, which has the numbers of a step
-    built, which decides their
+    the order in which modules are      test_exact_step.py, which has the stored output and
+    built, which decides their          gradients of a step
     random initial weights
 
 Free to change: the texts of errors. A new option needs a default that changes nothing.
@@ -134,8 +134,8 @@ class VRT(nn.Module):
         indep_reconsts: list[int] = [11, 12],  # noqa: B006
         embed_dims: list[int] = [120] * 7 + [180] * 6,
         num_heads: list[int] = [6] * 13,
-        # The first blocks of a stage. In mutual attention, the two frames of a window attend to
-        # each other.
+        # The first blocks of a stage have mutual attention, e.g. 6 of 8 blocks with 0.75. In mutual
+        # attention, the two frames of a window attend to each other.
         mul_attn_ratio: float = 0.75,
         mlp_ratio: float = 2.0,
         qkv_bias: bool = True,
@@ -208,11 +208,12 @@ class VRT(nn.Module):
         needed_spikes = spike_channels if fusion_class.needs_spikes else 0
         self.input_spec: InputSpec = vrt_input_spec(design, self.image_chans, needed_spikes)
 
-        # The order of the following lines decides which random numbers the weights get. Build a new
-        # module behind them. Otherwise every run from scratch starts with other weights.
+        # The order of the following lines decides which random numbers the weights get. So build a
+        # new module after these lines. If it were built between them, every run from scratch would
+        # start with other weights.
         if pa_frames:
-            # Each frame, and the four nearest pixels in each of its two neighbours: 9 groups of
-            # channels. flow.aligned_input makes them.
+            # The frame, and at each pixel the four nearest pixels of each of its two neighbours:
+            # 1 + 4 + 4 groups of channels. `aligned_input` in flow.py makes them.
             inputs = 9 * trunk_chans + int(nonblind_denoising)
         else:
             inputs = trunk_chans
@@ -235,7 +236,7 @@ class VRT(nn.Module):
     # ---- Construction ------------------------------------------------------------------------
 
     def _build_output(self, design: Design) -> None:
-        """Add the layers behind the stages, which make frames of the features.
+        """Add the layers after the stages. They turn the features into frames.
 
         The released weights fix the 64 channels and the kernel sizes of these layers. The slope
         0.01 is the published one.
@@ -306,7 +307,7 @@ class VRT(nn.Module):
         spike: (B, N, S, H, W), or None if the fusion operator takes no spikes.
 
         Returns the restored frames, (B, N, out_instants * out_chans, upscale * H, upscale * W), or
-        the new frames, (B, out_chans / 3, 3, H, W).
+        the new frames, (B, out_chans / 3, 3, H, W). E.g. out_chans 6 gives two new frames.
         """
         check_input(lq, self.input_spec)
         image = lq[:, :, : self.image_chans]
@@ -327,8 +328,8 @@ class VRT(nn.Module):
         if self.nonblind:
             x = torch.cat((x, noise_map), dim=2)
 
-        # The network computes what is added to the base: to the input frames, or to the frames that
-        # the fusion operator makes of them. From here the frames of all clips are one batch.
+        # The network computes a correction of the base. The base is the input frames, or the frames
+        # that the fusion operator makes of them. From here the frames of all clips are one batch.
         x = self._features(x, flows, spike).flatten(0, 1)  # (B N, E, H, W)
         base = self.fusion.on_base(rgb, fused, spike).flatten(0, 1)  # (B N, 1 or out_chans, H, W)
         frames = self._to_frames(x, base)  # (B N, K out_chans, sH, sW)
@@ -357,7 +358,7 @@ class VRT(nn.Module):
         fused: result of fusion.on_input, (B, N, C, H, W). Returns (B, out_chans / 3, 3, H, W).
         """
         height, width = fused.shape[3:]
-        # The network sees the frames without the mean colour of the clip. The mean is added to the
+        # The network sees the frames minus the mean colour of the clip. The mean is added to the
         # new frames at the end.
         mean = fused.mean((1, 3, 4), keepdim=True)  # (B, 1, C, 1, 1): over frames and pixels
         x = self._features(fused - mean, flows=None, spike=spike)  # (B, N, E, H, W)
@@ -366,7 +367,7 @@ class VRT(nn.Module):
         x = F.pad(x, (3, 3, 3, 3), mode="reflect")  # 3 pixels at each side, for the 7x7 kernel
         x = self.conv_last(x)  # (B, out_chans, H, W)
         new_frames = x.view(len(x), -1, 3, height, width)  # (B, out_chans / 3, 3, H, W)
-        return new_frames + mean  # C, the channels of the mean, must be 3 or 1
+        return new_frames + mean  # C is 3, or 1: then the mean is added to each of the 3 colours
 
     def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
         """Choose the recomputed branches for training steps on clips of this size, once.
@@ -420,13 +421,13 @@ class VRT(nn.Module):
         shallow = shallow.reshape(clips, frames, *shallow.shape[1:])  # (B, N, H, W, E)
         shallow = self.fusion.on_features(shallow, spike)
 
-        # The U-net. The outputs of stages 1 to 3 are kept, and added where their resolution comes
-        # again:
+        # The U-net. The outputs of stages 1 to 3 are kept. Each is added to the features when they
+        # have its resolution again:
         #   output of stage 3   added before stage 6
         #   output of stage 2   added before stage 7
         #   output of stage 1   added after stage 7
-        # The last output kept is the first one added, so `skips` is a stack. `pop` also frees the
-        # output after the sum.
+        # The output that was kept last is added first, so `skips` is a stack. `pop` removes the
+        # output from the list, so that its memory is freed after the sum.
         x = shallow
         skips = []
         for number, scale in enumerate(STAGE_SCALES, start=1):
