@@ -1,10 +1,11 @@
 """Compare the options of two starts of a run, and say which of them differ.
 
 The option file takes precedence over the options in a checkpoint, so a resumed run may have other
-options than before. The log lists them (`log_changed_options`). If the PSNR of a validation depends
-on one of them (`options_of_psnr`), a new PSNR cannot be compared with the best PSNR so far.
+options than before. The log lists the changed options (`log_changed_options`). If the PSNR of a
+validation depends on a changed option (`options_of_psnr`), a new PSNR cannot be compared with the
+best PSNR so far.
 
-Free to change: what is compared, by the three lists of keys.
+Free to change: the three lists of keys below, which decide what is compared.
 
 Tests: tests/dist/test_changed_resume.py; tests/stories/test_checkpoint.py, there
 test_the_best_psnr_is_forgotten_if_an_option_of_it_changes.

@@ -1,4 +1,4 @@
-"""Write and read the file of a checkpoint, so that a run always finds one that is whole.
+"""Write and read the file of a checkpoint, so that a run always finds a complete file.
 
 The files in the folder `checkpoints` of a run:
 
@@ -9,9 +9,10 @@ The files in the folder `checkpoints` of a run:
     checkpoint_best.pth              the state with the best PSNR, with the same companions
 
 `save` writes a file under a temporary name, e.g. `.checkpoint_latest.pth.<random>.tmp`, and then
-renames the file, because a rename is atomic. So if the process dies, `checkpoint_latest.pth` is
-always a complete file. Only its sidecar is missing if the process dies between the renames of the
-two. `load` compares the file with its sidecar, and reads the version before if the file is damaged.
+renames the file, because a rename is atomic. So even if the process dies, `checkpoint_latest.pth`
+is a complete file. Only its sidecar may be missing, if the process dies between two renames
+(`_put_in_place`). `load` compares the file with its sidecar. If the file is damaged, `load` reads
+the former version.
 
 What must stay:
 
@@ -64,23 +65,23 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     The sidecar is the small file with the digest of the checkpoint, e.g.
     checkpoint_latest.pth.sha256.
 
-    keep: what happens to the file that is at `path` now:
-        1, 2, ...   it becomes <name>_previous.pth, and so many former versions are kept
+    keep: number of former versions to keep, e.g. 1. It decides what becomes of the file at `path`:
+        1, 2, ...   it becomes <name>_previous.pth, the newest former version
         0           it is replaced, and the former versions stay. This is used to add the result of
                     a validation to a state that was saved before the validation
         None        like 0, but the new file gets no sidecar. This is used for bare weights, because
                     no run resumes from them
 
     Raises CheckpointError, and leaves the former file as it was, if
-    * `state` holds anything but plain types and tensors: it could not be loaded with
+    * `state` holds anything but plain types and tensors, because `load` could not read it with
       ``weights_only=True``,
     * the disk is too full, or
     * writing fails.
     """
-    # The file is a little larger than its tensors, because it also holds names and shapes, so ask
-    # for 1.2 times their size. With a much smaller factor a save could fill the disk and fail. With
-    # a much larger one, a save that fits would be refused. `_plain_bytes` also refuses types that
-    # could not be loaded again.
+    # The file is a little larger than its tensors, because it also holds names and shapes. So ask
+    # for 1.2 times the size of the tensors. With a much smaller factor, a save could fill the disk
+    # and fail. With a much larger factor, a save that fits would be refused. `_plain_bytes` also
+    # refuses types that could not be loaded again.
     need_mb = 1.2 * _plain_bytes(state) / 2**20
     new_file = _temporary_name(path)
     new_sidecar = _temporary_name(_sidecar_of(path))
@@ -101,10 +102,11 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
             file.write(f"{sha256_of(new_file)}\n")
         _wait_for_disk(new_sidecar)
 
-        # Keep the present file as the newest former version. It gets a second name, and keeps the
-        # name `path` until the new file takes it. So there is a file `path` at any time, even if
-        # the process dies. A damaged file (it does not match its sidecar) is not kept: it would
-        # push out the oldest version, which may be the only good one
+        # Keep the present file as the newest former version. The file gets a second name, and also
+        # keeps the name `path` until the new file replaces it. So there is a file `path` at any
+        # time, even if the process dies. If the present file is damaged (it does not match its
+        # sidecar), it is not kept, because it would push out the oldest version, which may be the
+        # only good version
         # (test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can).
         if keep and path.exists() and _fault(path) is None:
             _rename_versions(path, keep)
@@ -134,8 +136,9 @@ def _put_in_place(new_file: Path, new_sidecar: Path, path: Path) -> None:
         after `replace` of the file      the new file, without a sidecar
         after `replace` of the sidecar   the new file and its sidecar
 
-    A file without a sidecar is read without a check. In another order, a reader could compare a
-    good file with the digest of the other file, and refuse it.
+    A file without a sidecar is read without a check. In another order of the lines, a reader could
+    compare the new file with the old sidecar, or the old file with the new sidecar. Then it would
+    refuse a good file.
 
     test_a_kill_while_saving_leaves_a_readable_file kills only eight saves, at random moments, so it
     may pass with a wrong order. `make faults` kills 200.
@@ -271,9 +274,10 @@ def _remove_temporary_files(path: Path) -> None:
 # ---- Reading a file --------------------------------------------------------------------------
 
 
-# The errors of torch.load for a damaged file, or a file that is not a checkpoint. torch.load has no
-# error class of its own for this, so such a file can raise any of these. `load` then reads a former
-# version. An error that is missing here would end the run, although a former version may be good.
+# The errors that torch.load may raise for a damaged file, or for a file that is not a checkpoint.
+# torch.load has no error class of its own for such files. After one of these errors `load` reads a
+# former version. An error that is missing here would end the run, although a former version may be
+# good.
 UNREADABLE = (
     UnpicklingError,
     RuntimeError,

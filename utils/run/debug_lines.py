@@ -23,9 +23,9 @@ class DebugLines:
         self.is_first_batch_printed = False  # whether the line of the first batch is out
 
     def print_step(self, result: StepResult, micro_batches: MicroBatches) -> None:
-        """Print the tensors of the first batch once, and after each `every` steps the loss.
+        """Print the tensors of the first batch, once. Every `every` steps, print loss and samples.
 
-        The names of the samples are printed with the loss. Each rank prints its own lines.
+        Each rank prints its own lines.
 
         result: losses and keys of the step.
         micro_batches: the batches of the step.

@@ -1,15 +1,15 @@
 """Write what a run leaves in its folder: log lines, numbers, pictures and checkpoints.
 
 `utils.run.run.Run` has one `Experiment`, and calls its methods after a step, an epoch or a
-validation. An `Experiment` logs a line, hands numbers and pictures on to the writers
+validation. An `Experiment` logs a line, gives numbers and pictures to the writers, e.g. TensorBoard
 (utils/run/writers.py), and saves checkpoints.
 
-A number has a tag, e.g. `train/loss`, `val/psnr`, or `ranks/data_s/3` (seconds per step that rank 3
-waits for data).
+The name of a number is called its tag, e.g. `train/loss`, `val/psnr`, or `ranks/data_s/3` (seconds
+per step that rank 3 waits for data).
 
-What must stay: tags, log lines and keys of a checkpoint. Scripts, dashboards and later starts read
-them (test_event_files_hold_the_curves, test_the_log_has_a_line_for_a_step). A writer that fails
-never ends a run. Free to change: a new number gets a new tag.
+What must stay: tags, log lines and keys of a checkpoint, because scripts, dashboards and later
+starts read them (test_event_files_hold_the_curves, test_the_log_has_a_line_for_a_step). A writer
+that fails never ends a run. Free to change: a new number may be added under a new tag.
 
 Tests: tests/parts/utils/test_writers.py, tests/stories/test_main_train.py.
 """
@@ -68,8 +68,8 @@ class Experiment:
         self.options = options
         self.order = order
         self.health = health
-        # `Run.opened` fills it, on rank 0. A writer has a method `scalars(values, step)`, and may
-        # have `image(tag, rgb, step)` and `close()` (utils/run/writers.py).
+        # `Run.opened` sets this list on rank 0. A writer has a method `scalars(values, step)`, and
+        # may have `image(tag, rgb, step)` and `close()` (utils/run/writers.py).
         self.writers: list[Any] = []
         self.is_main = utils_dist.is_main_process()
         self.table = ""  # the table of the newest validation
@@ -200,8 +200,9 @@ class Experiment:
         Raises FolderMovedError if somebody has moved the folder of the run. If the new place is
         known, the checkpoint is written there before the error is raised, so that no step is lost.
         """
-        # `progress.saved` is the step of the newest checkpoint_latest. This step may be saved a
-        # second time: the first save comes before the validation, the second adds its score.
+        # `progress.saved` is the step of the newest checkpoint_latest. If it is the present step,
+        # this step was saved before its validation, and is saved again with the score of the
+        # validation.
         is_second_save = name == "latest" and progress.saved == progress.step
         if name == "latest":
             progress.saved = progress.step
@@ -279,8 +280,8 @@ class Experiment:
     def close(self, limit_s: float | None = None) -> None:
         """Close the writers.
 
-        limit_s: longest time to wait, in seconds. Then the run goes on, even if a writer is still
-            closing, e.g. a dashboard without a network. None for no limit.
+        limit_s: longest time to wait, in seconds. After this time the method returns even if a
+            writer is still closing, e.g. a dashboard without a network. None for no limit.
         """
         if limit_s is None:
             self.to_writers("close")
@@ -305,7 +306,7 @@ class Experiment:
         deadline = time.monotonic() + limit_s
         for thread in threads:
             time_left = deadline - time.monotonic()
-            thread.join(max(0.0, time_left))  # 0: only ask whether it has ended
+            thread.join(max(0.0, time_left))  # with 0 s, `join` returns at once
             if thread.is_alive():
                 logger.warning(
                     "%s did not end within %.0f s and is left behind", thread.name, limit_s

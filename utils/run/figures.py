@@ -4,8 +4,8 @@
     draw_scalars    one panel for each scalar
     encode          the figure as a file, e.g. a PNG
 
-No program reads a figure, so what is drawn, and how, may be changed freely. Only `running_mean` has
-an exact test, because numbers are easy to check and pictures are not.
+No program reads a figure, so the figures may be changed freely. Only `running_mean` has an exact
+test, because numbers are easy to check and pictures are not.
 
 Tests: tests/parts/utils/test_history.py.
 """
@@ -19,8 +19,9 @@ import numpy as np
 
 from utils.run.history import History
 
-# Margins of the figure of one run, as shares of its width and height. They are fixed, because the
-# figure is written after each validation, and takes twice as long if matplotlib computes margins.
+# Margins of the figure of one run, as shares of its width and height: e.g. the left panel begins at
+# 7 % of the width. The margins are fixed, because the figure is drawn after each validation, and
+# drawing takes twice as long if matplotlib computes the margins.
 MARGINS = {
     "left": 0.07,
     "bottom": 0.075,
@@ -48,8 +49,8 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
         "learning rate": "train/lr",
         "speed": "train/it_per_s",
     }
-    # If there are several runs, their names stand above the panels. How much room the names need is
-    # not known here, so matplotlib computes the margins.
+    # If there are several runs, their names stand above the panels. The height of these names is
+    # not known here, so let matplotlib compute the margins (None).
     margins = MARGINS if is_one_run else None
     figure, axes = _empty_figure(histories, [*panels], columns=2, size=(6, 3.75), margins=margins)
     loss, psnr, rate, speed = axes
@@ -65,8 +66,9 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
             style = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": GREY}
             axis.text(0.5, 0.5, f"no {tag} yet", **style)
 
-    # Put each legend at a place where such curves rarely are: a loss falls, so its upper right is
-    # empty. matplotlib could search for an empty place, but with many entries this takes long.
+    # Put each legend where the curves rarely are. E.g. a loss falls, so the upper right of its
+    # panel is empty. matplotlib could search for an empty place, but with many entries this takes
+    # long.
     _draw_legend(loss, "upper right", is_one_run)
     _draw_legend(psnr, "center right", is_one_run)
     _draw_legend(speed, "center left", is_one_run)
@@ -74,7 +76,7 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
 
 
 def _draw_loss(axis: Any, histories: Mapping[str, History]) -> None:
-    """Draw each entry of the loss as a thin line, and its running mean as a thick one."""
+    """Draw the loss of each log line as a thin line, and its running mean as a thick line."""
     means: list[float] = []
     for curve in _curves(histories, "train/loss"):
         mean, window = running_mean(curve.values)
@@ -146,12 +148,13 @@ def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
     waits.spines["top"].set_visible(False)
     waits.set(ylim=(0, 100), ylabel="data wait, % of the time")
     for curve in _curves(histories, "train/data_share"):
-        # One run: its two curves have two colours. Several runs: each run has one colour, so that
-        # the reader can tell the runs apart.
+        # If there is one run, its two curves have two colours. If there are several runs, both
+        # curves of a run have the colour of the run, so that the reader can tell the runs apart.
         colour = "C1" if len(histories) == 1 else curve.colour
         dotted_style = {"color": colour, "linestyle": ":"}
         waits.plot(curve.steps, 100 * curve.values, **dotted_style)
-        # The legend belongs to the first axis. An empty curve there gives the waits an entry in it.
+        # The legend shows only the curves of the first axis. So draw an empty curve on the first
+        # axis, to give the data wait an entry in the legend.
         axis.plot([], [], label="data wait", **dotted_style)
 
 
@@ -159,8 +162,8 @@ def _draw_legend(axis: Any, place: str, is_one_run: bool) -> None:
     """Draw a legend with each label once.
 
     place: one of matplotlib's names of places, e.g. "upper right".
-    is_one_run: whether the figure shows only one run. With several runs each run has its own
-        colour. Then a line in the legend stands for all runs, so it is grey.
+    is_one_run: whether the figure shows only one run. If it shows several runs, each run has its
+        own colour. A line of the legend, e.g. "restored", then stands for all runs, so it is grey.
     """
     lines, labels = axis.get_legend_handles_labels()
     # Label -> line. If several runs have a line with the same label, the last line stays.

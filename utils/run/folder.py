@@ -1,7 +1,7 @@
-"""The folder of a run: one run at a time has it, and notices if somebody moves or removes it.
+"""Lock the folder of a run against a second run, and notice if somebody moves or removes it.
 
-A second run in the same folder would delete the temporary files of the first one, and mix their
-logs. So rank 0 locks the file `.lock` in the folder for as long as the run lasts:
+A second run in the same folder would delete temporary files of the first run, and both would write
+to the same log. So rank 0 locks the file `.lock` in the folder for as long as the run lasts:
 
 * `only_run_in` takes the lock; main_train_vrt.py runs within it.
 * `RunFolder.check` is called before each log line and each checkpoint.
@@ -10,8 +10,8 @@ The text of the file names the process: "process 4711 on host7, since Fri Nov 27
 
 What must stay: the text and the lock, because other versions of this program read the text and take
 the same lock (test_a_second_run_in_a_folder_is_refused). A run whose folder is moved saves and ends
-(test_a_run_whose_folder_is_moved_saves_its_checkpoint_there). Free to change: how long a lock is
-waited for (test_the_lock_of_another_host_is_waited_for_longer).
+(test_a_run_whose_folder_is_moved_saves_its_checkpoint_there). Free to change: how long a run waits
+for a lock (test_the_lock_of_another_host_is_waited_for_longer).
 
 Tests: tests/parts/utils/test_output_folder.py, tests/stories/test_foreign_files.py,
 tests/dist/test_changed_resume.py, tests/dist/test_life.py, tests/stories/test_checkpoint.py.
@@ -105,8 +105,9 @@ class RunFolder:
         # Case 2: somebody removed the folder, and another run made a new one with its own lock.
         if lock.exists():
             raise FolderMovedError(self.path, new_path=None)
-        # Case 3: somebody removed the lock, or the whole folder. Make both again. Something of the
-        # run may have made the folder again already, but without the mark.
+        # Case 3: somebody removed the lock, or the whole folder. Make both again. The folder may
+        # exist again already, because writing a file of the run has made it (`write_whole`). But
+        # such a folder lacks the mark.
         was_folder_removed = not (self.path / MARK).exists()
         with writing(self.path, OTHER_ROOT):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -145,10 +146,10 @@ def only_run_in(
     # Only rank 0 does the work. If it raises an error, all ranks end.
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
-            # `claim_run_folder` refuses a folder that holds files of something else. A folder is
-            # known by the file utils.files.MARK that each run puts there. Runs of earlier versions
-            # put no such file there. Their folders are known by a sidecar: checkpoint_*.pth.sha256
-            # beside a checkpoint, which only this program writes.
+            # `claim_run_folder` refuses a folder with files of another program. It recognises the
+            # folder of an earlier run by the file utils.files.MARK, which each run puts there. Runs
+            # of old versions did not. Recognise their folders by a file that only this program
+            # writes: a sidecar checkpoint_*.pth.sha256.
             has_sidecar = any(folder.glob("checkpoints/checkpoint_*.pth.sha256"))
             claim_run_folder(folder, patterns, is_ours=has_sidecar)
             for name in (LOCK_NAME, LOG_NAME, WARNINGS_NAME, *appended):
@@ -185,7 +186,8 @@ def refuse_lost_folders(folder: Path) -> None:
 def log_links(folder: Path) -> None:
     """Log which folders of the run are links, and where they lead.
 
-    On clusters people often link folders to another disk. Elsewhere a link may be a surprise.
+    On clusters, people often link folders to another disk on purpose. The log shows the links, so
+    that nobody overlooks a link that was made by mistake.
     """
     for path in sorted(folder.iterdir()):
         if path.is_symlink() and path.is_dir():
@@ -207,7 +209,7 @@ def _is_same(path: Path, stat: os.stat_result) -> bool:
 
 
 def _take_lock(path: Path) -> BinaryIO:
-    """Open the file `path` and lock it. If another process has the lock, waits for it for a while.
+    """Open the file `path` and lock it. If another process has the lock, wait for some time.
 
     The lock lasts until the returned file is closed. It must stay open as long as the run lasts.
 
@@ -314,9 +316,10 @@ def _write_holder(file: BinaryIO, path: Path) -> None:
 
 
 def _note_if_gone(holder: str) -> str:
-    """Return a note for the error if the process that a lock names has ended, or else "".
+    """Return a note for the error if the process that a lock names has ended, else "".
 
-    Then another process holds the lock, which did not write its name into the file.
+    If it has ended, the lock belongs to another process, which has not written its name into the
+    file.
 
     holder: the text of the lock, of a process of this host.
     """

@@ -46,15 +46,15 @@ OLD_NORM_STEPS = 50
 # Number of newest gradient norms and losses that are remembered. More would only let an early part
 # of the run, in which the norm is large, hide an explosion.
 MOST_REMEMBERED = 1000
-# Share of a run in which the learning rate may stay at its floor. Many schedules end with a short
-# constant part.
+# Largest share of a run in which the learning rate may stay at its floor without a warning. Many
+# schedules end with a short constant part.
 MOST_FLOOR_SHARE = 0.10
 # The network overfits if the validation PSNR falls three times in a row, by at least 0.1 dB in all.
 # PSNR varies by some hundredths of a dB anyway.
 FALLS_IN_A_ROW = 3
 LEAST_FALL_DB = 0.1
-# With room for this many saves on the disk, nobody is warned: the user has a day or more to react
-# with usual options.
+# If the disk has room for this many saves, there is no warning: with usual options, the user still
+# has a day or more to free some space.
 ENOUGH_SAVES = 20
 
 
@@ -68,9 +68,10 @@ class _Validation(NamedTuple):
 class Health:
     """Judges a run at its log lines, saves and validations. All ranks may call it; rank 0 warns.
 
-    A new warning is a new `_check_...` method, which gives `_warn` a name that no other warning
-    has. The method must contain no collective, because only rank 0 comes so far: the other ranks
-    leave `judge_log_line` and `judge_save` at once, and rank 0 would wait for them forever.
+    To add a warning, add a method `_check_...`, which calls `_warn` with a name that no other
+    warning has. The method must contain no collective, because only rank 0 calls it: the other
+    ranks return from `judge_log_line` and `judge_save` at once, so rank 0 would wait for them
+    forever.
     """
 
     def __init__(
@@ -212,9 +213,9 @@ class Health:
 
         psnr: mean PSNR of the validation, in dB.
         """
-        # Leave out two kinds of validations, which cannot be compared with others. A resumed run
-        # may repeat a validation: then there was no step, and no loss, since the validation before.
-        # Perfect frames have the PSNR Inf, and broken frames NaN.
+        # Leave out a validation that cannot be compared with others. Case 1: a resumed run repeats
+        # a validation, so there was no step, and no loss, since the validation before. Case 2: the
+        # PSNR is not finite. Perfect frames have the PSNR Inf, and broken frames NaN.
         if not self.losses or not math.isfinite(psnr):
             return
         self.validations.append(_Validation(psnr, loss=statistics.fmean(self.losses)))
@@ -229,7 +230,7 @@ class Health:
         losses = [validation.loss for validation in newest]
         always_falls = all(later < earlier for earlier, later in pairwise(psnrs))
         fall_db = psnrs[0] - psnrs[-1]
-        # A loss that has not fallen, either, is no sign of overfitting.
+        # If the training loss has not fallen either, this is not overfitting.
         has_loss_stayed = losses[-1] >= losses[0]
         if not always_falls or fall_db < LEAST_FALL_DB or has_loss_stayed:
             return
@@ -257,9 +258,9 @@ class Health:
         # math.ceil rounds up: the last save comes at the end of the run, if not before.
         saves_to_come = math.ceil(steps_to_come / self.train.checkpoint_save)
 
-        # A new checkpoint replaces the oldest of its former versions, so the folder `checkpoints`
-        # grows only until all versions exist. The files of the weights are never deleted, so they
-        # fill the disk.
+        # A new checkpoint replaces its oldest former version, so the folder `checkpoints` grows
+        # only until all versions exist. But the files of the weights in `models` are never deleted,
+        # so they fill the disk.
         weights_bytes = 0
         for path in (self.folder / "models").glob(f"{step}_*.pth"):
             weights_bytes += path.stat().st_size

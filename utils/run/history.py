@@ -1,14 +1,14 @@
 """Read the history of a run: its numbers over the steps.
 
-The history is kept in two files. NaN and Inf are null in them, because JSON has neither.
+The history is kept in two files. They have null in place of NaN and Inf, because JSON has neither.
 
 * training_history.jsonl has a line for each entry, in the order of the steps:
   `{"step": 100, "train/loss": 0.0234, "train/lr": 0.0004}`
 * training_history.json has a curve for each scalar, as pairs of step and value:
   `{"train/loss": [[100, 0.0234], [200, 0.0229]], "train/lr": [...]}`
 
-The .jsonl is the source: the .json is written from it, and can be made again at any time
-(utils/run/history_writer.py writes both).
+utils/run/history_writer.py writes both files. It appends to the .jsonl, and makes the .json from
+the .jsonl, so the .json can be made again at any time.
 
 A tag is the name of a scalar, e.g. "train/loss". An entry has the scalars that were logged together
 at one step. A curve is one scalar over all steps.
@@ -111,7 +111,8 @@ def _entries_of_curves(path: Path) -> list[dict[str, Any] | None]:
     Raises DataError if the file has another form.
     """
     try:
-        # Older versions wrote NaN, which is not JSON. json calls parse_constant for NaN and Inf.
+        # Older versions wrote NaN into the file, which is not valid JSON. The module json reads it
+        # nevertheless: it calls parse_constant for NaN and Inf, here to get None.
         curves = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
         entry_at: dict[int, dict[str, Any]] = {}  # step -> entry
         for tag, curve in curves.items():

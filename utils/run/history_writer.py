@@ -36,14 +36,14 @@ class HistoryWriter:
     """Writes the history of a run, and after each validation its curves and its report.
 
     An entry is appended to the file at once, so a killed process loses at most the line that it is
-    writing. The time to append does not grow with the file.
+    writing. To append takes the same time for a short and for a long file.
     """
 
     def __init__(self, folder: Path, start: int, draws_report: bool = True) -> None:
         """folder: the folder of the run.
         start: step of the checkpoint that the run resumes from, or 0 for a fresh start.
-        draws_report: whether the curves and the report are drawn. To draw them takes about half a
-        second of a CPU.
+        draws_report: whether the curves and the report are drawn. This takes about half a second of
+            a CPU.
         """
         self.folder = folder
         self.draws_report = draws_report
@@ -72,13 +72,13 @@ class HistoryWriter:
             self._update_report()
 
     def _entries_that_stay(self, values: Mapping[str, float], step: int) -> list[dict[str, Any]]:
-        """Return the entries in the file that this run of the program does not write again.
+        """Return the entries in the file that this start of the run does not write again.
 
-        The program resumes from a checkpoint, so it repeats all later steps and writes their
-        entries again. It may also repeat the validation at the step of the checkpoint. This happens
-        if the earlier run of the program wrote the entry of the validation and was killed before it
-        saved the checkpoint with the score. E.g. the checkpoint has step 200, and the first new
-        entry is the validation of step 200. These entries of the file
+        A start resumes from a checkpoint, so it repeats all later steps and writes their entries
+        again. It may also repeat the validation at the step of the checkpoint: if the earlier start
+        wrote the entry of the validation, and was killed before it saved the checkpoint with the
+        score. E.g. the checkpoint has step 200, and the first new entry is the validation of step
+        200. Then the entries of the file are handled like this:
 
             {"step": 100, "train/loss": ...}   stays
             {"step": 200, "train/loss": ...}   stays: the new entry has no "train/loss"
@@ -117,7 +117,7 @@ class HistoryWriter:
         return remaining_entries
 
     def _append(self, line: bytes) -> None:
-        """Append the whole line, or nothing of it. Raises OSError if the line cannot be written.
+        """Append the whole line or nothing. Raises OSError if the line cannot be written.
 
         Test: test_a_full_disk_cuts_no_line_and_later_entries_are_written_again.
         """

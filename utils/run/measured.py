@@ -1,4 +1,4 @@
-"""Collect what each rank measured since the last log line, and make the numbers of the log line.
+"""Collect the measurements of each rank since the last log line, and make the log line's numbers.
 
     StepTimer, DeviceClock   measure the steps of this rank (utils/run/timing.py)
     measurements(...)        collects the values of this rank: `Measured`
@@ -7,8 +7,8 @@
     Health.judge_log_line    warns if they show a fault (utils/run/health.py)
 
 What must stay: the names of the numbers of a log line (`log_values`), because they are the tags of
-a run's history. A new number needs no line here: a number that all ranks have in `Measured.values`
-appears in the log line as its mean.
+a run's history. A new number needs no code here: if all ranks have the number in `Measured.values`,
+its mean becomes a number of the log line.
 
 Tests: tests/parts/utils/test_gpu.py, tests/stories/test_main_train.py.
 """
@@ -73,13 +73,13 @@ def measurements(steps: int, model_log: dict[str, Any], timed: dict[str, float])
     epoch_start_share = values.pop("epoch_start_share", 0.0)
     if grad_norms:  # empty if all steps were skipped
         values["grad_norm"] = statistics.median(grad_norms)
-    # The timer gives steps per second and shares, because the log line shows them, but no seconds.
-    # Compute the seconds from them: 10 steps at 2 steps per second took 5 s, and a share of 0.3 of
-    # these is 1.5 s. Without a step there is no speed, and each time is 0.
+    # The timer gives steps per second and shares, because the log line shows them. It gives no
+    # seconds, so compute them: e.g. 10 steps at 2 steps per second took 5 s, and a share of 0.3 is
+    # 1.5 s. Without a step there is no speed, and each time is 0.
     seconds = steps / timed["it_per_s"] if steps else 0.0
-    # `data_share` holds the wait for the first batch of an epoch, too (`epoch_start_share`). Take
-    # it out here, because this wait does not mean that the loader is slow. The log line shows the
-    # whole `data_share`, so `values` keeps it.
+    # `data_share` contains the wait for the first batch of an epoch (`epoch_start_share`). Subtract
+    # this wait here, because it does not mean that the loader is slow. The log line shows the whole
+    # `data_share`, so `values` keeps the whole share.
     data_share = values.get("data_share", 0.0) - epoch_start_share
     compute_share = values.get("compute_share", 0.0)
     device = utils_dist.get_device()
@@ -120,7 +120,8 @@ def log_values(ranks: list[Measured]) -> dict[str, float]:
     """
     values = {}
     for name in ranks[0].values:
-        # A number that only some ranks have would be a mean of another set of ranks: leave it out.
+        # Leave out a number that only some ranks have, because its mean would be a mean over other
+        # ranks than the means of the other numbers.
         if all(name in rank.values for rank in ranks):
             values[name] = statistics.fmean(rank.values[name] for rank in ranks)
     values["memory_gb"] = max(rank.values["memory_gb"] for rank in ranks)

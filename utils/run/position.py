@@ -1,7 +1,7 @@
-"""Say where a run stands, in steps and in its data, and what comes next.
+"""Record how far a run is, in steps and in its data, and decide what comes next.
 
     Progress        optimizer steps done, and the position of the next step in the data
-    DataOrder       the order of the training samples: what a position means
+    DataOrder       the order of the training samples: which samples a position means
     planned_steps   how many steps the whole run has
     left_to_do      what comes next: a validation, steps, or nothing
 
@@ -20,10 +20,10 @@ from utils.options.train_options import TrainOptions
 
 @dataclass
 class Progress:
-    """Where a run stands: optimizer steps done, and the position of the next step in the data.
+    """How far a run is: optimizer steps done, and the position of the next step in the data.
 
-    A checkpoint holds each of these fields by its name. A new field needs a default, which is the
-    value for a checkpoint of an earlier version. A field must not be renamed.
+    A checkpoint holds each of these fields by its name, so a field must not be renamed. A new field
+    needs a default, because checkpoints of earlier versions lack the field.
     """
 
     step: int = 0  # number of optimizer steps done
@@ -73,8 +73,8 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
     """
     total = math.inf if train.total_iter is None else train.total_iter
     if train.epochs is not None:
-        # Count from the present position, because earlier epochs may have had another length. The
-        # current epoch counts as left, so take off its `batch` steps that are done.
+        # Count from the present position, because earlier epochs may have had another length.
+        # `epochs_left` includes the current epoch, so subtract its `batch` steps that are done.
         epochs_left = train.epochs - progress.epoch
         steps_left = epochs_left * steps_per_epoch - progress.batch
         total = min(total, progress.step + steps_left)
@@ -86,8 +86,8 @@ def left_to_do(
 ) -> Literal["validation", "steps", "nothing"]:
     """Return what comes next in a run. "nothing" means that the run is finished.
 
-    Only this function decides it, so that training and resuming agree. A run is finished if its
-    last step is done and validated. Each rule below has a case in test_when_a_run_is_finished.
+    Training and resuming both call this function, so that they agree. A run is finished if its last
+    step is done and validated. Each rule below has a case in test_when_a_run_is_finished.
 
     total_iter: number of steps of the run.
     test_every: number of steps between two validations, or 0 if there is no test split. The last

@@ -1,10 +1,11 @@
-"""Show how far a long action is: a bar on a terminal, lines elsewhere, or nothing.
+"""Show the progress of a long action: a bar on a terminal, lines elsewhere, or nothing.
 
 `open_progress` shows one action with a known end, e.g. the check of 500 clips, on rank 0 only. It
-gives a `Bar` (progress_bar.py) or `Lines`; the caller calls `update` on it each time that something
-is done. A bar reads `epoch 3:  12%|####      | 0.8 it/s, 01:40:00 left`, and a line in place of a
-bar `check: 30 %, 150 of 500 clips, 12.0 a second, 00:00:29 left`. run_progress.py shows a whole
-training run.
+gives a `Bar` (progress_bar.py) or `Lines`, and the caller calls `update` after each thing that is
+done. run_progress.py shows a whole training run. E.g.
+
+    a bar     epoch 3:  12%|####      | 0.8 it/s, 01:40:00 left
+    a line    check: 30 %, 150 of 500 clips, 12.0 a second, 00:00:29 left
 
 What must stay: showing progress never ends or blocks a run. Free to change: the shown texts, which
 are for people, and how often a line comes.
@@ -24,11 +25,11 @@ from utils.run.progress_bar import Bar
 
 # Number of lines that are logged for an action without a bar: one at each tenth of the whole.
 LINE_COUNT = 10
-# Seconds after a line until the next line is logged, even if no tenth was completed. A user who
-# looks at the log should not take a slow action for one that hangs.
+# Longest time between two lines, in seconds. After this time a line is logged even if no tenth was
+# completed, so that a user who looks at the log does not think that a slow action hangs.
 LONGEST_WITHOUT_LINE_S = 60.0
-# Seconds at the start of an action in which no line comes. A shorter action needs no line in the
-# log of a run. A caller may ask for another number.
+# Seconds at the start of an action without a line. An action that is done within this time needs no
+# line in the log. A caller may choose another number (`quiet_s`).
 QUIET_S = 5.0
 # Seconds at the start after which a line comes even if no tenth was completed.
 FIRST_LINE_S = 5.0

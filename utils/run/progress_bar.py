@@ -1,11 +1,12 @@
-"""A bar on a terminal, drawn by the package tqdm, which tears no line that the program writes.
+"""Draw a progress bar on a terminal, with the package tqdm, and keep other text above the bar.
 
-`Bar` is the bar. While it is open, `AboveBars` stands in for stdout and stderr, and writes all
-other text above the bar. progress.py opens a bar for one action, run_progress.py for a whole run.
+`Bar` is the bar. While it is open, `AboveBars` replaces stdout and stderr, and writes all other
+text above the bar, in whole lines. progress.py opens a bar for one action, run_progress.py for a
+whole run.
 
-What must stay: a bar never ends or blocks a run, also if the terminal is closed
-(test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log), and it tears no line
-(test_the_bar_tears_no_line_of_the_log). Free to change: how the bar looks.
+What must stay: a bar never ends or blocks a run, even if the terminal is closed
+(test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log), and it never cuts a line
+of other text (test_the_bar_tears_no_line_of_the_log). Free to change: how the bar looks.
 
 Tests: tests/parts/utils/test_progress.py, tests/parts/utils/test_process.py.
 """
@@ -35,8 +36,8 @@ os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
 class Bar(ExitStack):
     """Draws a bar of tqdm, from the creation of the object to the end of its `with` block.
 
-    While a bar is open, other texts that the program writes to stdout and stderr appear above the
-    bar. If the terminal is lost (OSError), the run goes on without the bar.
+    While a bar is open, all other text that the program writes to stdout and stderr appears above
+    the bar. If the terminal is lost (OSError), the run goes on without the bar.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Bar(ExitStack):
 
 
 class AboveBars:
-    """Stands in for stdout or stderr while a bar is open: writes lines above the bars.
+    """Replaces stdout or stderr while a bar is open, and writes lines above the bars.
 
     Text is held back until its line is complete, because the bar would overwrite a half line. Test:
     test_the_bar_tears_no_line_of_the_log.

@@ -1,7 +1,8 @@
 """Make the report of a run: one HTML page with its scores, curves, warnings and pictures.
 
-`build_report` collects what the page shows, from the history of the run and from the files of its
-folder, and gives it to templates/run.html. A file that is missing leaves a gap in the page.
+`build_report` collects the content of the page from the history of the run and from the files in
+its folder, and gives it to utils/templates/run.html. If a file is missing, its part of the page is
+left out.
 
 Tests: tests/parts/utils/test_results.py.
 """
@@ -22,15 +23,15 @@ from utils.name_order import natural_key
 from utils.run.history import History, names_of_own_metrics
 
 ENVIRONMENT_NAME = "environment.json"
-# A file in images/. A strip is a row of pictures (panels), e.g. input, restored, sharp. The file
-# lists their titles from left to right.
+# A file in the folder images/ of the run. A strip is a row of pictures (panels), e.g. blurry,
+# restored, sharp. The file lists the titles of the panels from left to right.
 PANELS_NAME = "panels.json"
 
-# Width of a strip on the report page, in pixels. At most 12 clips have strips. At this width a page
-# has about 5 MB, and never more than 16 MB.
+# Width of a strip on the report page, in pixels. At most 12 clips have strips. With this width, a
+# page has about 5 MB, and never more than 16 MB.
 STRIP_WIDTH = 640
-# The page shows this number of validations, and this number of warnings, the newest of each. If it
-# showed more, a reader would have to scroll far down to the figures below the two tables.
+# Numbers of validations and of warnings that the page shows. It shows the newest ones. If it showed
+# more, a reader would have to scroll far down to the parts below the two tables.
 SHOWN_ROWS = 50
 SHOWN_WARNINGS = 40
 
@@ -40,7 +41,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
 
     The page is made from templates/run.html. A new argument of `render` is a new variable there.
     Words and order of the page are free to change. test_the_page_of_a_run_shows_its_scores, and the
-    tests after it, say what must be on it.
+    tests after this test, say what the page must show.
 
     folder: the folder of the run.
     history: the history of the run.

@@ -1,13 +1,13 @@
 """Find where a resumed run goes on: the position in its checkpoint, fitted to options and data.
 
-Between two starts a user may change options, data or the number of ranks. `restore_progress` keeps
-what still holds, and forgets or refuses the rest:
+Between two starts a user may change options, data or the number of ranks. So `restore_progress`
+checks what it reads from the checkpoint:
 
     options         the options of this start are used; differences are logged
     best PSNR       forgotten if a new PSNR cannot be compared with it
     position        kept, moved to the next epoch, or refused: the table of `_fit_position_to_data`
 
-In this module, `..._then` is a value of the checkpoint.
+In this module, a name that ends with `_then` is a value of the checkpoint.
 
 What must stay: a run never continues on other samples without a warning.
 tests/dist/test_changed_resume.py tries each change. Free to change: the texts of warnings that no
@@ -67,7 +67,8 @@ def restore_progress(
         progress.next_epoch()
 
     # The options of this start count, and not the options in the checkpoint. Log what differs.
-    # Older versions hid fewer secrets in a checkpoint. What is hidden now must be no difference.
+    # Older versions hid fewer secrets in a checkpoint. `redact` hides them here, too. Otherwise a
+    # secret that is hidden only now would count as a changed option.
     changes = differences(redact(state["options"]), options)
     if changes and utils_dist.is_main_process():
         log_changed_options(changes)
@@ -88,7 +89,7 @@ def restore_progress(
 
     # A finished run reads no more samples, so it does not matter whether its data have changed. To
     # find out whether the run is finished, use the steps per epoch of the checkpoint. If the new
-    # data have more steps per epoch, a finished run would seem to have steps left.
+    # data have more steps per epoch, the new number would make a finished run look unfinished.
     is_finished = progress.step >= planned_steps(train, steps_per_epoch_then, progress)
     if not is_finished:
         _fit_position_to_data(progress, order_then, order, resumed, options)
@@ -136,7 +137,7 @@ def _forget_incomparable_best(
 ) -> None:
     """Forget the best PSNR if new PSNR values cannot be compared with it. Changes `progress`.
 
-    The reason is logged. A start without a test split measures no PSNR. So its `scored_on` is None,
+    The reason is logged. A start without a test split measures no PSNR. Then `scored_on` is None,
     and the test clips are not compared. Test: test_a_best_score_of_other_test_clips_does_not_count.
 
     changed_psnr_options: keys of changed options that the PSNR depends on.
@@ -183,10 +184,11 @@ def _fit_position_to_data(
     resumed: the checkpoint.
     options: all options of this start.
 
-    The two errors are needed, because a queue may start a run again after a host or a disk was
-    lost. The run must not continue with half of its GPUs or half of its clips. But if the user has
-    named the checkpoint (--resume FILE), the change is intended: the run goes on with the next
-    epoch, and the change is only logged. tests/dist/test_changed_resume.py tries each case.
+    The two errors are needed, because the queue of a cluster may start a run again after a host or
+    a disk was lost. The run must not continue with half of its GPUs or half of its clips. But if
+    the user has named the checkpoint (--resume FILE), the change is intended: the run goes on with
+    the next epoch, and the change is only logged. tests/dist/test_changed_resume.py tries each
+    case.
     """
     ranks = utils_dist.get_world_size()
     ranks_then = resumed.state.get("world_size", 1)  # missing in early versions
@@ -205,9 +207,9 @@ def _fit_position_to_data(
     if (is_other_data or per_step != per_step_then) and not is_intended:
         raise _other_data_or_batch(is_other_data, changes, per_step_then, resumed.path)
 
-    # The number of steps in an epoch follows from the number of samples and the samples per step.
-    # If neither number has changed, no run saves a position beyond the end of an epoch, so somebody
-    # has changed the file.
+    # The number of samples and the samples per step determine the number of steps in an epoch. If
+    # both numbers are unchanged, no run saves a position beyond the end of an epoch, so somebody
+    # has changed the file. Count this as a change, too.
     if not changes and progress.batch > order.steps:
         changes = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
     # A position at the start of an epoch can stay: no sample of the epoch has been used.
@@ -272,8 +274,9 @@ def _other_data_or_batch(
     per_step_then: number of samples per step of the checkpoint.
     path: the file of the checkpoint.
 
-    The message gives two ways out. Either the user restores the old data and the old batch. Or the
-    run continues with the data and batch of now, from a new epoch: --resume with the file.
+    The message proposes two things. Either the user restores the old data and the old batch. Or the
+    user names the checkpoint with --resume: then the run continues with the present data and batch,
+    from a new epoch.
     """
     error_class = DataError if is_other_data else OptionError
     return error_class(

@@ -1,7 +1,7 @@
 """Choose the checkpoint from which a run resumes, or find that it starts from the beginning.
 
-`find_checkpoint` decides by the option path.resume and by the files that are there. `restoring`
-turns errors of a checkpoint that does not fit the network into an error that names the file.
+`find_checkpoint` decides by the option path.resume and by the files in the folder of the run. If a
+checkpoint does not fit the network, `restoring` turns the error into one that names the file.
 
 What must stay: the table of `find_checkpoint`, so that a repeated command loses no step and
 overwrites no run (test_which_checkpoint_wins).
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 class Resumed:
     """A checkpoint that a run resumes from. `find_checkpoint` sends these fields to all ranks."""
 
-    path: Path  # the file
-    state: dict[str, Any]  # what `save` was given, read back from the file
+    path: Path  # the file of the checkpoint
+    state: dict[str, Any]  # the content of the file, as `Experiment.save` wrote it
     is_named: bool = False  # whether the user has named this file (`--resume PATH`)
 
 
@@ -79,7 +79,7 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
     """Do the work of `find_checkpoint` on rank 0."""
     latest = own_checkpoint(folder, "latest")
     # Whether this run has a checkpoint_latest, or a former version of it. Former versions are kept
-    # beside the file as checkpoint_latest_previous.pth, ..., in case that the newest is damaged.
+    # beside the file as checkpoint_latest_previous.pth, ..., because the newest may be damaged.
     has_own = bool(existing_versions(latest))
     if resume is None and has_own:
         raise OptionError(
@@ -182,7 +182,8 @@ def _read_state(path: Path) -> dict[str, Any]:
     Raises CheckpointError if the file holds only weights, or something else.
     """
     state = load(path)
-    # Checkpoints of all versions have these keys. A key that came later must not be asked for.
+    # Checkpoints of all versions have these keys. A key that a later version added must not stand
+    # here, because older checkpoints lack it.
     required_keys = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
     if isinstance(state, dict) and required_keys.issubset(state):
         refuse_wrong_types(state, path)
@@ -197,11 +198,11 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def restoring(resumed: Resumed | None) -> Generator[None]:
-    """Restore a checkpoint in this block: its errors become a CheckpointError that names the file.
+    """Turn an error of the block, which restores a checkpoint, into one that names the file.
 
-    The block gives the weights, moments and averages of the checkpoint to network and optimizer,
-    which raise many kinds of errors for a value that does not fit. Network and optimizer know the
-    content of the file and not its path, so the path is added here.
+    The block gives the weights, moments and averages of the checkpoint to network and optimizer.
+    For a value that does not fit, they raise errors of many types. They do not know the path of the
+    file. So here the error becomes a CheckpointError with the path.
 
     resumed: the checkpoint, or None for a fresh start. The errors of a fresh start are not changed,
         because no file is their cause.

@@ -1,10 +1,10 @@
-"""How far a training run is, over all its epochs, and how long it will take.
+"""Show how far a training run is, over all its epochs, and the time that is left.
 
-`utils.run.run.Run` calls it. On a terminal it is a bar, and the time that is left stands beside it.
-With the option logging.progress "line" it is a line at each tenth of the run.
+`utils.run.run.Run` has a `RunProgress`. On a terminal it draws a bar with the remaining time. If
+the option logging.progress is "line", it logs a line at each tenth of the run.
 
-What must stay: showing progress never ends or blocks a run; `begin_epoch` says where it may be
-called. Free to change: the shown texts.
+What must stay: showing progress never ends or blocks a run. So the docstring of `begin_epoch` says
+at which moment this method may be called. Free to change: the shown texts.
 
 Tests: tests/parts/utils/test_progress.py.
 """
@@ -33,7 +33,7 @@ class RunProgress(ExitStack):
         total_iter: number of steps of the run.
         timer: the run's StepTimer (utils.run.timing), which knows the speed.
         every: "validation" and "save" -> number of steps between two validations, or two saves,
-            e.g. 1000. One more of each follows the last step. 0: there are none at all.
+            e.g. 1000. One more of each follows the last step. 0 if there are none at all.
         """
         super().__init__()
         self.kind = kind_to_show(kind)
@@ -94,8 +94,9 @@ class RunProgress(ExitStack):
     def eta(self, step: int) -> str:
         """Return the time that the rest of the run takes, e.g. "1 d 03:12:00".
 
-        The rest is the steps after `step`, with their validations and saves. Validations count only
-        after the first one was measured, and so do saves. Returns "" if the speed is not known yet.
+        The rest is the steps after `step`, with their validations and saves. Before the first
+        validation of this start, its time is not known, so no validation is counted. The same holds
+        for saves. Returns "" if the speed is not known yet.
         Test: test_the_remaining_time_holds_the_validations_and_saves_to_come.
         """
         seconds_per_step = self.timer.pace()

@@ -1,7 +1,7 @@
-"""What a checkpoint must hold before a run resumes from it: names, types and ranges.
+"""Check the names, types and ranges in a checkpoint before a run resumes from it.
 
-A checkpoint may be damaged, or written by another program. `refuse_wrong_types` finds this before
-anything is computed from the checkpoint. `Experiment.save` (experiment.py) writes these keys:
+A checkpoint may be damaged, or another program may have written it. `refuse_wrong_types` finds this
+before the run uses the checkpoint. `Experiment.save` (experiment.py) writes these keys:
 
     keys                                              their values come from
     "step", "epoch", "batch", "best_psnr", ...        `Progress`, position.py
@@ -11,8 +11,9 @@ anything is computed from the checkpoint. `Experiment.save` (experiment.py) writ
     "optimizer", "nonfinite_in_a_row", "network"
 
 What must stay: a new field of `Progress` or `DataOrder` (utils.run.position) needs a line here,
-with a default, because checkpoints of earlier versions lack it. An unknown key is not an error, and
-nothing reads it (test_keys_that_a_newer_version_adds_are_left_alone).
+with a default, because checkpoints of earlier versions lack the field. An unknown key is not an
+error, because a newer version may have written it
+(test_keys_that_a_newer_version_adds_are_left_alone).
 
 Tests: tests/parts/utils/test_saved_state.py.
 """
@@ -46,10 +47,10 @@ TAKE_ANOTHER = "go on from another checkpoint of this run, such as checkpoint_la
 
 
 class Saved(BaseModel):
-    """A part of a checkpoint.
+    """A part of a checkpoint, checked by pydantic.
 
-    strict: a text such as "5" is not taken for a number. extra: keys that newer versions add are
-    ignored.
+    strict=True: a text such as "5" is not accepted as a number. extra="ignore": keys that newer
+    versions add are ignored.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore")

@@ -1,11 +1,11 @@
 """Judge the speed of a run: does a rank wait for data, or is it slower than the others?
 
 In each step all ranks wait for the slowest rank, in the backward pass. So a step takes equally long
-on all ranks. To find the slow rank, two times are compared in which a rank waits for no other rank:
-its wait for data, and its forward pass. Both are in seconds per step.
+on all ranks, and its time does not show the slow rank. But a rank waits for no other rank while it
+waits for data, and in its forward pass. So these two times are compared, in seconds per step.
 
 A single log line may look bad by chance, because another program may have run at the same time. So
-log lines are put together to windows of at least WINDOW_STEPS steps, and a warning needs
+several log lines form a window of at least WINDOW_STEPS steps, and a warning needs
 BAD_WINDOWS_IN_A_ROW bad windows in a row.
 
 Free to change: each threshold, if it warns of healthy runs. tests/parts/utils/test_health.py then
@@ -23,8 +23,8 @@ from typing import Any
 from utils.options.loader_options import DatasetsOptions
 from utils.run.measured import Measured
 
-# Largest share of the time that a rank may wait for data. Below this share, a faster loader would
-# gain less than the speeds of two equal runs differ.
+# Largest share of the time for which a rank may wait for data without a warning. Below this share,
+# a faster loader would save less time than the difference between two equal runs.
 MOST_DATA_SHARE = 0.10
 # A rank is slow if it takes more than SLOW_FACTOR times the median of the other ranks, and if the
 # difference is more than LEAST_DELAY_SHARE of a step. A smaller delay is not noticeable.
@@ -47,7 +47,7 @@ class SpeedJudge:
         """
         self.datasets = datasets
         self.warn = warn
-        # The lines of the present window; each line has the measurements of every rank.
+        # The log lines of the present window. Each line has the measurements of every rank.
         self.window: list[list[Measured]] = []
         # Whether the present window is the first one. It is not judged, because it also starts
         # loader processes, builds DDP and compiles.
@@ -185,10 +185,10 @@ def loader_advice(section: Any, share: float, cores: int) -> str:
     cores: number of cores of a rank.
     """
     workers = section.dataloader_num_workers
-    # The formula is: wanted workers = workers / (1 - share). Now the workers make a batch in the
-    # time of a step, which includes the wait. Without the wait, a step takes only (1 - share) times
-    # as long, so more workers must share the work. E.g. with 6 workers and a wait of 25 %, this is
-    # 6 / 0.75 = 8 workers.
+    # The formula is: wanted workers = workers / (1 - share). At present, the workers need the time
+    # of a whole step, with the wait, to make a batch. Without the wait, a step takes only
+    # (1 - share) times as long, so more workers must share the work. E.g. with 6 workers and a wait
+    # of 25 %, 6 / 0.75 = 8 workers are needed.
     #
     # With 0 workers the training process itself reads the data, and the formula would give 0. Then
     # advise the default, 2.

@@ -1,10 +1,10 @@
-"""What a run logs before its first step: a line for each rank, the head of the log, its position.
+"""Log the first lines of a run: a line for each rank, the head of the log, and the position.
 
 The head is the table of `utils.run.overview`. `Run.opened` calls `log_start` on every rank.
 
-What must stay: `log_start` is collective, because rank 0 gathers the lines of all ranks; and the
-facts that it tells (`utils.dist.state.tell`), which the status file shows. Free to change: the
-texts.
+What must stay: all ranks call `log_start`, because rank 0 gathers the lines of all ranks. The
+status file shows the facts that `log_start` gives to `utils.dist.state.tell`, so these facts stay,
+too. Free to change: the texts.
 
 Tests: tests/stories/test_main_train.py
 """
@@ -39,8 +39,9 @@ def log_start(
 
     total_iter: number of steps of the whole run. The other arguments are arguments of `Run`, too.
     """
-    # Option files of KAIR, another toolbox, can be read too. Their batch sizes and numbers of
-    # workers are totals over all GPUs, while ours are numbers per GPU. The note says so.
+    # The programs also read option files of KAIR, the toolbox in which VRT was published. There the
+    # batch size and the number of workers are totals over all GPUs. Here they are numbers per GPU.
+    # The note warns of this.
     note = opt.note_on_totals(utils_dist.get_world_size())
     if note and utils_dist.is_main_process():
         logger.warning("%s", note)

@@ -1,10 +1,11 @@
 """Write the numbers and pictures of a run for TensorBoard.
 
-In: numbers by name, from `Experiment.log_training` and `log_validation` (experiment.py, which takes
-the numbers of a training from measured.py). Out: the files that TensorBoard reads.
+`Experiment.log_training` and `log_validation` (experiment.py) give numbers by name to the writer,
+and the writer writes files that TensorBoard reads.
 
-TensorBoard merges the files of all starts of a run. A resumed run repeats the steps after its
-checkpoint, so the new file hides what an earlier start wrote after this step.
+A run may be started several times, and each start writes a file of its own. TensorBoard merges
+these files. A resumed run repeats the steps after its checkpoint, so the new file hides what an
+earlier start wrote after the step of the checkpoint.
 
 What must stay: each step is shown once, also if the clock of the host went back
 (test_tensorboard_shows_each_step_once_after_a_second_start,
@@ -59,7 +60,7 @@ class TensorBoardWriter:
         from torch.utils.tensorboard import SummaryWriter, summary
 
         first_hidden_step = step + 1 if repeated_scalars is None else step
-        # SummaryWriter starts a thread. Find it by comparing the threads before and after.
+        # SummaryWriter starts a thread. Find this thread: it runs after the call and not before.
         threads_before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
             put_before_now(folder)
@@ -117,10 +118,10 @@ EVENTS_NAME = re.compile(r"events\.out\.tfevents\.(?P<second>\d{10})\.(?P<rest>.
 def put_before_now(folder: Path) -> None:
     """Rename the files of earlier starts so that their names sort before the name of a new file.
 
-    TensorBoard reads the files of a folder in the order of their names. A name begins with the time
-    of the start of its run, in seconds. The new file may have an earlier time than an old one, or
-    the same: if the clock of the host was set back, or if two starts have the same second. Then
-    TensorBoard would take the new file for the older one, and hide the wrong entries.
+    TensorBoard reads the files of a folder in the order of their names. A name begins with the
+    second in which the file was made. The new file may have an earlier second than an old file if
+    the clock of the host was set back, or the same second if two starts follow quickly. Then
+    TensorBoard would take the new file for the older file, and hide the wrong entries.
 
     E.g. now is second 1000, and the names have the seconds 980, 1005 and 1007. The new names have
     980, 998 and 999. Test: test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back.

@@ -5,7 +5,7 @@
     DeviceClock   time that the device spends on a block, e.g. on the forward passes
 
 What must stay: no function that runs in a step waits for the device, because the host prepares the
-next work while the device computes. Only `seconds_of` waits; programs that compare speeds call it.
+next work while the device computes. Only `seconds_of` waits, and no training step calls it.
 The names that callers give to `StepTimer.part` must stay, too: the history of a run has a tag for
 each name, with "_share" at its end, e.g. "data_share" and "compute_share".
 
@@ -46,15 +46,15 @@ def seconds_of(
     return statistics.median(seconds_that_count)
 
 
-# The kinds of work between two steps that do not count as time of the steps.
+# Kinds of work between two steps. Their time does not count as time of the steps.
 PAUSES = ("validation", "save")
 
 
 class Span:
     """A stretch of a run, e.g. an epoch: its number of steps, and the seconds of each kind of work.
 
-    `PAUSES` do not count. The kinds of work are the names given to `StepTimer.part`: "data" (wait
-    for a batch), "compute", ...
+    The kinds of work are the names given to `StepTimer.part`, e.g. "data" (wait for a batch) and
+    "compute". The time of PAUSES is counted separately.
     """
 
     def __init__(self) -> None:
@@ -83,8 +83,9 @@ class Span:
         return values
 
 
-# Seconds after which an old speed counts 37 % (1 / e) in the predicted speed. A shorter time would
-# let the predicted end jump at each slow step; with a longer one it would follow a change late.
+# Seconds after which an old speed counts 37 % (1 / e) in the predicted speed. With a shorter time,
+# each slow step would change the predicted end of the run. With a longer time, the prediction would
+# follow a lasting change of the speed too late.
 FADE_S = 300.0
 
 
@@ -92,8 +93,8 @@ class StepTimer:
     """Measures wall-clock time: of the steps since the last log line, of the epoch, and of pauses.
 
     The first step of a process does not count, because it also starts the loader processes, builds
-    DDP, and compiles and tunes kernels. On a GPU a time is the time that the host waited: the
-    timer must not wait for the device itself, because this would slow down every step.
+    DDP, and compiles and tunes kernels. The clock is the clock of the host. The timer does not wait
+    until a GPU has finished a part, because such a wait would slow down every step.
 
     Tests in test_progress.py: test_the_first_step_of_a_process_does_not_count,
     test_validations_do_not_count_in_the_pace, test_the_remaining_time_follows_a_change_of_speed.
@@ -102,13 +103,13 @@ class StepTimer:
     def __init__(self) -> None:
         self.line = Span()  # since the last log line
         self.epoch = Span()  # since the epoch began, without the first step of the process
-        # When the epoch began, for the whole length of the epoch. `epoch`, without the first step,
-        # is for the speed.
+        # When the epoch began. The log shows the whole length of the epoch, also with the first
+        # step. `epoch` serves for the speed, so it leaves the first step out.
         self.epoch_begin = time.perf_counter()
         self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
         self._is_warm = False  # whether the first step is done
-        # For the predicted speed: steps and seconds up to the last log line. Old ones count less
-        # (`_faded_sums`).
+        # Steps and seconds up to the last log line, for the predicted speed. Older steps and
+        # seconds count less (`_faded_sums`).
         self._sums_at_line = (0.0, 0.0)
 
     @contextmanager
@@ -131,7 +132,7 @@ class StepTimer:
                 self.pauses[name].append(seconds)
 
     def step_done(self) -> None:
-        """Count a step. After the first one of the process, begin to measure."""
+        """Count a step. After the first step of the process, begin to measure."""
         if self._is_warm:
             self.line.steps += 1
             self.epoch.steps += 1

@@ -1,4 +1,4 @@
-"""Read files of torch.save: plain types and tensors, and never more than the file holds.
+"""Read files of torch.save safely: only plain types and tensors, in bounded memory and time.
 
 The programs read weights and checkpoints, also files of other projects, only with `load_plain`.
 A file of torch.save is a zip archive without compression. Its members, e.g. for a checkpoint:
@@ -7,12 +7,12 @@ A file of torch.save is a zip archive without compression. Its members, e.g. for
     archive/data/0      the numbers of the first tensor
     archive/data/1      the numbers of the second tensor
 
-Versions of torch before 1.6 wrote five pickles one after the other, and the numbers of all tensors
-after them. Such a file is called old below.
+Versions of torch before 1.6 wrote five pickles one after the other, and then the numbers of all
+tensors. This page calls such a file an old file.
 
 With weights_only=True torch runs no code of a file. But a file of a kilobyte may still ask for
-gigabytes of memory or hours of time. So `_check_file` checks the archive and its pickle before the
-file is read, and `_refuse_repetition` checks what was read.
+gigabytes of memory or hours of time. So `_check_file` checks the archive and its pickle before
+torch.load reads the file, and `_refuse_repetition` checks the result of torch.load.
 
 What must stay: each check, because it stops a file that somebody could make (SECURITY.md):
 test_hostile_weights.py has such files. Free to change: a check may become stricter, if each file of
@@ -37,8 +37,8 @@ OLD_PICKLES = 5
 # Greatest depth of dicts and lists within each other, e.g. 2 for {"a": [1]}. A checkpoint has a
 # depth below ten. A program that follows the lists by recursion fails at a depth of about 1000.
 DEEPEST = 100
-# Number of bytes that are read at once, 1 MiB. A larger number takes more memory, and a smaller one
-# more calls.
+# Number of bytes that are read at once, 1 MiB. A larger number needs more memory, and a smaller
+# number needs more calls.
 CHUNK_BYTES = 2**20
 
 
@@ -64,14 +64,14 @@ def load_plain(path: Path, mmap: bool = False) -> Any:
     mmap: whether the numbers of tensors are read only when they are used. Needs a file of torch 1.6
         or later, which is a zip archive (`is_zip`).
 
-    Raises RefusedFile, and whatever torch.load raises for a file that torch.save did not write.
+    Raises RefusedFile, and the errors of torch.load for a file that torch.save did not write
+    (checkpoint.UNREADABLE lists them).
     """
     operation_count = _check_file(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    # Each operation of a pickle makes one value, or puts values together. So the number of values
-    # in an honest file is about the number of operations. The limit is ten times this number,
-    # because a few honest values may be used several times, plus 1000 for files with few
-    # operations.
+    # Each operation of a pickle makes one value, or puts values together. So an honest file has
+    # about as many values as operations. The limit is ten times the number of operations, because
+    # an honest file may use some values several times. 1000 is added for files with few operations.
     _refuse_repetition(content, most=1000 + 10 * operation_count)
     return content
 
@@ -95,8 +95,8 @@ def is_zip(path: Path) -> bool:
 def _check_file(path: Path) -> int:
     """Return the number of operations of the pickle in a file.
 
-    Raises RefusedFile or OSError. A file that torch.save did not write may pass. torch.load refuses
-    it later, and says what is wrong with it.
+    Raises RefusedFile or OSError. A file that torch.save did not write may pass this check. Then
+    torch.load refuses the file, and its error says what is wrong.
     """
     operation_count = _check_archive(path)
     if operation_count is None:
@@ -191,8 +191,8 @@ def _check_pickle(pickle: Any) -> int:
 
     A pickle is a little program: its operations make values, and put them together.
 
-    pickle: the bytes of a pickle, or an open file. If it is a file, one pickle is read, and the
-        position of the file is after this pickle then.
+    pickle: the bytes of a pickle, or an open file. From a file, one pickle is read. Afterwards the
+        position of the file is behind this pickle.
 
     Raises GrowingFile if the pickle names something that `_refuse_name` refuses.
     """

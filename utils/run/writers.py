@@ -1,10 +1,10 @@
-"""The writers of a run: where its numbers and pictures go.
+"""Build the writers of a run, which write its numbers and pictures. There are three kinds:
 
-* The history (utils.run.history_writer) is written always, with a report unless the options
-  forbid it,
-* TensorBoard and W&B, if the options ask for them (tensorboard_writer.py, wandb_writer.py),
+* the history (utils.run.history_writer). Every run has this writer. It also makes a report, unless
+  the option `logging.use_report` is false.
+* TensorBoard and W&B, if the options ask for them (tensorboard_writer.py, wandb_writer.py)
 * the user's own writers, which the option `logging.writers` names: classes in files
-  utils/writer_<name>.py.
+  utils/writer_<name>.py
 
 A writer has a method `scalars(values, step)`, and may have `image(tag, rgb, step)` and `close()`.
 docs/extending.md shows an example. Only rank 0 has writers. One process has one run at a time.
@@ -69,10 +69,10 @@ def build_writers(
     if section.use_tensorboard:
         repeated_scalars = None
         if progress.validated < progress.step:
-            # An earlier start may have recorded a validation of this step, and then died before its
+            # An earlier start may have written a validation of this step, and then died before its
             # checkpoint was written. This start repeats the validation, so TensorBoard must hide
-            # the entries of this step. With them it hides the training scalars of the step, which
-            # are not repeated. So give the writer these scalars, to write them once more.
+            # the entries of this step. This also hides the training scalars of the step, although
+            # this start does not repeat them. So give them to the writer, which writes them again.
             repeated_scalars = history.training_scalars(folder, progress.step)
         writers.append(
             TensorBoardWriter(folder / "tb_logger", progress.step, options, repeated_scalars)
