@@ -99,7 +99,7 @@ def naming_spike_size_flag() -> Generator[None]:
         yield
     except SpikeVRTError as e:
         # An error about a missing size has one of these two texts. The code in data/spike and
-    # data/cameras that finds that the size is missing writes them.
+        # data/cameras that finds that the size is missing writes them.
         if e.where.startswith("spike.h") or "spike height and width" in e.do:
             shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
             e.do = f"give --spike-size H W; {shows}"

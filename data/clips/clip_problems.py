@@ -65,6 +65,6 @@ def names_in_short(names: Iterable[str], limit: int = MOST_NAMES) -> str:
 
 
 def most_frequent(values: Iterable[int]) -> int:
-    """Return the most frequent value. If several are equally frequent, returns the first of them."""
+    """Return the most frequent value. If several values are equally frequent, the first counts."""
     [(value, _)] = Counter(values).most_common(1)
     return value

@@ -125,7 +125,8 @@ def _open_clip(
     """Open the frames of a clip, and match its other files with them.
 
     section: the section `spike` of the options. None: the network takes no spikes.
-    trained: properties of the training spikes, assumed where the user's spikes say nothing.
+    trained: properties of the training spikes. A property that the user's spikes do not tell is
+    assumed to be as in the training.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises UnknownPlanes and other DataErrors.
     """

@@ -57,7 +57,8 @@ def user_clip(
     spikes: how the spikes are read. If one file holds the planes of all frames, its
     `Timing.plane_ranges` says which planes belong to which frame. `spike` and `spikes` are given
     together, or neither of them.
-    trained: properties of the training spikes, assumed where the user's spikes say nothing.
+    trained: properties of the training spikes. A property that the user's spikes do not tell is
+    assumed to be as in the training.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises DataError if frames, sharp frames and spikes do not belong together.
     """

@@ -115,7 +115,8 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
         whole_plane = (slice(0, view.plane[0]), slice(0, view.plane[1]))
         return [Band(whole_frame, whole_plane, view)]
 
-    # A spike pixel belongs to each band whose rows its points touch. It may belong to two bands.
+    # A spike pixel belongs to a band if one of its points lies on the rows of the band. It may
+    # belong to two bands.
     first_y, last_y = _rows_of_spike_pixels(view)  # (h, w) each
     bands = []
     for begin, end in _rows_of_bands(height, most_rows=max(most_pixels // width, LEAST_ROWS)):
@@ -136,7 +137,7 @@ def _rows_of_bands(height: int, most_rows: int) -> list[tuple[int, int]]:
         ends      317 + 128 = 445, 635 + 128 = 763, and 952 + 128 = 1080
         result    (0, 445), (317, 763), (635, 1080)
 
-    height: of the frame.
+    height: number of rows of the frame. most_rows: largest number of rows of a band.
     """
     count = math.ceil((height - OVERLAP) / (most_rows - OVERLAP))
     count = max(count, 1)  # a very wide frame may have fewer rows than an overlap
@@ -179,8 +180,8 @@ def _make_band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
     band_to_plane[1, 2] = rows.start  # added to y
     frame_to_band = np.eye(3)
     frame_to_band[1, 2] = -begin  # added to y
-    # `View.all_rows` is the number of rows of the whole frame. It is None if the view is of the
-    # whole frame. A band may be divided again: then the view already has the number.
+    # `View.all_rows` is the number of rows of the whole frame. It is None if the view shows the
+    # whole frame. If the view is a band itself, it already has this number.
     rows_of_frame = view.size[0] if view.all_rows is None else view.all_rows
     view_of_band = replace(
         view,

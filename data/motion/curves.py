@@ -1,14 +1,14 @@
 """Smooth the motion of each pixel in time: a curve near its shifts.
 
 Optical flow searches the shift of a pixel anew for each time (data/motion/flow.py), so its errors
-differ from time to time. But a thing has a mass, so it moves along a smooth curve. A curve has 3
+differ from time to time. But an object has a mass, so it moves along a smooth curve. A curve has 3
 coefficients in place of 8 shifts, so the errors of the shifts average out. On the photographs of
-lab/joint_gain.py, only this step brought the end-point error from 1.30 to 1.24 pixels.
+lab/joint_gain.py, this step alone lowered the end-point error from 1.30 to 1.24 pixels.
 
     shifts -> curves    for each pixel, the curve of third degree that is nearest to its shifts
     curves -> curves    the shake of the camera is added, because such a curve cannot follow it
 
-K is the number of times: 9, which are 8 and the sharp instant itself. H x W is the size of a frame.
+K is the number of times, 9: the sharp instant and 8 other times. H x W is the size of a frame.
 Shifts are x and y in RGB pixels. Times are planes after the sharp instant: 0 is the sharp instant.
 
 What must stay: a curve is 0 at the sharp instant. With other curves, the weights of the fusion
@@ -23,10 +23,11 @@ import numpy as np
 # Degree of a curve. On photographs in good light, the frames of weights/motion.pth gained most with
 # the third degree: 0.2 dB more than with the second, 0.06 dB more than with the fourth.
 DEGREE = 3
-# RIDGE times the sum of the diagonal is added to each value of the diagonal of the equations. With
-# fewer times than DEGREE, many curves would fit the shifts, and the equations would have no single
-# solution. With the ridge they have one: a curve that nearly fits, with small coefficients. (An
-# exposure has eight times beside the sharp instant, so this case is rare.)
+# A small number is added to each value of the diagonal of the equations: RIDGE times the sum of the
+# diagonal. The reason: with fewer times than DEGREE, many curves would fit the shifts, and the
+# equations would have no single solution. With the ridge they have one solution: a curve that
+# nearly fits, with small coefficients. (An exposure has eight times beside the sharp instant, so
+# this case is rare.)
 RIDGE = 1e-4
 # The shake is a median over the pixels. Each fourth row and column has enough pixels for it.
 STEP_OF_SHAKE = 4
@@ -97,11 +98,11 @@ def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
 
     A camera that shakes fast, e.g. on a motor, moves back and forth within an exposure. No curve of
     third degree does this. But the shake moves all pixels alike, and noise does not. So the shake
-    at a time is the median of (shift - curve) over the pixels. Without a shake, this median is only
-    noise. So the median is added only if it is longer than the distance from the median to the
-    (shift - curve) of a usual pixel.
+    at a time is the median of the residuals (shift - curve) over the pixels. Without a shake, this
+    median is only noise. So the shake is added only if its length is above the noise: the median
+    distance of a residual from the shake.
 
-    In dim light callers leave the shake out, because dim photographs lost 0.1 dB with it.
+    In dim light callers leave the shake out, because dim photographs lost 0.1 dB with the shake.
 
     curves, shifts: (K, H, W, 2), for the same times.
     """
@@ -140,7 +141,7 @@ def _solve_for_pixels(
     unknowns: dict[int, np.ndarray] = {}
     for row in reversed(range(n)):
         right_side = right[row]
-        for column in range(row + 1, n):  # the unknowns that are known by now
+        for column in range(row + 1, n):  # the unknowns that are solved already
             right_side = right_side - left[row][column][..., None] * unknowns[column]
         unknowns[row] = right_side / left[row][row][..., None]
     return [unknowns[row] for row in range(n)]

@@ -133,7 +133,8 @@ def _nearest_good(is_good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the row and the column of the trusted pixel nearest to each pixel that is not trusted.
 
     is_good: (h, w) bool; some pixels can be trusted and some cannot.
-    Returns two arrays (n,), for the n pixels that cannot, in the order of stream[:, ~is_good].
+    Returns two arrays (n,), for the n pixels that are not trusted, in the order of
+    stream[:, ~is_good].
     """
     # OpenCV gives each trusted pixel a number, and each other pixel the number of the nearest
     # trusted one. E.g. a row of five pixels, of which the third one is not trusted, has the numbers

@@ -10,7 +10,7 @@ So the threshold of the sensor and its fixed pattern need not be known. `Recorde
     gain_in_exposure        the gain for one exposure, if the RGB camera changed its exposure time
 
 With automatic exposure, the RGB camera shows the same light by other values in each frame. The
-level of a frame tells such a change:
+level of a frame shows such a change:
 
     level = (sum of the spikes per plane) / (sum of the light of the frame)      over the pixels
 
@@ -149,10 +149,10 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
 def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
     """Return the exposures that tell the gain of the pixels.
 
-    A saturated exposure does not tell the gain, and an exposure without any spike neither. If all
-    exposures are like that, all are returned, so that there is a gain. The gain hardly matters
-    then, because the restored frames are not improved from the spikes
-    (`MotionRestorer._keeps_first_estimate`).
+    Two kinds of exposures do not tell the gain: an exposure in which the spike camera is saturated,
+    and an exposure without any spike. If there are no other exposures, all are returned, so that
+    there is a gain. The gain hardly matters then, because the restored frames are not improved from
+    the spikes (`MotionRestorer._keeps_first_estimate`).
     """
     usable = []
     for exposure in exposures:
@@ -260,8 +260,8 @@ def gain_in_exposure(exposure: ExposureLight, gain: np.ndarray, is_good: np.ndar
     of the exposure time, the frame shows half of the light for the same spikes, so the gain is
     twice as large.
 
-    gain, is_good: (h, w) each, of the clip, from `gain_over_exposures`. Only trusted pixels count:
-    the spikes of hot pixels would look like another exposure.
+    gain, is_good: (h, w) each, of the clip, from `gain_over_exposures`. Only trusted pixels count,
+    because the spikes of hot pixels would look like a change of the exposure time.
     """
     # The spikes that the light of the frame would give with the gain of the clip.
     with_gain_of_clip = exposure._replace(spike_rates=gain * exposure.frame_light)

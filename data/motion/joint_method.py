@@ -1,7 +1,8 @@
 """Improve the frames of another method by the solution of the equations of both cameras.
 
 This is `--method joint` of main_test_vrt.py. It has no weights, but the other method may have
-weights. The parts of `MotionRestorer` (restorer.py), which goes through the frames, are here
+weights. `MotionRestorer` (restorer.py) restores one frame after the other. `JointMethod` gives it
+three parts:
 
     start      the other method, whose frames are the first estimates z_0
     find       optical flow (flow.py)
@@ -43,9 +44,9 @@ class JointMethod:
     def __init__(self, options: JointOptions, start: Method) -> None:
         self.options = options
         self.start = start
-        # A frame is improved without the other frames of its clip, so both properties are those of
-        # `start`: whether ranks may share the frames of a clip, and whether only the middle frame
-        # of a clip is restored.
+        # can_cut: whether ranks may share the frames of a clip. center_frame_only: whether only the
+        # middle frame of a clip is restored. A frame is improved without the other frames of its
+        # clip, so both values are the same as for `start`.
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 
@@ -94,8 +95,8 @@ class JointMethod:
 def blended_solution(z_0: Tensor, inputs: AreaInputs) -> Tensor:
     """Return the solution z of the equations, blended with z_0, as (3, rows, W).
 
-    The larger the squared error of z in a place is, compared with the squared error of z_0, the
-    more z_0 counts there (joint/guard.py).
+    At each pixel, z_0 gets more weight if the squared error of z is large compared with the squared
+    error of z_0 (joint/guard.py).
     """
     equations = inputs.equations
     z = equations.solve(z_0)

@@ -42,10 +42,10 @@ class JointOptions(Section):
     noise: float = Field(Solver.noise, gt=0)
     # The frame is a blend of the solution z and the first estimate z_0:
     #
-    #     weight of z = 1 / (1 + (a / (guard a_0))^2)        1/2 where a = guard a_0
+    #     weight of z = 1 / (1 + (a / (guard a_0))^2)        1/2 if a = guard a_0
     #
-    # The spikes tell a and a_0, the squared errors of z and z_0.
-    # 0 switches the guard off: the frame is z.
+    # a is the squared error of z, and a_0 the squared error of z_0. Both are measured by the
+    # spikes. The value 0 switches the guard off: the frame is z.
     guard: float = Field(Solver.guard, ge=0)
 
 

@@ -1,7 +1,7 @@
 """Improve the frames of a network by its learned steps on the equations of both cameras.
 
-Weights with the fusion "motion" (models/fusion/fusion_motion.py) have these steps. The parts of
-`MotionRestorer` (restorer.py), which goes through the frames, are here
+Weights with the fusion "motion" (models/fusion/fusion_motion.py) have these steps. `MotionRestorer`
+(restorer.py) restores one frame after the other. `LearnedMotion` gives it three parts:
 
     start      the network without the steps, whose frames are the first estimates z_0
     find       what the weights say: optical flow, a network, or both (finder.py)
@@ -82,9 +82,9 @@ class LearnedMotion:
         self.parts = parts
         self.solver = solver
         self.motion_by = motion_by
-        # A frame is improved without the other frames of its clip, so both properties are those of
-        # `start`: whether ranks may share the frames of a clip, and whether only the middle frame
-        # of a clip is restored.
+        # can_cut: whether ranks may share the frames of a clip. center_frame_only: whether only the
+        # middle frame of a clip is restored. A frame is improved without the other frames of its
+        # clip, so both values are the same as for `start`.
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 

@@ -58,8 +58,8 @@ class NetworkInputs(NamedTuple):
 def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> NetworkInputs:
     """Return the inputs of the network for an exposure."""
     # `network.edges` are the edges of its windows, in elevenths of an exposure after the start of
-    # the sharp plane. The sharp instant is the middle of this plane, half a plane later. Here they
-    # become edges in planes, counted from the start of the stream.
+    # the sharp plane. (The sharp instant is the middle of this plane, half a plane later.) Here the
+    # edges are converted to planes after the start of the stream.
     planes_per_eleventh = recording.length / ELEVENTHS
     begin_of_sharp_plane = recording.sharp - 0.5
     edges = []
@@ -175,9 +175,9 @@ def _deviations(counts: np.ndarray, lengths: np.ndarray, brightness: _Brightness
     counts: (K, h, w), number of spikes in each window. lengths: (K, 1, 1), in usual planes.
     """
     expected = brightness.of_pixels * lengths  # (K, h, w)
-    # As for a Poisson distribution, the variance is the expected count. But this count comes from
-    # the smoothed rate, because the rate of a single pixel is noisy itself, and 0 in a pixel that
-    # never fired.
+    # As for a Poisson distribution, the variance is an expected count. For the variance, the count
+    # is expected from the smoothed rate. The rate of a single pixel is too noisy, and it is 0 for a
+    # pixel that never fired.
     least_rate = LEAST_SHARE_OF_MEAN * brightness.mean
     rate = np.maximum(brightness.around_pixels, least_rate)  # (h, w)
     variance = rate * lengths + ADDED_VARIANCE  # (K, h, w)

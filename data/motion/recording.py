@@ -5,7 +5,8 @@
     clip.view               where the spike pixels lie on the frame (view.py)
     clip.read(frame)        the blurry frame and all spike planes around its exposure (exposure.py)
     clip.gain()             spikes per plane of each spike pixel at full light (gain.py)
-    clip.gain_in(...)       the same for one frame, whose exposure the RGB camera may have changed
+    clip.gain_in(...)       the gain for one frame. It differs if the RGB camera has changed its
+                            exposure time
 
 A frame has H x W RGB pixels. A plane is one binary picture (h, w) of the spike camera. The planes
 before and after an exposure are its context. With the context, the motion within the exposure is

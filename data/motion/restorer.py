@@ -91,8 +91,9 @@ class WholeFrame(NamedTuple):
     moving_share: np.ndarray
 
 
-# The first estimate counts as this share of the work on a frame, about its share of the time. Only
-# the progress display depends on it: with another value, the display would move less evenly.
+# The first estimate counts as this share of the work on a frame, because it takes about this share
+# of the time. Only the progress display depends on this number: with another value, the display
+# would move less evenly.
 FIRST_SHARE = 0.1
 # Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
 # frame is the first estimate: the motion could not be found, and the learned steps would add
@@ -180,8 +181,8 @@ class MotionRestorer:
             # A frame may take long on a CPU: tell the watchdog that the process still works.
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
-            # Forget the last frame before the next one is read. Of a large frame, the motion and
-            # the recording take a tenth of the memory.
+            # Forget the motion of the last frame before the next frame is read. For a large frame,
+            # its motion and recording take a tenth of the memory.
             self.used_motion = None
             whole = self._whole_frame(clip, index, gain_of_clip, is_good)
             if whole is None:
@@ -221,7 +222,8 @@ class MotionRestorer:
         gain = clip.gain_in(recording, gain_of_clip, is_good)
         motion = self.find(recording, clip.view, gain)
         spikes = median_spikes(recording)
-        # A pixel moves if its motion is long enough, and if its spikes change.
+        # A pixel moves if its motion is long enough, and if its spikes change. So the two shares
+        # (data/motion/stillness/shares.py) are multiplied.
         moving_share = share_by_reach(motion, spikes) * by_change
         return WholeFrame(
             recording, motion, gain=gain, median_spikes=spikes, moving_share=moving_share

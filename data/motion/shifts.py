@@ -4,7 +4,7 @@ The sharp instant is the time of the wanted sharp frame. Times are planes after 
 where a plane is one binary picture of the spike camera. A shift moves a point by x and y, in RGB
 pixels. A frame has H x W pixels.
 
-    Motion              shifts and their expected errors. What is at p in the sharp instant is at
+    Motion              shifts and their expected errors. What is at p at the sharp instant is at
                         p + shifts[k][p] at the time times[k]
     motion_times        the times at which all motions are given
     values_at_shifts    the values of a picture at p + shifts[p]
@@ -29,14 +29,14 @@ from data.motion.exposure import Recording
 # of 0.1, four steps leave 1/10,000 of the error. With 0 steps,
 # test_the_way_back_is_the_inverse_of_the_way_there fails.
 INVERSION_STEPS = 4
-# The same if `Motion.back` gets a start that is off by about a tenth of a pixel: with a gradient of
-# 0.1, two steps leave 1/1000 of a pixel.
+# Number of steps if `Motion.back` gets a start. Such a start is wrong by only about a tenth of a
+# pixel, so fewer steps are enough: with a gradient of 0.1, two steps leave 1/1000 of a pixel.
 STEPS_FROM_START = 2
 
 
 @dataclass(frozen=True)
 class Motion:
-    """The shifts of the pixels of the sharp instant to K times of the exposure."""
+    """The shifts of all pixels from the sharp instant to K times of the exposure."""
 
     times: np.ndarray  # (K,) planes after the sharp instant, ascending; 0 is one of them
     shifts: np.ndarray  # (K, H, W, 2) float32, x and y in RGB pixels
@@ -71,8 +71,8 @@ class Motion:
         """Return the shifts from the pixels of another time back to the sharp instant.
 
         Returns the shifts (H, W, 2) and their errors (H, W). What is at the pixel p at this time
-        lies at p + back[p] in the sharp instant. From the point p + back[p], the shift of the sharp
-        instant leads to p. So
+        lies at p + back[p] at the sharp instant. The shift of the point p + back[p] leads from the
+        sharp instant to p again. So
 
             back[p] = -shifts[p + back[p]]
 

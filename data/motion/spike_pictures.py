@@ -12,7 +12,8 @@ SPIKES_OF_PICTURE = 3 spikes. With n spikes in the exposure, this is
 
     share = 3 / n          at least LEAST_PICTURE and at most MOST_PICTURE
 
-E.g. a star moves sharply through a dark sky, whose pixels have long windows and so little noise.
+E.g. a star moves through a dark sky. Pixels near the star have short windows, so the star is sharp.
+Pixels of the dark sky have long windows, so they have little noise.
 
 Only flow.py calls `pictures_at`. The weights of the fusion "motion" were trained with motions that
 were found in these pictures. With another constant they fit a little worse, until they are trained

@@ -17,7 +17,7 @@ begin. The light up to the time t is
     light up to t = n + (t - last) / (following - last)
 
     n            number of spikes before t
-    last         the time of the last of them
+    last         the time of the last spike before t; 0 if there is none
     following    the time of the next spike
 
 Edge p lies between the planes p - 1 and p. A spike in plane p has the time p + 1.

@@ -24,6 +24,7 @@ system.py                 all equations: the residuals of a frame, and the weigh
 solution.py               solves the equations
 linearised.py             makes them linear at a frame
 conjugate_gradients.py    the steps towards the solution
-guard.py                  blends the solution with the first estimate where it fits worse
+guard.py                  blends the solution with the first estimate, which gets more weight where
+                          the solution fits worse
 network_channels.py       the channels that learned steps see
 """

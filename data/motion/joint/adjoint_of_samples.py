@@ -42,8 +42,8 @@ class SortedSamples(NamedTuple):
 
     # (N,) int64: number that each sample had before the sorting, e.g. 1, 0, 2.
     numbers: Tensor
-    # (P + 1,) int32: the samples of corner c are at the places begins[c] to begins[c + 1] - 1, as
-    # the entries of a row in a CSR matrix (sparse.py).
+    # (P + 1,) int32: the samples of corner c have the indices begins[c] to begins[c + 1] - 1 in
+    # this order, as the entries of a row in a CSR matrix (sparse.py).
     begins: Tensor
     weights: Tensor  # (4, N): weights of the four pixels, see `sampling.weights_of`
     offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1

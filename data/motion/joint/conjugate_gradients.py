@@ -45,7 +45,7 @@ def conjugate_gradients(
     """Return d after `steps` steps from 0 towards the solution of N d = right_side.
 
     linear: A. adjoint: A^T. prior: (H, W), positive, so N is positive definite.
-    right_side: (3, H, W). divisor: M, positive, in the same shape.
+    right_side: (3, H, W). divisor: M, (3, H, W), positive. steps: number of steps.
     """
     d = torch.zeros_like(right_side)
     residual = right_side.clone()  # right_side - N d, with d = 0

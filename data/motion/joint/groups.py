@@ -42,11 +42,12 @@ from data.motion.view import View
 # the next group. If it moved farther, the light between the two points would count nowhere: with 2
 # pixels, frames in good light lose 0.2 dB. A smaller value needs more groups, and so more time.
 PIXELS_BETWEEN_GROUPS = 1.25
-# The same in dim light, i.e. if a pixel of median light has fewer spikes in the exposure than
-# `DIM_SPIKES`. The motion is known less exactly there, so a larger distance loses nothing.
+# The distance in dim light, i.e. if a pixel of median light has fewer spikes in the exposure than
+# `DIM_SPIKES`. In dim light the motion is known less exactly, so a larger distance loses nothing.
 PIXELS_BETWEEN_GROUPS_IF_DIM = 2.5
-# This share of the pixels decides the number of groups: for them, the groups are near enough. The
-# other pixels move farther. A larger share would need more groups, and so more time.
+# The number of groups is chosen for this share of the pixels. E.g. with 0.8, the fastest fifth of
+# the pixels may move farther from one group to the next. A larger share would need more groups, and
+# so more time.
 DECIDING_SHARE = 0.8
 # Least number of groups, unless the solver allows fewer. If the deciding pixels stand still, one
 # group would be enough for them, but the other pixels (a fifth) may move. The value is a judgement.
@@ -114,8 +115,8 @@ def plane_groups(
     shifts: list[np.ndarray] = []  # (H, W, 2) of each group
     errors = []  # (H, W) of each group
     for time in middles.tolist():
-        # Begin at the shifts that the last two groups continue at the same speed, e.g. after the
-        # shifts 4 and 6 at 8.
+        # Begin the search at the shifts of the last two groups, continued at the same speed. E.g.
+        # after the shifts 4 and 6, it begins at 8.
         start = 2 * shifts[-1] - shifts[-2] if len(shifts) >= 2 else None
         shifts_to_sharp, errors_of_shifts = motion.back(time - recording.sharp, start)
         shifts.append(shifts_to_sharp)

@@ -13,8 +13,10 @@ The equations change z along their gradients. With r for the residuals b - B x a
     change of grey        slope_l * S^T (w_s^2 r) / (p + p_0)        p = slope_l^2 * S^T w_s^2
 
     slope      dx / dz at z: it turns a gradient by light into a gradient by display values
-    slope_b    dx / dz at the blurry frame: it turns an error in light into one in display values
-    slope_l    the same as slope for the grey value that the spike camera integrates
+    slope_b    dx / dz at the blurry frame: dividing by it turns an error in light into an error in
+               display values
+    slope_l    the slope for the grey value that the spike camera integrates. In the gradient it is
+               taken at z, and in p at the blurry frame
     w_s        1 / (expected error) of a spike equation
     p, p_0     precision (1 / variance) of the grey value by the spikes, and PRIOR_PRECISION
 

@@ -7,7 +7,8 @@ One equation per pixel and colour:
     x          light of the sharp frame, (3, H, W)
     b          light of the blurry frame, (3, H, W)
     sigma_b    expected error of a blurry pixel, in display values
-    slope      dx / dz at the blurry pixel: it turns an error of a display value into one of light
+    slope      dx / dz at the blurry pixel: it turns an error of a display value into an error of
+               light
 
 cameras.py computes the left side B x. This module makes the right side b and the weights w_b.
 

@@ -20,8 +20,8 @@ solves the normal equations
     W    squares of the weights, smaller where rho counts less
     r    residuals of both cameras, (b - B x, y - S l)
 
-More steps would fit the noise. Few steps are enough, because conjugate gradients divide residuals
-by a number M for each pixel and colour, a preconditioner.
+More steps would fit the noise. Few steps are enough, because conjugate gradients use a
+preconditioner: residuals are divided by a number M for each pixel and colour.
 
 What must stay: the solution, because the network of the fusion "motion" was trained on it. In
 tests/parts/data/joint/test_equations.py, test_the_frame_is_far_sharper_than_its_start notices a

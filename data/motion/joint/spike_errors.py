@@ -6,7 +6,8 @@ thresholds of light in the time from begin to end, in planes. The error of n has
     rounding      the times of both spikes are rounded to whole planes. Each rounding has the
                   variance 1/12 plane^2, so the time between them has the variance 1/6. An error of
                   one plane changes n by the rate r, so n has the variance r^2 / 6
-    thresholds    each threshold differs by chance, by the share j of itself
+    thresholds    each threshold differs from the mean threshold by chance. The standard deviation
+                  is j = JITTER thresholds, so n thresholds have the variance j^2 n
 
     var(n) = r^2 / 6 + j^2 n        r = n / (end - begin), the rate in spikes per plane
 

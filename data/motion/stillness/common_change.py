@@ -33,9 +33,9 @@ def order_by_light(frame_light: np.ndarray, light: np.ndarray) -> np.ndarray:
     light: (h, w), spikes per plane of each pixel. They decide between pixels that are equal in
     `frame_light`, e.g. where the blurry frame is clipped.
     """
-    # Pixels that are equal in both come in a random order. If they came in the order of their
-    # places, neighbours in the picture would be neighbours in the order, too.
-    # `without_change_of_equal_light` takes out what neighbours in the order have in common. So it
+    # Pixels that are equal in both values come in a random order. If they came in the order of
+    # their positions, neighbours in the picture would be neighbours in the order, too.
+    # `without_change_of_equal_light` takes out the common change of neighbours in the order. So it
     # would take out the motion that neighbours in the picture have in common.
     random_order = np.random.default_rng(0).permutation(frame_light.size)
     # np.lexsort sorts by the last key first.

@@ -2,11 +2,11 @@
 
 A frame is restored in two steps (restorer.py): a first estimate without any motion, and then an
 improvement along the motion that was found in the spikes. If nothing moves, this motion is noise,
-and does only harm: on clips of a camera on a tripod, frames improved by the weights of the fusion
-"motion" lost 5 dB in good light and 12 dB in dim light.
+and the improvement does only harm: on clips of a camera on a tripod, frames improved by the weights
+of the fusion "motion" lost 5 dB in good light and 12 dB in dim light.
 
-So the improved frame is blended with the first estimate. Its weight in a pixel is the product of
-two shares. Each is the answer to a question, from 0 (no) to 1 (yes):
+So the improved frame is blended with the first estimate. The weight of the improved frame at a
+pixel is the product of two shares. Each share answers a question, from 0 (no) to 1 (yes):
 
     share_by_reach     Is the motion that was found longer than the motion that noise looks like?
     share_by_change    Do the spikes themselves change in time, by more than noise does?
@@ -139,9 +139,9 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
 
 # Sigma in spike pixels of the surroundings in which pixels must be trusted.
 TRUST_SIGMA = 2.0
-# The trust is 0 if less than NO_TRUST of the pixels around can be trusted, and 1 if more than
-# FULL_TRUST can. With lower limits, frames with a title lose PSNR beneath the title. With higher
-# limits, frames of a sensor lose PSNR if every third row of it is dead
+# The trust is 0 if the share of the pixels around that can be trusted is below NO_TRUST. It is 1 if
+# this share is above FULL_TRUST. With lower limits, frames with a title lose PSNR beneath the
+# title. With higher limits, frames lose PSNR if every third row of the sensor is dead
 # (docs/benchmarks/quality_details.md, "What the cameras change").
 NO_TRUST = 0.4
 FULL_TRUST = 0.65
