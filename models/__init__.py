@@ -4,7 +4,7 @@ Networks.
 
     select_network.py      builds the network of an option file
     network_vrt.py         VRT, on RGB or RGB and spikes
-    network_fusion.py      a fusion operator without VRT behind it
+    network_fusion.py      a fusion operator without VRT after it
     vrt/                   the layers of VRT
     fusion/                operators that bring spikes and RGB together
 

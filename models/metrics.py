@@ -164,7 +164,7 @@ METRICS_OF_VALIDATIONS = ("psnr", "ssim")  # in a validation during training
 def choose_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -> list[Metric]:
     """Return the metrics `names`, then the metrics of `more` (the option metric.more).
 
-    If a metric of `names` is in `more` too, it keeps its place, and gets the options of `more`.
+    If a metric of `names` is in `more` too, its position stays, and it gets the options of `more`.
     E.g. names ("psnr", "ssim") and more ["mae"]: psnr, ssim, mae.
 
     Raises OptionError for an unknown metric, for wrong options of a metric, if `more` has a metric

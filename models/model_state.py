@@ -64,12 +64,12 @@ class ModelState:
         self.opt = opt
         self.train_opt = opt.train
         self.device = utils_dist.get_device()
-        # Sentences for the head of the log: which operations run in another form than on NVIDIA's
-        # GPUs.
+        # Sentences for the first lines of the log. They say which operations run in another form
+        # than on NVIDIA's GPUs.
         self.stand_ins = stand_ins(self.device)
-        # The options from which a program can build the network anew. Each weights file and each
-        # checkpoint holds them. They name no paths of this machine, so that the file can be used on
-        # another machine.
+        # The options from which a program can build the network again. They are stored in each
+        # weights file and in each checkpoint. They name no paths of this machine, so that the file
+        # can be used on another machine.
         self.network_options: dict[str, Any] = {**opt.portable(), "spike_channels": spike_channels}
 
         # torch's layers draw their initial weights from the default generator. With this seed they
@@ -228,7 +228,7 @@ class ModelState:
                 "optimizer": self.optimizer.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "nonfinite_in_a_row": self.nonfinite.in_a_row,
-                # The options of the network, from which a program builds it anew.
+                # The options of the network, from which a program can build it again.
                 "network": self.network_options,
             }
         )
@@ -236,9 +236,9 @@ class ModelState:
     def _refuse_to_save_spoilt_weights(self) -> None:
         """Raise NonFiniteError if trained weights hold NaN or Inf.
 
-        So such weights never replace a good checkpoint. A step whose loss or gradient is NaN is
-        skipped. But the update itself may overflow, e.g. with a learning rate that is far too high.
-        Then no later step can succeed.
+        The check keeps such weights from replacing a good checkpoint. A step whose loss or gradient
+        is NaN is skipped, so it changes no weight. But an update with finite gradients may
+        overflow, e.g. if the learning rate is far too high. Then no later step can succeed.
         """
         for name, parameter in unwrap_ddp(self.netG).named_parameters():
             # A parameter that is not trained may be a mask of -Inf.

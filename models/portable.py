@@ -153,8 +153,8 @@ def _with_option_file(
     fields = {**description, "spike_data": spike_data}  # with the keys of DESCRIPTION
     saved = SavedNetwork(path, weights, **fields, known_from="the option file")
     spike_of_training = options.get("spike")
-    # Compare the two descriptions of the spikes, if there are two. `spec` is asked last, because it
-    # builds the network, which takes time.
+    # Compare the two descriptions of the spikes, if there are two. Read `saved.spec` last, because
+    # it builds the network, which takes time.
     has_two = spike_of_training is not None and saved.spike is not None
     if has_two and saved.spec.spike_channels > 0:
         _compare_spikes(spike_of_training, saved.spike, path)
@@ -179,8 +179,8 @@ def _compare_spikes(training: dict[str, Any], now: dict[str, Any], path: Path) -
             expected=f"the {key} of the training, {training_value}",
             do=f"take other weights, or set spike.{key} to {training_value}",
         )
-    # The user may intend other differences in what the channels show, so they are a warning. The
-    # camera and its files are not compared, because they may differ from those of the training.
+    # The user may intend other differences in what the channels show, so warn only. The camera and
+    # its files are not compared, because another camera and other files are no error.
     changes = []
     for key, (was, is_now) in changed_options.differences(training, now).items():
         if key.startswith("representation.") or key in SHOWN_BY_CHANNELS:

@@ -23,7 +23,7 @@ _SUPER_RESOLUTION: dict[str, Any] = {
     "embed_dims": [120] * 7 + [180] * 6,
     "num_heads": [6] * 13,
 }
-# The size of the frames stays. Stage 8 has four layers.
+# The output has the size of the input. Stage 8 has four layers.
 _SAME_SIZE: dict[str, Any] = {
     "upscale": 1,
     "img_size": [6, 192, 192],

@@ -39,9 +39,10 @@ class Fusion(nn.Module):
     Each hook returns its input unchanged unless an operator overrides it.
 
     Two arguments of a constructor come from the network: `spike_channels` (S of the data) and
-    `feature_channels` (channels of the first features, then of stages 1 to 7). If a constructor
-    takes one of them, its class says so in `register(..., given=...)`. All other arguments are
-    option keys of netG.fusion, with the defaults of the constructor.
+    `feature_channels` (channels of the first features, then of stages 1 to 7). A class whose
+    constructor takes one of them names it when it is registered, e.g.
+    `@FUSIONS.register("concat", given=("spike_channels",))`. All other arguments are option keys of
+    netG.fusion, with the defaults of the constructor.
     """
 
     # Whether the network must be given spikes.
@@ -54,9 +55,9 @@ class Fusion(nn.Module):
     def trunk_channels(cls, spike_channels: int) -> int:
         """Return the number of channels per frame that `on_input` returns for RGB frames.
 
-        The trunk is the network behind the operator, which takes these channels. Override this
-        method if `on_input` returns more than a picture. `channels` calls it, and compares the
-        number with netG.in_chans.
+        The trunk is the network after the operator, which takes these channels. Override this
+        method if `on_input` returns more than a picture, e.g. 3 + S channels. `channels` calls this
+        method, and compares the number with netG.in_chans.
         """
         return 3
 

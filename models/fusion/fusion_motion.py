@@ -8,8 +8,8 @@ A frame of one exposure goes through these parts:
     MotionSteps                 z_0 -> sharp frame, by steps on these equations
 
 main_test_vrt.py runs the last three parts (data.motion.learned_method.LearnedMotion), because they
-need all spike planes, the binary pictures of the spike camera. A network sees only a few channels
-that are made of them. lab/train_motion.py trains the steps.
+need all spike planes, the binary pictures of the spike camera. A network sees only a few spike
+channels, which are made of the planes. lab/train_motion.py trains the steps.
 
 What must stay: the order of the input channels and of the outputs of the conv net, and the names of
 modules, because weights files depend on both (tests/stories/test_motion_weights.py restores with

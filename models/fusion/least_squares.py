@@ -22,13 +22,13 @@ from models.fusion.motion_windows import INSIDE, PICTURE_CHANNELS, WINDOWS
 
 # Channels of the motion by least squares: x and y, each in four versions (see `least_squares`).
 LEAST_SQUARES = 8
-# Least squares: a flat place has squared gradients near 0, and its motion would be noise divided by
-# almost 0. With this number added, its motion is near 0. A larger number would also make the motion
-# of weak texture too small.
+# Least squares: in a flat region the squared gradients are near 0, and the motion would be noise
+# divided by almost 0. With this number added to the squared gradients, the motion is near 0. A
+# larger number would also make the motion of weak texture too small.
 ADDED_TO_SQUARED_GRADIENT = 2e-3
 # Least squares: the result is limited to this motion, in pixels of the level (`MotionNet` works at
 # several resolutions, its levels). A gradient describes a picture only within a pixel or two, so a
-# larger motion is not believed.
+# larger result would be wrong.
 LARGEST_MOTION = 2.0
 # Least squares are taken over SQUARE_SIDE x SQUARE_SIDE pixels around each pixel. The number is
 # odd, so that there is a middle pixel. A larger number averages over more noise, and mixes the

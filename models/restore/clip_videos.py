@@ -3,7 +3,7 @@
 In: a clip, and what is saved (`Outputs`), from finished_clip.py. Out: a table {kind: open video}.
 finished_clip.py writes the frames into the videos, one by one.
 
-What must stay: a video of a film has the time stamps of the film
+What must stay: if the input is a video, the results have the time stamps of the input
 (tests/stories/test_main_test.py compares them). Free to change: how the pixels are encoded.
 
 Tests: tests/stories/test_main_test.py
@@ -25,8 +25,8 @@ def open_videos(
 ) -> dict[str, VideoWriter]:
     """Open the videos to save, by kind. Leaving `stack` closes them.
 
-    If all frames of a film are restored, the videos have the time stamps of the film. Otherwise
-    they have a constant frame rate.
+    If the input is a video and all its frames are restored, the results have the time stamps of the
+    input. Otherwise they have a constant frame rate.
 
     count: number of restored frames.
     """
@@ -60,7 +60,7 @@ def open_videos(
 def _slowmotion_times(times: Sequence[Fraction], instants: int) -> list[Fraction]:
     """Return the times of the instants in slow motion, or [] if there are fewer than two times.
 
-    Each instant is shown for as long as its frame was shown in the film. E.g. frames at 0 s and
+    Each instant is shown for as long as its frame was shown in the input. E.g. frames at 0 s and
     1 s with 2 instants each: each frame was shown for 1 s, so the instants are at 0, 1, 2, 3 s.
     """
     if len(times) < 2:  # one time does not say how long a frame is shown
@@ -69,9 +69,9 @@ def _slowmotion_times(times: Sequence[Fraction], instants: int) -> list[Fraction
     last_duration = times[-1] - times[-2]
     end = times[-1] + last_duration
     stamps = []
-    # The slow video takes `instants` times as long. A frame that the film shows from `begin` to
-    # `after` is shown from instants * begin to instants * after. Each of its instants is shown for
-    # after - begin.
+    # The slow video takes `instants` times as long as the input. If the input shows a frame from
+    # `begin` to `after`, the slow video shows its instants from instants * begin to
+    # instants * after, each for after - begin.
     for begin, after in itertools.pairwise([*times, end]):
         duration = after - begin
         for instant in range(instants):

@@ -1,8 +1,8 @@
 """Find the weights to test with: of the command line, or of a run.
 
 In: --weights, and the option file of a run, from main_test_vrt.py. Out: the path of a file, which
-`read_saved` (models/portable.py) reads. For a user's own clips the command line always names the
-weights, so this page is for a test on datasets.test.
+`read_saved` (models/portable.py) reads. `find_weights` is called only for a test on datasets.test.
+If a network restores a user's own clips, --weights always has a value (request.py).
 
 What must stay: the order in which files are tried, because another file has other scores
 (test_main_test.py has a test for each row of the table in `find_weights`).
@@ -68,7 +68,7 @@ def _checkpoints_of(run: Path) -> list[Path]:
 
 
 def _pretrained_files(path: PathOptions) -> list[Path]:
-    """Return the pretrained weights of the options: the averaged weights, then the others."""
+    """Return the files path.pretrained_netE (averaged weights) and path.pretrained_netG, if set."""
     files = (path.pretrained_netE, path.pretrained_netG)
     return [Path(file) for file in files if file]
 

@@ -1,4 +1,4 @@
-"""Score a clip of which all frames are restored, and write its strips, videos and scores.
+"""Score a clip when all its frames are restored, and write its strips, videos and scores.
 
 In: the files of the frames, which run_job.py has written, and the clip, with its sharp frames. The
 frames are read back, because several ranks may have restored them. `Outputs` (outputs.py) says
@@ -122,7 +122,8 @@ class _Pictures:
         self.clip = clip
         self.outputs = outputs
         # {kind: open video}, for each of "video", "comparison", "slowmotion" in outputs.save. The
-        # frames per second are clip.fps for a film, and outputs.fps for a folder of frames.
+        # frames per second are clip.fps if the input is a video, and outputs.fps if the input is a
+        # folder of frames.
         self.videos = open_videos(clip, outputs, len(indices), stack)
         positions = evenly_spaced(len(indices), most=STRIPS_PER_CLIP)
         self.indices_of_strips = {indices[position] for position in positions}
@@ -150,7 +151,7 @@ class _Pictures:
 
 
 def example_of(indices: Sequence[int]) -> int:
-    """Return the index of the frame that the report shows: the middle of the restored frames."""
+    """Return the index of the example frame, which the report shows: the middle restored frame."""
     return indices[len(indices) // 2]
 
 

@@ -1,7 +1,7 @@
 """List the flags of main_test_vrt.py, with their help.
 
 Out: a parser, for request.py, which turns the values of the flags into a `TestRequest`. --help
-shows the flags in the order of this page.
+shows the flags in the order of this file.
 
 Words: a formula (tfp, tfi, tfstp, exposure) computes a frame from spikes directly. The joint
 solution solves equations of the blurry frame and its spikes. A network restores a clip in tiles of
@@ -29,10 +29,10 @@ JOINT = "joint"  # value of --method for the joint solution, see data/motion/joi
 def parser_of_tests(description: str | None) -> OptionParser:
     """Return the parser of the command line. --help shows the flags in this order.
 
-    A flag whose value differs from its default here counts as given, and its value is taken.
-    Otherwise the value may come from the option file or from the weights. For such a flag the
-    default must be None or False, which nobody can give: a flag with the default 2 could not tell
-    "not given" from "given as 2".
+    A flag counts as given if its value differs from its default here. If a flag is not given, its
+    value may come from the option file or from the weights. The default of such a flag must be None
+    or False, because nobody can give these values on the command line. With the default 2, the
+    program could not tell "not given" from "given as 2".
 
     tests/parts/house/test_help.py reads the result of --help.
     """

@@ -59,10 +59,10 @@ class NetworkMethod:
         self.sigma = sigma
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
-        # `can_cut` says whether several ranks may each restore a part of a clip. This saves no time
-        # if each part needs all tiles of the clip. Each part needs all tiles if a tile is the whole
-        # clip, or with flip_seq, which averages with the time-reversed clip. With center_frame_only
-        # there is only one frame to restore, so there is nothing to cut.
+        # `can_cut` says whether several ranks may each restore some frames of a clip. This saves no
+        # time if these frames need all tiles of the clip. They need all tiles if a tile is the
+        # whole clip, or with flip_seq, which averages with the time-reversed clip. With
+        # center_frame_only there is only one frame to restore, so there is nothing to cut.
         is_whole_clip = tiling.num_frame_testing == WHOLE
         needs_whole_clip = is_whole_clip or tiling.flip_seq
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only
@@ -201,13 +201,14 @@ def _tiling(
         fields["blend"] = flags.blend
     val = read_section(ValOptions, tile_options, "val")
     # A network that interpolates gets the frames around each gap, one gap after the other. E.g. a
-    # network that takes two frames before a gap and two frames behind it gets
+    # network that takes two frames before a gap and two frames after the gap gets
     #
     #     0 1 2 3   for the gap between the frames 1 and 2
     #     1 2 3 4   for the gap between the frames 2 and 3
     #
-    # as the row 0 1 2 3 1 2 3 4. --flip-seq would reverse this row, and --pad-seq would repeat its
-    # last frame. But these flags are meant for the clip itself, 0 1 2 3 4, so they are refused.
+    # as the sequence 0 1 2 3 1 2 3 4. --flip-seq would reverse this sequence, and --pad-seq would
+    # repeat its last frame. But these flags are meant for the clip itself, 0 1 2 3 4, so they are
+    # refused.
     if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
         raise OptionError(
             what="these weights interpolate new frames",

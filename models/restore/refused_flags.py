@@ -1,6 +1,6 @@
 """Refuse command lines of main_test_vrt.py whose flags exclude each other, or are missing.
 
-The command line has one of these forms, of which main_test_vrt.py shows more:
+The command line has one of these forms. The docstring of main_test_vrt.py has examples:
 
     --opt FILE                                       a network, on the clips datasets.test
     --weights FILE --input PATH --output DIR         a network, on the user's own clips
@@ -29,8 +29,8 @@ from utils.errors import OptionError
 from utils.output_folder import refuse_overlap
 
 # Flags of a network and its tiles, without dashes. A formula (--method) has no network, so these
-# flags are refused with a formula. `sigma` is the noise level that the user states for a denoiser.
-# It is also in FLAGS_OF_CLIPS, because for datasets.test it comes from the option file.
+# flags are refused with a formula. `sigma` is the noise level that the user gives for a denoiser.
+# `sigma` is also in FLAGS_OF_CLIPS, because datasets.test has its own option `sigma`.
 FLAGS_OF_NETWORK = (
     "weights",
     "sigma",

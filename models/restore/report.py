@@ -1,12 +1,12 @@
 """Write the results of all clips of a test: metrics.json, table.txt and report.html.
 
-In: a `Job` whose clips run_job.py has restored, from main_test_vrt.py, on rank 0. Of each clip the
-page reads clips/<name>.json, which finished_clip.py wrote: {"name", "frames", "stems", "example",
-"per_frame": scores, "s_per_frame", "tile"}. scores.py makes averages and a table of the scores.
-Out: the three files in the output folder, and the table in the log.
+In: a `Job` whose clips run_job.py has restored, from main_test_vrt.py, on rank 0. For each clip,
+`write_report` reads clips/<name>.json, which finished_clip.py wrote: {"name", "frames", "stems",
+"example", "per_frame": scores, "s_per_frame", "tile"}. scores.py makes averages and a table of the
+scores. Out: the three files in the output folder, and the table in the log.
 
 What must stay: the keys of metrics.json, and the lines of the protocol, because users' scripts and
-the protocols of published numbers read them. Free to change: what the page shows, and in which
+the protocols of published numbers read them. Free to change: what report.html shows, and in which
 order.
 
 Tests: tests/parts/utils/test_results.py, tests/stories/test_main_test.py
@@ -41,8 +41,8 @@ from utils.secrets import redact
 
 logger = logging.getLogger(__name__)
 
-# Limits of the page. Together its videos have at most 24 MiB. With larger limits the page would
-# open slowly.
+# Limits of report.html. Its videos have at most 24 x 1 MiB together. With larger limits a browser
+# would open the page slowly.
 MOST_CLIPS_IN_REPORT = 24  # number of clips whose pictures are shown
 MOST_BYTES_OF_VIDEO = 2**20  # 1 MiB; a video of this size or a larger video is not shown
 # Lines of the protocol that the log shows, if the method has them. A network has the line
@@ -141,7 +141,7 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
 
 
 def example_panels(job: Job, clip: ClipReader, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the example frame of a finished clip beside its input, spikes and sharp frame.
+    """Return panels of the example frame of a finished clip: restored, input, spikes and sharp.
 
     entry: the content of the clip's JSON.
     """

@@ -1,7 +1,8 @@
 """Read the command line of main_test_vrt.py into a frozen `TestRequest`.
 
-The words of the command line end here: main_test_vrt.py takes the `TestRequest`, and hands its
-parts on by name. E.g. `--input a.mp4 --spike b.dat --output out --tile 12,256` becomes
+Only this file and refused_flags.py read the values that argparse returns. main_test_vrt.py takes
+the `TestRequest`, and passes its fields on. E.g. the flags
+`--input a.mp4 --spike b.dat --output out --tile 12,256` become
 
     own_files   OwnFiles(input="a.mp4", spike="b.dat", ...)
     network     NetworkFlags("weights/motion.pth", TileFlags(tile=(12, 256), ...), ...)
@@ -10,9 +11,10 @@ parts on by name. E.g. `--input a.mp4 --spike b.dat --output out --tile 12,256` 
 There are two forms of a command line: the user's own clips (--input, or --spike with a --method),
 or the clips of an option file (--opt, datasets.test). In the second form own_files is None.
 
-What must stay: a missing flag is None here, because later pages then look for the value elsewhere.
-The value comes from the first of these sources that has it: the command line, the option file, the
-weights file, the dataset.json beside the spikes (test_weights_on_the_command_line_come_first).
+What must stay: the field of a missing flag is None, because then the program looks for the value
+elsewhere. The value comes from the first of these sources that has it: the command line, the option
+file, the weights file, the dataset.json next to the spike files
+(test_weights_on_the_command_line_come_first).
 
 Free to add: a flag. It needs a line in flags.py, a field in one of the classes below, and a line in
 `read_request`. If it excludes other flags, it also needs a refusal (refused_flags.py).
@@ -243,7 +245,7 @@ def _own_files(args: Namespace, overrides: tuple[str, ...]) -> OwnFiles:
 
 
 def _split_overrides(args: Namespace) -> tuple[list[str], tuple[str, ...]]:
-    """Return the overrides of the section `method`, and the others.
+    """Return the overrides of the section `method`, and all other overrides.
 
     E.g. with --method joint: method.groups=8 spike.rate=0.4 -> ["method.groups=8"],
     ("spike.rate=0.4",). Without --method, all belong to the option file, which refuses the unknown

@@ -7,8 +7,8 @@ scores a single clip.
 A rank is one process of the training. "Collective" in a docstring: every rank must call this at the
 same point of the program, because the ranks wait for each other.
 
-Each clip is scored by one rank, so no score depends on how many ranks there are. Of n ranks, rank r
-takes the clips r, r + n, r + 2 n, ... The ranks go through their clips in rounds. Between two
+Each clip is scored by one rank, so no score depends on how many ranks there are. With n ranks, rank
+r takes the clips r, r + n, r + 2 n, ... The ranks go through their clips in rounds. Between two
 rounds they agree whether a signal ends the validation. So every rank must take part in every round,
 also a rank without a clip in the last round.
 
@@ -70,12 +70,14 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
 
     clips: the clips of the test split, with sharp frames.
 
-    Returns None if a signal ends the validation between two clips. Memory holds
-    val.num_frame_testing frames of a clip, or all its frames if this option is 0.
+    At a time, memory has val.num_frame_testing frames of a clip, or all frames of the clip if this
+    option is 0.
+
+    Returns None if a signal ends the validation between two clips.
     """
-    # netG is the network that is trained. netE has the moving average of its weights, or is None.
-    # The averaged weights are validated if there are any. The names and this choice are the same as
-    # in KAIR, the code base whose option files this program reads.
+    # netG is the network that is trained. netE has the moving average of the weights of netG, or is
+    # None. Validate netE if there is one. The names and this choice are as in KAIR, the code base
+    # whose option files this program reads.
     net = model.netE if model.netE is not None else unwrap_ddp(model.netG)
     was_training = net.training
     restorer = _restorer(model, net)  # sets the network to eval mode
@@ -142,8 +144,8 @@ def _validate_clips_of_rank(
         #     3        4       clip 4   no clip, but rank 1 votes, because rank 0 waits for its vote
         for first in range(0, len(clips), world):
             # The ranks vote between two rounds, so a signal ends the validation after one round at
-            # the latest. There is no vote before the first round: a signal that came before the
-            # validation also waits for one round.
+            # the latest. There is no vote before the first round. So if a signal came before the
+            # validation, the first round is still computed.
             if first > 0 and _any_rank_stops():
                 return None
             index = first + rank
@@ -186,8 +188,8 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
     test = model.opt.datasets.test
     spec = input_spec(net)
     # The last frame is repeated if the section `val` or the section `datasets.test` asks for it.
-    # `pad_sequence` is KAIR's name of `pad_seq`. getattr with a default, because each kind of
-    # dataset has its own options: some have no key `pad_sequence`, and some have no key `sigma`.
+    # `pad_sequence` is KAIR's name of `pad_seq`. Each kind of dataset has its own options, and some
+    # have no key `pad_sequence` or `sigma`. So `getattr` gets a default.
     pad_seq = val.pad_seq or getattr(test, "pad_sequence", False)
     # The noise level of the test clips, for a denoiser that gets a map of the noise as input. Other
     # networks get None.

@@ -1,8 +1,8 @@
 """Divide the frames that are still to be restored among the ranks, the processes of a test.
 
 In: a `Job`, whose output folder run_job.py has claimed. Out: the same plan on every rank: a list of
-`Work`, each of which is a run of frames of one clip. Of n ranks, rank r takes the items r, r + n,
-... of the list. Rank 0 looks at the folder, and the other ranks get its plan.
+`Work`. A `Work` is a range of frames of one clip. With n ranks, rank r takes the items r, r + n,
+... of the list. Rank 0 looks at the folder, makes the plan, and sends it to the other ranks.
 
 What must stay: the frames do not depend on the number of ranks, bit for bit, although a clip may be
 cut between several ranks (test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits). So
@@ -81,7 +81,7 @@ def plan_work(job: Job) -> list[Work]:
 
 
 def _unfinished_clips(job: Job) -> list[int]:
-    """Return the indices of the clips of which a result is missing.
+    """Return the indices of the clips that lack a result.
 
     Results are the scores, e.g. clips/street.json, and what the user asked for by --save, e.g.
     street/000001.png and street.mp4.
@@ -96,10 +96,11 @@ def _unfinished_clips(job: Job) -> list[int]:
 
 
 def _frames_to_restore(job: Job, clip: ClipReader) -> range:
-    """Return the frames of a clip from the first to the last missing one: a piece is a range.
+    """Return the frames of a clip from the first missing frame to the last missing frame.
 
-    Existing frames in this range are computed again, to the same values. If no frame is missing,
-    the range is empty. Then the clip stays in the plan to be scored.
+    The result is a range, so existing frames between missing frames are computed again. Their
+    values stay the same. If no frame is missing, the range is empty. Then the clip stays in the
+    plan, because it must still be scored.
     """
     missing = _missing_frames(job, clip)
     if not missing:
@@ -121,7 +122,7 @@ def _pieces(frames: range, most: int) -> list[range]:
 
 
 def _missing_frames(job: Job, clip: ClipReader) -> list[int]:
-    """Return the indices of the frames of a clip of which a file is missing.
+    """Return the indices of the frames of a clip that lack a file.
 
     The files of a frame are its picture, e.g. street/000001.png, and its exact values, e.g.
     .work/street/000001.npy, if scores are computed from values that are not rounded.

@@ -114,7 +114,10 @@ def _align_targets(
 
 
 def _with_zeros(x: Tensor, count: int, is_behind: bool) -> Tensor:
-    """Add `count` frames of zeros to x (N, ...), behind its frames or in front of them."""
+    """Add `count` frames of zeros to x (N, ...).
+
+    is_behind: whether the zeros come after the frames of x, or before them.
+    """
     if count == 0:
         return x
     zeros = x.new_zeros(count, *x.shape[1:])

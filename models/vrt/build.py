@@ -7,7 +7,8 @@ What must stay, and which test notices (in tests/parts/models):
     the order in which layers are built, which
     decides their random initial weights        test_exact_step.py, which has the numbers of a step
 
-Free to change: what the released weights do not fix. Build a new layer behind the others.
+Free to change: what the released weights do not fix. Build a new layer after all other layers, so
+that their initial weights stay the same.
 """
 
 from torch import nn
@@ -47,9 +48,9 @@ def build_stage_8(design: Design, drop_rates: list[list[float]]) -> nn.ModuleLis
     drop_rates: result of `Design.drop_rates`.
     """
     dims = design.embed_dims
-    # The linear layer leads from the width of stage 7 to the width of stage 8. nn.Identity takes
-    # place 0, because the released weights have the names stage8.0.1 (the norm) and stage8.0.2 (the
-    # linear layer).
+    # The linear layer leads from the width of stage 7 to the width of stage 8. nn.Identity has the
+    # index 0, so that the norm and the linear layer have their names in the released weights:
+    # stage8.0.1 and stage8.0.2.
     to_width = nn.Sequential(nn.Identity(), LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
     layers = nn.ModuleList([to_width])
     single_frame = (1, *design.window[1:])  # a window within one frame, for indep_reconsts

@@ -1,9 +1,9 @@
 """Refuse arguments of VRT that do not fit together, and name the key of netG that is wrong.
 
-Each check is a call of `_need(is_valid, key, got, expected)`. The first invalid key is an
+Each check is a call of `_need(is_valid, key, got, expected)`. The first invalid key raises an
 OptionError, so the order of the calls decides which key the user sees first.
 
-What must stay: no arguments get through with which the network cannot be built or cannot run.
+What must stay: arguments are refused if the network cannot be built or cannot run with them.
 tests/parts/models/test_vrt_requirements.py has wrong values for most of the rules. Free to change:
 the texts.
 """
@@ -21,11 +21,13 @@ EXPECTED_FOR_NEW_FRAMES = "1 or 3 channels: their mean is added to the new frame
 def refuse_fusion_for_new_frames(fusion: str, trunk_channels: int, has_in_chans: bool) -> None:
     """Raise OptionError if a fusion operator does not fit a network with pa_frames 0.
 
-    This comes before in_chans is compared with the operator, because the error of that comparison
-    would advise an in_chans with which the operator is refused anyway.
+    VRT calls this function before `Fusion.channels` compares in_chans with the operator. The error
+    of `Fusion.channels` would advise another in_chans, but this function would refuse the operator
+    with the advised in_chans, too.
 
-    fusion: name of the operator. trunk_channels: number of channels per frame that it gives if the
-    option file leaves in_chans out. has_in_chans: whether the option file has in_chans.
+    fusion: name of the operator. trunk_channels: number of channels per frame that the operator
+    gives if the option file leaves in_chans out. has_in_chans: whether the option file has
+    in_chans.
     """
     if trunk_channels in CHANNELS_OF_NEW_FRAMES:
         return
@@ -51,8 +53,8 @@ def check_arguments(design: Design, image_channels: int, trunk_channels: int) ->
     _check_lists(design)
     _check_widths(design)
     if design.checkpoint == "auto" and design.memory_budget_gb is None:
-        # The GPUs are counted only here: counting may begin to use the driver of the GPU, which a
-        # process must not do before it forks.
+        # Count the GPUs only in this case, because counting may start to use the driver of the GPU.
+        # A process must not use the driver before it forks.
         _need(
             devices.count() > 0,
             "memory_budget_gb",
@@ -109,8 +111,9 @@ def _check_widths(design: Design) -> None:
     for i, dim in enumerate(dims):
         key = f"embed_dims[{i}]"
         _need(dim % heads[i] == 0, key, f"{dim}", f"a multiple of num_heads[{i}] = {heads[i]}")
-        # The positions of mutual attention are pairs of sine and cosine. Half of the channels are
-        # for rows, and half for columns. So there are groups of 4 channels.
+        # Mutual attention adds a table of positions to its channels (`sine_positions`). The table
+        # has a sine and a cosine of the row, and a sine and a cosine of the column. So the number
+        # of channels must be a multiple of 4.
         has_mutual = i < 7 and design.mutual_depth(i) > 0  # stage 8 has no mutual attention
         is_valid = not has_mutual or dim % 4 == 0
         _need(is_valid, key, f"{dim}", "a multiple of 4, for mutual attention")
@@ -133,7 +136,7 @@ def _check_widths(design: Design) -> None:
 
 def _check_alignment(design: Design, image_channels: int) -> None:
     """Check the options of a network that aligns neighbours."""
-    # Half of the neighbours that are aligned to a frame lie before it, and half behind it.
+    # Half of the neighbours that are aligned to a frame are earlier, and half are later.
     on_either_side = design.aligned_neighbours
     groups = design.deformable_groups
     _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
@@ -145,8 +148,9 @@ def _check_alignment(design: Design, image_channels: int) -> None:
         aligned_channels = on_either_side * dim
         expected = f"a divisor of {aligned_channels} = pa_frames / 2 * embed_dims[{i}]"
         _need(aligned_channels % groups == 0, "deformable_groups", f"{groups}", expected)
-    # A group has an offset (dy, dx) for each of the 9 points of a 3x3 kernel: 18 channels. These
-    # channels are divided equally among the neighbours of one side, in pairs.
+    # A group has an offset (dy, dx) for each of the 9 points of a 3x3 kernel: 18 channels. The
+    # neighbours of one side share the channels of all groups equally, and each gets whole pairs
+    # (dy, dx).
     offset_channels = 18 * groups
     expected = f"a multiple of {on_either_side} = pa_frames / 2"
     is_valid = offset_channels % (2 * on_either_side) == 0

@@ -56,7 +56,7 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
 
     x: (n, c, h, w). Outside the image it is zero.
     offset: shift of each sample, (n, 18 g, h, w), float32 or float64, whatever the dtype of x is.
-    mask: factor of each sample, (n, 9 g, h, w). The head of this page shows both layouts.
+    mask: factor of each sample, (n, 9 g, h, w). The docstring of this file shows both layouts.
     weight: (c', c / k, 3, 3). bias: (c',).
 
     Returns (n, c', h, w), under autocast in the dtype of autocast. All tensors get gradients.

@@ -4,9 +4,10 @@ The lists `depths`, `embed_dims` and `num_heads` have an entry for each stage: e
 the stages 1 to 7, the other entries for the layers of stage 8. models/network_vrt.py explains the
 arguments, because they are options of netG.
 
-What must stay: the names, which are keys of option files and weights files, and the drop rates,
-because another rate gives another training. Free to change: how the drop rates are computed. A new
-argument of VRT becomes a field here if building or checking needs it.
+What must stay: the names of the fields, because option files and weights files have them as keys.
+The drop rates must stay, too, because another rate gives another training. Free to change: how the
+drop rates are computed. A new argument of VRT becomes a field here if building or checking needs
+it.
 """
 
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ import torch
 
 from models.vrt.forms import Kernels
 
-# How stages 1 to 7 change the resolution at their entry: "none" keeps it, "down" halves it, "up"
-# doubles it.
+# How each of the stages 1 to 7 changes the resolution before its first block. "none" keeps height
+# and width, "down" halves them, "up" doubles them.
 KINDS = ("none", "down", "down", "down", "up", "up", "up")
-# Size of the input / size in stages 1 to 7.
+# Height of the network's input, divided by the height in each of the stages 1 to 7.
 STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)
 # Height and width must be multiples of this number, because the U-net halves them three times.
 UNET_MULTIPLE = 8
@@ -70,9 +71,9 @@ class Design:
         return int(self.depths[entry] * self.mul_attn_ratio)
 
     def drop_rates(self) -> list[list[float]]:
-        """Return the probabilities of dropping a branch, a list of blocks per entry of `depths`.
+        """Return the probability of dropping a branch, for each block of each entry of `depths`.
 
-        The probabilities grow evenly over all blocks, from 0 to drop_path_rate. E.g. depths [2, 1]
+        The probabilities rise evenly over all blocks, from 0 to drop_path_rate. E.g. depths [2, 1]
         and drop_path_rate 0.2 -> [[0, 0.1], [0.2]].
         """
         # Always on the CPU. The default device may be "meta", whose tensors have no numbers.

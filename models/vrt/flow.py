@@ -1,7 +1,7 @@
 """The optical flows of a clip, between all neighbours, and the input that is aligned along them.
 
     estimate_flows    the flows between frames that are 1, 2, ... frames apart
-    aligned_input     puts the two warped neighbours of each frame beside the frame
+    aligned_input     joins each frame and its two warped neighbours, as channels
 
 Letters: B clips, N frames, h x w pixels at one resolution. A flow (B, n, 2, h, w) is a shift in
 pixels of its resolution: channel 0 along x, channel 1 along y. It is read at a pixel of one frame,
@@ -11,8 +11,8 @@ at x = 13 in frame 1:
     0>1   read at x = 10 of frame 0, it is +3. It warps frame 1 to frame 0: a backward flow
     1>0   read at x = 13 of frame 1, it is -3. It warps frame 0 to frame 1: a forward flow
 
-So the names "backward" and "forward" say where a frame is moved by the flow, and not where the flow
-leads.
+So the names "backward" and "forward" say in which direction of time the flow warps a frame. The
+flow itself leads in the other direction.
 
 What must stay:
 
@@ -134,8 +134,9 @@ def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
 
     frames: (B, N, C, H, W). backward, forward: flows between adjacent frames, (B, N - 1, 2, H, W).
 
-    Returns (B, N, 9C, H, W): the frame (C channels), the next frame (4C), the frame before (4C). A
-    missing neighbour, before the first or behind the last frame, is zero.
+    Returns (B, N, 9C, H, W): the frame (C channels), the next frame (4C), the frame before (4C).
+    The first frame has no frame before it, and the last frame has no next frame. Such a missing
+    neighbour is zero.
     """
     b, n, c, height, width = frames.shape
     # Both directions are one batch: the next frames first, then the frames before.

@@ -23,14 +23,14 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     E.g. with windows of 6 x 8 x 8 and mutual attention: at least 2 frames of 64 x 64 pixels.
     """
     _, window_height, window_width = design.window
-    # pa_frames 0 chooses the published network for interpolation. Its layers behind stage 8 make
-    # new frames from the features of all frames.
+    # pa_frames 0 chooses the published network for interpolation. Its layers after stage 8 make new
+    # frames from the features of all frames.
     interpolates = design.pa_frames == 0
 
     # Mutual attention adds a table of positions, which has the size of a whole window. So in each
     # stage that has mutual attention, a window must fit into the frame. E.g. stage 4 has 1/8 of the
     # resolution, so the input must have 8 times the height and width of a window.
-    largest_scale = 0  # size of the input / size in the smallest of these stages
+    largest_scale = 0  # height of the input / height in the smallest of these stages
     for entry, scale in enumerate(STAGE_SCALES):
         if design.mutual_depth(entry) > 0:
             largest_scale = max(largest_scale, scale)
@@ -39,7 +39,7 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     least_width = max(UNET_MULTIPLE, largest_scale * window_width)
 
     if interpolates:
-        # The layers behind stage 8 have weights for exactly this number of frames.
+        # The layers after stage 8 have weights for exactly this number of frames.
         least_frames = design.img_size[0]
     else:
         # A window of mutual attention has two frames. The farthest aligned neighbour must exist.

@@ -1,10 +1,11 @@
 """The stages of VRT on tokens (B, N, H, W, C): groups of blocks, the resolution, and the alignment.
 
-    Stage         one of the stages 1 to 7: entry, mutual attention, self attention, alignment
-    RefineLayer   one layer of stage 8: only self attention
-    BlockGroup    a sequence of blocks, every second one with shifted windows
-    FoldPatches     halves the resolution
-    UnfoldPatches   doubles the resolution
+    Stage           one of the stages 1 to 7: change of resolution, mutual attention, self
+                    attention, aligned neighbours
+    RefineLayer     one layer of stage 8: only self attention
+    BlockGroup      a sequence of blocks. Every second block has shifted windows
+    FoldPatches     halves height and width
+    UnfoldPatches   doubles height and width
 
 Letters: B clips, N frames (D in block.py), H x W pixels, one token each, C channels.
 
@@ -39,11 +40,11 @@ class Stage(nn.Module):
     inputs: channels before the entry. dim: channels after the entry.
     depth: number of blocks. The first `mutual_depth` blocks have mutual attention.
     heads, window: arguments of `Block`. block: other arguments of `Block`, by name.
-    checkpoint_ffn, kernels: arguments of `Block`, also for the MLP behind the alignment.
+    checkpoint_ffn, kernels: arguments of `Block`, also for the MLP after the alignment.
     drop_path: for each block, the probability of dropping a branch.
     pa_frames: number of neighbours that are aligned to each frame, 2, 4 or 6. 0: no alignment.
     deformable_groups: groups of channels that are sampled at the same shifted positions.
-    scale: size of the network's input / size in this stage (1, 2, 4 or 8).
+    scale: height of the network's input, divided by the height in this stage (1, 2, 4 or 8).
 
     The attributes are names in the released weights. The layers are built in the order that decides
     their random initial weights.
@@ -77,8 +78,9 @@ class Stage(nn.Module):
         )
         self.linear1 = nn.Linear(dim, dim)
 
-        # As in the published network, each of the two groups takes its probabilities from the
-        # beginning of `drop_path`. So if there are two groups, no block uses the last entries.
+        # As in the published network, both groups take their probabilities from the beginning of
+        # `drop_path`. E.g. for 6 blocks with mutual attention and 2 blocks with self attention, the
+        # groups use the entries 0 to 5 and 0 to 1, and the last two entries are not used.
         self_depth = depth - mutual_depth
         self.residual_group2 = BlockGroup(
             dim, self_depth, heads, window, mutual=False, drop_path=drop_path, **block_options
@@ -115,8 +117,8 @@ class Stage(nn.Module):
         x = x + self.linear2(self.residual_group2(x))  # self attention
         if not self.aligns:
             return x
-        # For each frame, the later frames and the earlier frames, shifted so that they show the
-        # same thing at the same pixel.
+        # Align the later and the earlier neighbours to each frame. An aligned neighbour shows the
+        # same point of the scene at the same pixel as the frame.
         frames = x.permute(0, 1, 4, 2, 3)  # (B, N, C, H, W)
         later, earlier = align_clip(self.pa_deform, frames, flows_backward, flows_forward)
         later = later.permute(0, 1, 3, 4, 2)  # (B, N, H, W, C)

@@ -6,15 +6,15 @@ so that the mean over many steps does not change. E.g. probability 0.2: factors 
 
     draw_drop      draws the factors of a step
     Drop           the factors of a step, per token for a GPU, or per sample for a CPU
-    Factors        the two factors of a chunk, by name. A chunk is a few windows of tokens of one
-                   sample, which are computed together (chunk.py).
+    Factors        the two factors of a chunk, by name. A chunk is a group of windows that are
+                   computed together (chunk.py).
     is_dropped     whether a branch is skipped
     scale_branch   multiplies a branch by its factor
 
 What must stay: which numbers are drawn, and their order, attention before MLP. With another order
-a seed would give another training. A block can be computed plainly or in chunks, for a GPU or for a
-CPU (block.py). All ways draw the same numbers, and tests/parts/models/test_block.py compares them.
-Free to change: how factors are kept.
+a seed would give another training. A block has several forms: plain, in chunks on a GPU, and in
+chunks on a CPU (block.py). All forms draw the same numbers, and tests/parts/models/test_block.py
+compares the forms. Free to change: how factors are kept.
 """
 
 from typing import Any, NamedTuple

@@ -52,7 +52,7 @@ Triple = tuple[int, int, int]  # frames, height, width
 
 
 # 128 results: training and validation together have a few sizes, each with several windows and
-# shifts. The tables are small beside the weights.
+# shifts. The tables are small compared with the weights.
 @lru_cache(maxsize=128)
 # Masks are saved for backward. torch does not save tensors that are made in inference mode, so this
 # mode is off here.
@@ -205,12 +205,13 @@ def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> I
 
     windows_of_clip: result of `_partition`.
 
-    What must stay: the order, because it decides the order of sums, and so the last bits of every
-    training result.
+    What must stay: the order of the groups. It decides the order of sums, and so the last bits of
+    every training result.
 
-    Along each shifted axis, only the last window needs a mask. So an axis is divided into one range
-    of windows, or into two: all but the last window, and the last one. Each combination of ranges
-    is a group. E.g. a shift along height and width, but not along time, and 2 x 3 x 3 windows:
+    Along a shifted axis, only the last window needs a mask. So a shifted axis is divided into two
+    ranges: all windows but the last, and the last window. An axis without a shift is one range.
+    Each combination of ranges is a group. E.g. a shift along height and width, but not along time,
+    and 2 x 3 x 3 windows:
 
         range in time   in height   in width   windows   mask
         0 ... 1         0 ... 1     0 ... 1    8         none
@@ -287,11 +288,11 @@ def _in_all_clips(numbers: Tensor, batch: int, tokens_of_clip: int) -> Tensor:
 
 
 def _cut_spans(spans: list[Span], first: int, count: int) -> tuple[Span, ...]:
-    """Return the spans of the windows first ... first + count - 1.
+    """Return the spans of a chunk, which has the windows first ... first + count - 1.
 
-    In the result, the window `first` has the number 0. E.g. Span(0, 6) and Span(6, 10), with
-    first=4 and count=4, give Span(0, 2) and Span(2, 4). The windows start ... stop - 1 belong to a
-    span.
+    Span(start, stop) has the windows start ... stop - 1. In the result, the windows are counted
+    from the first window of the chunk. E.g. Span(0, 6) and Span(6, 10), with first=4 and count=4,
+    give Span(0, 2) and Span(2, 4).
     """
     spans_of_chunk = []
     for span in spans:

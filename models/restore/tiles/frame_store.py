@@ -27,7 +27,7 @@ class FrameStore:
         self.bytes_of_frame = 0
 
     def append(self, frame: Tensor) -> None:
-        """Write a frame on the CPU behind the frames so far. Append all frames before you read."""
+        """Write a frame (a CPU tensor) at the end of the file. Write all frames before you read."""
         self.shape = frame.shape
         self.dtype = frame.dtype
         self.bytes_of_frame = frame.nbytes

@@ -94,7 +94,7 @@ def _insert_middles(times: Sequence[Fraction]) -> list[Fraction]:
 
 
 class LeftOutFrames:
-    """A clip of which every second frame is given, to score an interpolation.
+    """A clip whose every second frame is given, to score an interpolation.
 
     The network makes new frames between the given frames. The new frames are compared with the
     frames that were left out. Only gaps with `length` / 2 given frames on either side count.
@@ -105,8 +105,8 @@ class LeftOutFrames:
     given_frames, gaps: see InterpolatedClip. Each frame of this clip lies in a gap.
     """
 
-    # The frame rate and the times of a clip are for films. The left-out frames are only scored, and
-    # no film is made of them, so both are None.
+    # Videos of the results need the frame rate and the times of a clip. The left-out frames are
+    # only scored, and no video is made of them, so both are None.
     fps = None
     times = None
 
@@ -117,9 +117,9 @@ class LeftOutFrames:
         self.origin = clip.origin
         self.pixel_aspect = clip.pixel_aspect
         self.given_frames = range(0, len(clip.stems), 2)
-        # E.g. length 4: gap 1 is the first gap with two given frames before it. The network takes 4
-        # given frames in a row, with the gap in their middle. m given frames have m - 3 such rows,
-        # so m - 3 gaps count.
+        # The network takes `length` successive given frames, with the gap in their middle. E.g.
+        # with length 4, gap 1 is the first gap with two given frames before it. m given frames have
+        # m - 3 runs of 4 successive frames, so m - 3 gaps count.
         first_gap = length // 2 - 1
         gap_count = len(self.given_frames) - length + 1
         self.gaps = range(first_gap, first_gap + gap_count)

@@ -3,10 +3,11 @@
 A network takes only certain sizes, e.g. multiples of 8 pixels (`utils.contract.InputSpec`). So the
 tile is mirrored at its end, and the result is cropped to the tile.
 
-In: a tile from space.py. Out: the restored tile, on the CPU, which space.py blends with the others.
-Every pass of a network in a restoration goes through `run_padded`. It reads three values of a
-`Tiling`: the limits of the network (spec), the length of a tile (num_frame_testing, 0 for the whole
-clip) and the blend, because the published tiling (blend "kair") pads only whole clips.
+In: a tile from space.py. Out: the restored tile, on the CPU, which space.py blends with the other
+tiles. Every pass of a network in a restoration goes through `run_padded`. This file reads three
+fields of a `Tiling`: the limits of the network (spec), the length of a tile (num_frame_testing, 0
+for the whole clip) and the blend. The blend counts because the published tiling ("kair") pads only
+whole clips.
 
 Shapes: B clips, n frames, H x W pixels. A result has C' channels and sH x sW pixels, where s is the
 scale of the network, e.g. 4 for super-resolution.
@@ -58,9 +59,9 @@ def run_padded(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: T
 def _padded_length(frames: int, tiling: Tiling) -> int:
     """Return the number of frames with which the network runs on a tile of `frames` frames.
 
-    The network runs without padding, too: it takes an incomplete window, in which some positions
-    have no token. So padding by mirrored frames is a choice. The blend "kair" follows the published
-    tiling, which pads only a whole clip. E.g. windows of 6 frames, and a clip of 7 frames:
+    The network could run without this padding, because it takes a clip whose last window is not
+    full. So padding by mirrored frames is a choice. The blend "kair" follows the published tiling,
+    which pads only a whole clip. E.g. windows of 6 frames, and a clip of 7 frames:
 
         num_frame_testing 0                 12   the whole clip is one tile: padded
         num_frame_testing 12, "smooth"      12   the clip is shorter than a tile: padded

@@ -5,8 +5,8 @@ of 12 frames of 256 x 256 pixels. A tile in time is a run of whole frames, and a
 rectangle of these frames. Along each of the three axes, `tile_starts` says where the tiles start.
 
 In: the options `val` and the flags of the command line (network_method.py, validation.py). Out: a
-`Tiling`, which all pages of this folder read. restorer.py changes it by `smaller_tiling` if the
-memory is full.
+`Tiling`, which all files of this folder read. If the memory is full, restorer.py replaces it by the
+result of `smaller_tiling`.
 
 What must stay: `tile_starts` (test_published_tiling_is_reproduced), and the names of the fields of
 `Tiling`, which are option keys. Free to change: the tiles that `smaller_tiling` proposes.
@@ -44,8 +44,8 @@ class Tiling:
     size_patch_overlapping: int = 20
     # "kair": as published, with trimmed borders. "smooth": without a visible seam (blending.py).
     blend: str = "kair"
-    # Whether the time-reversed clip is put behind the clip, with reversed spikes. Then each frame
-    # has two results, and their mean is the restored frame.
+    # Whether the time-reversed clip, with reversed spikes, is appended to the clip. Then each frame
+    # has two results, and the mean of both is the restored frame.
     flip_seq: bool = False
     # Whether the last frame is repeated before restoring. The result of the repetition is dropped.
     pad_seq: bool = False
@@ -126,9 +126,9 @@ class Tiling:
             fields["num_frame_overlapping"] = 0
 
         # A network that interpolates takes exactly `least_frames` frames: half of them before a
-        # gap, and half behind it. `Restorer._interpolate_frames` puts the frames of all gaps one
-        # behind the other, as one clip. So a tile in time is the frames of one gap, and does not
-        # overlap the frames of the next gap.
+        # gap, and half after the gap. `Restorer._interpolate_frames` joins the frames of all gaps
+        # to one clip. So a tile in time is the frames of one gap, and does not overlap the frames
+        # of the next gap.
         if spec.interpolates:
             fields["num_frame_testing"] = spec.least_frames
             fields["num_frame_overlapping"] = 0

@@ -156,8 +156,8 @@ class Restorer:
                         expected="tiles that fit into memory",
                         do=self.do,
                     ) from e
-            # Free the memory only here, behind the except block. Within the block, the traceback of
-            # the error still holds the tensors that filled the memory.
+            # Free the memory only here, after the except block. Within the block, the traceback of
+            # the error still refers to the tensors that filled the memory.
             devices.free_kept_memory(self.device)
             self.tiling = next_tiling
             logger.warning("out of memory; trying again with %s", next_tiling.describe())
@@ -242,10 +242,10 @@ class Restorer:
     ) -> Iterator[Tensor]:
         """Yield the frames `wanted` of a clip with gaps, see `frames`.
 
-        The frames around the gaps are put one behind the other, as if they were one clip. E.g.
-        length 4, two given frames on either side of a gap: 0 0 | 1 2 for gap 0, where frame 0 is
-        repeated because no frame is before it, then 0 1 | 2 3 for gap 1. The tiles in time have
-        this length and no overlap (`Tiling.of`), so each tile is one gap.
+        The frames around the gaps are joined, as if they were one clip. E.g. length 4, two given
+        frames on either side of a gap: 0 0 | 1 2 for gap 0, then 0 1 | 2 3 for gap 1. Frame 0 is
+        repeated for gap 0, because no frame is before it. The tiles in time have this length and no
+        overlap (`Tiling.of`), so each tile has the frames of one gap.
         """
         length = self.tiling.spec.least_frames  # given frames that the network takes for a gap
         selection = frames_around_gaps(reader, wanted, length)

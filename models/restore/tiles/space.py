@@ -4,9 +4,9 @@
 results, times their weights, to one sum. At the end it divides by the sum of the weights.
 
 In: the frames of one tile in time, from stream.py. Out: these frames restored, for stream.py.
-Notebooks call `restore_space` on tensors directly (docs/python.md). Of a `Tiling` this page reads
-the side of a tile (size_patch_testing, 0 for the whole frame), the overlap of neighbours, the
-number of tiles per pass (batch_tiles) and the blend.
+Notebooks call `restore_space` on tensors directly (docs/python.md). This file reads four fields of
+a `Tiling`: the side of a tile (size_patch_testing, 0 for the whole frame), the overlap of
+neighbours (size_patch_overlapping), the number of tiles per pass (batch_tiles) and the blend.
 
 Shapes: B clips, n frames, C channels of a blurry frame, S spike channels, H x W pixels. A result
 has C' channels (the colours of all its instants) and sH x sW pixels, where s is the scale of the
@@ -95,9 +95,9 @@ def restore_space(
         if first == 0:
             leading_axes = results[0].shape[:-2]  # (B, n, C')
             total = results[0].new_zeros(*leading_axes, height * scale, width * scale)
-        # Add each result, times its weight, to the sum at the place of its tile. Both sums are
-        # changed in place. The weights are float32. They are converted to the dtype of the result,
-        # which is float64 if the network computes in float64.
+        # Add each result, times its weight, to the pixels of its tile. Both sums are changed in
+        # place. The weights are float32. They are converted to the dtype of the result, which is
+        # float64 if the network computes in float64.
         for patch, result in zip(batch, results, strict=True):
             weight = _patch_weight(patch, tops, lefts, tiling)
             rows, columns = patch.area(scale)

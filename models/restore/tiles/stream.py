@@ -4,16 +4,17 @@ Memory holds one tile in time. A tile is a run of whole frames, e.g. 12 frames, 
 restores. A frame in two tiles is the weighted mean of both results.
 
 In: a network, and a function that reads frames of the clip, from restorer.py. Out: restored frames,
-one by one, for restorer.py. Of a `Tiling` this page reads the length of a tile (num_frame_testing,
-0 for the whole clip), the overlap of neighbours, the blend, and whether the clip is also restored
-in reversed time (flip_seq) or with its last frame repeated (pad_seq).
+one by one, for restorer.py. This file reads five fields of a `Tiling`: the length of a tile
+(num_frame_testing, 0 for the whole clip), the overlap of neighbours (num_frame_overlapping), the
+blend, and whether the clip is also restored in reversed time (flip_seq) or with its last frame
+repeated (pad_seq).
 
 Shapes: B clips, n frames, C channels of a blurry frame, S spike channels, H x W pixels. A result
 has C' channels (the colours of all its instants) and sH x sW pixels, where s is the scale of the
 network.
 
-What must stay: a frame has the same bits, whether a part of its clip is restored or the whole clip,
-because several processes may restore parts of one clip
+What must stay: a restored frame has the same bits if only some frames of its clip are restored,
+because several processes may share the frames of one clip
 (test_a_part_of_a_clip_equals_that_part_of_the_whole). The order in which tiles are added must stay
 too, because another order changes the last bits. No test notices the order.
 
@@ -100,8 +101,9 @@ def _stream_both_ways(
         for index in wanted:
             forward = results.read(index)
             mirrored = count - 1 - index  # e.g. frame 0 of 3: positions 0 and 5 of 6
-            # A network may restore K instants of each frame, one behind the other along the
-            # channels. In the reversed clip the last instant comes first, so reverse their order.
+            # A network may restore K instants of each frame. The channels of a result are the
+            # colours of the first instant, then of the second instant, and so on. In the reversed
+            # clip the last instant comes first, so reverse the order of the instants.
             channels = results.read(mirrored)  # (B, C', sH, sW), where C' is 3 K
             instants = channels.unflatten(-3, (tiling.spec.out_instants, -1))  # (B, K, 3, sH, sW)
             in_order = instants.flip(-4)  # the axis of the K instants
@@ -135,8 +137,8 @@ def _stream_moments(
         if start < wanted.stop and stop > wanted.start:
             needed_tiles.append((tile_index, start))
 
-    # The sums of the frames from the start of the present tile on, in the order of time. If the
-    # next tile begins after a frame, nothing more is added to the sum of this frame: it is yielded.
+    # One sum for each frame from the start of the present tile on, in the order of time. If the
+    # next tile begins after a frame, the sum of this frame is complete, and the frame is yielded.
     pending: deque[_WeightedSum] = deque()
     for tile_index, start in needed_tiles:
         # (lq,) or (lq, spike), read by `Restorer._read`.

@@ -100,14 +100,14 @@ class WindowAttention(nn.Module):
             u, "qkv_self", chunk, w, tape, is_plain, bias=w["bias"], mutual=False
         )  # (positions, C)
         if self.mutual:
-            # Each frame has T / 2 tokens. Add to each token the sines of its place within the
-            # frame: w["positions"] is (1, T / 2, C).
+            # Each frame has T / 2 tokens. Add the sines of its row and column to each token:
+            # w["positions"] is (1, T / 2, C).
             positions_per_frame = chunk.positions_per_window // 2
             by_frame = u.view(-1, positions_per_frame, u.shape[1])  # (2 x windows, T / 2, C)
             placed = (by_frame + w["positions"]).view_as(u)  # (positions, C)
-            # The output at frame 0 comes from the queries of frame 1 and the keys and values of
-            # frame 0: it is frame 0, moved to where its content is in frame 1. At frame 1 it is the
-            # other way round.
+            # The output at frame 0 comes from the queries of frame 1, and from the keys and values
+            # of frame 0. So it is frame 0, moved to where its content is in frame 1. In the same
+            # way, the output at frame 1 is frame 1, moved to where its content is in frame 0.
             mutual = self._attend(
                 placed, "qkv_mut", chunk, w, tape, is_plain, bias=None, mutual=True
             )  # (positions, C)

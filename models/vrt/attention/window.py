@@ -5,7 +5,7 @@
     our kernels     gpu.py, on GPUs and for windows that `attention_has_kernel` accepts
     torch's form    `attend`, on every device
     our own form    cpu.py, on CPUs, if the caller gives a tape (a store of results, tape.py). It
-                    keeps the output for backward, and computes the T x T matrices again
+                    keeps the output for backward. Backward computes the T x T matrices again
 
 Letters: n windows, T tokens in a window, hd channels of a head. In mutual attention, the two frames
 of a window attend to each other, and `attend` gets each frame as a window of T / 2 tokens. The
@@ -70,8 +70,8 @@ def window_attention(
             q, k, v = heads_of(qkv_of_span, mutual)
             out = attend(q, k, v, scale, bias, mask)
         out = out.transpose(1, 2)  # (n, heads, T, hd) -> (n, T, heads, hd)
-        # With `mutual`, out is (2 n, T / 2, heads, hd), a row for each frame. The two frames of a
-        # window follow each other, so this joins them to (n, T, heads * hd).
+        # With `mutual`, out is (2 n, T / 2, heads, hd), with one entry for each frame. The two
+        # frames of a window follow each other, so this joins them to (n, T, heads * hd).
         results.append(out.reshape(len(qkv_of_span), all_tokens, -1))
     if len(results) == 1:  # saves a copy
         return results[0]

@@ -83,8 +83,8 @@ def forward_kernel(
     first_query = tile * QUERIES
 
     # A row of qkv is the query, the key and the value of a token. These pointers go to the query,
-    # key and value of the first token. The next query lies `stride` numbers further, and so do the
-    # next key and the next value.
+    # key and value of the first token. `stride` is the distance from a query to the next query,
+    # from a key to the next key, and from a value to the next value.
     queries = qkv
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD

@@ -140,8 +140,8 @@ def _row_pointers(
     # The position of the tile in a large tensor may exceed 32 bits. Within the tile 32 bits are
     # enough, and faster.
     begin = tensor + tl.cast(first_row, tl.int64) * stride + head * HD
-    # Row r and channel c of the tile lie r * stride + c numbers behind `begin`: the sum of a
-    # column (ROWS, 1) and a row (1, PAD) is (ROWS, PAD).
+    # Row r and channel c of the tile lie r * stride + c numbers after `begin`: the sum of a column
+    # (ROWS, 1) and a row (1, PAD) is (ROWS, PAD).
     return begin + tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, PAD)[None, :]
 
 

@@ -81,7 +81,7 @@ def gradient_of_queries(
 ):
     """Write dQ = scale dS K and delta, for one tile of queries of one head, in a group of windows.
 
-    Writes delta, and the place of the queries in grad_qkv. grad_bias is not used.
+    Writes delta, and the elements of grad_qkv that belong to the queries. grad_bias is not used.
 
     E.g. windows of T = 384 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has
     6 tiles, so 36 programs. Program 40 = 36 + 4 computes head 4 of tile 0 (queries 0 ... 63) in the
@@ -146,8 +146,8 @@ def gradients_of_keys(
 ):  # fmt: skip
     """Write dV = P^T dO and dK = scale dS^T Q, for one tile of keys of one head, in a group.
 
-    The arguments are as in `gradient_of_queries`. Writes the places of the keys and values in
-    grad_qkv. out and grad_bias are not used.
+    The arguments are as in `gradient_of_queries`. Writes the elements of grad_qkv that belong to
+    the keys and values. out and grad_bias are not used.
 
     E.g. windows of T = 384 tokens, 6 heads, tiles of 64 keys, groups of one window: a window has 6
     tiles, so 36 programs. Program 40 = 36 + 4 computes head 4 of tile 0 (keys 0 ... 63) in the
