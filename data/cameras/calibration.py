@@ -1,14 +1,17 @@
 """Read and write the calibration of two cameras: how the spike camera looks at the frame, and when.
 
-    matrix M     spike pixel (x, y, 1) -> RGB pixel (u, v, d); its place in the frame is (u/d, v/d)
-    share        the part of a frame interval during which the frame was exposed
+    matrix M         the spike pixel at column x and row y lies at column u / d and row v / d of the
+                     frame, with (u, v, d) = M (x, y, 1)
+    exposure share   the fraction of a frame interval (the time from one frame to the next) during
+                     which the frame was exposed. E.g. 0.5: 28 of the 56 planes of a frame
 
-(0, 0) is the centre of the upper left pixel, x grows to the right, y down. scripts/calibrate.py
-makes such files, and data/cameras/self_calibration.py finds a calibration from a clip itself.
+(0, 0) is the centre of the upper left pixel, x grows to the right, and y grows downwards.
+scripts/calibrate.py writes calibration files, and data/cameras/self_calibration.py finds a
+calibration from the frames and spikes of a clip.
 
 What must stay: the keys, because they are part of files, and the digest of a file, because runs
-hold it (test_a_run_of_an_older_version_finds_the_digest_of_its_calibration). A new key needs a
-default with which old files mean what they meant before, and an entry in `Calibration.digest`.
+store it (test_a_run_of_an_older_version_finds_the_digest_of_its_calibration). A new key needs a
+default that changes nothing for old files, and an entry in `Calibration.digest`.
 
 Tests: tests/parts/data/test_spike_grid.py, tests/parts/data/test_data_json.py
 """
@@ -29,7 +32,7 @@ from utils.user_path import expand_path
 
 # ---- The contents of a file ---------------------------------------------------------------------
 
-# (height, width), and a row of the matrix, with the lengths that pydantic checks.
+# Types of (height, width) and of a row of the matrix. pydantic checks the lengths, 2 and 3.
 Size = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
 Row = Annotated[list[float], Field(min_length=3, max_length=3)]
 
@@ -96,17 +99,19 @@ class Calibration(Section):
     def digest(self) -> str:
         """Return 16 hex digits that change with every value that has an effect.
 
-        Digests are stored with runs and caches. So the digest of an old file must not change when a
-        new key is added: a new key counts only if it is not at its default.
+        Digests are stored with runs and caches. So the digest of an old file must stay when a new
+        key is added to `Calibration`. Therefore a new key enters the digest only if its value is
+        not the default.
         """
         values = self.plain()
         # `made` has no effect. `tick_hz` is used only to compare two clocks.
         del values["made"]
         del values["tick_hz"]
-        # In a digest, "exposure_share" is the share that is read, 1.12 times the exposure share. An
-        # older version stored the share that is read under this name, and its runs must find their
-        # digests again. Exposure shares of 0.9 and of 1 both read all planes, so the digest of 0.9
-        # has one more entry, "exposed".
+        # In a digest, the name "exposure_share" is for the share that is read, which is 1.12 times
+        # the exposure share. The reason is an older version that stored the share that is read
+        # under this name: its runs must find their digests again. With the exposure shares 0.9 and
+        # 1, all planes are read in both cases. So that their digests differ, the digest of 0.9 has
+        # one more entry, "exposed".
         if self.share_to_read == 1 and self.exposure_share != 1:
             values["exposed"] = self.exposure_share
         values["exposure_share"] = self.share_to_read
@@ -118,11 +123,12 @@ class Calibration(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# Channels are made of more planes than were exposed, by this factor. The network multiplies the
-# blurry frame by a ratio: the light of the sharp instant, divided by the mean light of the
-# exposure. Blur of the spikes (windows, pixels, lens) moves the ratio nearer to 1, and a mean over
-# more planes moves it away from 1 again. A larger factor helps cameras with large flaws, and harms
-# cameras with small flaws (docs/benchmarks/calibration.md, "The exposure share").
+# Channels are made of this many times the planes of the exposure. The network multiplies the blurry
+# frame by a ratio: the brightness at the sharp instant, divided by the mean brightness over the
+# exposure. The spikes are blurred, too (by windows, pixels and the lens), which moves the ratio
+# nearer to 1. If the mean is over more planes than the exposure, the ratio moves away from 1 again.
+# A larger factor helps cameras with large flaws, and harms cameras with small flaws
+# (docs/benchmarks/calibration.md, "The exposure share").
 PLANES_FACTOR = 1.12
 
 
@@ -135,7 +141,7 @@ def share_to_read(exposure_share: float) -> float:
 
 
 def mirroring(mirror: str, size: tuple[int, int]) -> np.ndarray:
-    """Return the matrix (3, 3) float64 from a pixel of an image to its place in the mirrored image.
+    """Return the matrix (3, 3) float64 that maps a pixel of an image into the mirrored image.
 
     mirror: "none", "columns", "rows" or "both". size: (height, width) of the image.
     For example, "columns" moves x to width - 1 - x.
@@ -150,11 +156,13 @@ def mirroring(mirror: str, size: tuple[int, int]) -> np.ndarray:
 
 
 def scale_of(matrix: np.ndarray) -> float:
-    """Return the RGB pixels per spike pixel along a side, of a matrix from spike to RGB pixels.
+    """Return the side of a spike pixel in the frame, in RGB pixels, e.g. 2.0.
 
-    The determinant is the area of a spike pixel in the frame, in RGB pixels. The square root of the
-    area is the side: a determinant of 4 means 2 RGB pixels. If one camera is tilted, pixels differ
-    a little in size, and this is the size of spike pixel (0, 0).
+    matrix: (3, 3), from spike pixels to RGB pixels.
+
+    The determinant of its upper left part is the area of a spike pixel in the frame. The square
+    root of the area is the side: a determinant of 4 means 2 RGB pixels. If one camera is tilted,
+    spike pixels differ a little in size. Then the result is the side of spike pixel (0, 0).
     """
     # A homography is the same map if all of its values are multiplied by one factor. The division
     # by its last value removes the factor.
@@ -172,8 +180,8 @@ HELP_ON_KEYS = 'docs/data_reference.md, section "Two cameras", explains the keys
 def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> Calibration:
     """Read a calibration and check that its matrix can be used.
 
-    path: a JSON file. table: the contents of the calibration, if the caller has read the file
-    already (a dataset.json holds calibrations). None: read the file.
+    path: a JSON file. table: the contents of the calibration, if the caller has read them already,
+    e.g. from a dataset.json. None: read the file `path`.
     Raises DataError if there is no usable calibration.
     """
     path = expand_path(str(path))
@@ -192,7 +200,7 @@ def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> C
 
 
 def _table_of(path: str, table: Any) -> dict[str, Any]:
-    """Return `table`, or if it is None the object in a JSON file. Raises DataError."""
+    """Return `table`. If `table` is None, return the object in a JSON file. Raises DataError."""
     try:
         if table is None:
             table = read_json(path)
@@ -211,8 +219,8 @@ def _table_of(path: str, table: Any) -> dict[str, Any]:
 def save_calibration(path: str | Path, calibration: Calibration) -> None:
     """Write a calibration file, complete or not at all.
 
-    In the JSON, each key and each row of the matrix has a line, so that a person can read it. The
-    lines may change: `load_calibration` reads any JSON with these keys.
+    Each key and each row of the matrix has a line of its own, so that a person can read the file.
+    The form of the lines may change, because `load_calibration` reads any JSON with these keys.
     """
     rows = []
     for row in calibration.matrix:
@@ -227,8 +235,8 @@ def save_calibration(path: str | Path, calibration: Calibration) -> None:
     write_whole(path, text.encode())
 
 
-# Largest condition number of a matrix that is inverted. A number of 1e12 costs 12 of the 16 digits
-# of float64, so the inverse of a worse matrix has too few correct digits.
+# Largest condition number of a matrix that is inverted. With a condition number of 1e12, an inverse
+# loses 12 of the 16 digits of float64. With a larger number, too few correct digits would be left.
 LARGEST_CONDITION = 1e12
 
 

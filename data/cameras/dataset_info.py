@@ -5,8 +5,9 @@ The file lies beside the spike files, for example
     {"format": 1, "h": 360, "w": 640, "planes": 56, "gt_plane": 24, "rate": 0.5, "light": "linear",
      "clips": {"GOPR0372_07_00": {"planes": 56, "offset": 0}}}
 
-`load_info` and `nearest_info` find and check the file, and return a `DatasetInfo`. A plane is one
-read-out of the spike camera. A raw frame is a frame of the fast video from which a clip was made.
+`load_info` and `nearest_info` find the file, check it, and return a `DatasetInfo`. A plane is one
+read-out of the spike camera. A raw frame is a frame of the fast video from which a clip was made:
+several raw frames are averaged to one blurry frame.
 
 What must stay, and which test notices (in tests/parts/data):
 
@@ -39,16 +40,17 @@ MOST_PLANES = 2**40
 Side = Annotated[int, Field(ge=1, le=2**16)]  # height or width of a plane
 Planes = Annotated[int, Field(ge=1, le=MOST_PLANES)]  # a number of planes
 Plane = Annotated[int, Field(ge=0, lt=MOST_PLANES)]  # the number of a plane, counted from 0
-# Also int: with only float, pydantic would turn the 1 of a file into 1.0, which changes the repr.
+# "float | int" and not only float, because pydantic would turn the 1 of a file into 1.0. This would
+# change the repr of `DatasetInfo`.
 Rate = Annotated[float | int, Field(gt=0, allow_inf_nan=False)]
 Light = Literal["linear", "display"]
 
 # The next two constants are for the published data set Spk-GoPro, which may have no dataset.json.
-# Planes for each raw frame: the frame itself, and 7 frames that are interpolated between it and the
-# next raw frame.
+# Number of planes for each raw frame: the raw frame itself, and 7 frames that are interpolated
+# between this raw frame and the next one.
 GOPRO_INTERPOLATE = 8
-# A clip name has the number of averaged raw frames in the middle. E.g. in GOPR0372_07_00 a blurry
-# frame is the mean of 7 raw frames, so a spike file has 7 * 8 = 56 planes.
+# The number in the middle of a clip name is the number of averaged raw frames. E.g. in
+# GOPR0372_07_00 a blurry frame is the mean of 7 raw frames, so a spike file has 7 * 8 = 56 planes.
 GOPRO_NAME = re.compile(r"GOPR\d+_(\d\d)_\d\d")
 
 # Keys that "clips" in dataset.json may set for one clip, in place of the value for all clips.
@@ -59,7 +61,7 @@ KEYS_OF_ONE_CLIP = ("h", "w", "flip", "rate", "light", "calibration")
 class DatasetInfo:
     """The contents of a dataset.json. A value is None if the file does not contain it."""
 
-    path: str = ""  # of the file; "" if there is no dataset.json
+    path: str = ""  # path of the file; "" if there is no dataset.json
     h: Side | None = None  # height of a spike plane
     w: Side | None = None  # width of a spike plane
     flip: bool | None = None  # whether rows are stored bottom first
@@ -69,8 +71,8 @@ class DatasetInfo:
     # What the sensor integrated: "linear" light, or "display" values, which are light after gamma.
     light: Light | None = None
     interpolate: Planes = GOPRO_INTERPOLATE  # number of planes for each raw frame
-    # The contents of a file of scripts/calibrate.py. The repr leaves it out, because the digest of
-    # the data contains the calibration in another place already (`DatSpikes.calibration`).
+    # The contents of a file of scripts/calibrate.py. The repr does not show it, because the digest
+    # of the data contains the calibration already (`DatSpikes.calibration`).
     calibration: dict[str, Any] | None = field(default=None, repr=False)
     # Name of a clip -> its values, with the keys of `ClipKeys`. `offset` is the number of raw
     # frames from the middle of an exposure to its sharp frame.
@@ -79,9 +81,9 @@ class DatasetInfo:
     def of_clip(self, clip: str) -> "DatasetInfo":
         """Return what is known about the spikes of one clip.
 
-        A value of the clip replaces the value for all clips (KEYS_OF_ONE_CLIP). For a clip without
-        such a value, this object itself is returned and not a copy: data/root_spikes.py compares
-        with `is` to find the clips that need settings of their own.
+        A value of the clip replaces the value for all clips (KEYS_OF_ONE_CLIP). If the clip has no
+        such value, the result is this object itself and not a copy. data/root_spikes.py relies on
+        this: it compares with `is` to find the clips that need settings of their own.
         """
         values_of_clip = {}
         for key, value in self.clips.get(clip, {}).items():
@@ -95,8 +97,8 @@ class DatasetInfo:
     def trained_rate(self) -> float | str | None:
         """The spikes per plane at full light, for a network trained on these clips.
 
-        "match" if each clip has a rate of its own: such a network gets spikes whose rate is
-        measured from the frames (the option spike.rate). None if the rate is unknown.
+        Returns "match" if each clip has a rate of its own. Then the network must get spikes whose
+        rate is measured from the frames (spike.rate "match"). Returns None if the rate is unknown.
         """
         if self.rate is not None:
             return self.rate
@@ -106,14 +108,15 @@ class DatasetInfo:
         return None
 
     def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
-        """Return the number of planes of a clip's files, and the least number in its last file.
+        """Return how many planes the files of a clip have, and the least number in its last file.
 
-        usual: the number of planes that most files have. It is used if dataset.json has no number.
+        usual: number of planes that most files have. It is used if dataset.json has no number.
 
-        The last file may be shorter, because planes are interpolated between a raw frame and the
-        next one, and the last raw frame has no next one. With 8 planes per raw frame, the last 7
-        are missing, so 49 remain of 56. If sharp frames are `offset` raw frames later than the
-        middle of their exposure, the planes of `offset` raw frames are missing too.
+        E.g. (56, 49). The last file may be shorter, because the planes after a raw frame are
+        interpolated between this raw frame and the next one, and the last raw frame has no next
+        one. With 8 planes per raw frame, the last 7 planes are missing, so 49 of 56 remain. If
+        sharp frames are `offset` raw frames later than the middle of their exposure, the planes of
+        `offset` raw frames are missing too.
         """
         values_of_clip = self.clips.get(clip, {})
         planes = usual
@@ -148,8 +151,8 @@ class DatasetInfo:
         n = int(match[1])
         if n == 0:
             return None
-        # A file with another number of planes was made in another way. Then its name does not tell
-        # the plane.
+        # A file with another number of planes was made in another way. Then the name of the clip
+        # does not tell the plane.
         most_planes = 8 * n
         least_planes = most_planes - 7
         if least_planes <= planes <= most_planes:
@@ -160,8 +163,8 @@ class DatasetInfo:
 class ClipKeys(BaseModel, strict=True, extra="allow"):
     """The keys of one clip in "clips" of dataset.json, with the types that they must have.
 
-    A key means what it means in `DatasetInfo`, but only for this clip. Other keys are allowed,
-    because the programs that make data record in such keys how a clip was made.
+    A key has the same meaning as in `DatasetInfo`, but only for this clip. Other keys are allowed,
+    because the programs that make data use such keys to record how a clip was made.
     """
 
     h: Side | None = None
@@ -178,23 +181,24 @@ class ClipKeys(BaseModel, strict=True, extra="allow"):
 # ---- Reading the file ---------------------------------------------------------------------------
 
 FILE_NAME = "dataset.json"
-# The version of the format of the file. Files of another version are refused, so a new key that old
-# files may lack needs no new version.
+# The version of the format of the file. Files of another version are refused. So do not raise it
+# for a new key that files may lack.
 FORMAT = 1
 
 
 def nearest_info(path: Path) -> DatasetInfo:
     """Return the dataset.json of the data set that a spike file or folder belongs to.
 
-    path: a spike file, a folder of spike files or of a clip. In a data set, the file is
-    <root>/<split>/<clip>/spike/<file>, and dataset.json lies in the root. The folders around the
-    path are tried, the nearest first. Returns an empty DatasetInfo if none has a dataset.json.
+    path: a spike file, a folder of spike files, or the folder of a clip. In a data set, a spike
+    file is <root>/<split>/<clip>/spike/<file>, and dataset.json lies in the root. The folders
+    around `path` are tried, the nearest first. Returns an empty DatasetInfo if none of them has a
+    dataset.json.
     """
     parents = path.resolve().parents  # the nearest first
     if path.is_dir():
-        folders = [path, *parents[:3]]  # the root is the third parent of the folder "spike"
+        folders = [path, *parents[:3]]  # the root is the third parent of a folder "spike"
     else:
-        folders = [path.parent, *parents[:4]]  # and the fourth parent of a file in it
+        folders = [path.parent, *parents[:4]]  # the root is the fourth parent of a spike file
     for folder in folders:
         info = load_info(str(folder))
         if info.path:
@@ -203,7 +207,7 @@ def nearest_info(path: Path) -> DatasetInfo:
 
 
 def load_info(dataroot_spike: str) -> DatasetInfo:
-    """Return the dataset.json in the spike folder or in its parent, which holds the splits.
+    """Return the dataset.json in the spike folder, or in its parent, the folder of all splits.
 
     Returns an empty DatasetInfo if there is no such file.
     Raises DataError for a file that is no JSON object of this format, and for values of a wrong
@@ -235,7 +239,8 @@ def _read_info(path: Path) -> DatasetInfo:
             '"light", "gt_plane"',
             do="correct it, or make the data set again",
         ) from e
-    # The path is set last, because the name of a folder may have bytes that JSON cannot hold.
+    # The path does not go through the JSON above, because the name of a folder may have bytes that
+    # JSON cannot hold.
     return dataclasses.replace(info, path=str(path))
 
 

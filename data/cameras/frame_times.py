@@ -1,15 +1,16 @@
 """Hold the times of the frames of a clip, and distribute spike planes among the frames.
 
 If one spike file holds the planes (read-outs) of a whole clip, the times of the frames decide which
-planes belong to which frame (`FrameTimes.plane_ranges`). The times come from one of
+planes belong to which frame (`FrameTimes.plane_ranges`). One of three functions returns the times:
 
-    times_of_film    the time stamps of a video, in seconds
-    times_of_names   the numbers in the names of a folder of frames (data/cameras/name_times.py)
-    even_times       nothing is known: equal distances between the frames are assumed
+    times_of_film    from the time stamps of a video, in seconds
+    times_of_names   from the numbers in the file names of frames (data/cameras/name_times.py)
+    even_times       if nothing is known: equal distances between the frames are assumed
 
-Times are exact fractions, because sums of floating-point numbers would shift planes. If the times
-are not sure, the result has a `doubt`, a clause such as "the numbers in the names of the frames do
-not rise". data/cameras/timing.py then refuses the clip and asks the user.
+Times are exact fractions, because sums of floating-point numbers would be rounded, and a frame
+could get the planes of its neighbour. If the times are not sure, the result has a `doubt`, a clause
+such as "the numbers in the names of the frames do not rise". data/cameras/timing.py then refuses
+the clip and asks the user for the exposures.
 
 What must stay: the planes of each frame, for clips that are accepted today, because these planes
 decide the samples of a run. The words of a `doubt` may change, because no program reads them; tests
@@ -53,14 +54,15 @@ class Gap:
 
 @dataclass(frozen=True)
 class FrameTimes:
-    """The times of the frames of a clip. In seconds for a film, else in the unit of the names.
+    """The times of the frames of a clip: in seconds for a film, else in the unit of the file names.
 
     E.g. frames with the names 1, 2 and 4 have starts 1, 2, 4; ends 2, 3, 5; begin 1; end 5; step 1;
     and frame 3 is missing.
     """
 
     starts: tuple[Fraction, ...]  # when each frame begins
-    # When each frame ends: where the next frame begins, unless frames are missing between the two.
+    # When each frame ends. It is the start of the next frame, unless frames are missing between the
+    # two.
     ends: tuple[Fraction, ...]
     begin: Fraction  # when the whole clip begins, missing frames included
     end: Fraction  # when the whole clip ends
@@ -87,10 +89,13 @@ class FrameTimes:
         Other frames get the planes of their times, where time t is the plane
 
             first + (t - begin) count / (end - begin),  rounded down
+
+        E.g. the frames 1, 2 and 4 of the class docstring last from 1 to 5 with the missing frame 3.
+        40 planes are 10 for each unit of time, so the frames get (0, 10), (10, 20) and (30, 40).
         """
         if self.is_even:
             frames = len(self)
-            # The planes between the frames: 0, 3, 6, 10 in the example.
+            # Where the frames begin, and where the last frame ends: 0, 3, 6, 10 in the example.
             edges = [first + frame * count // frames for frame in range(frames + 1)]
             return list(itertools.pairwise(edges))
         planes_per_unit = Fraction(count) / (self.end - self.begin)
@@ -111,18 +116,18 @@ class FrameTimes:
     def until(self, end: Fraction) -> "FrameTimes":
         """Return the times of the same clip, with the end that another clock measured.
 
-        A film does not say how long its last frame lasts, but the number of planes does. The last
-        frame of the result lasts until `end`, but not longer than the longest frame.
+        A film does not say how long its last frame lasts, but the number of planes does. So the
+        last frame of the result lasts until `end`, but not longer than the longest frame.
 
-        If `end` is earlier than the start of the last frame, or more than two frames after it, the
-        clocks contradict each other, and the result has a doubt.
+        The two clocks contradict each other if `end` is not after the start of the last frame, or
+        is more than two frame lengths after it. Then the result has a doubt.
 
-        end: the end of the clip by the other clock, in the unit of `starts`.
+        end: the end of the clip by the other clock (the planes), in the unit of `starts`.
         """
         last_start = self.starts[-1]
         lengths = [stop - start for start, stop in zip(self.starts, self.ends, strict=True)]
         longest = max(lengths)
-        # One frame for the last frame itself, and one more for the error of the clocks.
+        # One length for the last frame itself, and one more for errors of the clocks.
         latest_end = last_start + 2 * longest
         if last_start < end <= latest_end:
             end_of_last_frame = min(end, last_start + longest)
@@ -157,17 +162,18 @@ def _are_even(starts: Sequence[Fraction]) -> bool:
     """Return whether times have equal distances, up to the rounding of a clock."""
     if len(starts) < 2:
         return True
-    # The files of films round each time to a tick of a clock, so times may be off by a tick.
+    # A film file rounds each time to a tick of its clock, e.g. to 1/1000 s. So a time may be off by
+    # a tick.
     tick = _tick(starts)
     period = (starts[-1] - starts[0]) / (len(starts) - 1)
     steps = steps_between(starts)
-    # If the times are numbers of frames (0, 1, 2), the tick is 1, a whole frame. An error of a
-    # frame is no rounding, so at most half a period is allowed.
+    # If the times are numbers of frames (0, 1, 2), the tick is 1, a whole frame. A difference of a
+    # whole frame is no rounding but a missing frame, so at most half a period is allowed.
     allowed_difference = min(tick, period / 2)
     if max(steps) - min(steps) > allowed_difference:
         return False
-    # Small errors in one direction add up. So compare the time of each frame with its time at equal
-    # distances.
+    # Small differences in one direction add up. So also compare the time of each frame with the
+    # time that it would have at equal distances.
     for frame, start in enumerate(starts):
         time_at_equal_distances = starts[0] + frame * period
         if abs(start - time_at_equal_distances) > tick:
@@ -176,7 +182,7 @@ def _are_even(starts: Sequence[Fraction]) -> bool:
 
 
 def _tick(starts: Sequence[Fraction]) -> Fraction:
-    """Return the tick of a clock: the largest 1 / n that divides every time without a rest.
+    """Return the tick of a clock: the largest 1 / n that divides every time without a remainder.
 
     For example, times in 1/24 s and 1/36 s are multiples of 1/72 s.
     """
@@ -186,7 +192,10 @@ def _tick(starts: Sequence[Fraction]) -> Fraction:
 
 
 def even_times(count: int, doubt: str = "") -> FrameTimes:
-    """Return the times of `count` frames at distance 1. doubt: why they are not sure, or ""."""
+    """Return the times of `count` frames at distance 1.
+
+    doubt: reason why the times are not sure, or "".
+    """
     starts = tuple(Fraction(frame) for frame in range(count))
     ends = tuple(Fraction(frame + 1) for frame in range(count))
     return FrameTimes(
@@ -202,8 +211,9 @@ def times_of_film(
 ) -> FrameTimes:
     """Return the times of a film's frames.
 
-    times: seconds of each decoded frame. gaps: frames that the film has but that cannot be
-    decoded, in the order of time. doubt: why the times are not sure; "" if they are sure.
+    times: seconds of each decoded frame.
+    gaps: frames of the film that cannot be decoded, in the order of time.
+    doubt: reason why the times are not sure; "" if they are sure.
     """
     starts = tuple(Fraction(time) for time in times)
     if doubt or len(starts) < 2:
@@ -250,8 +260,8 @@ def _ends_in_film(
         if gap_index < len(gap_starts):
             end = min(gap_starts[gap_index], next_start)
         ends.append(end)
-    # The film does not say how long the last frame lasts: most encoders write an arbitrary number.
-    # So we assume that the last frame lasts as long as the frame before it.
+    # The film does not tell how long the last frame lasts, because most encoders write an arbitrary
+    # number there. So we assume that the last frame lasts as long as the frame before it.
     length_before = ends[-1] - starts[-2]
     ends.append(starts[-1] + length_before)
     return tuple(ends)
@@ -269,14 +279,14 @@ def usual_step(starts: Sequence[Fraction]) -> Fraction:
 
 
 def usual_of(steps: Sequence[Fraction]) -> Fraction:
-    """Return the most frequent distance; of equally frequent distances, the smallest.
+    """Return the most frequent distance. If several distances are equally frequent, the smallest.
 
-    If all distances differ, no distance is frequent, so the median is returned.
+    If no distance comes twice, the median is returned.
     """
     counts = Counter(steps)  # distance -> how often it occurs
     highest_count = max(counts.values())
     if highest_count == 1:
-        # The lower one of the two middle distances, if their number is even.
+        # The median. If the number of distances is even, the smaller one of the two middle ones.
         middle = (len(steps) - 1) // 2
         return sorted(steps)[middle]
     return min(step for step in counts if counts[step] == highest_count)

@@ -1,7 +1,8 @@
 """Simulate a pair of cameras (a rig): an RGB camera and a spike camera that see the same scene.
 
-The two cameras may look from slightly different places, and have noise and other flaws. Rigs make
-clips for training (`scripts/prepare_gopro_spike.py --rig`) and tests with a known calibration.
+The two cameras may look from slightly different positions, and have noise and other flaws. Rigs
+make clips for training (`scripts/prepare_gopro_spike.py --rig`), and clips for tests, whose true
+calibration is known.
 
     rig = Rig.of_flag("random", rng)                # or a name in NAMED (rig_values.py)
     for blurry, sharp, spikes in rig.record(lights, planes=88, spike_size=(96, 96)):
@@ -12,16 +13,17 @@ the RGB camera. There is one picture per plane (read-out) of the spike camera, a
 are one frame interval: the time from one RGB frame to the next.
 
     light -> RgbCamera (rgb_camera.py): mean over the exposure, noise, JPEG -> blurry frame
-    light -> Rig.views (spike_view.py): another place, blur, larger pixels -> Rig.spikes -> planes
+    light -> Rig.views (spike_view.py): another view, blur, larger pixels -> Rig.spikes -> planes
 
 What must stay:
 
     * The same rig and lights give the same clip, bit for bit, because a data set is made again from
       its seed. tests/parts/data/test_seeds.py notices another order of random draws. No test
-      notices a change of a value by a few percent: whoever changes arithmetic makes a clip before
-      and after, and compares the files.
-    * Every kind of flaw draws from a random stream of its own. A new flaw takes a new stream:
-      `random_stream("<name>", seed)`. So it does not change the draws of the other flaws.
+      notices if a value changes by a few percent. So if you change arithmetic, make a clip before
+      and after the change, and compare the files.
+    * Frames, sensor, pixels and parallax draw their flaws from random streams of their own. A new
+      flaw takes a new stream, `random_stream("<name>", seed)`, so that it does not change the draws
+      of the other flaws.
     * The names of the fields are part of dataset.json and of the flag --rig. A new field needs a
       default without effect, because older records do not have it.
 
@@ -57,13 +59,13 @@ class Rig(RgbCamera):
 
     # ---- Where the spike camera looks ----
 
-    # How far its view is shifted, in RGB pixels to the right and down. With shift_x = 2, the middle
-    # of the spike plane shows what is 2 pixels right of the middle of the frame.
+    # Shift of the view in RGB pixels, to the right and down. With shift_x = 2, the middle of the
+    # spike plane shows what is 2 pixels right of the middle of the frame.
     shift_x: float = 0.0
     shift_y: float = 0.0
     # Rotation of the view about the middle of the frame in degrees, x towards y.
     rotation_deg: float = 0.0
-    # Relative size of a spike pixel. At 1, the spike plane is as wide as the frame.
+    # Relative size of a spike pixel. At 1, the spike plane covers the whole width of the frame.
     scale: float = 1.0
     lens_blur: float = 0.0  # blur of the lens, the sigma of a Gaussian in spike pixels
     # Difference between the shifts of the nearest and of the farthest layer of the scene, in RGB
@@ -72,8 +74,8 @@ class Rig(RgbCamera):
 
     # ---- When the spike camera records, and which light it sees ----
 
-    # How many planes the spikes are late: plane p shows the light of the time p - time_offset, as
-    # in `Calibration.time_offset_planes`.
+    # Delay of the spikes in planes: plane p shows the light of the time p - time_offset. It is
+    # `Calibration.time_offset_planes` of the true calibration.
     time_offset: float = 0.0
     # Weights of R, G and B in the grey that the spike camera sees.
     mix: tuple[float, float, float] = (float(LUMA[0]), float(LUMA[1]), float(LUMA[2]))
@@ -83,17 +85,18 @@ class Rig(RgbCamera):
     rate: float = 0.9  # spikes per plane at full light
     # What the sensor integrates, "linear" light or "display" values.
     light: Literal["linear", "display"] = "linear"
+    # A deviation is a standard deviation, and relative to the mean.
     jitter: float = 0.0  # relative deviation of the time between two spikes, the same at all lights
     dark_rate: float = 0.0  # spikes per plane without light
     dark_spread: float = 0.0  # relative deviation of the dark rate between pixels
     pattern: float = 0.0  # relative deviation of the thresholds between pixels
     dead: float = 0.0  # fraction of the pixels that never fire
     hot: float = 0.0  # fraction of the pixels that always fire
-    seed: int = 0  # of noise, fixed patterns and the layers of the parallax
+    seed: int = 0  # seed of noise, fixed patterns and the layers of the parallax
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # A mix from a JSON file is a list, and a frozen dataclass needs a tuple to be hashable. A
+        # A mix from a JSON file is a list. A list cannot be hashed, so a rig needs a tuple. A
         # frozen dataclass refuses `self.mix = ...`, so the field is set through `object`.
         object.__setattr__(self, "mix", tuple(self.mix))
 
@@ -103,7 +106,7 @@ class Rig(RgbCamera):
 
         text: a name in NAMED, or "random". Numbers for fields may follow, e.g.
         "rig,parallax=0,rate=0.2".
-        rng: the generator of the rig "random", and of the seed of a named rig.
+        rng: generator of the fields of the rig "random", or of the seed of a named rig.
         Raises OptionError for an unknown name or field, and for values that do not fit together.
         """
         name, *changes = text.split(",")  # "rig", and "parallax=0", "rate=0.2"
@@ -128,14 +131,16 @@ class Rig(RgbCamera):
     def random(cls, rng: np.random.Generator) -> "Rig":
         """Draw the fields in RANGES. The other fields keep their defaults."""
         values = draw_values(rng)
-        # The seed of the rig's noise is drawn last. If it were drawn first, the other values would
-        # be other draws, and existing data sets could not be made again.
+        # The seed of the rig's noise must be drawn after the values. If it were drawn first, the
+        # values would be other numbers, and existing data sets could not be made again.
         return cls(**values, seed=int(rng.integers(2**31)))
 
     def matrix(self, spike_size: Size, rgb_size: Size) -> np.ndarray:
         """Return the matrix (3, 3) from a spike pixel (x, y, 1) to an RGB pixel.
 
-        spike_size, rgb_size: (height, width) of a spike plane and of a frame. Parallax is left out.
+        The parallax is left out, because it differs between the layers of the scene.
+
+        spike_size, rgb_size: (height, width) of a spike plane and of a frame.
         """
         spike_height, spike_width = spike_size
         rgb_height, rgb_width = rgb_size
@@ -161,12 +166,13 @@ class Rig(RgbCamera):
     def views(self, lights: Iterable[np.ndarray], spike_size: Size) -> Iterator[np.ndarray]:
         """Yield what each pixel of the sensor integrates, (h, w) float32, for each light.
 
-        lights: (H, W, 3) each. spike_size: (h, w), the size of the sensor.
+        A pixel of the sensor integrates the mean light of its area. The mean is computed from n x n
+        points in the area. Outside of the picture, a point shows the picture mirrored at its edge.
 
-        A pixel of the sensor integrates the mean light of its area, i.e. of n x n points in it.
-        A point outside of the picture shows the picture mirrored at its edge.
+        lights: (H, W, 3) each. spike_size: (h, w), the size of the sensor.
         """
-        # All lights have the size of the first one. So the places of the points are found once.
+        # The positions of the points depend on the size of the lights, and all lights have the size
+        # of the first one. So the positions are computed once, from the first light.
         lights = iter(lights)
         first = next(lights, None)
         if first is None:
@@ -177,7 +183,7 @@ class Rig(RgbCamera):
         # n is the number of RGB pixels along a side of a spike pixel, e.g. 4 for 384 RGB columns
         # and 96 spike columns.
         n = max(1, round(rgb_width / width))
-        # x and y of every point, (2, h n, w n)
+        # The positions x and y of every point in the frame, (2, h n, w n).
         places = places_of_points(
             self.matrix(spike_size, rgb_size),
             spike_size,
@@ -189,8 +195,8 @@ class Rig(RgbCamera):
         are_rgb_pixels = are_pixel_centres(places, rgb_size)
 
         for light in chain([first], lights):
-            # Four things act on the light, in this order: the colours become grey, the lens blurs,
-            # the view is from another place, and a spike pixel is larger than an RGB pixel.
+            # Four steps, in this order: mix the colours to grey, blur by the lens, take the light
+            # at the points of the spike camera's view, and average the points of a spike pixel.
             grey = self._integrated(light)  # (H, W)
             if self.lens_blur:
                 sigma = self.lens_blur * rgb_width / width  # in RGB pixels
@@ -202,10 +208,12 @@ class Rig(RgbCamera):
             yield cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
 
     def _integrated(self, light: np.ndarray) -> np.ndarray:
-        """Return what the sensor integrates of light (H, W, 3), without colours: (H, W) float32.
+        """Return what the sensor integrates, (H, W) float32: the light in grey, or display values.
 
         Some simulators integrate display values in place of linear light, e.g. the simulator of the
         public data set Spk-GoPro. A rig does the same if `self.light` is "display".
+
+        light: (H, W, 3), linear.
 
         The result must stay float32, because another type would change the bits of existing data
         sets.
@@ -217,8 +225,8 @@ class Rig(RgbCamera):
     def spikes(self, lights: Iterable[np.ndarray], spike_size: Size) -> Iterator[np.ndarray]:
         """Yield a plane of spikes (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
         # `jitter` is the relative noise of the time between two spikes. In this time a pixel
-        # collects one threshold of charge. At full light this takes 1 / rate planes. The noise of a
-        # sum of n planes is sqrt(n) times the noise of one plane, so
+        # collects one threshold of charge, from 1 / rate planes at full light. The noise of the
+        # charge of n planes is sqrt(n) times the noise of the charge of one plane. So
         #     jitter = sqrt(1 / rate) * noise_of_a_plane
         # E.g. rate 0.25 and jitter 0.02: a spike takes 4 planes, and a plane has the noise 0.01.
         noise_of_a_plane = self.jitter * np.sqrt(self.rate)  # in thresholds
@@ -241,8 +249,8 @@ class Rig(RgbCamera):
     def _flaws_of_pixels(self, spike_size: Size) -> "FlawsOfPixels":
         """Draw the flaws of each pixel of the sensor. The flaws are the same in all planes.
 
-        The order of the two draws must stay, or a seed would give other data.
-        test_a_seed_gives_its_broken_pixels notices another order.
+        The order of the two draws must stay. With another order, a seed would give other data, and
+        test_a_seed_gives_its_broken_pixels would fail.
         """
         rng = random_stream("pixels of a rig", self.seed)
         dark_rates = self.dark_rate * (1 + self.dark_spread * rng.standard_normal(spike_size))
@@ -250,7 +258,8 @@ class Rig(RgbCamera):
         # numbers hot pixels, so no pixel is both.
         random_numbers = rng.random(spike_size)
         return FlawsOfPixels(
-            # The light that would give the dark rate: the firing rate is `self.rate` times light.
+            # The light that has the same effect as the dark current. The firing rate is `self.rate`
+            # times the light, so the light is the dark rate divided by `self.rate`.
             dark_light=(np.maximum(dark_rates, 0) / self.rate).astype(np.float32),
             is_dead=random_numbers < self.dead,
             is_hot=random_numbers >= 1 - self.hot,
@@ -261,21 +270,24 @@ class Rig(RgbCamera):
     def record(
         self, lights: Iterable[np.ndarray], planes: int, spike_size: Size
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield blurry frame, sharp frame and spikes of each frame interval.
+        """Yield (blurry frame, sharp frame, spikes) of each frame interval.
 
-        The frames are (H, W, 3) uint8, the spikes (planes, h, w) uint8. The sharp frame shows plane
-        planes // 2, without noise. Only the planes of one interval are kept in memory.
+        The frames are (H, W, 3) uint8, and the spikes (planes, h, w) uint8. The sharp frame shows
+        the light of plane planes // 2, without noise. Only the planes of one interval are kept in
+        memory.
 
-        lights: (H, W, 3) linear light of each plane. `planes` lights are an interval. Lights after
-        the last whole interval are left out.
+        lights: (H, W, 3) linear light of each plane. Lights after the last whole interval are left
+        out.
+        planes: number of planes, and so of lights, in a frame interval.
         spike_size: (h, w), the size of a spike plane.
         """
-        # A light is large, and it is needed twice: for the frame and for the spikes. So it is read
-        # once and not kept. `self.spikes` takes the lights one by one from `_exposed`, and
-        # `_exposed` adds each light to the frame before it gives the light to `self.spikes`.
-        # At the end of an interval, `_exposed` appends the frames of the interval to `frames`.
-        # The spikes of this interval may come much later (negative time offset). Then the frames
-        # of several intervals wait, so `frames` is a queue.
+        # Each light is needed twice, for the frame and for the spikes. But the lights are too large
+        # to keep them all, and an iterator can be read only once. So `self.spikes` takes the lights
+        # one by one from `_exposed`. `_exposed` adds each light to the frame before it passes the
+        # light on. At the end of an interval, `_exposed` appends the two frames of the interval to
+        # `frames`. With a negative time offset, the spikes of this interval come after lights of
+        # later intervals were read. Then the frames of several intervals wait, so `frames` is a
+        # queue.
         frames: deque[tuple[np.ndarray, np.ndarray]] = deque()
         stream = self.spikes(self._exposed(lights, planes, frames), spike_size)
         while True:
@@ -294,16 +306,17 @@ class Rig(RgbCamera):
         """
         rng = random_stream("frames of a rig", self.seed)
         for light_number, light in enumerate(lights):
-            plane = light_number % planes  # within its interval
+            plane = light_number % planes  # number of the plane within its interval
             if plane == 0:
-                # An interval begins. `exposure` is the weighted sum of its lights so far.
+                # An interval begins. From here on, `exposure` is the weighted sum of the lights of
+                # the interval so far.
                 weights = self.weights(rows=len(light), planes=planes)
                 exposure = np.zeros(light.shape, np.float32)
             if plane == planes // 2:
                 sharp = self.develop(light)
-            # `values_to_average` returns the light itself, or its display values if `sum_gamma` is
-            # not 1. The weights of a row add up to 1, so the sum of all planes is a mean.
-            # `light_of_average` turns this mean back into light.
+            # If `sum_gamma` is 1, `values_to_average` returns the light itself. If `sum_gamma` is
+            # 2.2, it returns display values. The weights of a row add up to 1, so the sum over all
+            # planes of the interval is a mean. `light_of_average` turns the mean back into light.
             exposure += weights[plane] * self.values_to_average(light)
             if plane == planes - 1:
                 blurry = self.frame(self.light_of_average(exposure), rng)
@@ -316,8 +329,8 @@ class Rig(RgbCamera):
         spike_size, rgb_size: (height, width) of a spike plane and of a frame.
         The key `made` records the rig: `Rig(**made["rig"])` is equal to this rig.
         """
-        # `asdict` has the seed as its last field. But in existing records the seed comes first, so
-        # it is written first here.
+        # In existing records the seed comes first, but it is the last field of `asdict`. So it is
+        # written first here.
         fields = {"seed": self.seed, **asdict(self)}
         return Calibration(
             matrix=self.matrix(spike_size, rgb_size).tolist(),

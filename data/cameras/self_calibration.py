@@ -1,23 +1,23 @@
 """Calibrate two cameras from a clip itself: `spike.calibration` "auto".
 
 `calibrate_clips` is called once, when the clips of a data set are listed. For each clip it compares
-FRAMES blurry frames with the spikes around their exposures (data/cameras/registration), and
-gives the clip the calibration that it finds.
+FRAMES blurry frames with the spikes around their exposures (`fit` in
+data/cameras/registration/fit.py). The clip gets the calibration that the fit finds.
 
-A fit takes seconds, so two things save time:
+A fit takes seconds for each clip. Two things save time:
 
     * The ranks of a run share the work: each rank fits some of the clips, and then all ranks get
       all results.
-    * Rank 0 keeps each result beside the run, in <path.root>/.preflight/calibration_<key>.json, for
-      later starts. The key changes if the user changes files or options, so an old result is not
-      found again. If the fit itself is changed, raise FORMAT.
+    * Rank 0 writes each result to <path.root>/.preflight/calibration_<key>.json, where later starts
+      read it. The key changes if the user changes files or options, so that an old result is not
+      read again. The key does not notice a change of the fit itself: then raise FORMAT.
 
 A function marked "Collective" exchanges data between ranks: every rank must call it, in the same
 order. If a rank leaves out such a call, all other ranks wait for it in vain.
 
-What must stay: the fields and meanings of a kept result, unless FORMAT gets a new number. The
-frames that are compared and the rounding in `_calibration_of` decide the calibration, and so the
-samples of a run.
+What must stay: the fields of a kept result and their meanings, unless FORMAT gets a new number. The
+choice of the compared frames and the rounding in `_calibration_of` must stay, too, because they
+decide the calibration, and so the samples of a run.
 
 Tests: tests/parts/data/test_self_calibration.py
 """
@@ -51,15 +51,16 @@ from utils.dist.state import RUN
 from utils.errors import DataError
 from utils.files import write_whole
 
-# Raise it if the fit finds other values than before, or if the fields of a result change. Stored
-# results of older versions are then ignored.
+# Raise this number if the fit finds other values than before, or if the fields of a result change.
+# Then the kept results of older versions are ignored.
 FORMAT = 3
 # Number of frames of a clip that are compared, spread evenly over the clip.
 FRAMES = 8
 # Number of additional planes that are read before the exposure, and after it. At the ends of the
-# files there may be fewer planes. The clocks of both cameras may differ, so an exposure may really
-# lie earlier or later than the options say. The fit searches it up to 20 planes away (MOST_OFFSET
-# in registration/fit.py), and compares up to 8 planes more (MOST_REACH in registration/view.py).
+# files there may be fewer planes. The clocks of the two cameras may differ, so an exposure may lie
+# earlier or later than the options say. The fit searches it up to 20 planes away (MOST_OFFSET in
+# registration/fit.py). The fit also compares up to 8 planes before the start and after the end of
+# the exposure (MOST_REACH in registration/view.py). Together these are 28 planes.
 AROUND = 40
 
 logger = logging.getLogger(__name__)
@@ -71,9 +72,9 @@ def calibrate_clips(clips: Sequence[Clip], files: Any) -> list[Clip]:
     A clip stays as it is if its `spike.calibration` is not "auto", or if dataset.json gives its
     calibration. Collective if there is a clip to calibrate.
 
-    files: the object that reads frames and spikes: a `DiskFiles` (data/clips/disk_files.py), or
-        with a clip cache a `CacheReader` (data/clips/clip_cache.py). The functions below also have
-        this argument.
+    files: object that reads frames and spikes: a `DiskFiles` (data/clips/disk_files.py), or with a
+        clip cache a `CacheReader` (data/clips/clip_cache.py). The functions below have the same
+        argument.
     """
     clips = list(clips)
     to_calibrate = []  # indices of the clips to calibrate
@@ -95,12 +96,15 @@ def calibrate_clips(clips: Sequence[Clip], files: Any) -> list[Clip]:
 
 
 def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
-    """Return the result of each clip: kept by an earlier run, or fitted now. Collective."""
+    """Return the result of each clip: read from a file of an earlier run, or fitted now.
+
+    Collective.
+    """
     is_main = utils_dist.is_main_process()
     begin = time.monotonic()
 
-    # Only rank 0 reads and writes the kept results, so only rank 0 has names of their files. But
-    # every rank must call `_kept_results`, which gives all ranks what rank 0 has read.
+    # Only rank 0 reads and writes the files of results, so the list is empty on other ranks. But
+    # every rank must call `_kept_results`, which sends the results of rank 0 to all ranks.
     kept_files: list[Path | None] = []  # the file for the result of each clip
     if is_main:
         kept_files = [_file_for_result(clip, files) for clip in clips]
@@ -116,7 +120,8 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
         new_results = _fit_on_ranks([clips[index] for index in in_round], files)
         for index, result in zip(in_round, new_results, strict=True):
             results[index] = result
-            # Written at once, so that a run that ends here loses no finished round.
+            # Write each result at once. If the run ends during a later round, the results of the
+            # finished rounds are kept.
             if is_main:
                 _write_result(result, kept_files[index])
 
@@ -150,7 +155,7 @@ def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     tables = []  # the fields of the result of this rank as a dict; empty if the rank has no clip
     if rank < len(clips):
         tables.append(vars(_fit_clip(clips[rank], files)))
-    # A rank without a clip must call this, too, because it is collective.
+    # `gather_objects` is collective, so a rank without a clip must call it, too.
     tables_of_ranks = utils_dist.gather_objects(tables)
     results = []
     for tables_of_rank in tables_of_ranks[: len(clips)]:  # the ranks that had a clip
@@ -160,7 +165,7 @@ def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[FitResult]:
 
 
 def _fit_clip(clip: Clip, files: Any) -> FitResult:
-    """Fit the calibration of a clip, from some of its blurry frames and their spikes."""
+    """Fit the calibration of a clip to FRAMES of its blurry frames and their spikes."""
     height = clip.spikes.geometry.height  # of a spike plane
     width = clip.spikes.geometry.width
     size = (height, width)
@@ -177,21 +182,21 @@ def _fit_clip(clip: Clip, files: Any) -> FitResult:
         stream = np.concatenate(pieces)  # (T, h, w)
         rgb = frame[..., ::-1]
         views.append(View(rgb, stream, before=exposure.before, count=exposure.own.count))
-    # The fit needs exposures of one length. The last exposure of a clip may be shorter. Leave it
-    # out.
+    # `fit` needs exposures of one length. The last exposure of a clip may be shorter, so leave out
+    # every exposure whose length differs from the first one.
     views = [view for view in views if view.count == views[0].count]
     return fit(views, nominal_matrix(size, clip.size), clip.spikes.light)
 
 
 def _compared_frames(clip: Clip) -> list[tuple[int, Exposure]]:
-    """Return the number and the exposure of each frame that is compared.
+    """Return (number, exposure) of each frame that is compared.
 
-    The exposures include AROUND planes before and after.
+    An exposure includes AROUND planes of context before it and after it, as far as they exist.
     """
-    # A copy of the settings, which also reads AROUND planes on each side of an exposure.
+    # A copy of the settings in which spike.context is AROUND.
     with_context = clip.spikes.changed(context=AROUND)
     around = _exposures_read_by(with_context, clip)
-    # In a clip with fewer frames, some numbers come twice. A set has each number once.
+    # In a clip with fewer than FRAMES frames, some numbers come twice. A set has each number once.
     numbers = {round(i) for i in np.linspace(0, len(clip) - 1, FRAMES)}
     return [(number, around[number]) for number in sorted(numbers)]
 
@@ -211,14 +216,18 @@ def _exposures_read_by(spikes: DatSpikes, clip: Clip) -> tuple[Exposure, ...]:
 
 
 def _calibrated_clip(clip: Clip, result: FitResult) -> Clip:
-    """Return the clip with the found values that `FitResult.is_applied` lets apply."""
+    """Return the clip with a calibration of the values that the fit has found.
+
+    A value that is not applied (`FitResult.is_applied`), e.g. because its error is too large, keeps
+    its nominal value. If no value is applied, the clip stays as it is.
+    """
     if not any(result.is_applied):
         return clip
     calibration = _calibration_of(clip, result)
     try:
         return _clip_with(calibration, clip)
     except DataError as e:
-        # With the found times, frames need planes that the files lack.
+        # With the found offset and share, frames need planes that the files lack.
         logger.warning(
             "spikes of %s, calibration: the times stay as they were: %s", clip.name, e.what
         )
@@ -228,7 +237,7 @@ def _calibrated_clip(clip: Clip, result: FitResult) -> Clip:
 
 
 def _clip_with(calibration: Calibration, clip: Clip) -> Clip:
-    """Return a clip with a calibration, and with the planes that its frames then have.
+    """Return a clip with a calibration, and with the exposures that follow from it.
 
     Raises DataError if the spike files lack such planes.
     """
@@ -245,10 +254,10 @@ def _calibration_of(clip: Clip, result: FitResult) -> Calibration:
     is_applied = result.is_applied
     size = (clip.spikes.geometry.height, clip.spikes.geometry.width)
     matrix = result.matrix if is_applied.matrix else nominal_matrix(size, clip.size)
-    # Nine digits, because another number is computed from this one: `Calibration.share_to_read`,
-    # which is 1.12 times the exposure share, rounded to 3 digits. With fewer than nine digits here,
-    # the third digit of the product would sometimes change, and with it the digest of an existing
-    # run.
+    # The exposure share is rounded to nine digits, because `Calibration.share_to_read` is computed
+    # from it: 1.12 times the exposure share, rounded to 3 digits. With fewer than nine digits, the
+    # third digit of this product would sometimes change. Then the digest of an existing run would
+    # change, too.
     exposure_share = round(min(result.share, 1.0), 9) if is_applied.share else 1.0
     return Calibration(
         matrix=matrix[:2].round(5).tolist(),
@@ -264,10 +273,11 @@ def _calibration_of(clip: Clip, result: FitResult) -> Calibration:
 
 
 def _file_for_result(clip: Clip, files: Any) -> Path | None:
-    """Return the file for the result of a clip. Its name changes with all that decides the result.
+    """Return the file for the result of a clip, calibration_<key>.json.
 
-    Returns None if nothing is kept in this run, or if the files of the clip have no time of change
-    by which a change could be noticed.
+    The key is a digest of everything that decides the result: files, options, compared frames.
+    Returns None if this run keeps no results, or if no file of the clip is on this machine, because
+    then a change of the files could not be noticed.
     """
     if not RUN.checks_folder:
         return None
@@ -280,8 +290,8 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     if not has_file:
         return None
 
-    # Besides the files, these values decide the result. Their repr is part of the name of the file:
-    # if the repr changes, results of earlier runs are not found again.
+    # Besides the files, these values decide the result. The key is made from their repr. So if the
+    # repr of one of these types changes, the results of earlier runs are not found again.
     spikes = clip.spikes
     properties = (spikes.geometry, spikes.remainder, spikes.light, clip.size, compared)
     text = repr((FORMAT, names, stamps, properties))
@@ -325,8 +335,8 @@ def _read_result(path: Path | None) -> FitResult | None:
 def _write_result(result: FitResult, path: Path | None) -> None:
     """Write a result to its file, if it has one.
 
-    An existing file is never overwritten. `_read_result` could not read it, so another program may
-    have written it.
+    An existing file is never overwritten: a result is only written if `_read_result` could not read
+    the file, so another program may have written the file.
     """
     if path is None or path.exists():
         return

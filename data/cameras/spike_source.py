@@ -1,6 +1,7 @@
 """Say how the spikes of a data set or of one clip are read: the section `spike` of the options.
 
-`DatSpikes` has the options, checked and completed. These modules use it:
+`DatSpikes` has the options, checked, and completed by the values of dataset.json. Three modules use
+a `DatSpikes`:
 
     frame_planes.py         when the clips are listed: the planes of each frame
     channels_of_frame.py    for each sample: reads these planes and turns them into channels
@@ -14,11 +15,13 @@
     calibrated_grid.py          where the spike pixels lie on a frame, with a calibration
     scaled_grid.py              where the spike pixels lie on a frame, without a calibration
 
-Words: a plane is one read-out of the spike camera. The rate is the number of spikes per plane at
-full light. Channels (S, H, W) are what a network sees of the planes of a frame.
+Words: a plane is one read-out of the spike camera, with one bit for each pixel. The rate is the
+number of spikes per plane at full light. E.g. at the rate 0.5, a pixel at full light fires in every
+second plane. Channels (S, H, W) are what a network sees of the planes of a frame.
 
-What must stay: the arguments of `DatSpikes`, because they are keys of option files. A new argument
-needs a default that changes nothing. `represent` stays, too, because users override it.
+What must stay: the arguments of `DatSpikes.__init__`, because they are keys of option files. A new
+argument needs a default that changes nothing. The arguments of `DatSpikes.represent` must stay,
+too, because users override this method.
 
 Tests: tests/parts/data/test_spike_source.py
 """
@@ -55,10 +58,10 @@ from utils.options.registry import Registry, import_parts
 SPIKE_SOURCES = Registry("spike source", "type")
 
 
-# The arguments of `__init__` are `info`, which the program adds, and the keys of the section
-# `spike`. The fields are computed from the arguments, so `__init__` is written by hand
-# (init=False). eq=False: `==` asks whether two objects are the same object, and does not compare
-# their fields. Many clips share one object.
+# The arguments of `__init__` are the keys of the section `spike`, and `info`, which the program
+# adds. The fields of the class are other values: they are computed from the arguments. So
+# `__init__` is written by hand (init=False). eq=False: `==` is true only for the same object, and
+# does not compare fields. Clips that are read in the same way share one object.
 @SPIKE_SOURCES.register("dat", given=("info",))
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class DatSpikes:
@@ -105,11 +108,13 @@ class DatSpikes:
     geometry: SpikeGeometry
     remainder: Literal["error", "truncate"]
 
-    # What a spike means: how much light, and which kind of light.
+    # What a spike means: how much light, and whether the sensor integrated linear light or display
+    # values.
     rate: float | Literal["match"]
     light: Literal["linear", "display"]
-    # Whether rate and light are known: the section or dataset.json gives the value. A value also
-    # counts as known if the representation ignores it, because then nobody needs it.
+    # Whether rate and light are known, i.e. whether the section or dataset.json gives the value. A
+    # value also counts as known if the representation ignores it, because then no code needs the
+    # value.
     is_rate_known: bool
     is_light_known: bool
 
@@ -118,11 +123,11 @@ class DatSpikes:
     context: int
     center: Literal["gt", "file"] | int
 
-    # What the planes become: the representation, i.e. how planes are turned into channels.
-    name: str  # of the representation
-    options: dict[str, Any]  # of the representation
-    channels: int  # S
-    gamma: float
+    # How planes are turned into channels.
+    name: str  # name of the representation, e.g. "voxel"
+    options: dict[str, Any]  # options of the representation, e.g. {"num_bins": 4}
+    channels: int  # number of channels S, e.g. 4
+    gamma: float  # gamma of the channels
     # Keys of the section that change nothing with this representation. Setting one is an error.
     without_effect: frozenset[str]
 
@@ -131,7 +136,8 @@ class DatSpikes:
     is_auto: bool  # whether data/cameras/self_calibration.py gives each clip its own calibration
     calibration: Calibration | None
     calibrated_grid: CalibratedGrid | None  # the grid that `calibration` gives
-    # Whether planes may be stretched to frames whose size is no multiple of theirs, as for a user.
+    # Whether planes may be stretched to frames whose size is no whole multiple of the size of a
+    # plane. False for data sets. data/clips/user_clip.py sets it to True for a user's own clip.
     may_be_stretched: bool
 
     def __init__(
@@ -159,7 +165,8 @@ class DatSpikes:
         # Each group below reads some keys, compares these keys with dataset.json, and sets the
         # fields of the group (see the class). The first wrong key raises an error.
         #
-        # The files. `calibration_of_file` is None without a calibration, and for "auto".
+        # The files. `calibration_of_file` is None if there is no calibration, and for "auto", whose
+        # calibrations are found later.
         calibration_of_file = file_calibration(calibration, info)
         geometry = agreed_geometry(
             info,
@@ -178,11 +185,12 @@ class DatSpikes:
         chosen = read_representation(representation)
         self._set_rate_and_light(rate, light, chosen.without_effect)
 
-        # Which planes are read for a frame. A calibration changes `timing` below.
+        # Which planes are read for a frame. If there is a calibration, `_calibrate` below sets the
+        # offset and the share of `timing`.
         timing = Timing(first, count, read_exposures(exposure))
         self._set(timing=timing, context=context, center=center)
 
-        # What the planes become.
+        # How planes are turned into channels.
         self._set(
             name=chosen.name,
             options=chosen.options,
@@ -191,8 +199,9 @@ class DatSpikes:
             without_effect=chosen.without_effect,
         )
 
-        # Where the spike pixels lie on a frame: at first without a calibration. With "auto", each
-        # clip gets a copy with its own calibration later (`changed`).
+        # Where the spike pixels lie on a frame. The fields are first set as without a calibration,
+        # and `_calibrate` then sets the calibration of a file. With "auto", self_calibration.py
+        # later makes a copy for each clip (`changed`), with the calibration of this clip.
         self._set(
             interpolation=cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST,
             is_auto=calibration == "auto",
@@ -203,8 +212,9 @@ class DatSpikes:
         if calibration_of_file:
             self._calibrate(calibration_of_file.calibration, calibration_of_file.path)
 
-        # Refuse keys without effect. Key -> whether the section sets it to another value than its
-        # default. If you change a default of an argument of `__init__`, change it here, too.
+        # Refuse keys that have no effect on the representation. `is_set` says for each key whether
+        # the section gives a value other than the default. The defaults of `__init__` are repeated
+        # here, so a changed default must be changed in both places.
         is_set = {
             "rate": rate is not None,
             "light": light is not None,
@@ -228,9 +238,10 @@ class DatSpikes:
         light: Literal["linear", "display"] | None,
         without_effect: frozenset[str],
     ) -> None:
-        """Set the rate and the light of a new object, and whether they are known.
+        """Set the rate and the light of a new object, and whether the two are known.
 
-        rate, light: keys of the section. without_effect: keys that the representation ignores.
+        rate, light: values of the keys spike.rate and spike.light; None if a key is not given.
+        without_effect: keys that the representation ignores.
         Raises OptionError if a value differs from dataset.json.
         """
         info = self.info
@@ -238,8 +249,7 @@ class DatSpikes:
             rate=agreed_rate(rate, info),
             light=agreed_value("light", light, info, default="linear"),
         )
-        # If the representation ignores the rate or the light, nobody needs the value. So the value
-        # counts as known.
+        # A value that the representation ignores counts as known, because no code needs the value.
         is_rate_given = rate is not None or info.rate is not None
         is_light_given = light is not None or info.light is not None
         self._set(
@@ -256,11 +266,11 @@ class DatSpikes:
         is_nearest = self.interpolation == cv2.INTER_NEAREST
         timing = dataclasses.replace(
             self.timing,
-            # The first plane of each frame is moved by this number, e.g. by 3 if the spike camera
-            # started 3 planes before the RGB camera.
+            # The number of planes by which the first plane of each frame moves. E.g. 3 if the spike
+            # camera started 3 planes before the RGB camera.
             offset=calibration.time_offset_planes,
-            # Only the middle part of the planes of a frame is read. This is its fraction: 1.12
-            # times the fraction of the planes during which the frame was exposed, at most 1.
+            # The fraction of the planes of a frame that is read, in their middle. It is 1.12 times
+            # the exposure share, and at most 1. E.g. the exposure share 0.5 gives 0.56.
             share=calibration.share_to_read,
         )
         calibrated_grid = CalibratedGrid(calibration, self.geometry, path, is_nearest)
@@ -269,8 +279,8 @@ class DatSpikes:
     def changed(self, calibration: Calibration | None = None, **fields: Any) -> "DatSpikes":
         """Return a copy with other values.
 
-        calibration: a calibration that was found from the clip. It replaces the calibration of this
-        object.
+        calibration: a calibration that was found from the frames and spikes of a clip. It replaces
+        the calibration of this object. None: the calibration stays.
         fields: new values of fields of this class, such as context or center.
         """
         names = {field.name for field in dataclasses.fields(self)}
@@ -285,9 +295,9 @@ class DatSpikes:
         return other
 
     def grid(self, size: tuple[int, int]) -> Grid:
-        """Return which spike pixel belongs to which pixel of blurry frames of `size` (H, W).
+        """Return the grid: which spike pixel belongs to which pixel of a blurry frame.
 
-        Raises DataError if the sizes do not fit.
+        size: (H, W) of the frame. Raises DataError if the frame and the plane do not fit.
         """
         if self.calibrated_grid is None:
             return ScaledGrid(self.geometry, size, self.interpolation, self.may_be_stretched)
@@ -302,12 +312,15 @@ class DatSpikes:
         reverse: bool = False,
         outside: tuple[int, int] = (0, 0),
     ) -> np.ndarray:
-        """Turn a stream (T, h, w) of one frame, in the order of recording, into (S, h, w) float32.
+        """Turn the planes of one frame into channels (S, h, w) float32.
 
+        stream: (T, h, w), the planes of the frame and its context. They are in the order of
+        recording, also if the clip is played backwards.
         center: the plane of the sharp frame, counted from the first plane of the frame, i.e.
         without context.
         rate: spikes per plane at full light. reverse: whether the clip is played backwards.
-        outside: numbers of context planes in the stream, (before, after) the planes of the frame.
+        outside: (before, after), the numbers of context planes before and after the planes of the
+        frame.
 
         E.g. 4 context planes, 20 planes of the frame, and 4 context planes: T is 28, and outside is
         (4, 4). The center 10 of the frame is then plane 14 of the stream.
@@ -346,5 +359,6 @@ def _refuse_exposure_with_window(exposure: Any, first: Any, count: int | None) -
     )
 
 
-# Files data/spike_source_*.py of a user add spike sources when they are imported.
+# Import a user's files data/spike_source_*.py. While such a file is imported, it registers a spike
+# source in SPIKE_SOURCES.
 import_parts("data", "spike_source_*")

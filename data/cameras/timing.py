@@ -6,19 +6,20 @@ A plane is one read-out of the spike camera. Spike files come in two kinds:
     one file per clip    `spike.exposure` lists the planes of each frame (exposures.py), or the
                          planes follow from the times of the frames (`Timing.plane_ranges`)
 
-`Timing` holds these options, and two values of the calibration of the cameras:
+`Timing` holds the options of both kinds, and two values of the calibration of the cameras:
 
     offset   number of planes that is added to the first plane of each frame. E.g. with offset 3,
              a frame that would have the planes 100 ... 155 has the planes 103 ... 158. A
              positive offset means that the spike camera started first
-    share    the fraction of the planes of a frame that is read, in their middle
+    share    fraction of the planes of a frame that is read, in their middle. E.g. share 0.5 of
+             the planes 100 ... 155 is 114 ... 141
 
 `Timing.span` finds the planes of a frame in three steps:
 
-    1. Take the planes that belong to the frame, moved by the offset.
-    2. Keep the share of these planes, in their middle.
-    3. Leave out planes that the file lacks. But if the user gave the numbers of the planes, refuse
-       the frame.
+    1. Take the planes that belong to the frame, and add the offset to their numbers.
+    2. Keep only the fraction `share` of these planes, in their middle.
+    3. If the file lacks some of these planes, leave them out. But if the user gave the numbers of
+       the planes (spike.exposure or spike.count), refuse the frame.
 
 The planes around a frame (`spike.context`) are added later, in context_planes.py.
 
@@ -48,7 +49,8 @@ from utils.errors import DataError
 class Span:
     """The planes that are read for one frame.
 
-    Planes are counted in two ways. The options here are spike.center, and gt_plane of dataset.json:
+    Planes are counted in two ways. "The options" are spike.center and the key gt_plane of
+    dataset.json, which give the number of a plane:
 
         as the file counts      from the first plane of the file
         as the options count    one file per clip: from the first plane of the exposure
@@ -68,8 +70,8 @@ class Span:
     count: int
     origin: int  # number of the plane `first`, as the options count
     length: int  # number of planes of the exposure, or of the whole file
-    # Middle of the planes that belong to the frame, as the options count. The file may lack some of
-    # these planes. Then the planes that are read have another middle.
+    # Middle of all planes that belong to the frame, as the options count. If the file lacks some of
+    # these planes, the middle of the planes that are read is another number.
     middle: float
 
 
@@ -87,10 +89,11 @@ class _PlanesOfFrame(NamedTuple):
     def middle_part(self, share: float) -> tuple[int, int]:
         """Return (first plane, plane after the last) of the part of these planes that is read.
 
-        share: the fraction of the planes that is read, in their middle. E.g. half of the planes
-        100 ... 155 is (114, 142). The part has at least one plane. Only a frame without planes has
-        an empty part, and `span` refuses such a frame. E.g. `spike.first` is 60, but the file has
-        56 planes.
+        share: fraction of the planes that is read, in their middle. E.g. share 0.5 of the planes
+        100 ... 155 gives (114, 142).
+
+        The part has at least one plane if the frame has planes. A frame has none if, e.g.,
+        `spike.first` is 60 and the file has 56 planes. `span` refuses such a frame.
         """
         count = nearest_plane(self.count * share)
         if self.count > 0:
@@ -118,9 +121,9 @@ class Timing:
     # is for every clip without a key of its own. None if the option is not given. Then each frame
     # has a file, or a clip has one file, which `plane_ranges` divides by the times of the frames.
     exposures: dict[str, Exposures] | None = None
-    # Two values of the calibration. `share` is not in the repr: digests also contain the whole
-    # calibration, and so the share. The calibration has the offset, too. But `offset` stays in the
-    # repr, because the digests of old runs have it.
+    # Two values of the calibration. Digests of runs contain the repr of `Timing`, and also the
+    # whole calibration. So the repr need not show the two values, and it does not show `share`. But
+    # it shows `offset`, because the digests of existing runs were made with it.
     offset: float = 0.0
     share: float = field(default=1.0, repr=False)
 
@@ -155,7 +158,7 @@ class Timing:
             count = planes
             if self.count is not None:
                 count = min(self.count, planes)
-            # As many planes before as after: 10 of 56 planes begin at plane 23.
+            # As many planes before the window as after it: 10 of 56 planes begin at plane 23.
             return (planes - count) // 2, count
         count = self.count
         if count is None:
@@ -171,9 +174,9 @@ class Timing:
         tick_hz: planes per second, if known.
 
         Returns (first plane, plane after the last) for each frame: [(0, 40), (40, 80)] for two
-        frames of 40 planes. If `exposures` lists the planes, returns None, and only checks that the
-        exposures fit frames at these times.
-        Raises UnknownPlanes, which proposes exposures, if the times are not enough.
+        frames of 40 planes. If `exposures` lists the planes, this method divides nothing. It only
+        checks that the exposures fit frames at these times, and returns None.
+        Raises UnknownPlanes if the times do not tell the planes. The error proposes exposures.
         """
         if self.exposures is not None:
             listed = self.listed_exposures(clip)
@@ -186,17 +189,17 @@ class Timing:
         # `times.doubt` says why the times are not sure, "" if they are sure.
         if times.doubt:
             raise unknown_times(clip, times, first, count)
-        # Frames with the names 1, 2, 4 show that frame 3 is missing. But the names are not times:
-        # the time from frame 2 to frame 4 may be twice the usual time between two frames, or not.
-        # Only a film has time stamps that tell it.
+        # The names 1, 2, 4 show that frame 3 is missing. But the names do not tell how much time
+        # passed from frame 2 to frame 4. It may be twice the usual time between two frames, or
+        # another time. Only a film has time stamps, which tell it.
         if times.gaps and not times.is_film:
             raise unknown_times(clip, times, first, count)
-        # Only a film with a known `tick_hz` has two clocks.
+        # Without a film or without `tick_hz`, nothing else tells the length of the clip.
         if not (times.is_film and tick_hz):
             return times.plane_ranges(first, count)
-        # Two clocks give the length of the clip in seconds: the film, and the number of planes
-        # divided by `tick_hz`. `until` compares them. If they do not agree, the times that it
-        # returns have a doubt.
+        # Two clocks tell the length of the clip in seconds: the time stamps of the film, and the
+        # number of planes divided by `tick_hz`. E.g. 2000 planes at 20,000 Hz are 0.1 s. `until`
+        # compares the two lengths. If they do not agree, the result of `until` has a doubt.
         seconds = Fraction(count) / Fraction(tick_hz)
         times_of_both = times.until(times.begin + seconds)
         if times_of_both.doubt:
@@ -212,21 +215,22 @@ class Timing:
     ) -> Span:
         """Return the planes of frame number `frame` of a clip, in a file of `planes` planes.
 
-        ranges: the result of `plane_ranges`, if the clip has one file. None: `exposures` says the
-        planes, or there is a file for each frame.
-        Raises DataError if planes that the user numbered lie outside of the file, if the file has
-        no plane of the frame, and for a frame that `spike.exposure` lacks.
+        ranges: the result of `plane_ranges`, if the clip has one file. None: `exposures` lists the
+        planes, or each frame has a file of its own.
+        Raises DataError if the file lacks planes whose numbers the user gave, if the file has no
+        plane of the frame, and if `spike.exposure` does not list the frame.
         """
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)
         first, end = of_frame.middle_part(self.share)
-        # After a shift by the offset, planes may lie outside of the file. Leave these planes out.
-        # But if the user gave the numbers of the planes, refuse the frame below, because the
-        # numbers may be wrong.
+        # The offset may move planes out of the file. Leave such planes out. But if the user gave
+        # the numbers of the planes, keep all planes, so that the frame is refused below: the
+        # numbers of the user may be wrong.
         has_numbers_of_user = self.exposures is not None or self.count is not None
         if not has_numbers_of_user:
             first = min(max(first, 0), planes)
             end = min(end, planes)
-        # `end` may be below 0 after a large negative offset. Then no plane is left.
+        # After a large negative offset, `end` may be below 0. Then `end <= first` is true, because
+        # no plane is left.
         if first < 0 or end <= first or end > planes:
             raise self._outside(clip, frame, first, end, planes)
         # `origin` is the number of the first plane that is read. `middle` is the middle of all
@@ -247,23 +251,27 @@ class Timing:
         The arguments are as in `span`. Raises DataError for a frame that `spike.exposure` lacks.
         """
         if self.exposures is not None:
-            # One file for the clip. The user lists the exposures.
+            # One file for the clip, and the option spike.exposure lists the planes. `_exposure` has
+            # added the offset to `start`.
             start, count = self._exposure(clip, frame)
             return _PlanesOfFrame(start, count, number_of_start=0, length=count)
         if ranges is not None:
-            # One file for the clip. The times of the frames tell the planes.
+            # One file for the clip, and the times of the frames tell the planes.
             first_plane, plane_after = ranges[frame]
             start = first_plane + nearest_plane(self.offset)
             count = plane_after - first_plane
             return _PlanesOfFrame(start, count, number_of_start=0, length=count)
-        # One file for the frame. The offset changes which planes are read, but not their numbers:
-        # the plane at `start` has the number `first_plane`.
+        # One file for each frame. The offset changes which planes are read, but not the numbers by
+        # which the options count them. E.g. with offset 3, plane 3 of the file has the number 0.
         first_plane, count = self.window(planes)
         start = first_plane + nearest_plane(self.offset)
         return _PlanesOfFrame(start, count, number_of_start=first_plane, length=planes)
 
     def _exposure(self, clip: str, frame: int) -> tuple[int, int]:
-        """Return (first plane, number of planes) of a frame in `exposures`. Raises DataError."""
+        """Return (first plane, number of planes) that `exposures` lists for a frame.
+
+        The offset is added to the first plane. Raises DataError if the frame is not listed.
+        """
         listed = self.listed_exposures(clip)
         if listed is None:
             raise _unlisted_frame("does not list", clip, frame)
@@ -289,8 +297,8 @@ class Timing:
     def describe(self) -> str:
         """Return the text of these options in a digest.
 
-        It is "" for the defaults, which read whole files. Otherwise it is a space and the repr.
-        What must stay: the text, because digests of existing runs contain it.
+        The text is "" for the defaults, which read whole files. Otherwise it is a space and the
+        repr. The text must stay, because digests of existing runs contain it.
         """
         if self == Timing():
             return ""
