@@ -7,11 +7,11 @@ GPUs x 1 clip x 2 passes. A GPU with little memory takes few clips at once, and 
 of several passes.
 
 The memory of a step is computed from the memory of one clip, which docs/memory.md says
-("A = 4.47 GB"). It is more than what a GPU uses: an H200 took 34.3 GB for 8 clips where 39.7 GB are
-computed (docs/gpu.md). A step takes at most half of the memory that it may use of a card. This
-large reserve costs little: fewer clips at once need more passes, but several passes compute nothing
-twice. With a smaller reserve, the memory might not suffice. Then blocks would be computed again in
-the backward pass (netG.checkpoint), which takes time.
+("A = 4.47 GB"). The result is larger than what a GPU really uses: for 8 clips 39.7 GB are computed,
+and an H200 took 34.3 GB (docs/gpu.md). In a recipe, a step takes at most half of the memory of a
+card that it may use. This large reserve costs little: fewer clips at once need more passes, but the
+passes together compute nothing twice. With a smaller reserve, the memory might not suffice. Then
+blocks would be computed again in the backward pass (netG.checkpoint), which takes time.
 
 Free to change: the constants below, with the tables of docs/gpu.md and docs/zh/gpu.md and the
 files in options/gpu. tests/parts/models/test_fake_gpu.py notices if one of them says something else
@@ -73,10 +73,10 @@ def clips_at_once(gpus: int, card: int) -> int:
 
 
 def file_for(gpus: int, card: int) -> Path:
-    """Return the option file for GPUs of a size. Cards that take equally many clips share a file.
+    """Return the option file for GPUs of a size.
 
-    The name says the smallest of these cards, e.g. options/gpu/006_rgbspike_bf16_1x24gb.json is for
-    24 and for 40 GB.
+    Cards that take the same number of clips at once share a file. The name of the file has the
+    smallest of these cards, e.g. options/gpu/006_rgbspike_bf16_1x24gb.json is for 24 and for 40 GB.
     """
     clips = clips_at_once(gpus, card)
     cards = [other for other in CARDS if clips_at_once(gpus, other) == clips]

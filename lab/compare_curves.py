@@ -97,8 +97,8 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
     for history in histories[1:]:
         common = common & set(history)
     steps = sorted(common)
-    # If the curve is shorter than the weights, np.convolve exchanges the two, and its values are no
-    # means.
+    # If a curve has fewer values than the running mean has weights, np.convolve exchanges the two.
+    # Then its results would be no means.
     if len(steps) < smooth:
         raise DataError(
             what=f"{len(steps)} common steps, fewer than the {smooth} entries of a running mean",

@@ -132,7 +132,7 @@ def main() -> None:
         "README lines": lines_of(ROOT / "README.md"),
     }
     for name, figure in figures.items():
-        print(f"{name:36} {figure}")  # the figures stand in one column
+        print(f"{name:36} {figure}")  # 36 characters for each name, so the figures are aligned
 
 
 if __name__ == "__main__":

@@ -328,7 +328,7 @@ def sample_backward(
         tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_used)
 
         # The gradients of mask and offset: sums over the channels (axis 1).
-        grad_m = tl.sum(g * s, 1)  # (ROWS,), as grad_dy and grad_dx
+        grad_m = tl.sum(g * s, 1)  # (ROWS,). grad_dy and grad_dx have this shape, too.
         grad_dy = m * tl.sum(g * ds_dy, 1)
         grad_dx = m * tl.sum(g * ds_dx, 1)
         tl.store(grad_mask + mask_plane * HW + pixel_of_image, grad_m, mask=is_pixel)

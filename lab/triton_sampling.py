@@ -15,7 +15,8 @@ torchvision takes 0.46 s. `lab/gpu_next.py` measures both. If this form saves at
 step, move it to models/vrt. Otherwise remove it.
 
 A column is what one output pixel reads. The convolution is a matrix product of columns and weights.
-The kernels make the columns: lab/triton_kernels.py has them, and the words for all sizes.
+The kernels in lab/triton_kernels.py make the columns. The head of that file explains the words that
+both files use, e.g. group and tap.
 
 Free to change: every line, if the test passes, because no training uses this file.
 tests/parts/house/test_triton_sampling.py compares all results with float64. It needs no GPU,
@@ -31,11 +32,11 @@ from torch.autograd.function import once_differentiable
 
 from lab.triton_kernels import sample, sample_backward
 
-TAPS = 9  # places of a 3 x 3 kernel. lab/triton_kernels.py has this number as 9 and 3, too
+TAPS = 9  # points of a 3 x 3 kernel. lab/triton_kernels.py has this number as 9 and 3, too
 # Output pixels of a program: the argument ROWS of the kernels. 128 is a usual size of a block and
 # was not measured. With another number, only the last bits of the gradient of x change. They change
 # from run to run anyway, because the backward kernel adds atomically, in any order. The test has
-# 126 pixels: they do not fill a program, so the test sees what is beyond the last pixel.
+# 126 output pixels, fewer than a program computes. So it also tests the rows beyond the last pixel.
 PIXELS = 128
 
 

@@ -117,10 +117,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def geometry_of(command: argparse.Namespace, earlier: Calibration | None) -> SpikeGeometry:
-    """Return the geometry of the spike files, which is the geometry of the first file.
+    """Return the geometry of the spike files. All files are read with the geometry of the first.
 
-    The planes have the size that the earlier calibration (--geometry) says, if the command line and
-    the files do not say it.
+    If neither the command line nor the first file says the size of a plane, the size comes from the
+    earlier calibration (--geometry).
 
     earlier: the calibration of --geometry, or None.
     """

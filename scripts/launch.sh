@@ -56,7 +56,8 @@ fail() {
     exit 2
 }
 
-# A process with LOCAL_RANK is a rank, so it does not stand for its node.
+# If LOCAL_RANK is set, the platform has started this script once for each rank, and not once for
+# the node.
 if [[ -n ${LOCAL_RANK:-} ]]; then per_node=''; fi
 count=${count:-$per_node}
 if [[ ! $count =~ ^([1-9][0-9]*|auto|gpu)$ ]]; then
@@ -74,7 +75,8 @@ fi
 # complete training. So suggest the command that the platform should start instead.
 if [[ -z $per_node && -n ${RANK:-} && ${WORLD_SIZE:-1} != 1 ]]; then
     again="python -u $main"
-    # What may be a secret is left out, with more caution than utils/options/secrets.py needs. E.g.
+    # Print "..." in place of a value that may be a secret. This test is simpler than the test in
+    # utils/secrets.py, and hides more values. E.g.
     #     --hf-token abc          becomes   --hf-token ...
     #     logging.x=pwd:abc       becomes   logging.x=...
     secret='key|token|secret|passw|passphrase|pwd|auth|bearer|credential|webhook|dsn|cookie|session'
@@ -116,9 +118,9 @@ fi
 
 # ---- The start of one process ----
 
-# Print how many processes of this machine are running, without the one that asks. /proc/loadavg is
-# e.g. "0.20 0.18 0.12 3/345 6789": 3 of 345 are running. If the system does not tell, print a large
-# number, as if all cores were busy.
+# Print how many other processes of this machine are running. E.g. if /proc/loadavg is
+# "0.20 0.18 0.12 3/345 6789", then 3 of 345 are running. The process that reads the file is one of
+# them, so subtract 1. If the system does not tell, print a large number, as if all cores were busy.
 running() {
     local now
     if [[ -r /proc/loadavg ]]; then

@@ -59,8 +59,8 @@ from utils.image import IMAGE_SUFFIXES, imwrite_rgb
 from utils.output_folder import refuse_existing
 from utils.video.container import WRITABLE_SUFFIXES
 
-# This file has the command line, and a function for each command, which says what was done. The
-# work is in scripts/parts/spike_tool/:
+# This file has the command line, and a function for each command. The function calls the parts
+# that do the work, and prints what was done. The parts are in scripts/parts/spike_tool/:
 #
 #     spike_geometry.py     height, width and storage of the planes of a file
 #     spike_ranking.py      which geometry a file most likely has; spike_sizes.py lists sizes

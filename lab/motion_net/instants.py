@@ -1,9 +1,9 @@
 """The times at which a scene is drawn, and its size.
 
-A plane is one binary picture of the spike camera. tau counts halves of an exposure after the sharp
-instant: tau = -1 is about the start of the exposure, tau = 1 its end.
+A plane is one binary picture of the spike camera. tau is the time after the sharp instant, in
+halves of an exposure (44 planes): tau = -1 is about the start of the exposure, tau = 1 its end.
 
-What must stay: the 88 planes of an exposure, which are the eleven windows of `MotionNet` with
+What must stay: an exposure has 88 planes, because `MotionNet` divides it into eleven windows of
 USUAL_PLANES planes each. With another value of any number below, the same seed gives other scenes.
 """
 

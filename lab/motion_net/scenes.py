@@ -60,8 +60,8 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
     # A still camera sees at least one thing, because otherwise nothing would move.
     least_things = 1 if stands_still else 0
     number_of_things = int(rng.integers(least_things, 6))
-    # Parallax: by the camera, a thing at depth d moves 1 + parallax * d times as far as the
-    # background. E.g. with 0.5, the thing in front of all, at depth 5, moves 3.5 times as far.
+    # Parallax: if the camera moves, a thing at depth d moves 1 + parallax * d times as far as the
+    # background. E.g. with 0.5, a thing at the largest depth, 5, moves 3.5 times as far.
     parallax = rng.uniform(0, 0.5)
 
     # From the back to the front: each layer covers what is behind it, in the light and in the
@@ -122,8 +122,8 @@ def random_thing(
 ) -> Layer:
     """Draw a thing in front of the background, with its own motion, surface and outline.
 
-    camera: the motion of the camera. Its trajectory is the one that is seen at the depth of the
-    thing: near things move farther.
+    camera: the motion of the camera. `random_scene` has enlarged its trajectory for the depth of
+    the thing, because near things move farther.
     """
     # The motion of the camera, plus the motion of the thing itself. Eight in ten things have their
     # own shift, 0.3 to 10 pixels within the exposure.

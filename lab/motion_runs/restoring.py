@@ -91,8 +91,8 @@ class AllMethods:
 
         equations = inputs.equations
         proposal = equations.proposal(z_0)
-        # What the steps of the control get in place of these two. Equations without a motion
-        # propose z_0 itself.
+        # The steps of the control get these two instead of `equations` and `proposal`. Equations
+        # without a motion propose z_0 itself.
         hidden_equations = HiddenEquations(equations)
         hidden_proposal = hidden_equations.proposal(z_0)
 

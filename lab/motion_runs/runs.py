@@ -41,7 +41,11 @@ class TrainedRun:
 
 
 def runs_of(seeds: Sequence[int], updates: int) -> list[Run]:
-    """Return all runs: both kinds with each seed, and a plain one with twice as many updates."""
+    """Return all runs: both kinds with each seed, and one more PLAIN run.
+
+    The last run has the first seed and twice as many updates. So it has more CPU time than a run
+    with the equations (lab/motion_seeds.py).
+    """
     runs = [Run(EQUATIONS, seed, updates) for seed in seeds]
     runs += [Run(PLAIN, seed, updates) for seed in seeds]
     return [*runs, Run(PLAIN, seeds[0], 2 * updates)]

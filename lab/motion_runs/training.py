@@ -38,10 +38,10 @@ from models.fusion.fusion_motion import MotionSteps
 from models.portable import read_saved
 
 # The sets of clips on which each part of the steps is trained, in the order of SETS in
-# lab/motion_steps/sets.py. A part is trained only on samples in its light, and these sets have
-# most of them. The other sets are left out, because they have few samples of the part, and making
-# them takes longer than a training here. E.g. for the part "good", seven_rig and photos_rig would
-# add 15 samples to 359.
+# lab/motion_steps/sets.py. A part is trained only on samples in its own light (SPIKES_OF_PART), and
+# most of these samples are in the sets of the part. The other sets are left out, because they have
+# few samples of the part, and making them takes longer than a training here. E.g. for the part
+# "good", seven_rig and photos_rig would add 15 samples to 359.
 SETS_OF_PART = {
     "good": (
         "seven_ideal",

@@ -25,7 +25,7 @@ HIDDEN_EVIDENCE = torch.tensor(
         True,  # 2: expected error of the motion
         False,  # 3: spikes per plane, which show how bright it is
         False,  # 4: noise of the blurry frame
-        True,  # 5: share of the pixels that move
+        True,  # 5: share of the pixels that move by more than one pixel
     ]
 )
 HIDDEN_PULLS = torch.tensor(
@@ -42,10 +42,10 @@ HIDDEN_PULLS = torch.tensor(
 
 
 class HiddenEquations:
-    """Equations whose channels are 0 where a mask says so.
+    """Equations as the control sees them: without the motion.
 
-    The conv net still sees the blurry frame, its noise, the light, and the spikes of the sharp
-    instant. The proposal is the first estimate, and all hidden channels are 0.
+    The channels that the two masks hide are 0, and the proposal is the first estimate. The conv net
+    still sees the blurry frame, its noise, the brightness, and the spikes of the sharp instant.
 
     `Equations` is the class with the motion. The protocol `utils.contract.JointEquations` lists the
     members that the learned steps use. Both classes have them, so the steps take either class.

@@ -44,7 +44,7 @@ SOLVER = Solver(groups=12, linearisations=2, steps=8)
 # Value of --part -> how many spikes a sample of this part has: from the first limit to below the
 # second one. The number is the spikes of the median pixel in an exposure. The part "few" is used
 # below 10 spikes (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that both parts
-# know the light around 10 spikes.
+# are trained on samples with about 10 spikes.
 SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
 # A set of clips is left out if fewer of its samples are in the range of --part. Sets are drawn by
 # their weights, not by their sizes, so each of these few samples would be drawn often.

@@ -15,7 +15,8 @@ from lab.motion_net.textures import photo_files
 from lab.quality_suite.sources import VIDEOS, link_files, video_files
 from utils.image import imwrite_rgb
 
-# Four frames of each video become stills. The numbers are their places: 1/2 is half of the length.
+# Four frames of each video become stills. The numbers say where in the video they are: 1/2 is the
+# middle of the video.
 STILL_PLACES = (1 / 6, 1 / 3, 1 / 2, 5 / 6)
 # Photographs of the package scikit-image, by name. lab/train_motion_net.py trains on these and on
 # five others.

@@ -30,10 +30,10 @@ REGION_SHIFT_PX = (-10, 10)  # x or y of its added shift at the end of the expos
 
 
 def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Motion:
-    """Return a motion that is wrong in one of five ways, drawn at random.
+    """Return a motion that is wrong in one of five ways. The way is drawn at random:
 
         0    all shifts times a factor: too slow or too fast
-        1    the motion of another frame. If the other frame has another size, way 2 is taken
+        1    the motion of another frame. If the other frame has another size, 2 is done instead
         2    a smooth error is added
         3    a region stands still
         4    a region has another motion in addition

@@ -2,7 +2,7 @@
 
 A form is one place where attention over frames may be added (lab/vrt_curve.py). The learned steps
 are small passes that improve a frame along its motion. Here they improve all frames of a clip
-together. Between them stands a prior: a network that sees all frames (prior_net.py).
+together, with the help of a prior: a network that sees all frames (prior_net.py).
 
 What must stay: the order of the draws, and that the equations are made before the training, because
 making data does not count as training.
@@ -108,7 +108,8 @@ class PriorForm(Form):
 def steps_of_clip(net: StepsWithPrior, clip: Clip, solver: Solver) -> list[Tensor]:
     """Return all frames of a clip after each step, (3, N * H, W) each."""
     net.frame_count = len(clip)
-    # Light changes little within a clip, so its first frame decides.
+    # The brightness changes little within a clip. So the spikes of the first frame decide which
+    # steps restore all frames.
     net.is_dim = median_spikes(clip[0].recording) < FEW_SPIKES
     z_0 = stack_frames([sample.z_0 for sample in clip])
     proposal = stack_frames([sample.proposal for sample in clip])

@@ -219,10 +219,11 @@ def copy_to(files: Sequence[str], folder: Path) -> Path:
 
 
 def find_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None:
-    """Return (height, width) of a spike plane, as `spike_tool.py info` finds them.
+    """Return (height, width) of a spike plane, found from the length of the file.
 
-    Returns None if there is no spike file, if main_test_vrt.py finds the size itself (the file or
-    dataset.json says it), or if several sizes fit the file.
+    `spike_tool.py info` finds a size in the same way. Returns None if there is no spike file, if
+    the file or dataset.json says the size (main_test_vrt.py reads it there), or if no size is
+    clearly the best.
 
     spikes: file or folder. picture: (height, width) of a frame. A plane should have the same ratio
     of height to width.

@@ -5,8 +5,8 @@
 Features (SIFT) of both images are matched. RANSAC finds the affine matrix with which most matches
 agree, for any turn, scale and mirroring. camera_position.py makes the position exact.
 
-A view is a frame and the spikes of its exposure. A place is (x, y), with pixel centres at whole
-numbers, as in data/cameras/calibration.py.
+A view is a frame and the spikes of its exposure. A place is a point (x, y) of an image. Pixel
+centres are at whole numbers, as in data/cameras/calibration.py.
 
 What must stay: the same pairs give the same matrix, so RANSAC keeps its seed. A mirrored camera is
 found (test_a_mirrored_camera_is_found).

@@ -55,7 +55,8 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
         result = read_test(name, folder)
         averages = result["averages"]
         test = scored_test(name, result)
-        # All tests have the same input, so the first test says its scores.
+        # All tests must have the same input (`refuse_other_frames`), so the scores of the input
+        # are taken from the first test.
         if first is None:
             first = test
             table_rows["input"] = TestRow(method="", averages=averages.get("input", {}))
@@ -85,8 +86,8 @@ def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
 
     result: the content of its metrics.json.
     """
-    # If LPIPS was computed, the text goes on with the network and weights of LPIPS, e.g.
-    # "...; LPIPS: ...". Tests with other weights of LPIPS may be compared, so this part is cut off.
+    # If LPIPS was computed, the text ends with the network and weights of LPIPS, e.g. "...; LPIPS:
+    # ...". Tests with different weights of LPIPS may be compared, so this end is cut off.
     scoring, _, _ = result["protocol"].get("metrics", "").partition(START_OF_LPIPS_NOTE)
     # The frames of each clip and the scores of its input tell two test sets apart.
     clips = {}

@@ -7,9 +7,10 @@ A key is dotted: `netG.depths` is the option `depths` of the section `netG`. A s
 two data sets: `datasets.train` or `datasets.test`.
 
 The functions `convert_...` of svrt_splits.py, svrt_spikes.py, svrt_representation.py and
-svrt_network.py all change one `Conversion`. Each takes the keys that it knows. A key that nobody
-takes stays, and `refuse_problems` (option_problems.py) names it. So a new function may be added
-anywhere in `convert` of scripts/convert_options.py.
+svrt_network.py all change one `Conversion`. Each function removes the keys of S-VRT that it knows
+(`take`), and sets ours in their place. A key that no function removes stays among the options, and
+`refuse_problems` (option_problems.py) names it. So a new function may be added anywhere in
+`convert` of scripts/convert_options.py.
 
 What must stay: no key gets lost without a message. A key that is taken is reported
 (test_each_dropped_key_of_s_vrt_is_named).
@@ -88,8 +89,9 @@ class Conversion:
     def set_ours(self, new: str, value: Any, old: str | None = None, note: str = "") -> None:
         """Set our option `new`, and report that the key `old` of S-VRT became this option.
 
-        old: None: the key keeps its name, and only its value changes. Otherwise the caller calls
-        `take(old)` before. If it did not, `old` would stay among the options.
+        old: the key of S-VRT. The caller must have removed it by `take(old)`, because otherwise it
+        would stay among the options. None means that the key keeps its name, and only its value
+        changes.
         note: text of the report, if it says more than "new = value"
         """
         self.values[new] = value

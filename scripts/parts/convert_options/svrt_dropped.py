@@ -1,4 +1,6 @@
-"""Leave out options of S-VRT that have no option here: those without effect, and those of --drop.
+"""Leave out options of S-VRT that have no counterpart here.
+
+These are options that change no result, and the options that --drop names.
 
 What must stay: secrets are never copied
 (test_secrets_of_services_reach_neither_the_new_file_nor_the_output), and each key that is left out

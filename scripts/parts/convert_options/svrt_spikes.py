@@ -116,7 +116,7 @@ def convert_spike_scale(conversion: Conversion, split: str) -> None:
     if isinstance(scale, dict):
         mean = scale.get("mean")
         std = scale.get("std")
-    # The mean is one number, or a list with a number for each channel. So is the std.
+    # The mean and the std are each one number, or a list with a number for each channel.
     means = mean if isinstance(mean, list) else [mean]
     stds = std if isinstance(std, list) else [std]
 

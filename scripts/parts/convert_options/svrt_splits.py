@@ -56,7 +56,7 @@ def divide_totals(conversion: Conversion) -> None:
         if not isinstance(total, int):
             continue
         # At least 1 per GPU, e.g. 4 samples on 8 GPUs, because a batch needs a sample on each GPU.
-        # 0 workers stay 0: then the main process reads.
+        # 0 workers stay 0: then the main process reads the samples itself.
         least = min(total, 1)
         per_gpu = max(total // gpus, least)
         new_total = per_gpu * gpus

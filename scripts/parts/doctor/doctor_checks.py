@@ -26,7 +26,8 @@ from scripts.parts.doctor.doctor_training import check_training
 from utils import utils_dist
 from utils.dist import watchdog
 
-# Seconds that ranks wait for one another at the start. A rank that is missing then has failed.
+# Seconds that ranks wait for one another at the start. A rank that is still missing after this time
+# counts as failed.
 LONGEST_WAIT_S = 120
 
 

@@ -78,8 +78,8 @@ def read_log(text: str) -> list[Finding]:
     Each kind of failure is returned once. A log may hold several starts of a run. Only the last
     start is read.
     """
-    # Each start logs one line "[2025-11-06 10:00:00] rank 0 of 8 on host7, ...", the text of
-    # `status_line` (utils/dist/status.py). Read from the last such line on, from its bracket "]".
+    # Each start logs one line such as "[2025-11-06 10:00:00] rank 0 of 8 on host7, ..."
+    # (`status_line` in utils/dist/status.py). Read from the bracket "]" of the last such line on.
     begin = text.rfind("] rank 0 of ")
     if begin == -1:  # a log without such a line is read as a whole
         begin = 0

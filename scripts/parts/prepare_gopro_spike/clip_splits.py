@@ -62,16 +62,16 @@ def earlier_splits(names: Sequence[str], out: Path) -> dict[str, str]:
 
     names: the sources that have no split by their folder. out: --out.
     """
-    # By the folders of the clips. Without a rig, a clip has the name of its source.
+    # First look at the folders of the clips. Without a rig, a clip has the name of its source.
     earlier = {}
     for split in SPLITS:
         for name in names:
             if (out / "GOPRO_Large" / split / name).is_dir():
                 earlier[name] = split
-    # By dataset.json. With a rig, a source becomes several clips. dataset.json lists them by their
-    # own names, e.g. camel_00, and the name of the source is their key "source". If dataset.json
-    # and the folders disagree, dataset.json counts: the folder camel_00 may be of a source "camel"
-    # or "camel_00", and only dataset.json tells which.
+    # Then read dataset.json. With a rig, a source becomes several clips. dataset.json lists them by
+    # their own names, e.g. camel_00, and the name of the source is their key "source". If
+    # dataset.json and the folders disagree, dataset.json counts, because the folder camel_00 may
+    # come from a source "camel" or from a source "camel_00". Only dataset.json tells which.
     recorded = {}
     for name, clip in read_info(out)["clips"].items():
         source = clip.get("source", name)

@@ -37,10 +37,11 @@ def run_in_parallel(
     calls. Raises DataError if a process dies.
 
     workers: number of processes. With one worker or one call, this process does the work.
-    function: a function at the top level of a module, because a process gets it by its name.
+    function: a function at the top level of a module, because a process imports it by its name.
     calls: the arguments of each call. The calls begin in this order.
     name, unit: what the progress shows, e.g. "making" and "frames".
-    counts: how many units of the progress each call is. Empty: 1 for each call.
+    counts: number of units of each call for the progress, e.g. its frames. If it is empty, each
+    call is one unit.
     """
     results = [None] * len(calls)
     units_of_calls = counts if counts else [1] * len(calls)

@@ -51,8 +51,7 @@ def edges_over(
     largest = max(largest_x, largest_y, 1e-6)  # 1e-6: an image without edges is not divided by 0
     scale = 10000 / largest
     # An edge begins at one of the strongest 8 % of gradients, and continues along gradients of the
-    # strongest 20 %.
-    # With larger shares, weak texture would be painted as well.
+    # strongest 20 %. With larger shares, weak texture would be painted as well.
     strength = scale * (abs(gradient_x) + abs(gradient_y))
     high = float(np.percentile(strength, 92))
     low = float(np.percentile(strength, 80))

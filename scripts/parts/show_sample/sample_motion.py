@@ -29,8 +29,8 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
 
     clip = sample.draw.clip
     frame = sample.draw.frames[len(sample.draw.frames) // 2]
-    # `RecordedClip` expects the reader of a clip in a test set. Here is no test set, so two classes
-    # stand in: `OneSample` for the set, and `SampleReader` for the reader.
+    # `RecordedClip` expects the reader of a clip in a test set. Here there is no test set. So
+    # `OneSample` replaces the test set, and `SampleReader` replaces the reader.
     one_sample = OneSample(dataset.backend, sample.draw)
     reader: Any = SampleReader(clip, clip.stems, one_sample)
     recorded = RecordedClip(reader, context=None)  # None: half an exposure on each side

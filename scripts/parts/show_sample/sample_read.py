@@ -60,7 +60,7 @@ def read_sample(dataset: Any, wanted: Wanted) -> Sample:
         sample_id = (epoch, index)
         return Sample(f"{title}, epoch {epoch}", dataset.draw(sample_id), dataset[sample_id])
     count = min(SHOWN, dataset.frame_count(index))
-    # Both read the frames 0 ... count - 1 of the clip.
+    # The draw and the tensors must be of the same frames: 0 ... count - 1 of the clip.
     draw = dataset.draw(index, 0, count)
     return Sample(title, draw, dataset.read_frames(index, 0, count))
 

@@ -2,14 +2,14 @@
 
 A spike file is a sequence of planes. A plane has one bit per pixel: 1 if the pixel fired. A packed
 file (.dat, .bin) holds the bits without a header. So its geometry comes from the command line, from
-dataset.json, or from the length of the file. These are asked in this order:
+dataset.json, or from the length of the file. They are tried in this order:
 
     given_geometry      --size, else the shape of an array, else the layout "sps100", else
                         dataset.json, else None
     camera_geometries   the geometry of each camera whose planes fit the length of the file
     Ranking             any size that fits the length of the file (spike_ranking.py, for `info`)
 
-`single_geometry` asks the first two, and raises an error if they leave more than one geometry.
+`single_geometry` tries the first two. If several cameras fit, it raises an error.
 
 Words of a geometry (`SpikeGeometry` in data/spike/geometry.py):
 

@@ -2,7 +2,7 @@
 
     method_of     the method of the reconstruction, with its options
     Rendering     a file, a method, and the brightness of its images
-    PlaneReader   reads the planes around an image, and forgets the planes before
+    PlaneReader   reads the planes around an image, and drops earlier planes from memory
 
 A plane is one readout of the spike camera: a bit for each pixel, 1 if the pixel fired.
 
