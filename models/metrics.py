@@ -292,7 +292,7 @@ def rgb_to_y(image: np.ndarray) -> np.ndarray:
 
 
 def format_score(name: str, value: float | str | None) -> str:
-    """Return a score as text for a table. A dash stands for None. name: of the metric."""
+    """Return a score as text for a table. A dash stands for None. name: name of the metric."""
     if value is None:
         return "-"
     return f"{float(value):.{COLUMNS[name].digits}f}"

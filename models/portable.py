@@ -47,8 +47,8 @@ SHOWN_BY_CHANNELS = ("context", "resize")
 def read_saved(path: str | Path, description: dict[str, Any] | None = None) -> SavedNetwork:
     """Return the weights in a file, and their network. Averaged weights are preferred.
 
-    description: what an option file says of its network, a table with the keys of DESCRIPTION
-    (`Options.portable` in utils/options/models.py). None without an option file.
+    description: the description of the network in an option file, a table with the keys of
+    DESCRIPTION (`Options.portable` in utils/options/models.py). None without an option file.
 
     The tensors belong to the network of the first case that holds:
 

@@ -4,11 +4,13 @@ models/network_vrt.py explains the arguments, in the docstring of VRT. recognise
 networks from them, to recognise a published file by the names and shapes of its tensors.
 network_method.py restores a user's clips with the tiles.
 
-What must stay: the arguments, because they decide the names and shapes of the tensors
-(tests/parts/models/test_released.py), and the tiles, with which the published scores were made.
 The lists have an entry for each of the stages 1 to 7, and then an entry for each layer of stage 8.
 E.g. depths [8] * 7 + [4] * 6: the seven stages have 8 blocks each, and stage 8 has six layers of 4
 blocks each.
+
+What must stay: the arguments, because they decide the names and shapes of the tensors
+(tests/parts/models/test_released.py). The tiles must stay, too, because the published scores were
+made with them.
 
 Tests: tests/parts/models/test_released.py, test_weights.py
 """

@@ -2,8 +2,9 @@
 
 `ExposureFusion.on_input` takes some frames at a time, and `mixture` restores them:
 
-    colour_changes   how much each colour changes where luma doubles, fitted to the blurry frame
-    estimates        a sharp frame for each ratio of light
+    colour_changes   how much each colour changes if luma doubles, fitted to the blurry frame
+    estimates        a sharp frame for each ratio, i.e. for each spike channel with the brightness
+                     around the sharp instant, divided by the brightness of the whole exposure
     conv net         the weights of the mixture, and a correction
 
 Shapes: N frames, S spike channels, H x W pixels. The class explains the method.
@@ -170,7 +171,7 @@ class ExposureFusion(ImageFusion):
         return weighted.sum(dim=1) + correction
 
     def colour_changes(self, image: Tensor) -> Tensor:
-        """Return how much each colour changes where luma doubles, (N, 3, H, W).
+        """Return how much each colour changes if luma doubles, (N, 3, H, W).
 
         Around each pixel is a window of 2 colour_radius + 1 pixels on a side. Within the window,
         each colour is fitted by a line over luma:
@@ -213,8 +214,8 @@ class ExposureFusion(ImageFusion):
         if in_cpu_form(channels):
             # With the channels of a pixel side by side, pools take half of the time on a CPU.
             channels = channels.contiguous(memory_format=torch.channels_last)
-        # First along the columns, then along the rows. This takes 2 x side additions for a pixel. A
-        # pool over the whole square would take side^2 additions.
+        # First along the columns, then along the rows. This takes 2 side additions for each pixel,
+        # e.g. 18 for radius 4. A pool over the whole square would take side^2 additions, e.g. 81.
         means = F.avg_pool2d(
             channels, kernel_size=(side, 1), stride=1, padding=(radius, 0), count_include_pad=False
         )

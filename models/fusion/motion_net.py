@@ -58,9 +58,12 @@ from models.fusion.motion_windows import (
 
 # ---- Channels ----
 
-# Channels of the scene, which is the same for all windows: 0 brightness around each pixel, as a
-# logarithm; 1 mean brightness of all pixels, as a logarithm; 2 contrast of the blurry frame. The
-# brightness is the number of spikes in a window of the exposure.
+# Channels of the scene, which is the same for all windows. The brightness is the number of spikes
+# in a window of the exposure.
+#
+#     0  logarithm of the brightness around each pixel
+#     1  logarithm of the mean brightness of all pixels
+#     2  contrast of the blurry frame
 SCENE_CHANNELS = 3
 # Output channels of a conv net: changes of the coefficients and of the logarithm of the error.
 CHANGES = COEFFICIENTS + 1

@@ -30,7 +30,8 @@ HALF_EXPOSURE = 5.5  # in elevenths of an exposure
 # middle of plane 44: half a plane later. Half an exposure has 44 planes.
 SHARP_INSTANT = 0.5 / 44
 
-# Channels of the picture of a window: 0 light, 1 number of spikes.
+# Channels of the picture of a window: 0 brightness (`light` in least_squares.py), 1 number of
+# spikes (`count`). data/motion/network_inputs.py makes both.
 PICTURE_CHANNELS = 2
 DEGREE = 3  # of the curve
 COEFFICIENTS = 2 * DEGREE  # x and y of c_1, then of c_2, then of c_3

@@ -90,17 +90,17 @@ def refuse_another_test(
 ) -> None:
     """Raise OptionError if this test has other settings or input files than the earlier test.
 
-    earlier_run: the content of its run.json. settings: what decides the scores of this test,
-    without secrets.
+    earlier_run: the content of the run.json of the earlier test.
+    settings: the settings of this test, without secrets.
     inputs: {clip: digest of its files} of this test. folder: the output folder, for the error.
     """
     # Older versions of SpikeVRT did not record these settings, and always had these values. A new
     # setting needs a line here. Otherwise no test of an older version could be continued.
     defaults = {"metric.values": "uint8", "metric.more": []}
-    # `settings` are without secrets. Older versions hid fewer of them.
+    # `settings` are without secrets. Older versions hid fewer secrets, so hide them now.
     settings_then = redact(earlier_run["settings"])
     changed = _differences(defaults | settings_then, defaults | settings)
-    # The two tests may have different clips. A clip that both have must have the same files.
+    # The two tests may have different clips. A clip of both tests must have the same files.
     for name, digest_then in earlier_run["inputs"].items():
         if name in inputs and inputs[name] != digest_then:
             changed.append(f"the files of clip {name} have changed")

@@ -50,15 +50,15 @@ def spikes_for_network(
         return None
     # A section may be only its type, e.g. "dat".
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
-    # Rate and light of the training may be wrong for a user's spikes, so they are forgotten. Both
-    # stay in two cases:
-    # * The rate is "match". Then it is measured in each clip, so it is right for all spikes. It is
-    #   measured for one kind of light, so the light stays as well.
+    # The options `rate` (spikes per plane at full light) and `light` ("linear" or "display") of the
+    # training may be wrong for a user's spikes, so they are removed. Both stay in two cases:
+    # * `rate` is "match". Then the rate is measured in each clip, so it is right for all spikes.
+    #   The measured rate depends on `light`, so `light` stays as well.
     # * The weights file is old and has no `spike_data`, the properties of the training spikes. Then
     #   nothing else says what rate and light are.
     if saved.spike_data is not None and spike.get("rate") != "match":
         spike |= {"rate": None, "light": None}  # None: not known
-    # Drop the keys that describe the files of the training. A user's files have their own.
+    # Remove the keys that describe the files of the training, because a user's files differ.
     for key in ("calibration", "exposure", "first", "count"):
         spike.pop(key, None)
     changed = changed_spikes(spike, files, source=network.weights or "")

@@ -123,7 +123,7 @@ def _panels_of(
     index: index of the frame in the clip. item: its tensors "lq", "gt", and "spike" if there are
     spikes. lq: the input, in the size of the sharp frame. frame: the restored frame.
     """
-    # The light that the spikes show, as a picture. lq[:3] is lq without the noise map.
+    # The brightness that the spikes show, as a picture. lq[:3] is lq without the noise map.
     spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
     return comparison(
         tensor_to_uint8(lq[:3]), spikes, tensor_to_uint8(frame), tensor_to_uint8(item["gt"])

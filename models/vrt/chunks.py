@@ -56,8 +56,9 @@ class InChunks(torch.autograd.Function):
                                                                     and of the tokens: put into
                                                                     grad_x
 
-    y is the residual, and h the input of fc2. y is None if the layer has no residual. h is None if
-    stochastic depth has dropped the MLP. fc2(h) is multiplied by the factor of stochastic depth.
+    y is the residual, and h the input of fc2. y is None if the layer has no residual: a Block has
+    one, a GatedMlp has none. h is None if stochastic depth has dropped the MLP. fc2(h) is
+    multiplied by the factor of stochastic depth.
 
     Other names: `work` (work.py) says what the layer computes. `work.hidden` computes the layer
     without fc2. `factors` are the two factors of stochastic depth, of attention and of the MLP.
@@ -86,7 +87,7 @@ class InChunks(torch.autograd.Function):
         # A chunk has three index tensors (chunk.py). E.g. a window with token 6, padding, and the
         # tokens 0 and 1:
         #
-        #     rows      6 0 0 1    the tokens to read; at padding token 0 in its place
+        #     rows      6 0 0 1    the tokens to read. At padding, token 0 is read instead
         #     results   6   0 1    the tokens to write
         #     kept      0   2 3    the positions of the results among the rows, for backward
         for sample, chunk, factors in work.pieces(samples):

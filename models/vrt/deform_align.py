@@ -42,7 +42,8 @@ class DeformAlign(nn.Module):
     dim: channels of a frame. deformable_groups: number of offset groups. The channels of a group
         have the same offsets.
     sources: number of source frames that are aligned to a target. An output channel sees all
-        channels of one source, and none of the others. E.g. dim 120, 2 sources, 16 offset groups:
+        channels of one source, and no channel of another source. E.g. dim 120, 2 sources, 16 offset
+        groups:
 
                             source 0    source 1
             input channels    0...119   120...239
@@ -96,15 +97,15 @@ class DeformAlign(nn.Module):
         flows: for each source the flow that warps it to the target, (n, 2, h, w).
         """
         # There are two steps: `_run_conv_net`, and `_sample_sources`, the deformable convolution.
-        # In both, each source and flow is an argument of its own, because `recompute_in_backward`
-        # finds no tensors within lists. Backward recomputes:
+        # In both steps, each source and flow is an argument of its own, because
+        # `recompute_in_backward` finds no tensors within lists. Backward recomputes:
         #
         #     under torch.compile   nothing
         #     on a CPU              the second step. Its samples are nine times as large as the
         #                           input, but cost little time. The convolutions of the first step
         #                           cost much time, so their results are kept
-        #     on a GPU              both steps. A GPU has time for the convolutions, but no memory
-        #                           for their inputs
+        #     on a GPU              both steps. A GPU computes the convolutions fast, but their
+        #                           inputs would take too much memory
         neighbours = (*sources, *flows)
         if torch.compiler.is_compiling():
             return self._both_steps(target, *neighbours)

@@ -23,7 +23,8 @@ def recompute_in_backward(
 
     Backward computes the function again, with the same autocast settings.
 
-    function: must draw no random numbers, because the second run would draw others.
+    function: the function to call. It must draw no random numbers, because the second run would
+        draw other numbers.
     weights: the tensors that the function uses besides `args`. They get gradients, too. A tensor
         that is missing here gets no gradient, without an error.
     when: whether to recompute. If false, autograd keeps the intermediate tensors, as usual.
@@ -68,7 +69,8 @@ class RecomputeInBackward(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        # Which of the tensors need a gradient. The arguments before them are function and count.
+        # Which of the tensors need a gradient. Skip the two arguments before them, function and
+        # count.
         needs_gradient = ctx.needs_input_grad[2:]
 
         # The second run makes a graph of its own. This graph must end at the arguments, and not

@@ -4,9 +4,10 @@ A layer that runs chunk by chunk (chunks.py) keeps only its input, and computes 
 backward. Computing attention again would take much time, and its output takes little memory. So
 forward records the output on a tape, and backward plays it back.
 
-What must stay: the results have no names, they are found by their order. So the backward pass must
-visit the chunks in the order of the forward pass. tests/parts/models/test_block.py compares the
-gradients with the plain form. Free to change: when the tape records.
+What must stay: the backward pass visits the chunks in the order of the forward pass. The results
+have no names, so only their order says to which chunk they belong.
+tests/parts/models/test_block.py compares the gradients with the plain form. Free to change: when
+the tape records.
 """
 
 from collections.abc import Iterator
@@ -42,8 +43,8 @@ def tape_of_forward(
         without a backward pass, bfloat16      our attention: it is faster than torch's
         without a backward pass, other dtypes  torch's attention: ours is not faster
 
-    has_own_attention: whether the layer has our attention at all.
-    keeps_results: whether it keeps the results for backward.
+    has_own_attention: whether the layer can use our attention for CPUs (`Work` in work.py).
+    keeps_results: whether the results are kept for backward, and not computed again.
     dtype: the dtype of the tokens. has_backward: whether a backward pass may follow.
     """
     if not has_own_attention:

@@ -6,9 +6,10 @@ for which chunks, with which weights:
     work = Work(hidden, chunks, names)              what to compute, for which tokens
     y = InChunks.apply(x, work, *weights)           weights in the order of `names`
 
-What must stay: the order of the chunks (`Work.pieces`), because the tape (tape.py) has no names,
-and because the last bits of the gradients depend on the order. tests/parts/models/test_block.py
-notices a wrong gradient, but no other last bits. Free to change: how a Work keeps its factors.
+What must stay: the order of the chunks (`Work.pieces`). Results on the tape (tape.py) have no names
+and are found by this order, and the last bits of the gradients depend on it.
+tests/parts/models/test_block.py notices a wrong gradient, but no change of last bits. Free to
+change: how a Work keeps its factors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +24,8 @@ from models.vrt.stochastic_depth import Factors
 Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer lacks
 # Names of weights that keep float32, whatever the dtype of the tokens is: the weights of the two
 # layer norms of a block, and the bias of its attention. They are added to float32 values, or the
-# operator that uses them casts them itself. `Block.weights` gives the names. A name that is missing
-# here is cast, without an error.
+# operator that uses them casts them itself. `Block.weights` gives the names. If a name is missing
+# here, its weight is cast to the dtype of the tokens, without an error.
 FLOAT32 = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
 
 

@@ -117,8 +117,8 @@ class Restorer:
         has_yielded = False
         if not wanted:  # e.g. if no frame that the caller wants lies in a gap
             return
-        # Frame after frame needs arrays of the same sizes. A large frame takes a tenth less time if
-        # they use the same memory again.
+        # Each frame needs arrays of the same sizes. A large frame takes a tenth less time if its
+        # arrays use the memory of the frame before again.
         if self.tiling.spec.each_frame_alone:
             keep_freed_memory()
 
@@ -129,7 +129,8 @@ class Restorer:
             # `stream_clip` counts shares of the clip. The caller counts frames.
             tick(done_share * len(wanted))
 
-        # Each round tries all of the clip with `self.tiling`, which is smaller in the next round.
+        # Each round of the loop tries the whole clip with `self.tiling`. After an out-of-memory
+        # error, the tiles are smaller in the next round.
         while True:
             frames = stream_clip(
                 net=self._run_network,  # padding.py calls it, for each tile in space

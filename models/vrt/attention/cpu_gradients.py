@@ -115,7 +115,7 @@ def gradients_of_round(
 ) -> RoundGradients:
     """Compute the gradients for the windows of one round, by the equations above.
 
-    wide: what `WideTensors.windows` returns, each tensor (windows * heads, T, hd + 2).
+    wide: the result of `WideTensors.windows`, each tensor (windows * heads, T, hd + 2).
     offset: bias and mask, (windows * heads or more, T, T), times log2(e), or None.
     p_memory, x_memory: memory for P and X, (windows * heads, T, T), which is overwritten.
     """

@@ -3,9 +3,9 @@
 models.vrt.attention.window calls `window_attention` for bfloat16 and float16, if the kernels take
 windows and heads of these sizes (kernels/tiles.py). The kernels are in the folder kernels/:
 
-    tiles.py            which windows they take, and the sizes of their tiles
-    regions.py          what they read instead of masks
-    parts.py            functions that all of them call: addresses and logits
+    tiles.py            which windows the kernels take, and the sizes of their tiles
+    regions.py          numbers that the kernels read instead of masks
+    parts.py            functions that all kernels call: addresses and logits
     forward.py          the output
     all_gradients.py    backward for windows of up to 128 tokens
     several_passes.py   backward for larger windows

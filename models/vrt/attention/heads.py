@@ -8,8 +8,9 @@ with n windows, T tokens in a window, and hd channels of a head. Attention compu
 In mutual attention the two frames of a window attend to each other: the queries of each frame meet
 the keys and values of the other frame.
 
-What must stay: the results, which tests/parts/models/test_block.py and test_vrt_modules.py compare,
-and that q, k and v are views of the packed heads. Free to change: how the axes are moved.
+What must stay: the results, which tests/parts/models/test_block.py and test_vrt_modules.py compare.
+q, k and v must stay views of the packed heads, see `heads_of`. Free to change: how the axes are
+moved.
 """
 
 import torch
@@ -44,7 +45,7 @@ def put_gradients_of_swapped_queries(grad_q: Tensor, grad_qkv: Tensor) -> None:
     each pair back.
     """
     by_frame = grad_q.unflatten(0, (-1, 2)).flip(1)  # (n, 2, heads, T / 2, hd)
-    queries = grad_qkv[:, :, 0]  # (n, T, heads, hd): the place of q
+    queries = grad_qkv[:, :, 0]  # (n, T, heads, hd): a view, the gradients of q
     queries = queries.unflatten(1, (2, -1))  # (n, 2, T / 2, heads, hd)
     queries[:] = by_frame.transpose(2, 3)
 
@@ -54,8 +55,9 @@ def logit_offset(
 ) -> Tensor | None:
     """Return factor * (bias + mask), which is added to the logits: (1, heads or 1, T, T).
 
-    bias: (heads, T, T) or None. mask: (T, T) or None. dtype: of the result, the dtype of q.
-    factor: log2(e) for our attention for CPUs, which computes 2^x in place of e^x. Otherwise 1.
+    bias: (heads, T, T) or None. mask: (T, T) or None. dtype: dtype of the result, which is the
+    dtype of q. factor: log2(e) for our attention for CPUs, which computes 2^x in place of e^x.
+    Otherwise 1.
 
     Returns None if bias and mask are both None.
     """

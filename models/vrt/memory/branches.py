@@ -5,9 +5,9 @@ Its owner has a flag that says whether backward recomputes it. The bytes of a br
 what autograd saves in addition if the flag is cleared. The work is counted from the sizes.
 
 What must stay: the results depend only on sizes, and not on the rank or on chance, because all
-ranks must recompute the same branches (no test notices). tests/parts/models/test_fit_memory.py
-compares the count of bytes with what a step allocates. Free to change: how the work is counted,
-because only the ratios between branches matter.
+ranks must recompute the same branches. No test notices this. tests/parts/models/test_fit_memory.py
+compares the count of bytes with the bytes that a step allocates. Free to change: how the work is
+counted, because only the ratios between branches matter.
 """
 
 import math
@@ -132,7 +132,7 @@ def _flops_of_block(block: Block, x: Tensor) -> list[float]:
     mlp_weights = _weights_in_layers(block.mlp)
     # Self attention has two products, q k^T and p v. In each product a token takes a multiplication
     # and an addition for each channel and each token of its window. Mutual attention has two more
-    # products, but in these a token meets only half of the window. So these two count as one
+    # products. In them a token meets only half of the window, so both together count as one
     # product: 3 in all.
     products = 3 if attn.mutual else 2
     tokens_of_window = math.prod(window)

@@ -2,8 +2,9 @@
 
 `count_memory_use` runs the forward pass once with every branch recomputed, and notes what autograd
 has saved by the end of each module (`MemoryUse`). A branch is the attention or the MLP of a block,
-or the MLP at the end of a stage. branches.py then measures what each branch would save in addition
-without recomputing, and transient.py estimates what a backward pass takes for a moment.
+or the MLP at the end of a stage. branches.py then measures the bytes that each branch would save in
+addition without recomputing. transient.py estimates the memory that a backward pass takes for a
+moment.
 
 What must stay, and which test notices (in tests/parts/models/test_fit_memory.py):
 

@@ -3,9 +3,9 @@
 Autograd keeps tensors for backward. A block can instead compute a branch (attention or MLP) again
 in backward. This is called checkpointing: it saves memory and costs time. `fit_memory` chooses
 which branches are computed again. It begins with all branches, and counts what a step then needs
-(count.py). Then it keeps the tensors of one branch after the other, in place of computing the
-branch again, as long as the estimate of the peak stays within the budget. The branch with the most
-work per byte comes first.
+(count.py). Then it goes through the branches. It keeps the tensors of a branch, and does not
+compute the branch again, if the estimate of the peak stays within the budget. The branch with the
+most work per byte comes first.
 
 What must stay: the choice does not depend on the rank or on chance, because all ranks must
 recompute the same branches. Free to change: which branches are chosen. Recomputing changes no
@@ -76,9 +76,9 @@ def _keep_branches(
 ) -> None:
     """Stop recomputing branches, one after the other, as long as a step fits the budget.
 
-    Begin with the branch for which a byte of memory saves the most work. If the step then needs
-    more than the budget, recompute this branch after all, and try the next branch, which may be
-    smaller.
+    Begin with the branch for which a byte of memory saves the most work. If the step needs more
+    than the budget without recomputing this branch, recompute it after all, and try the next
+    branch, which may be smaller.
 
     bytes_with_present_flags: function that estimates what a step needs. budget: bytes.
     """

@@ -27,8 +27,9 @@ MOST_CHANNELS_OF_HEAD = 32
 def takes_windows(tokens: int, channels: int) -> bool:
     """Say whether the kernels compute windows of this many tokens with heads of these channels.
 
-    forms.attention_has_kernel asks this before each call of the kernels. tokens: T, the tokens that
-    attend to each other. channels: of a head.
+    forms.attention_has_kernel asks this before each call of the kernels.
+
+    tokens: T, the number of tokens that attend to each other. channels: channels of a head.
     """
     fits_tiles = tokens % 64 == 0  # the smallest tile has 64 queries and 64 keys
     return fits_tiles and tokens <= MOST_TOKENS and channels <= MOST_CHANNELS_OF_HEAD
@@ -40,8 +41,8 @@ class Tile(NamedTuple):
     queries: int  # queries of a tile: rows of the part. QUERIES in the kernels
     keys: int  # keys of a tile: columns of the part. KEYS in the kernels
     warps: int  # groups of 32 threads in a program
-    # Number of rounds of the loop over tiles that run at a time: while one round computes, the
-    # tiles of the next rounds are loaded.
+    # Number of rounds of the loop over tiles that are in progress at a time. While one round
+    # computes, the tiles of the next rounds are loaded.
     stages: int
 
 
