@@ -1,7 +1,7 @@
-"""The interfaces between data, networks and programs.
+"""Define the interfaces between data, networks and programs.
 
-A reader of clips, a network and a program need not import one another. They agree on the protocols
-here, which any class with the same members fulfils:
+data/ and models/ do not import one another. They use the protocols of this page. Any class with the
+members of a protocol fulfils it, without a common base class:
 
     InputSpec       what a network needs of its input clips; the network offers it
     FrameReader     reads the frames of one clip one by one
@@ -12,9 +12,9 @@ here, which any class with the same members fulfils:
     JointEquations, MotionNetwork, MotionCurves
                     what the fusion "motion" and data/motion know of each other
 
-What must stay: the names of the members, because researchers' own classes fulfil these protocols as
-well (docs/extending.md, tests/stories/test_extending.py). Free to change: a member may be added.
-Classes that were written before lack it, so read it with `getattr` and a default.
+What must stay: the names of the members, because researchers write their own classes with these
+members (docs/extending.md, tests/stories/test_extending.py). Free to change: a member may be added.
+Older classes lack the new member, so read it with `getattr` and a default.
 
 Sizes: H and W are height and width of a frame, h and w of a spike plane. C is the number of
 colours, S the number of spike channels, s the scale, and K the number of sharp instants for each
@@ -34,10 +34,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a network needs of its input clips; a network offers it as `net.input_spec`.
+    """The requirements of a network on its input clips, as `net.input_spec`.
 
-    Frames and pixels mean frames and pixels of the input. The defaults describe a network that
-    takes RGB clips of any size.
+    Numbers of frames and of pixels count frames and pixels of the input. The defaults describe a
+    network that takes RGB clips of any size.
     """
 
     # Height and width must be multiples of the stride. E.g. VRT halves them several times.
@@ -78,7 +78,7 @@ class InputSpec:
 
 
 def input_spec(net: Any) -> InputSpec:
-    """Return the spec of a network, or the default spec, which any clip fulfils.
+    """Return the spec of a network. If it has none, return the default spec, for any RGB clip.
 
     net: the network itself, not wrapped in DistributedDataParallel.
     """
@@ -86,7 +86,7 @@ def input_spec(net: Any) -> InputSpec:
 
 
 def wanted_frames(count: int, only_middle: bool) -> range:
-    """Return the numbers of the frames to restore: of all frames of a clip, or of the middle frame.
+    """Return the indices of the frames to restore: all frames of a clip, or the middle frame.
 
     E.g. for a clip of 5 frames: range(0, 5), or range(2, 3) if only the middle frame is wanted.
 
@@ -127,9 +127,9 @@ class FrameReader(Protocol):
             gt            (3, sH, sW) in [0, 1]: the sharp frame, if there is one
             gt_instants   (3 K, sH, sW): several sharp frames, of which gt is the middle one
 
-        index: number of the frame, from 0.
-        reverse: whether the spikes are played backwards, for a clip that is restored from its end
-        to its beginning.
+        index: index of the frame, from 0.
+        reverse: whether the spikes are reversed in time, for a clip that is restored from its end
+            to its beginning.
         """
         ...
 
@@ -156,8 +156,8 @@ class ClipReader(FrameReader, Protocol):
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         """Return a grey picture (H, W) of the sharp instant of a frame, made only from its spikes.
 
-        Its values are at least 0, which is black. A larger value is brighter on a display. No
-        value means white: `utils.image.comparison` chooses one.
+        The values are display values: 0 is black, and a larger value is brighter. There is no fixed
+        value for white: `utils.image.comparison` chooses it.
 
         index: number of the frame.
         spike: the spikes of the frame, (S, H, W), as `frame` returned them.
@@ -173,12 +173,13 @@ class ClipReader(FrameReader, Protocol):
 
 
 class JointEquations(Protocol):
-    """The equations of one exposure: what its blurry frame and its spikes say of a sharp frame z.
+    """The equations of one exposure, which relate its blurry frame and its spikes to a sharp frame.
 
-    A network improves z, (3, H, W) in [0, 1], in several steps, so that z agrees better with the
-    blurry frame and the spikes. `data.motion.joint.equations.Equations` fulfils this protocol, and
-    data/motion/joint/network_channels.py lists the channels of `evidence` and `pulls`. The number
-    and the order of these channels must stay, because the weights were trained with them.
+    The sharp frame is z, (3, H, W) in [0, 1]. A network improves z in several steps, so that z
+    agrees better with the blurry frame and the spikes. `data.motion.joint.equations.Equations`
+    fulfils this protocol, and data/motion/joint/network_channels.py lists the channels of
+    `evidence` and `pulls`. The number and the order of these channels must stay, because the
+    weights were trained with them.
     """
 
     # The blurry frame, (3, H, W) in [0, 1].
@@ -191,8 +192,8 @@ class JointEquations(Protocol):
     # What is known before any step, (6, H, W): e.g. the length of each pixel's motion.
     def evidence(self) -> Tensor: ...
 
-    # Frame z (3, H, W) -> (7, H, W): in which direction the equations pull z, i.e. how they would
-    # change it, and the residuals, which say by how much z misses the equations.
+    # Frame z (3, H, W) -> (7, H, W): the change of z that reduces the errors of the equations, and
+    # the residuals, i.e. the present errors of the equations.
     def pulls(self, z: Tensor) -> Tensor: ...
 
 
@@ -224,12 +225,14 @@ class MotionNetwork(Protocol):
     @property
     def edges(self) -> Sequence[float]: ...
 
-    # Which of the N windows divide the exposure. The others lie before or after it.
+    # The windows that lie within the exposure, as a slice of the N windows. The other windows lie
+    # before or after the exposure.
     @property
     def inside(self) -> slice: ...
 
-    # pictures (B, N, 2, h, w): light, and number of spikes, of each window.
-    # scene (B, 3, h, w): what is the same for all windows (SCENE_CHANNELS in motion_net.py).
+    # pictures (B, N, 2, h, w): brightness and number of spikes, for each window.
+    # scene (B, 3, h, w): channels that are the same for all windows (SCENE_CHANNELS in
+    # motion_net.py).
     # Returns the motion at each level of resolution, the finest last.
     def __call__(self, pictures: Tensor, scene: Tensor) -> Sequence[MotionCurves]: ...
 
@@ -249,11 +252,11 @@ class FrameRestorer(Protocol):
     def frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield restored frames of a clip, each (K C, sH, sW) float32 on the CPU.
 
-        Exactly the frames `wanted` come, in this order, because the caller pairs them with the
-        names of the frames.
+        The frames come in the order of `wanted`, and none is left out, because the caller pairs
+        them with the names of the frames.
 
         reader: a FrameReader.
-        wanted: numbers of the frames to restore, from 0.
+        wanted: indices of the frames to restore, from 0.
         tick: function that is called after each piece of work, to show progress.
         """
         ...
@@ -295,8 +298,8 @@ class Method(Protocol):
     @property
     def is_grey(self) -> bool: ...
 
-    # Whether a frame comes out the same, whichever other frames of its clip are restored with it.
-    # Then the frames of a clip can be shared among ranks.
+    # Whether the result of a frame does not depend on which other frames of the clip are restored.
+    # If so, several ranks can share the frames of a clip.
     @property
     def can_cut(self) -> bool: ...
 
@@ -309,10 +312,10 @@ class Method(Protocol):
     def center_frame_only(self) -> bool: ...
 
     def settings(self) -> dict[str, Any]:
-        """Return everything of the method that the frames depend on, as plain JSON.
+        """Return all settings of the method that change the restored frames, as plain JSON.
 
-        It is saved with the results. Results with other settings are not continued, so a key that
-        is left out here mixes frames of two methods.
+        They are saved with the results. A test continues earlier results only if the settings are
+        equal. So if a setting is missing here, one result may have frames of two methods.
         """
         ...
 

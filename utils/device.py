@@ -4,9 +4,9 @@ An accelerator is a GPU or NPU. Its *kind* is torch.device.type: "cuda" (NVIDIA 
 (Intel), "mps" (Apple), "npu" (Ascend) or "musa" (Moore Threads). The kind of the CPU is "cpu".
 
 Other modules ask this page which accelerator there is, how much memory it has, when its work is
-done, and which random generators it has. So they name no kind, and only this page changes for a new
-kind. Two things are elsewhere: what only CUDA has (utils/dist/gpu.py), and which form of a
-computation runs on which kind (models/vrt/forms.py).
+done, and which random generators it has. So the other modules name no kind, and for a new kind only
+this page changes. There are two exceptions: utils/dist/gpu.py has what only CUDA has, and
+models/vrt/forms.py says which form of a computation runs on which kind.
 
 What must stay: `kind`, `count`, `hiding_variable` and `is_cpu_wanted` start no accelerator. They
 are called before `gpu.choose_gpus` sets CUDA_VISIBLE_DEVICES, and CUDA reads this variable only
@@ -33,16 +33,17 @@ import torch
 from utils.errors import DistError
 
 GB = 1e9  # bytes
-# For each kind, the environment variable that hides some accelerators from a process. E.g.
-# CUDA_VISIBLE_DEVICES=2,3 shows two of them.
+# For each kind, the environment variable that hides some accelerators from a process. E.g. with
+# CUDA_VISIBLE_DEVICES=2,3 a process sees only these two GPUs.
 HIDING_VARIABLES = {
     "cuda": "CUDA_VISIBLE_DEVICES",
     "xpu": "ZE_AFFINITY_MASK",
     "npu": "ASCEND_RT_VISIBLE_DEVICES",
     "musa": "MUSA_VISIBLE_DEVICES",
 }
-# Kinds that use the memory of the host. If their memory is full, the system swaps, and no error is
-# raised at once. Pinned memory, which cannot be swapped, does not make copies to them faster.
+# Kinds that use the memory of the host. If this memory is full, the system moves some of it to the
+# disk (it swaps), and raises no error at once. Copies to a device of these kinds are not faster
+# from pinned memory, i.e. memory that cannot be swapped.
 KINDS_WITH_SHARED_MEMORY = ("cpu", "mps")
 # The PCI address of the small GPU within a processor of Intel. Many machines have it, and torch
 # cannot use it, so `notes_on_unused` leaves it out.
@@ -59,9 +60,9 @@ class Maker(NamedTuple):
     package: str = ""
 
 
-# A new maker is a new row here, and a row of HIDING_VARIABLES. AMD needs no package: its row is for
-# `notes_on_unused`, which names accelerators that torch does not use. NVIDIA has no row, because
-# `utils.dist.gpu` has what concerns CUDA.
+# To add a maker, add a row here and a row in HIDING_VARIABLES. AMD needs no package. Its row only
+# serves `notes_on_unused`, which names accelerators that torch does not use. NVIDIA has no row,
+# because utils/dist/gpu.py raises an error if torch cannot use the GPUs of NVIDIA.
 MAKERS = (
     Maker("an AMD GPU", files="dev/kfd", kind="cuda"),
     Maker("an Ascend NPU", files="dev/davinci[0-9]*", kind="npu", package="torch_npu"),
@@ -84,8 +85,8 @@ def count() -> int:
     """Return how many accelerators this process sees. This starts none of them."""
     if is_cpu_wanted():
         return 0
-    # torch.accelerator.device_count would start CUDA, so it is not used here. CUDA reads its
-    # environment variables once, at its start, and the options may still change them.
+    # Do not call torch.accelerator.device_count here, because it would start CUDA. CUDA reads its
+    # environment variables once, at its start, and the option gpu_ids may still change them.
     return torch.get_device_module(_kind_of_torch()).device_count()
 
 
@@ -172,7 +173,7 @@ def backend(device: torch.device) -> str:
 
 
 def make_current(device: torch.device) -> None:
-    """Let "cuda" without a number mean this accelerator in this process. The CPU has no number."""
+    """Make this accelerator the one that "cuda" without a number means. Nothing to do for a CPU."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
 
@@ -286,7 +287,7 @@ def has_native_bfloat16(device: torch.device) -> bool:
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    # A kind of device whose module has no such function is taken to have bfloat16.
+    # If torch's module of this kind has no such function, assume that the device has bfloat16.
     module: Any = torch.get_device_module(device)
     if not hasattr(module, "is_bf16_supported"):
         return True
@@ -294,16 +295,16 @@ def has_native_bfloat16(device: torch.device) -> bool:
 
 
 def has_fused_optimizers(device: torch.device) -> bool:
-    """Return whether torch's optimizers can update all weights at once (`fused=True`) there."""
+    """Return whether torch's optimizers can update all weights at once (`fused=True`) on it."""
     return device.type == "cuda"
 
 
 def forked_generators(device: torch.device) -> AbstractContextManager[None]:
     """Return a context that restores the default random generators at its end.
 
-    What is drawn inside does not change what is drawn after the context, on the CPU and on the
-    device. The exception is "mps": the context cannot restore its generator, and restores only the
-    generator of the CPU.
+    So random numbers that are drawn inside the context do not change the numbers that are drawn
+    after it, on the CPU and on the device. The exception is "mps": the context cannot restore the
+    generator of this kind, and restores only the generator of the CPU.
     """
     # fork_rng restores the generator of the CPU, and the generators of the devices in its list.
     if device.type in ("cpu", "mps"):
@@ -341,16 +342,17 @@ def total_gb(device: torch.device) -> float:
 def memory_gb(device: torch.device) -> tuple[float, float] | None:
     """Return (most memory that was used, size of the memory) of an accelerator, e.g. (61.2, 80.0).
 
-    Both are in GB. Returns None if either is not known. "Used" is the peak of torch's tensors plus
-    what other programs and libraries hold. Memory that torch keeps for reuse does not count,
-    because it grows to the size of the accelerator in a healthy run, too.
+    Both are in GB. Returns None if either is not known. The used memory is the peak of torch's
+    tensors, plus the present memory of other programs and libraries. Memory that torch keeps for
+    reuse does not count, because it fills the accelerator in a healthy run, too.
     """
     peak = peak_gb(device)
     module: Any = torch.get_device_module(device)
     if peak is None or not hasattr(module, "mem_get_info"):
         return None
-    # What is neither free nor reserved by torch belongs to other programs and libraries. The driver
-    # and torch are asked at different moments, so the difference might be below 0: max(0, ...).
+    # Memory that is neither free nor reserved by torch belongs to other programs and libraries. The
+    # driver and torch are asked one after the other, so the difference might be below 0. Then take
+    # 0.
     free_bytes, total_bytes = module.mem_get_info(device)
     reserved_bytes = module.memory_reserved(device)
     others_bytes = max(0, total_bytes - free_bytes - reserved_bytes)
@@ -382,7 +384,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def swaps_when_full(device: torch.device) -> bool:
     """Return whether the system swaps if the memory is full, which can take minutes.
 
-    If False, a full device raises an error at once, so a caller may try a size, and halve the size
-    after an error. If True, a caller must compare the size with the memory before it tries.
+    If False, a full device raises an error at once. Then a caller may try a size, e.g. a tile of
+    256 pixels, and halve it after an error. If True, there is no such error, so a caller must
+    compare the size with the memory before it tries.
     """
     return device.type in KINDS_WITH_SHARED_MEMORY

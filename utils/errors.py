@@ -69,8 +69,8 @@ def _written_out(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode()
 
 
-# `SpikeVRTError.__str__` prints the advice after the 12 characters "  do        ". So whoever
-# writes an advice of several lines begins its second line, and each later one, with 12 blanks.
+# `SpikeVRTError.__str__` prints the advice after the 12 characters "  do        ". So if an advice
+# has several lines, its second line and each later line must begin with 12 blanks.
 INDENT_OF_DO = " " * 12
 
 

@@ -1,4 +1,4 @@
-"""Read files that may be anything, write files that are whole, and guard the files of a run.
+"""Read files safely, write files completely or not at all, and protect the files of users.
 
     Reading    open_plain, plain_descriptor, read_plain, rest_of, sha256_of
     Writing    write_whole, temporary_beside, writing, free_bytes
@@ -7,7 +7,7 @@
 No program of the project changes or removes a file that it did not make. A folder of a run is new,
 or holds a file that marks it as ours (MARK, RESULTS). Any other folder is refused as a whole,
 before any work is done. "Ours" means: made by a program of this project. utils/output_folder.py
-has the same for folders of results.
+has the same checks for folders of results.
 
 What must stay: the checks before a file is written. If a check is loosened, a user may lose files.
 Free to change: READ_AT_ONCE, and how files are read.
@@ -82,8 +82,9 @@ def read_plain(path: str | Path, count: int = -1) -> bytes:
         os.close(descriptor)
 
 
-# Bytes of one read. os.read takes memory for all bytes that it is asked for. Without this limit, a
-# file that states a wrong size could make it ask for all memory at once.
+# Largest number of bytes in one read. os.read takes memory for all bytes that it is asked for. The
+# number may come from a file that states a wrong size. Without this limit, one call could then take
+# all memory.
 READ_AT_ONCE = 2**24
 
 
@@ -122,10 +123,10 @@ def sha256_of(path: Path) -> str:
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
-    """Write a file that is whole or absent, also on a full disk or after a kill.
+    """Write a file completely or not at all, even on a full disk or if the process is killed.
 
-    The content is written under another name first, and then gets the name `path`. The folder is
-    made if it is missing. Raises DataError.
+    The content is written under another name first. Then the file is renamed to `path`. The folder
+    is made if it is missing. Raises DataError.
     """
     path = Path(path)
     with writing(path):
@@ -138,10 +139,10 @@ def write_whole(path: str | Path, content: bytes) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return a name for a file that becomes `path` once it is whole. Makes the folder.
+    """Return the temporary name of a file that gets the name `path` when it is complete.
 
-    For example out/.clip.1a2b3c4d.png for out/clip.png. The module tempfile is not used, because
-    it ignores the umask, so that other users could not read the result.
+    E.g. out/.clip.1a2b3c4d.png for out/clip.png. The folder is made if it is missing. The module
+    tempfile is not used, because its files ignore the umask: other users could not read them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}")
@@ -153,9 +154,10 @@ def writing(
     do: str = "free some space or choose another folder, then start the same command again",
     errors: tuple[type[Exception], ...] = (OSError,),
 ) -> Generator[None]:
-    """Raise an error of the block as a DataError about writing the file or folder `path`.
+    """Turn an OSError of the block into a DataError: the file or folder `path` cannot be written.
 
-    do: the advice of the DataError. errors: types of the errors that are turned into it.
+    do: the advice of the DataError.
+    errors: types of the errors that become a DataError.
     """
     try:
         yield
@@ -170,9 +172,9 @@ def writing(
 
 
 def free_bytes(folder: Path) -> float:
-    """Return the free space where `folder` lies, or would lie if it existed.
+    """Return the number of free bytes on the disk of `folder`, which need not exist yet.
 
-    Returns infinity if the file system does not tell it.
+    Returns infinity if the file system does not tell the number.
     """
     while not folder.exists():
         folder = folder.parent
@@ -200,8 +202,9 @@ def refuse_link(path: Path) -> None:
 def open_kept(path: Path, mode: str, permissions: int = 0o666, encoding: str | None = None) -> Any:
     """Open a file that a run keeps open and writes, such as its log.
 
-    Bytes are written at once, text after each line, so that a killed run loses at most a line. If
-    `path` itself is a link, the link is not followed, because its target may not be ours.
+    The file has no buffer for bytes, and for text only a buffer of one line. So a killed run loses
+    at most a line. If `path` itself is a link, the link is not followed, because its target may not
+    be ours.
 
     permissions: permissions of a new file, from which the umask is subtracted.
 
@@ -225,9 +228,10 @@ def claim_run_folder(folder: Path, patterns: Iterable[str], is_ours: bool) -> No
     """Make the folder of a run, and mark it as ours by the file MARK.
 
     patterns: patterns of the names of files that a run writes there, such as "*.log".
-    is_ours: whether the caller knows that an earlier run made the folder.
-    Raises OptionError for a folder of results, and if a file fits a pattern although the folder has
-    no mark.
+    is_ours: whether the caller knows that an earlier run made the folder. Then nothing is checked.
+
+    Raises OptionError for a folder of results, and for a folder without MARK that has a file whose
+    name fits a pattern.
     """
     # Files in the folder that the run would write over.
     existing_names = []

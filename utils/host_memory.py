@@ -23,9 +23,9 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     """Return (used, total) in GB of the fullest memory that this process may use.
 
     A process is in control groups of Linux, one within another. Containers and SLURM jobs limit the
-    memory of a control group. So a group may be full while the host has much free memory. E.g. with
-    (40, 500) for the host and (15, 16) for a container, this function returns (15, 16): 15 of 16 GB
-    are a larger share. Returns None if no memory is known.
+    memory of a control group. So a group may be full while the host has much free memory. E.g. the
+    host has (40, 500) and a container (15, 16). Then this function returns (15, 16), because 15 of
+    16 GB are a larger share than 40 of 500 GB. Returns None if no memory is known.
 
     `used` is the memory of all processes of a group. Files that the kernel keeps in memory (the
     file cache) do not count, because the kernel drops them when memory is short.
@@ -68,7 +68,7 @@ def _use_of_host(proc: Path) -> Use:
 
 
 class _GroupFiles(NamedTuple):
-    """How a version of control groups names what this program reads."""
+    """The names of the files of one version of control groups."""
 
     used: str  # name of the file with the used bytes
     limit: str  # name of the file with the largest number of bytes
@@ -97,7 +97,8 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
         return []
     inner = root / path.lstrip("/")
     if inner.is_dir():
-        # Up to "/". Folders above `root` have no such files, and are skipped below.
+        # All folders up to "/". The folders above `root` have no such files, so the loop below
+        # skips them.
         folders = [inner, *inner.parents]
     else:
         # In a container, the line may have the path on the host, which the container does not see.
@@ -105,7 +106,8 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
 
     uses = []
     for folder in folders:
-        # A folder above the root has no such files. A file with "max" says that there is no limit.
+        # OSError: a folder above `root` has no such files. ValueError: the file of the limit has
+        # the text "max", which means that there is no limit.
         with suppress(OSError, ValueError, KeyError):
             uses.append(_use_of_group(folder, names))
     return uses

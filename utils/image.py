@@ -1,4 +1,4 @@
-"""Images: on disk, as panels side by side (a strip), and in HTML pages.
+"""Read and write images, put panels side by side (a strip), and put images into HTML pages.
 
 Images are (H, W, 3) uint8 RGB everywhere in the project, unless a docstring says otherwise. OpenCV
 expects B, G, R, so the colours are exchanged next to each call of OpenCV.
@@ -34,10 +34,11 @@ LABEL_HEIGHT = 18
 GAP = 2
 # Name of the panel with the error. The report of a run finds the panel by this name.
 ERROR = "error x5"
-# Largest width of an image in a page. A page of more than some tens of megabytes opens slowly.
+# Largest width of an image in a page, in pixels. With a larger width, a page could have more than
+# some tens of megabytes, and would open slowly.
 MAX_WIDTH = 1280
-# Quality of a JPEG in a page, 0 to 100. Artefacts of a lower quality could be taken for artefacts
-# of the restoration.
+# Quality of a JPEG in a page, 0 to 100. With a lower quality, a reader could take artefacts of the
+# JPEG for artefacts of the restoration.
 JPEG_QUALITY = 93
 
 
@@ -81,9 +82,10 @@ def _channels_last(image: Any) -> np.ndarray:
 
 
 def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
-    """Write (H, W, 3) uint8 in the format of the suffix. The file is whole or absent.
+    """Write an image (H, W, 3) uint8 in the format of the suffix, e.g. ".png".
 
-    The folder is made if it is missing. Raises DataError.
+    The file appears only when it is complete. The folder is made if it is missing. Raises
+    DataError.
     """
     write_whole(path, encode_rgb(path, image))
 
@@ -91,9 +93,9 @@ def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
 def imread_rgb(path: str | Path) -> np.ndarray:
     """Return an image file as (H, W, 3) uint8. Raises DataError if it cannot be decoded."""
     image = None
-    # If OpenCV gets the name of a file, and the name is not UTF-8, it ends the process. So give it
-    # the content of the file. For an empty content it raises an error of its own, so do not call it
-    # then.
+    # Give OpenCV the content of the file and not its name, because a name that is not UTF-8 makes
+    # OpenCV end the process. Do not give it an empty content, for which it raises an error of its
+    # own.
     if Path(path).is_file():
         content = np.fromfile(path, np.uint8)
         if content.size:
@@ -201,9 +203,9 @@ def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
 
     names: names of the panels, from left to right.
     """
-    # n panels have n - 1 gaps between them. With one gap more, each panel takes the same width:
-    # the panel and the gap after it. E.g. 3 panels of 100 pixels are 304 pixels wide, and each
-    # takes (304 + 2) // 3 = 102.
+    # n panels have n - 1 gaps between them. Add one gap at the right: then the width divides evenly
+    # into n times a panel and its gap. E.g. a strip of 3 panels of 100 pixels is 304 pixels wide,
+    # and a panel with its gap is (304 + 2) // 3 = 102 pixels wide.
     strip_width = strip.shape[1]
     width_with_gap = (strip_width + GAP) // len(names)
     panels = {}
@@ -218,9 +220,11 @@ def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def data_uri(kind: str, content: bytes) -> str:
-    """Return the content of a file as a URI that stands in the page itself.
+    """Return a URI that holds the content of a file, e.g. "data:image/jpeg;base64,/9j/4AAQ...".
 
-    kind: MIME type of the file. For example "data:image/jpeg;base64,/9j/4AAQ...".
+    A page with such URIs needs no other files.
+
+    kind: MIME type of the file, e.g. "image/jpeg".
     """
     text = base64.b64encode(content).decode("ascii")
     return f"data:{kind};base64,{text}"
@@ -240,8 +244,8 @@ def jpeg_uri(image: np.ndarray, max_width: int = MAX_WIDTH) -> str:
 def render(template: str, **values: Any) -> str:
     """Return an HTML page that needs no other file: images and styles are in it.
 
-    template: name of a file utils/templates/<template>.html. In a template, `image | data_uri` is
-        `jpeg_uri` of an image.
+    template: name of a file utils/templates/<template>.html. There, `image | data_uri` calls
+        `jpeg_uri(image)`.
     values: what is filled into the template, by name. Text is escaped.
     """
     return _pages().get_template(f"{template}.html").render(**values)

@@ -23,8 +23,9 @@ DEEPEST = 32
 def read_json(path: str | Path, largest: int = LARGEST) -> Any:
     """Return the contents of a JSON file in UTF-8, with or without a byte order mark.
 
-    largest: number of bytes above which the file is refused unread.
-    Raises OSError, or ValueError with the cause for a file that is no such JSON.
+    largest: largest number of bytes. A longer file is refused before it is parsed.
+
+    Raises OSError, or ValueError with the cause if the file is too long, too deep, or no JSON.
     """
     with open(path, "rb") as file:
         data = file.read(largest + 1)
@@ -63,8 +64,8 @@ def _depth(text: str) -> int:
     plain = text.replace("\\\\", "").replace('\\"', "")
     pieces = plain.split('"')
     for piece in pieces[::2]:
-        # Most pieces open no bracket. Counting the closing ones is faster than a loop over the
-        # characters.
+        # Most pieces open no bracket. Then it is faster to count the closing brackets than to loop
+        # over the characters.
         has_opening = "[" in piece or "{" in piece
         if has_opening:
             for character in piece:

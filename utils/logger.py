@@ -1,14 +1,14 @@
-"""The text log of a run.
+"""Set up the text log of a run.
 
-Rank 0 writes each line to stdout and to log/train.log, e.g. "[2025-11-06 10:00:00] epoch 1". Its
-warnings also go to log/warnings.jsonl, from which the report of the run has them. The other ranks
-write warnings only, to stderr, e.g. "[rank 2] the disk is slow".
+Rank 0 writes each line to stdout and to log/train.log, e.g. "[2025-11-06 10:00:00] epoch 1". It
+also writes its warnings to log/warnings.jsonl, which the report of the run shows. The other ranks
+write only warnings, to stderr, e.g. "[rank 2] the disk is slow".
 
 If something cannot be written, for example on a full disk, this is reported once and the run goes
 on. Only a checkpoint that cannot be saved ends the run.
 
-What must stay: the names of the two files, the form of a line, and the keys of warnings.jsonl. The
-report, the documents and users' scripts read them (test_the_log_has_a_line_for_a_step,
+What must stay: the names of the two files, the form of a line, and the keys of warnings.jsonl,
+because the report and users' scripts read the files (test_the_log_has_a_line_for_a_step,
 test_the_page_of_a_run_shows_a_repeated_warning_once). Free to change: when a failure is reported.
 
 Tests: tests/parts/utils/test_process.py, tests/parts/utils/test_results.py,
@@ -35,7 +35,8 @@ LOG_NAME = "log/train.log"
 WARNINGS_NAME = "log/warnings.jsonl"
 TIME = "%Y-%m-%d %H:%M:%S"  # e.g. 2025-11-06 10:00:00
 
-# What could not be written at the last attempt. These failures have been reported already.
+# Texts `what` of `best_effort` whose last attempt to write failed. These failures were reported
+# already.
 _unwritten: set[str] = set()
 
 
@@ -45,7 +46,8 @@ def best_effort(what: str, *errors: type[Exception]) -> Generator[None]:
 
     If writing fails, warn once and go on after the block. If it works again later, say so.
 
-    what: what is written, for the warning. The same text means the same thing.
+    what: what is written, for the warnings. Each text is warned of once, until it can be written
+        again.
     errors: additional types of errors that do not end the run.
     """
     try:
@@ -127,8 +129,9 @@ class _StdoutHandler(_ReportsOnceHandler, logging.StreamHandler):
     handler that kept the first sys.stdout would write across the bar.
     """
 
-    # `handler.stream` is always the present sys.stdout, which the first function returns. The
-    # constructor of StreamHandler assigns a stream. The second function ignores this assignment.
+    # Reading `handler.stream` calls the first function, which returns the present sys.stdout. The
+    # constructor of StreamHandler assigns a stream. This calls the second function, which ignores
+    # it.
     stream = property(lambda self: sys.stdout, lambda self, value: None)
 
 
@@ -160,7 +163,7 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     # At INFO, matplotlib tells of its font cache.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     console = _StdoutHandler() if rank == 0 else logging.StreamHandler(sys.stderr)
-    # The name is for the report of `_ReportsOnceHandler`. The handler of another rank, which
+    # The report of `_ReportsOnceHandler` contains this name. The handler of another rank, which
     # writes to stderr, makes no such report.
     console.set_name("stdout")
     handlers: list[logging.Handler] = [console]

@@ -1,4 +1,4 @@
-"""Order the names of files: "2" before "10", and seconds such as 432.1 and 432.033333 by value.
+"""Sort the names of files: "2" before "10", and seconds such as 432.1 and 432.033333 by value.
 
 What must stay: the order, because it decides which frames of a clip are neighbours
 (test_frames_are_in_the_order_of_their_numbers for `natural_key`,
@@ -19,8 +19,8 @@ _DIGITS = re.compile(r"(\d+)")
 def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key under which "2" comes before "10".
 
-    Runs of digits are compared as numbers, other text letter by letter. Equal numbers written
-    differently ("1", "01") keep a fixed order: the shorter first.
+    Digits in a row are compared as a number, other text letter by letter. If two numbers are equal
+    but written differently ("1", "01"), the shorter text comes first.
     For example, "a12" becomes ((1, 0, "a"), (0, 12, "0002"), (1, 0, "")).
     """
     key = []

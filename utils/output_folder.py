@@ -1,4 +1,4 @@
-"""Write a folder of results, and refuse an output place that holds files of others.
+"""Write a folder of results, and refuse an output folder that holds files of others.
 
 No program of the project changes or removes a file that it did not make. A folder of results or of
 a run is new, or holds a file that marks it as ours (MARK, RESULTS in utils/files.py). Any other
@@ -31,7 +31,8 @@ from utils.files import MARK
 def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
     """Raise DataError if a file that is to be written would lie outside of `folder`.
 
-    Also raises it if something else, such as a folder, has the name of the file.
+    DataError also comes if something else, such as a folder, has the name of the file.
+
     paths: paths of the files, below `folder`.
     """
     refused_paths = []
@@ -49,7 +50,7 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def remove_files(folder: Path, paths: Iterable[Path]) -> None:
-    """Remove files below `folder`, and the folders below it that are empty then.
+    """Remove files below `folder`, and then the empty folders around them, but not `folder`.
 
     Paths that are not plain files below `folder` are not touched.
     """
@@ -100,8 +101,8 @@ def _folders_between(folder: Path, path: Path) -> list[Path]:
 def scratch_folder(path: Path) -> Path:
     """Make a new empty folder with our mark.
 
-    A folder with our mark is of an earlier run, and is removed. So is an empty folder. Raises
-    DataError if something else has this name.
+    If the folder exists with our mark, an earlier run has left it, and it is removed. An empty
+    folder is removed, too. Raises DataError if something else has this name.
     """
     if os.path.lexists(path):
         # A run that was killed before it made the mark leaves an empty folder.

@@ -1,10 +1,11 @@
-"""The generators of all random numbers. Each purpose has a stream of its own.
+"""Make the generators of all random numbers. Each purpose, e.g. "camera", has its own generator.
 
-A draw for one purpose takes no number from another stream. So a new purpose changes no old numbers.
+A draw for one purpose does not change the numbers of another purpose. So a new purpose may be added
+without a change of the old numbers.
 
-What must stay: every number that these functions give. They decide the samples of a run and the
-spikes of a data set, so a change would make resumed runs and made data differ
-(tests/parts/data/test_seeds.py).
+What must stay: every number that these generators draw. The numbers decide the samples of a run and
+the spikes of made clips. After a change, a resumed run would read other samples, and the same
+command would make other clips (tests/parts/data/test_seeds.py).
 """
 
 import hashlib
@@ -24,9 +25,9 @@ def random_stream(purpose: str, *key: int) -> np.random.Generator:
 def published_stream(*key: int) -> np.random.Generator:
     """Return the generator for made scenes, for prepared spikes, or for the order of an epoch.
 
-    These three purposes are older than `random_stream` and keep their numbers. So data sets are
-    made as before, and older runs resume. Use this function for nothing new, because zeros at the
-    end of a key change nothing.
+    These three purposes are older than `random_stream` and keep their numbers, so that data sets
+    are made as before and older runs resume. Do not use this function for a new purpose: NumPy
+    ignores zeros at the end of a key, so two keys may have the same numbers.
     """
     return np.random.default_rng(key)
 

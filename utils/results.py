@@ -13,8 +13,8 @@ from typing import Any
 
 from utils.errors import DataError
 
-# Characters that a column of `plain_table` keeps if the table is cut to the width of a line. A
-# shorter name could no longer be told from other names.
+# Least number of characters of a column of `plain_table` that is cut to fit into a line. If names
+# were cut shorter, different names could look the same.
 LEAST_WIDTH = 8
 
 # "inf" or "-inf" as a whole value that `json_bytes` wrote. It is not a key (a colon would follow),
@@ -29,8 +29,8 @@ def json_bytes(value: Any) -> bytes:
     an infinite number becomes the text "inf" or "-inf", and NaN becomes null. `read_json` turns the
     texts back into numbers. This is the format of metrics.json, so it must stay.
     """
-    # Write once as Python does. json.loads calls parse_constant for each of the three words that
-    # are not JSON, so it replaces them.
+    # Python writes the words Infinity, -Infinity and NaN, which are not JSON. When json.loads reads
+    # the text again, it calls parse_constant for each of these words, which replaces them.
     replacements = {"Infinity": "inf", "-Infinity": "-inf", "NaN": None}
     plain = json.loads(json.dumps(value), parse_constant=replacements.get)
     text = json.dumps(plain, indent=1, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Secrets in options: what is saved, shown or logged passes through this module.
+"""Hide secrets in options and texts. All that is saved, shown or logged passes through this module.
 
 A value is a secret in four cases:
 
@@ -53,8 +53,8 @@ SPELLED = (
     "wandb_api_key", "api_key", "access_key", "secret_key", "private_key", "token", "auth_token",
     "password", "passphrase", "secret", "credentials",
 )  # fmt: skip
-# A number under the key of a secret is shown if the key has one of these words, e.g. "num_tokens".
-# Then it is a count of something.
+# A number under the key of a secret is shown if the key has one of these words, e.g. "num_tokens",
+# because such a number is a count and no secret.
 COUNT_WORDS = {"num", "n", "max", "min", "count", "total", "size", "len", "per"}
 # A number below this limit is shown under any key, because no service gives out secrets of five
 # digits. With a higher limit, a password such as 123456 would be saved.
@@ -62,9 +62,9 @@ LEAST_SECRET_NUMBER = 100_000
 
 # ---- Forms of secrets in any text ---------------------------------------------------------------
 
-# Above each pattern is an example of what it matches, with the secret in capital letters. Group 1,
-# if there is one, is what stays in the text. MASK replaces the rest. In an rf-string, {{ and }}
-# stand for { and } of the expression.
+# Above each pattern stands an example of a match, with the secret in capital letters. If a pattern
+# has a group 1, the text of this group stays, and MASK replaces the rest of the match. In an
+# rf-string, {{ and }} stand for { and } of the expression.
 #
 # A long text must take time in proportion to its length, so nearly every repetition has an upper
 # bound, e.g. {1,500}. Keep this if you add a form
@@ -103,7 +103,7 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:--
 
 # ---- Names of secrets in a text -----------------------------------------------------------------
 
-# A name and its value in the middle of a text count, too, e.g.
+# A name and its value may also stand in the middle of a text, e.g.
 #
 #     cannot read "wandb: {api_key: VALUE}"
 #     unknown flag --wandb-api-key VALUE

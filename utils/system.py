@@ -56,8 +56,8 @@ def cores() -> tuple[int, ...]:
 
 def peak_process_gb() -> float:
     """Return the most memory that this process had so far, in GB (1e9 bytes)."""
-    # Linux: the line "VmHWM:  123456 kB". ru_maxrss below is the second choice, because on Linux a
-    # new process begins with the peak of the process that started it.
+    # On Linux, read the line "VmHWM:  123456 kB". Use ru_maxrss below only without this line,
+    # because on Linux ru_maxrss of a new process begins with the peak of its parent.
     with suppress(OSError), open(PROC / "self/status", encoding="ascii") as status:
         for line in status:
             if line.startswith("VmHWM"):
@@ -79,9 +79,8 @@ def ask_for_signal_at_end_of_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-# Size of the largest array whose memory is kept, in bytes. Old versions of glibc refuse the second
-# value, which is larger. So both values are set, one after the other, and an old glibc stays at the
-# first value.
+# Size of the largest array whose memory is kept, in bytes: 64 MiB. Old versions of glibc refuse
+# this size and allow 32 MiB. So 32 MiB are set first, and then 64 MiB, which an old glibc ignores.
 LARGEST_KEPT_ARRAYS = (2**25, 2**26)
 # Largest amount of freed memory that is kept, in bytes.
 MOST_KEPT_MEMORY = 2**30
@@ -91,12 +90,11 @@ MUCH_FREED_MEMORY = 2**28
 
 
 def keep_freed_memory() -> None:
-    """Ask the system to leave freed memory to this process, which then uses it again.
+    """Let this process keep the memory of deleted arrays, and use it again for new arrays.
 
-    Otherwise glibc gives the memory of each large array back when the array is deleted. For the
-    next array, the system then has to find and clear each page again, which takes time.
-
-    Only glibc has the two settings. Without glibc this function does nothing.
+    By default, glibc gives the memory of each large array back to the system when the array is
+    deleted. For the next array, the system then has to find and clear each page again, which takes
+    time. Without glibc this function does nothing.
     """
     if sys.platform != "linux":
         return
@@ -125,11 +123,11 @@ class _FreedMemory(ctypes.Structure):
 
 
 def give_back_much_freed_memory() -> None:
-    """Give the kept memory of deleted arrays back to the system, if it is much.
+    """Give the kept memory of deleted arrays back, if it is more than MUCH_FREED_MEMORY.
 
     The kept memory lies in pieces between the arrays that are in use. An array that is larger than
-    each piece needs new memory. So a large frame would take up to a gigabyte more than it needs. A
-    small frame keeps its memory, because to ask for it again would take time.
+    each piece needs new memory. So a process with large frames would take up to a gigabyte more
+    than it needs. With small frames the kept memory is small, so it stays and saves time.
 
     Only glibc has the two functions, `mallinfo2` since 2.33. Elsewhere this function does nothing.
     """
@@ -158,8 +156,8 @@ def file_in_memory(name: str) -> tuple[FileIO, str]:
     """Open a file for appending that is gone when this process ends. Return it and a path to it.
 
     On Linux the file is in memory. Other processes of the same user can open its path while this
-    process lives. The path is a link to "/memfd:<name> (deleted)". Elsewhere the file has no name
-    in the folder for temporary files, and the path is "".
+    process lives. The path is a link to "/memfd:<name> (deleted)". On other systems the file is a
+    temporary file without a name, and the path is "".
 
     name: what the file is for. `stacks.stack_file_of` finds the file of a rank by this name.
     """

@@ -1,4 +1,4 @@
-"""Paths as users write them: ~ for the home folder, $NAME or ${NAME} for a variable.
+"""Expand paths as users write them: ~ for the home folder, $NAME or ${NAME} for a variable.
 
 Paths of data in option files and in flags go through `expand_path`. An existing file whose name has
 a "$" or begins with "~" must still be found under its own name.
@@ -41,7 +41,11 @@ def expand_path(path: str) -> str:
 
 
 def advice_on(path: str) -> str:
-    """Return what to add to the advice on a missing path; "" if nothing was to be replaced."""
+    """Return what to add to the advice on a missing path.
+
+    E.g. "; set the variable $DATA, which has no value here". Returns "" if the path has neither a
+    variable nor a "~" at its beginning.
+    """
     unset = _VARIABLE.search(path)
     if unset:
         return f"; set the variable {unset[0]}, which has no value here"

@@ -19,9 +19,9 @@ This page has the start and the end of a run. The modules in utils/dist do all o
 utils/dist/__init__.py lists them. `__all__` lists the functions of these modules that a program may
 call as `utils_dist.<name>`.
 
-What must stay: the order of the lines of a start and of an end, because each request to the store
-waits for the others; and that an error ends all ranks, with one report and one exit code
-(test_an_error_ends_all_ranks_with_one_message_and_one_code).
+What must stay: the order of the lines of a start and of an end, because the ranks wait for one
+another in their requests to the store. An error on one rank ends all ranks, with one report and one
+exit code (test_an_error_ends_all_ranks_with_one_message_and_one_code).
 
 Tests: tests/dist/test_dist.py, tests/dist/test_life.py, tests/faults/test_startup.py.
 """
@@ -106,9 +106,9 @@ def ranks(log: bool = True) -> Generator[None]:
     one message and one exit code. After an error the ranks end by os._exit, because destroying a
     broken process group can block forever.
 
-    Callers rely on two facts: no rank is left over after the block, and RUN is empty again, so that
+    Callers rely on two facts. After the block no rank is left over. And RUN is empty again, so that
     a notebook may start the next run. The order of the lines in `_start`, `_end_without_error` and
-    `_end_after_error` must stay; each comment says what would go wrong otherwise. Tests:
+    `_end_after_error` must stay: the comments there say what would go wrong otherwise. Tests:
     tests/faults and tests/dist/test_life.py.
 
     A cloud platform may have started one process for all GPUs of a node. This process then becomes
@@ -122,7 +122,7 @@ def ranks(log: bool = True) -> Generator[None]:
     process.open_closed_streams()
     try:
         # Another library, e.g. Ray Train, may have made a process group already. Then this run uses
-        # that group, and the library destroys the group later.
+        # this group and must not destroy it, because the library destroys it later.
         is_group_of_others = dist.is_initialized()
         _start(is_group_of_others, log)
         yield
@@ -157,8 +157,9 @@ def _start(is_group_of_others: bool, log: bool) -> None:
     RUN.store = open_store(launch)
     RUN.watchdog = Watchdog()
     meet(RUN.store, launch)
-    # Rank 0 and its store may be lost before the watchdog has read the first beat of rank 0. With
-    # the state that is read here, the watchdog can still name rank 0.
+    # Rank 0 and its store may be lost before the watchdog has read the first beat of rank 0. So
+    # read this beat here (a beat is the state of a rank in the store). With this beat, the watchdog
+    # can name rank 0 in its report.
     first_state = read_state(rank=0, value=RUN.store.get("beat/0"))
     RUN.watchdog.beats.states.setdefault(0, first_state)
 
@@ -185,9 +186,9 @@ def _end_after_error(error: BaseException) -> NoReturn:
         leave(code, RUN.store)  # ends this process
     # This is a single process, or one of several that failed before it knew its rank.
     process.write_exit_file(code)
-    # If several ranks of this host fail alike, the first one has claimed the report (claims.py).
-    # The claim ends with its process, and then a later rank would report again. So wait here until
-    # the other ranks have ended.
+    # If several ranks of this host fail with the same error, the first rank has claimed the report
+    # (utils/dist/claims.py). Its claim ends with its process, and then a later rank would report
+    # again. So a rank with a claim waits here until the other ranks have ended.
     outlast_siblings()
     process.kill_trees()  # loader processes, for which Python's exit handlers could wait forever
     _forget_run()

@@ -1,7 +1,8 @@
 """Read the command line of a training: the option file, short flags, and section.key=value.
 
-`parse_command_line` turns every flag into an override, so that an option has one form from here on:
-`--use_amp` is "train.amp.enable=true". utils/options/override.py applies the overrides.
+`parse_command_line` turns every flag into an override, e.g. `--use_amp` into
+"train.amp.enable=true". So the other modules know only overrides. utils/options/override.py applies
+them.
 
 `OptionParser` raises an error where argparse would print the error and exit. In a run of several
 ranks, each rank reads the command line, so argparse would print the error once for each rank.

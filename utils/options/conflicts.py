@@ -5,8 +5,8 @@ functions one after the other. The first contradiction is raised. A contradictio
 and the network, or between an option and the data, is found later, when the network or the data are
 loaded.
 
-Free to change: a new check is one function here, and one line at the end of
-`Options._check_conflicts`. What must stay: a check reads values and changes none.
+Free to change: to add a check, add a function here and a line at the end of
+`Options._check_conflicts`. What must stay: a check changes no value.
 
 Tests: tests/parts/utils/test_option.py
 """
@@ -57,9 +57,9 @@ def refuse_static_graph(
             expected="one of them: a static graph already copes with unused parameters",
             do="set find_unused_parameters to false",
         )
-    # With accumulation, only the last of the backward passes of a step adds up the gradients of the
-    # ranks. The others run within DDP's no_sync() (models/ddp.py). With a static graph, no_sync()
-    # crashes, or silently leaves reductions out (pytorch issue #143580).
+    # With accumulation, a step has several backward passes, and only the last one adds up the
+    # gradients of the ranks. The earlier ones run within DDP's no_sync() (models/ddp.py). With a
+    # static graph, no_sync() crashes, or silently leaves reductions out (pytorch issue #143580).
     if accumulation_steps > 1:
         raise OptionError(
             what=f"train.accumulation_steps is {accumulation_steps} and use_static_graph is true",

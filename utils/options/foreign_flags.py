@@ -1,6 +1,6 @@
-"""Command-line flags of three other programs: KAIR, BasicSR and S-VRT.
+"""Handle command-line flags of three other programs: KAIR, BasicSR and S-VRT.
 
-A user who comes from one of them types its flags out of habit. There are three kinds of flags:
+A user who comes from one of these programs types its flags out of habit. There are three kinds:
 
     flags of a launch (--dist, --launcher)   accepted, and without effect. They are refused if they
                                              contradict the environment variables of the launcher.
@@ -13,8 +13,8 @@ this module.
 
 What must stay: no flag of this project is refused. So the tables below contain only flags that this
 project does not have. The exception is SHARED_NAMES, the flags that both programs have
-(test_a_tile_in_our_form_is_no_flag_of_kairs). The command in the advice runs
-(test_the_command_that_answers_kairs_is_one_that_this_program_takes).
+(test_a_tile_in_our_form_is_no_flag_of_kairs). And our main_test_vrt.py accepts the command in the
+advice (test_the_command_that_answers_kairs_is_one_that_this_program_takes).
 Free to change: a flag may be added to a table. Then change the table of docs/coming_from.md, too,
 in both languages.
 

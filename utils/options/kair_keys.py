@@ -1,4 +1,6 @@
-"""Option files of KAIR, the program in which VRT was published: keys without effect, and totals.
+"""List the keys of KAIR's option files that have no effect here, and warn of KAIR's totals.
+
+KAIR is the program in which VRT was published.
 
     KAIR_ONLY        the keys that only KAIR has, each with the reason why it has no effect here
     FORMERLY_OURS    the keys of KAIR_ONLY that older versions of this project saved, too
@@ -48,8 +50,8 @@ KAIR_ONLY = {
         "recal_all_flows": "it never had an effect",
     },
 }  # fmt: skip
-# The keys of KAIR_ONLY that former versions of this project saved, too. A file that has only these
-# keys of KAIR_ONLY is taken as a file of this project: the numbers of its loader are per GPU.
+# The keys of KAIR_ONLY that former versions of this project saved, too. If a file has no other key
+# of KAIR_ONLY, it counts as a file of this project: the numbers of its loader are per GPU.
 FORMERLY_OURS = {"spike_channels", "spike_data"}
 
 

@@ -1,9 +1,9 @@
 """Read the options of a run: file -> base -> command line -> a frozen, typed tree.
 
     sources = Sources("train.json")           notes where each key comes from, for messages
-    raw = read_with_base(path, sources)       reads the file and its base: the file that the key
-                                              `base` names. A key of the file replaces the same
-                                              key of the base
+    raw = read_with_base(path, sources)       reads the file and its base. The base is a second
+                                              file, which the key `base` names. A key of the file
+                                              replaces the same key of the base
     apply_override(raw, "a.b=1", sources)     sets one section.key=value of the command line
     read_options(raw, parts, sources)         checks all keys, adds the defaults: an `Options`
 
@@ -43,9 +43,9 @@ def load_options(
 
     overrides: "section.key=value" of the command line; the value is JSON, else a string
     parts: the registries of "netG" (networks), "datasets" and "train" (losses)
-    check: additional checks, e.g. that the folders of the clips exist. Each check raises
-        OptionError with the dotted key in `where`. This function replaces the key in the error by
-        the file and the line of the key, which help the user more
+    check: additional checks, e.g. that the folders of the clips exist. A check raises OptionError
+        with the dotted key in `where`, e.g. "train.epochs". This function replaces the key by its
+        file and line, e.g. "a.json, line 3", because they help the user more
     """
     # This order must stay, because a later source replaces the values of an earlier one: the file
     # replaces values of its base, and an override replaces values of the file.

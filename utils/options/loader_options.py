@@ -60,10 +60,11 @@ class LoaderOptions(Section):
 
     @property
     def spike_data(self) -> dict[str, Any] | None:
-        """Return what a user of the weights must know of the spikes of the training data.
+        """Return the facts about the training spikes that a user of the weights needs.
 
-        `ClipSources.spike_data` (data/clip_sources.py) says which keys there are. Returns None for
-        a data set without spikes. Reads the file dataset.json beside the spikes.
+        E.g. the spikes per plane at full light (`rate`). `ClipSources.spike_data`
+        (data/clip_sources.py) lists the keys. Returns None for a data set without spikes. Reads the
+        file dataset.json beside the spikes.
         """
         dataset_class = self.constructor
         if not hasattr(dataset_class, "spike_data"):

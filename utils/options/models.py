@@ -9,19 +9,20 @@ Each section is a class, in a module of its own:
     watchdog          watchdog_options.py
     path              here
 
-A registered part is a network, a dataset or a loss. A key that only one part has is a parameter of
-the constructor of this part: utils/options/registry.py reads it there.
+A registered part is a network, a dataset or a loss. If only one part has a key, e.g. the network
+"vrt" has `depths`, the key is a parameter of the constructor of this part, and
+utils/options/registry.py reads it there.
 
-One class is one section, and one field is one key. The first paragraphs of the class docstrings and
-the descriptions of the fields are printed in docs/options.md and in options/schema.json.
+One class is one section, and one field is one key. docs/options.md and options/schema.json show the
+first paragraph of the docstring of each class, and the descriptions of the fields.
 
 KAIR is the program in which VRT was published. If KAIR has the same key, the key has KAIR's name
 here, so that option files of KAIR can be read (kair_keys.py).
 
 What must stay, here and in these pages: keys and their defaults, because old option files rely on
-both (test_keys_that_the_file_leaves_out_have_their_defaults). Free to change: a description, and a
-new key whose default changes nothing. Then run lab/make_options_doc.py
-(test_the_pages_of_options_are_up_to_date).
+both (test_keys_that_the_file_leaves_out_have_their_defaults). Free to change: a description may be
+changed, and a key may be added if its default changes nothing. Afterwards run
+lab/make_options_doc.py (test_the_pages_of_options_are_up_to_date).
 
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py
 """
@@ -90,7 +91,7 @@ class Options(Section):
         description="A note for the reader, without effect: the launcher says how many "
         "processes there are.",
     )
-    # The networks here need neither of these two. A network of your own needs
+    # The networks of this project need neither of the next two options. A network of your own needs
     # find_unused_parameters if a step does not use all parameters, and use_static_graph if a step
     # uses a parameter twice (docs/troubleshooting.md).
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
@@ -112,8 +113,8 @@ class Options(Section):
     logging: LoggingOptions = LoggingOptions()
     debug: DebugOptions = DebugOptions()
     watchdog: WatchdogOptions = WatchdogOptions()
-    # These two fields are no keys of a file: `read_options` of utils/options/typed.py fills them.
-    # `exclude` keeps them out of what is saved and compared.
+    # These two fields are not keys of a file: `read_options` of utils/options/typed.py sets them.
+    # Because of `exclude`, they are neither saved nor compared.
     opt_path: str = Field("", exclude=True)  # the option file, e.g. "options/vrt/000_train.json"
     kair_totals: list[str] = Field([], exclude=True)  # e.g. ["dataloader_batch_size"]
 
@@ -121,18 +122,18 @@ class Options(Section):
 
     @property
     def spike_channels(self) -> int:
-        """Return S of the training data, or of the test data if there are no training data.
+        """Return S, the number of spike channels that go into the network. S is 0 without spikes.
 
-        S is the number of spike channels that go into the network. S is 0 without spikes.
+        S is read from the training data, or from the test data if there are no training data.
         """
         dataset = self.datasets.train or self.datasets.test
         return dataset.spike_channels if dataset else 0
 
     def portable(self) -> dict[str, Any]:
-        """Return what a weights file says of its network, as plain JSON.
+        """Return the options that a weights file holds, as plain JSON, e.g. to rebuild its network.
 
-        The keys are part of the file format: models/portable.py reads them from old files, too. No
-        path of the training data is among them, because weights are given to others.
+        The keys are part of the file format: models/portable.py reads them from old files, too.
+        There is no path of the training data, because people share weights with others.
         """
         dataset = self.datasets.train or self.datasets.test
         # Only data sets with spikes have the key `spike`, a nested section.
@@ -155,9 +156,9 @@ class Options(Section):
 
     @property
     def checks_folder(self) -> Path:
-        """Return the folder of what the checks found in the data, <path.root>/.preflight.
+        """Return the folder with the results of the data checks, <path.root>/.preflight.
 
-        All runs below the same path.root share the folder, so that a data file is checked once.
+        All runs below the same path.root share this folder, so that a data file is checked once.
         """
         return Path(self.path.root) / ".preflight"
 

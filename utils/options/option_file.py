@@ -4,8 +4,8 @@ An option file is JSON with // comments; a short one may use all of JSON5. The k
 second file, whose keys fill in what the file leaves out (`read_with_base`).
 
 A user may give the path of any file by mistake, and a file may be hostile. So at most 1 MiB is
-read, and a longer file is refused. Brackets that are too deep and keys that are too long are
-refused before the text is parsed (key_lines.py). A key that is given twice is refused, too.
+read, and a longer file is refused. Too many nested brackets and too long keys are refused before
+the text is parsed (key_lines.py). A key that is given twice is refused, too.
 
 What must stay:
 
@@ -37,7 +37,8 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
     The base is the file that the key `base` names. E.g. with {"base": "a.json", "train":
     {"epochs": 3}}, the file gives train.epochs, and a.json gives all other keys.
 
-    Raises OptionError. Changes `sources`: it gets the places of all keys, and the inherited keys.
+    Changes `sources`: stores there the places of all keys, e.g. "a.json, line 3", and the inherited
+    keys. Raises OptionError.
     """
     raw, sources.places = _read_file(path)
     if "base" not in raw:
@@ -57,8 +58,8 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
             expected="an option file",
             do="correct base",
         )
-    # A base must not have a base of its own. So a person who wants to know all options has to open
-    # two files at most.
+    # A base must not have a base of its own, so that a person who wants to know all options has to
+    # open at most two files.
     base, base_places = _read_file(base_path)
     if "base" in base:
         raise OptionError(
@@ -181,7 +182,7 @@ def _values_of_text(text: str, path: Path) -> dict[str, Any]:
     return raw
 
 
-# Most bytes of an option file: 1 MiB. The longest option file of this project has about 9,000
+# Largest size of an option file: 1 MiB. The longest option file of this project has about 9,000
 # bytes, so the file of a user may be 100 times as long. With a larger limit, a hostile file could
 # take more time and memory.
 MOST_FILE_BYTES = 2**20
@@ -241,9 +242,9 @@ def _cannot_read(path: Path, error: OSError) -> OptionError:
     )
 
 
-# Most characters of a file that may use all of JSON5. The package json5 reads about 10 kB per
-# second, so a file of this length takes 1.6 s. A longer file may only add comments to JSON, so that
-# the fast package json can read it.
+# Largest number of characters of a file that may use all of JSON5. The package json5 reads about
+# 10 kB per second, so a file of this length takes 1.6 s. A longer file must be JSON with comments,
+# which the fast package json can read.
 MOST_JSON5_CHARACTERS = 2**14
 
 
@@ -255,7 +256,8 @@ def _parse(text: str) -> Any:
     not, because json5 would take too long. Tests: test_hostile_options.py, e.g.
     test_an_unknown_key_of_a_long_file_is_named_with_its_line.
     """
-    # Blanks replace each comment, so that messages name the right line and column.
+    # Replace each comment by blanks. So the positions stay, and messages name the right line and
+    # column.
     plain = TOKEN.sub(_blank_comment, text)
     try:
         return json.loads(plain)

@@ -69,8 +69,8 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
         for other_name in section:
             sources.inherited.add(".".join([*section_names, other_name]))
 
-    # The user has typed this key, so it is not marked as inherited. If the part does not have the
-    # key, that is an error.
+    # The user has typed this key, so do not mark it as inherited: if the part does not have the
+    # key, `read_options` must refuse it and not drop it.
     section[last_name] = value
     sources.inherited.discard(key)
     sources.overridden.add(key)
@@ -119,7 +119,7 @@ def _value_of(text: str) -> Any:
 
 
 def argument_without_secrets(argument: str) -> str:
-    """Return an argument of a command line without secrets. It stays as typed if it has none.
+    """Return an argument of a command line without secrets. Without a secret it stays as typed.
 
     E.g. "logging.wandb_api_key=abc" -> "logging.wandb_api_key=***".
     """
@@ -127,8 +127,8 @@ def argument_without_secrets(argument: str) -> str:
     value = _value_of(text)
     name = key.lstrip("-").replace("-", "_")  # `--api-key=...` counts as the key api_key
     clean = redact(value, name, "***")
-    # `redact` changed nothing: the value holds no secret. The argument as a whole may still look
-    # like a secret, e.g. like a URL with a password.
+    # If `redact` changed nothing, the value holds no secret. But the argument as a whole may still
+    # look like a secret, e.g. like a URL with a password.
     if not equals or clean == value:
         return redact(argument, replacement="***")
     clean_text = clean if isinstance(clean, str) else json.dumps(clean)

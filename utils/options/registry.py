@@ -1,8 +1,8 @@
-"""Registries of parts whose parameters are options.
+"""Register parts, e.g. networks, and make options of their parameters.
 
 A part is a class or function that an option file chooses by its name, e.g. the network "vrt". The
-kinds of parts are networks, datasets, losses, fusion operators, and more. A `Registry` has the
-parts of one kind.
+kinds of parts are networks, datasets, losses, fusion operators, and more. Each kind has a
+`Registry` of its parts.
 
 A researcher who adds a part registers one class or function. Its parameters are its option keys,
 its annotations are their types, and its defaults are their defaults:
@@ -16,8 +16,9 @@ its annotations are their types, and its defaults are their defaults:
     NETWORKS.resolve({"net_type": "tiny"}, "netG")    ->  a Section with net_type and width 16
     NETWORKS.build({"net_type": "tiny"}, "netG")      ->  Tiny(width=16)
 
-What must stay: the meaning of a constructor's parameter in an option file, see `Registry`
-(test_each_program_works_with_new_parts). Free to change: how the models are made.
+What must stay: the meaning of a constructor's parameter in an option file, as the docstring of
+`Registry` describes it (test_each_program_works_with_new_parts). Free to change: how the pydantic
+models of the sections are made.
 
 Tests: tests/stories/test_extending.py, tests/parts/utils/test_option.py
 """
@@ -39,7 +40,8 @@ from utils.secrets import redact
 # that input and output have one type.
 Part = TypeVar("Part", bound=Callable[..., Any])
 
-# What pydantic takes in place of the default of a key that has none: the file must have the key.
+# pydantic's sign for a key without a default, which the file must have. It is given in place of the
+# default.
 REQUIRED: Any = ...
 
 
@@ -93,9 +95,9 @@ class Registry:
         """Return a decorator that registers a class or function as `name`.
 
         given: parameters that the caller of `build` supplies, e.g. "seed". They are not option keys
-        annotations: more exact types for parameters, for a class that inherits its constructor.
-            E.g. section=OwnKeys, if the inherited constructor has the less exact annotation
-            section: Section
+        annotations: more exact types for parameters. A class that inherits its constructor needs
+            them. E.g. section=OwnKeys, if the inherited constructor has the annotation
+            `section: Section`
         """
 
         def add(constructor: Part) -> Part:
@@ -122,9 +124,9 @@ class Registry:
     def model(self, name: str) -> type[Section]:
         """Return the model of a part's section.
 
-        Its keys are the type key, the keys of `base` (which every part of this kind has), and the
-        parameters of the constructor. The model is made once and kept. So a part that changes after
-        its first use keeps its old keys.
+        The model is a pydantic class. Its keys are the type key, the keys of `base` (which every
+        part of this kind has), and the parameters of the constructor. The model is made once and
+        kept. So if a notebook changes a part after its first use, the model keeps the old keys.
         """
         if name not in self._models:
             self._models[name] = self._make_model(name)
@@ -180,7 +182,7 @@ class Registry:
             )
 
     def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Any:
-        """Return a section checked and completed with the constructor's defaults.
+        """Return a section, checked and completed with the defaults of the part's constructor.
 
         E.g. {"net_type": "tiny"} gives a Section with net_type "tiny" and width 16, if 16 is the
         default of the parameter `width` of Tiny.
@@ -310,8 +312,8 @@ class Registry:
 def _drop_gone_keys(values: dict[str, Any], model: type[Section]) -> None:
     """Remove the keys of former versions from `values`, if they have the value without effect.
 
-    So an old option file is still read. With another value the file asks for something that is
-    gone: the key stays, and `read_section` refuses it as unknown.
+    So an old option file can still be read. If a key has another value, the file asks for a feature
+    that no longer exists: then the key stays, and `read_section` refuses it as unknown.
     """
     gone_keys = getattr(model.constructor, "GONE", {})  # e.g. {"rate_windows": 0}
     for key, harmless_value in gone_keys.items():

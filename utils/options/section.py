@@ -59,7 +59,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _lists_as_tuples(cls, value: Any, info: ValidationInfo) -> Any:
-        """Make tuples of the lists of a file, where the type of the field has tuples."""
+        """Turn the lists of a file into tuples, if the type of the field has tuples."""
         assert info.field_name is not None
         return with_tuples(value, cls.model_fields[info.field_name].annotation)
 
@@ -69,7 +69,7 @@ class Section(BaseModel):
 
 
 def with_tuples(value: Any, annotation: Any) -> Any:
-    """Turn the lists of `value` into tuples, where `annotation` has tuples.
+    """Turn the lists of `value` into tuples, at the places where `annotation` has tuples.
 
     JSON has no tuples, so a file gives a list, and a strict model of pydantic refuses a list where
     it expects a tuple. E.g.
@@ -101,7 +101,7 @@ def with_tuples(value: Any, annotation: Any) -> Any:
         # `strict=False`: the list may be longer or shorter than the types.
         for item, item_type in zip(value, item_types, strict=False):
             items.append(with_tuples(item, item_type))
-        # Keep the items beyond the types as they are, so that pydantic refuses a list too long.
+        # Keep additional items as they are, so that pydantic refuses a list that is too long.
         items += value[len(items) :]
         return tuple(items)
     return value
@@ -163,12 +163,12 @@ def join_errors(errors: Collection[OptionError]) -> OptionError:
     and what to `do`. E.g. the two errors "unknown option train.epoch" and "netG.width is -1" give
     the first error, with "; then also: netG.width" at the end of its advice `do`.
 
-    Errors of unknown keys come before all others. An unknown key is often a misspelt key, and then
-    another error says that the right key is missing. An error of an unknown key is recognised by
-    its first words, UNKNOWN_OPTION.
+    Errors of unknown keys come first, because an unknown key is often a misspelt key, and then
+    another error only says that the right key is missing. This function recognises an error of an
+    unknown key by its first words, UNKNOWN_OPTION.
 
-    The result has a further attribute, `found`: the list of all single errors, because
-    scripts/convert_options.py reports each of them (test_the_problems_of_a_file_are_named_at_once).
+    The attribute `found` of the result has all single errors, because scripts/convert_options.py
+    reports each of them (test_the_problems_of_a_file_are_named_at_once).
     """
     single_errors: list[OptionError] = []
     for error in errors:
@@ -237,8 +237,8 @@ def _failed_key(
     """
     # Step into one section after the other. The first name that is not a section is the key. The
     # last name of `loc` is never a section, because the error is about a key, or about a position
-    # within the value of a key. `model` and `values` become those of the innermost section. In the
-    # example:
+    # within the value of a key. At the end, `model` and `values` belong to the innermost section.
+    # In the example:
     #
     #     names     "train", "G_optimizer_betas", "0"
     #     depth 0   "train" is a section: go on in it
@@ -268,11 +268,11 @@ def _error_of(
 
     # 1. The section does not know the key.
     if error["type"] == "extra_forbidden":
-        # `kind` says what the outer section is, e.g. 'network "vrt"'. There is no such text for a
-        # section within it.
+        # `kind` describes the outer section, e.g. 'network "vrt"'. So it must not describe a
+        # section within the outer section.
         return _unknown_key(failed, kind if failed.is_in_outer_section else "")
 
-    # 2. The key is missing. `expected` says in words what the field takes. Case 3 uses it, too.
+    # 2. The key is missing. `expected` is the type of the field in words. Case 3 uses it, too.
     field = failed.model.model_fields[failed.key]
     is_section = _section_type(failed.model, failed.key) is not None
     expected = "an object { ... }" if is_section else describe(field)

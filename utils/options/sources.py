@@ -1,7 +1,8 @@
 """Note where each option of a run came from: a line of a file, its base, or the command line.
 
-A message about a wrong option names this place. `Sources` also marks inherited keys. Such a key
-comes from the base, and was meant for another part (e.g. another network) than the file names.
+A message about a wrong option names this place. `Sources` also marks inherited keys. An inherited
+key comes from the base. It was meant for the part of the base, e.g. the network "vrt", but the file
+names another part.
 
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py.
 """
@@ -45,8 +46,8 @@ class Sources:
                 if other_key.startswith(f"{where}."):
                     key = other_key
                     break
-        # Third choice: the nearest section around it. A missing key of the network, for example,
-        # gets the place of "netG". The last key to try is "", the whole file.
+        # Third choice: the nearest section around the key. E.g. a missing key of the network gets
+        # the place of "netG". The last key to try is "", the whole file.
         while key and key not in self.places:
             key = key.rpartition(".")[0]  # "train.amp.enable" -> "train.amp"
         place = self.places.get(key, self.main_file)

@@ -2,8 +2,8 @@
 
 The keys stand in the order in which a step uses them: data and length of the run, loss, optimizer,
 schedule, average, frozen parts, precision. Intervals of validations, checkpoints and log lines come
-last. A key that only one loss, optimizer or schedule has is a parameter of its function, and
-models/train_section.py adds it.
+last. If only one loss, optimizer or schedule has a key, the key is a parameter of its function, and
+models/train_section.py adds the key to `train`.
 
 KAIR is the program in which VRT was published. A key that KAIR has, too, has KAIR's name. In these
 names G is the trained network, and E is its averaged copy.
@@ -22,9 +22,9 @@ from utils.options.section import Positive, Section
 
 
 class AmpOptions(Section):
-    # With mixed precision, computations for which 16 bits are exact enough use 16-bit numbers. The
-    # small range of float16 would turn small gradients into 0, so the loss is multiplied by a
-    # factor (gradient scaling).
+    # With mixed precision, the network computes with 16-bit numbers wherever they are exact enough.
+    # float16 has a small range, which would turn small gradients into 0. So with float16 the loss
+    # is multiplied by a large factor (gradient scaling).
     enable: bool = Field(False, description="Mixed precision.")
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
         "auto",
@@ -92,9 +92,9 @@ class TrainOptions(Section):
         lt=1,
         description="Decay of the averaged weights (EMA); 0: the weights are not averaged.",
     )
-    # The next three keys are for parts that are trained already. E.g. VRT's files freeze its
-    # optical flow and its alignment (fix_keys ["spynet", "deform"]) for 20000 steps. Then these
-    # parts learn at 1/8 of the learning rate.
+    # The next three keys are for parts of the network that were trained before. E.g. VRT's files
+    # freeze its optical flow and its alignment (fix_keys ["spynet", "deform"]) for the first 20000
+    # steps. After these steps, the two parts learn at 1/8 of the learning rate.
     fix_iter: int | None = Field(
         0,
         ge=-1,

@@ -1,4 +1,4 @@
-"""Say the type and the range of an option in words, e.g. "float > 0" or "list of 2 int or null".
+"""Describe the type and the range of an option, e.g. "float > 0" or "list of 2 int or null".
 
 A type in Python holds other types, e.g. `list[int] | None`, so `describe` calls itself for each
 inner type.
@@ -17,9 +17,9 @@ from pydantic.fields import FieldInfo
 def describe(annotation: Any, limits: Sequence[Any] = ()) -> str:
     """Return type and range of a field in words, e.g. "float > 0" or "list of 2 int or null".
 
-    Errors and docs/options.md show these words. They may change, but then run
-    lab/make_options_doc.py, which writes the page again (test_option_files.py notices if you do
-    not). A new kind of type gets a branch here and a function below.
+    Errors and docs/options.md show these words. If you change the words, run
+    lab/make_options_doc.py, which writes the page again (test_option_files.py fails if you do not).
+    For a new kind of type, add a branch here and a function below.
 
     annotation: a type, or a field of a model
     limits: the objects with which pydantic holds the range of the type, e.g. [Gt(gt=0)]

@@ -5,15 +5,15 @@ part are keys of the section, too. E.g. `depths` is a parameter of vrt:
 
     "netG": {"net_type": "vrt", "depths": [8, 8, ...]}
 
-`read_options` checks these sections first, each with the registry that knows its part, and then the
-whole tree. The caller passes in the registries, because utils/ may not import them.
+`read_options` first checks these sections, each with the registry of its part, and then the whole
+file. The caller passes in the registries, because utils/ may not import models/ and data/.
 
 KAIR is the program in which VRT was published. Its option files can be read: keys that only KAIR
 has are dropped with one warning.
 
-What must stay: the options in old checkpoints stay readable, because whoever restores a network
-calls `read_options` with them (tests/stories/test_kair_files.py). Free to change: the words of
-errors, together with tests/parts/utils/test_option.py.
+What must stay: the options in old checkpoints stay readable, because a program that restores a
+network calls `read_options` with these options (tests/stories/test_kair_files.py). Free to change:
+the words of errors, together with tests/parts/utils/test_option.py.
 """
 
 import copy
@@ -51,9 +51,9 @@ def read_options(
     (test_the_problems_of_a_file_are_named_at_once). Its `where` is the dotted key of the first
     wrong key.
 
-    `load_options` (load.py) calls this with the keys of a file. Whoever restores a network calls it
-    with the options that a checkpoint holds. So a key of an older version must still be accepted
-    here.
+    `load_options` (load.py) calls this function with the keys of a file. A program that restores a
+    network calls it with the options of a checkpoint, which an older version may have written. So
+    the function must still accept the keys of older versions.
 
     values: the sections as an option file holds them, e.g. {"task": "a", "netG": {...}}
     parts: the registries of networks, datasets and losses
@@ -96,8 +96,8 @@ def _resolve_part(
 ) -> None:
     """Replace the section `where` of `raw` by the typed section of the part that it names.
 
-    If the section is wrong, replace it by unchecked defaults, and raise OptionError. So the caller
-    can collect the error, and check the other sections as well.
+    If the section is wrong, replace it by unchecked defaults, and raise OptionError. With the
+    defaults in its place, the caller can go on and check the other sections as well.
 
     where: dotted key of the section, e.g. "netG" or "datasets.train"
     kind: kind of part, a key of `parts`
@@ -117,8 +117,8 @@ def _resolve_part(
     # A missing network or loss counts as {}, so its registry says which keys are missing.
     section = outer_section.pop(name, {})
     if not isinstance(section, dict):
-        # No section, so `read_section` refuses the value later. An empty value, e.g. [], counts as
-        # null.
+        # The value is not a section, so `read_section` refuses it later. An empty value, e.g. [],
+        # counts as null.
         outer_section[name] = section or None
         return
 

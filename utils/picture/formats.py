@@ -6,7 +6,8 @@ first) in a JPEG, and little endian (the lowest byte first) in a WebP and a BMP.
 `..._at` or `at` is the number of a byte of the file.
 
 What must stay: a reader accepts any bytes. It returns None for a header that is cut short or
-contradicts itself, trusts no number without a limit, and each turn of a loop moves on.
+contradicts itself. It trusts no number without a limit. Each turn of a loop moves forward in the
+file, so that no loop is endless.
 
 Tests: tests/stories/test_foreign_files.py, tests/parts/data/test_any_bytes.py
 """
@@ -23,8 +24,8 @@ EXIF_BEGIN = b"Exif\0\0"
 JPEG_END = 0xD9  # end of the picture
 JPEG_PIXELS = 0xDA  # the pixels follow
 JPEG_EXIF = 0xE1  # Exif data, with the orientation
-# Frame headers, which have the size, are 0xC0 to 0xCF without these three: tables, an extension and
-# arithmetic coding.
+# The markers 0xC0 to 0xCF are frame headers, which have the size of the picture. These three are
+# exceptions: tables, an extension and arithmetic coding.
 JPEG_NO_FRAME_HEADER = (0xC4, 0xC8, 0xCC)
 
 
@@ -70,7 +71,7 @@ def read_jpeg(content: bytes) -> Header | None:
             is_grey = content[at + 9] == 1
             return Header("JPEG", height, width, bits, is_grey=is_grey, orientation=orientation)
         elif marker in (JPEG_END, JPEG_PIXELS):
-            return None  # the frame header must come before
+            return None  # the frame header must come earlier, so this file is broken
         else:
             length = big_endian(content, at + 2, length=2)  # of its own 2 bytes and the data
             data = content[at + 4 : at + 2 + length]

@@ -1,7 +1,8 @@
-"""What a picture file says of itself before its pixels: `Header`.
+"""Define `Header`: what a picture file tells before its pixels, e.g. height and width.
 
-The readers of the formats make it: formats.py, png.py and tiff.py. Programs look at it before they
-decode a picture, because a file of a few bytes may state a picture that fills the memory.
+The readers of the formats (formats.py, png.py and tiff.py) make a `Header`. Programs look at it
+before they decode a picture, because a file of a few bytes may state a picture that fills the
+memory.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ MOST_PIXELS = 2**26
 
 @dataclass(frozen=True)
 class Header:
-    """What a picture file says of itself."""
+    """What a picture file tells before its pixels."""
 
     kind: str  # "PNG", "JPEG", "TIFF", "WebP", "BMP" or "PNM"
     height: int  # of the picture as it is stored, not yet upright
@@ -44,8 +45,8 @@ class Header:
 def big_endian(content: bytes, at: int, length: int) -> int:
     """Return the number in `length` bytes from byte `at` on, the highest byte first.
 
-    E.g. the bytes 1, 2 are the number 1 * 256 + 2. If the content ends before, the number has fewer
-    bytes; it is 0 without any byte.
+    E.g. the bytes 1, 2 are the number 1 * 256 + 2. If the content ends earlier, the number is made
+    of the bytes that are there. Without any byte it is 0.
     """
     return int.from_bytes(content[at : at + length], "big")
 

@@ -30,7 +30,7 @@ def upright(image: np.ndarray, orientation: Orientation) -> np.ndarray:
     """Turn an image upright, without a copy.
 
     image: (H, W, ...) as it is stored. Returns (H, W, ...), or (W, H, ...) if the orientation is
-    transposed. The result shares memory with `image`, so a caller that changes it changes both.
+    transposed. The result shares its memory with `image`: a change of one changes the other, too.
     """
     if orientation.is_transposed:
         image = image.swapaxes(0, 1)  # (W, H, ...)

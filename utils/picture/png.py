@@ -8,8 +8,9 @@ Layout: 8 bytes that every PNG has, then chunks. Numbers are big endian (the hig
     8                    data
     8 + length           checksum, 4 bytes
 
-What must stay: no length in the file is trusted without a limit, and each turn of a loop moves on.
-A reader must not copy the pixels, because `data/` reads the header of each frame.
+What must stay: no length in the file is trusted without a limit, and each turn of a loop moves
+forward in the file. A reader must not copy the pixels, because that would take time: `data/` reads
+the header of each frame.
 
 Tests: tests/stories/test_foreign_files.py, tests/parts/data/test_any_bytes.py
 """
@@ -86,8 +87,8 @@ def read_png(content: bytes) -> Header | None:
 def has_whole_chunks(png: bytes) -> bool:
     """Return whether a PNG is complete, and no frame of an animation is larger than the picture.
 
-    Each chunk must end within the file. OpenCV takes memory for the length that a chunk states,
-    before it looks whether the file has this number of bytes.
+    Each chunk must end within the file, because OpenCV takes memory for the length that a chunk
+    states before it finds out that the file is shorter.
     """
     width_and_height = png[16:24]  # of the picture, in the first chunk: 4 bytes each
     at = PNG_FIRST_CHUNK

@@ -4,13 +4,13 @@
     header.size                       # (height, width) of the upright picture
     header.is_too_large               # whether to refuse it before it is decoded
 
-The header is all that stands before the pixels. It is read before a decoder sees the file, because
-a file of a few bytes may state a picture that fills the memory. So every reader must accept any
-bytes: it returns None for a header that is cut short or contradicts itself, and never loops without
-an end (tests/stories/test_foreign_files.py and tests/parts/data/test_any_bytes.py read damaged
-files).
+The header is all that stands before the pixels. It is read before a decoder gets the file, because
+a file of a few bytes may state a picture that fills the memory. The file may hold anything, so
+every reader must accept any bytes: it returns None for a header that is cut short or contradicts
+itself, and has no endless loop (tests/stories/test_foreign_files.py and
+tests/parts/data/test_any_bytes.py read damaged files).
 
-Free to change: a new format is a new reader and a new row of READERS.
+Free to change: to add a format, add a reader and a row in READERS.
 """
 
 import re

@@ -3,8 +3,8 @@
 Exif data, which cameras add to a JPEG, PNG or WebP, have the form of a TIFF. So both need the same
 reader, `_tiff_tags`.
 
-What must stay: any number in the file may be wrong, so nothing is read beyond the end of the
-content, and each turn of the loop moves on (tests/stories/test_foreign_files.py,
+What must stay: any number in the file may be wrong. So nothing is read beyond the end of the
+content, and each turn of the loop moves forward (tests/stories/test_foreign_files.py,
 tests/parts/data/test_any_bytes.py).
 """
 
@@ -83,9 +83,9 @@ TIFF_TYPE_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}
 class TiffForm(NamedTuple):
     """How many bytes the numbers of a TIFF have. There are two forms, TIFF and BIG_TIFF."""
 
-    # Bytes of an offset, e.g. of a directory. An offset counts the bytes from the start of the
-    # file. Two other fields of an entry have the same length: the number of its values, and the
-    # values themselves or their offset.
+    # Number of bytes of an offset. An offset is a position in the file, e.g. of a directory,
+    # counted from the start of the file. Two fields of an entry have the same number of bytes: the
+    # number of its values, and the values themselves or their offset.
     offset_bytes: int
     directory_offset_at: int  # where the file has the offset of the first directory
     entry_count_bytes: int  # bytes of the number of entries, with which a directory begins

@@ -5,7 +5,7 @@ films, no other file that a film names, and no frame that would take much memory
 
 What must stay: these limits
 (test_a_small_film_of_huge_frames_is_refused_before_memory_is_taken). Free to change: a suffix or a
-container that FFmpeg reads may be added, if it names no other files.
+container may be added, if FFmpeg reads it and such a file cannot name other files.
 
 Tests: tests/parts/utils/test_video.py, tests/stories/test_foreign_files.py
 """
@@ -33,9 +33,10 @@ CONTAINERS = (
 )  # fmt: skip
 # Words for the message about a frame that is not decoded.
 TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
-# What reading or writing a film raises: OSError of the operating system, and errors of FFmpeg.
+# The errors of reading or writing a film: OSError of the operating system, and errors of FFmpeg.
 # utils/video also raises OSError(0, text) for a fault that it has found itself, e.g. a file without
-# a film. 0 is not an error of the system. The user reads the text, which Python calls `strerror`.
+# a film. No error of the system has the number 0. The user sees only the text, which Python calls
+# `strerror`.
 FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
 
 
@@ -44,14 +45,14 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
 
     mode: "r" to read, "w" to write. options: additional arguments of `av.open`.
 
-    For reading, FFmpeg gets limits. A file that is not a film, e.g. a list of other files
-    (ffconcat) or a text, is refused, whatever its name. No frame of more than MOST_PIXELS is
-    decoded. Raises OSError or av.error.FFmpegError.
+    Reading has limits. A file that is not a film, e.g. a list of other files (ffconcat) or a text,
+    is refused, whatever its name. No frame of more than MOST_PIXELS is decoded. Raises OSError or
+    av.error.FFmpegError.
     """
-    # PyAV's own log callback can hang: a decoder thread that logs needs the GIL, while close()
-    # holds the GIL and waits for this thread (PyAV #751). FFmpeg's own callback needs no GIL, so it
-    # is restored. Its lines are silenced, because errors come as exceptions. Both calls are made
-    # each time, because importing torchvision 0.23 switches PyAV's callback on again.
+    # PyAV's log callback can hang: a decoder thread that logs a line needs the GIL, while close()
+    # holds the GIL and waits for this thread (PyAV #751). So restore FFmpeg's callback, which needs
+    # no GIL. Silence its lines, because errors come as exceptions. Do both each time, because
+    # importing torchvision 0.23 switches PyAV's callback on again.
     av.logging.restore_default_callback()
     av.logging.set_libav_level(av.logging.PANIC)
 

@@ -36,9 +36,9 @@ from utils.video.upright import orientation, pixels, upright_aspect, upright_siz
 logger = logging.getLogger(__name__)
 
 # When `VideoReader.read` goes back, it also keeps frames before the wanted frame. This is the
-# largest number of bytes that they may take: about 48 frames of 720p. A larger number takes more
-# memory in each loader process; with a smaller one, a clip that is read backwards is decoded from
-# its start more often.
+# largest number of bytes for these frames: about 48 frames of 720p. With a larger number, each
+# loader process takes more memory. With a smaller number, a clip that is read backwards is decoded
+# from its start more often.
 MOST_KEPT_BYTES = 128 * 2**20
 
 
@@ -51,8 +51,9 @@ class VideoReader:
     pixel_aspect: width over height of a pixel of the upright frame. 1 if the film does not say it.
 
     The film is decoded once for these values, because containers often state wrong numbers.
-    Seeking cannot be trusted either. So reading an earlier frame decodes from the start again, and
-    then keeps some frames before it, for a clip that is read backwards.
+    Seeking cannot be trusted either. So to read an earlier frame, the film is decoded from its
+    start again. Then some frames before the wanted frame are kept, because a clip may be read
+    backwards.
     """
 
     def __init__(self, path: str | Path, go_on: Callable[[], object] = lambda: None) -> None:
@@ -73,9 +74,10 @@ class VideoReader:
         # The decoded frames from number `_next_index` on, or None before the first `read`.
         self._frames: Iterator[np.ndarray] | None = None
         self._next_index = 0
-        # Decoded frames by number. As long as the caller reads forwards, only the frame that was
-        # read last is kept. After a step back, the frames in front of it are kept too, because the
-        # caller will ask for them next. E.g. with memory for 3 more frames:
+        # Number of a frame -> the decoded frame. As long as the caller reads forwards, only the
+        # frame that was read last is kept. After a step back, the frames before the wanted frame
+        # are kept too, because the caller will ask for them next. E.g. with memory for 3 more
+        # frames:
         #
         #     call       decodes       `_kept` then   `_next_index` then
         #     read(5)    up to 5       5              6
@@ -156,7 +158,7 @@ class VideoReader:
 
 
 class _FilmFacts(NamedTuple):
-    """What `VideoReader` must know of a film before it reads frames."""
+    """The values that `VideoReader` needs of a film before it reads frames."""
 
     stamps: list[Fraction | None]  # seconds of each frame; None if the container has no time stamp
     fps: Fraction  # mean number of frames per second
@@ -182,7 +184,7 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
         elif upright_size(frame) != upright_size(first):
             raise _other_size_error(path, len(stamps), frame, first)
         is_interlaced = is_interlaced or frame.interlaced_frame
-        # `pts` counts ticks, and time_base is the seconds of a tick.
+        # `pts` is the time stamp in ticks, and `time_base` is the length of a tick in seconds.
         has_stamp = frame.pts is not None
         stamps.append(frame.pts * frame.time_base if has_stamp else None)
         go_on()
@@ -197,8 +199,8 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
 def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
     """Yield all frames of a film in order. Frames before number `first_kept` are empty arrays.
 
-    The caller needs none of these frames, so they are not converted to RGB. An empty array stands
-    in place of each, because the caller counts frames by its calls of `next`.
+    The caller needs none of the earlier frames, so they are not converted to RGB. Each is replaced
+    by an empty array, because the caller counts frames by its calls of `next`.
 
     This is a function and not a method of the reader, because a method could hang a loader process:
 
@@ -216,9 +218,9 @@ def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
             yield np.ascontiguousarray(image)
 
 
-# If a frame has this number of pixels or more, FFmpeg decodes one frame at a time, because several
-# of these frames would take much memory. Of smaller frames, e.g. 4K frames with 8.3 million pixels,
-# it decodes several at a time.
+# If a frame has this number of pixels or more (16.8 million), FFmpeg decodes one frame at a time,
+# because several such frames would take much memory. Smaller frames, e.g. 4K frames with 8.3
+# million pixels, are decoded several at a time.
 LARGE_FRAME_PIXELS = 2**24
 
 
@@ -253,7 +255,7 @@ def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction
     """Return the time stamps, or times i / fps if a stamp is missing or the stamps do not rise."""
     times = [stamp for stamp in stamps if stamp is not None]
     has_all = len(times) == len(stamps)
-    # A list that equals its sorted set has no number twice, and each is larger than the one before.
+    # If the list equals its sorted set, each time is larger than the time before.
     if has_all and times == sorted(set(times)):
         return times
     logger.warning(
@@ -263,7 +265,7 @@ def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction
 
 
 def _other_size_error(path: str | Path, number: int, frame: Any, first: Any) -> DataError:
-    """Return the refusal of a frame of PyAV that has another size than the first one."""
+    """Return the error for a frame of PyAV that has another size than the first frame."""
     height, width = upright_size(frame)
     first_height, first_width = upright_size(first)
     return DataError(

@@ -1,4 +1,4 @@
-"""Show a frame as players do: turned, mirrored, with the colours and the pixel shape of the film.
+"""Make a frame look as in a player: turned, mirrored, with the film's colours and pixel shape.
 
 "A frame of PyAV" is an `av.VideoFrame`. A file stores frames as a camera wrote them, e.g. lying on
 their side, and says how a player must turn them.
@@ -62,8 +62,8 @@ def orientation(frame: Any) -> Orientation:
     # The matrix is stored as nine integers: a b u, c d v, x y w. Only a, b, c and d are needed.
     numbers = np.frombuffer(bytes(matrix), np.int32).tolist()
     a, b, _, c, d = numbers[:5]
-    # x and y are exchanged if b and c are larger than a and d. A negative factor reverses an axis:
-    # b and d belong to the rows that are shown, a and c to the columns. E.g., with 1 for 65536:
+    # x and y are exchanged if b and c are larger than a and d. A negative number reverses an axis:
+    # a and c give the column of the shown frame, b and d give its row. E.g., with 1 for 65536:
     #
     #     a  b  c  d
     #     1  0  0  1    upright

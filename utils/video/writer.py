@@ -5,8 +5,8 @@
 
 Every time stamp and every row of a frame is kept: nothing is dropped, doubled or scaled.
 
-What must stay: the times of the frames (test_every_frame_of_a_video_keeps_its_time), and that a
-file with the name of the film is always whole. Free to change: RATE_FACTOR.
+What must stay: the times of the frames (test_every_frame_of_a_video_keeps_its_time). A file with
+the name of the film is always complete. Free to change: RATE_FACTOR.
 
 Tests: tests/parts/utils/test_video.py, tests/parts/data/test_files.py
 """
@@ -30,13 +30,13 @@ from utils.video.upright import SQUARE
 
 logger = logging.getLogger(__name__)
 
-# Suffixes of films that state the start of each stream in a clock of the whole file
-# (movie_timescale).
+# Suffixes of films with a clock of the whole file (movie_timescale). The file states the start of
+# each stream in ticks of this clock.
 MP4_SUFFIXES = (".mp4", ".mov", ".m4v")
 # The finest clock of a written film, in ticks per second. Finer time stamps are rounded to it.
 FINEST_CLOCK = 2**24
-# x264's constant rate factor: 0 is lossless, 18 counts as visually lossless. A larger factor makes
-# a smaller file, and loses more.
+# x264's constant rate factor: 0 is lossless, 18 counts as visually lossless. With a larger factor,
+# the file is smaller and the quality is lower.
 RATE_FACTOR = "10"
 # FFmpeg's numbers for colours. They are written into the file, because otherwise players guess the
 # colours from the size of the frame.
@@ -77,11 +77,12 @@ class VideoWriter(AbstractContextManager):
         # denominator would be a power of two, e.g. 2^48, which is not a clock for a film.
         self._fps = Fraction(fps).limit_denominator(100_000)
         self._times = times
-        # A film has a clock, a number of ticks per second. Each time stamp is a whole number of
+        # A film has a clock with a number of ticks per second. Each time stamp is a whole number of
         # ticks. E.g. times in 1/24 s and 1/25 s need 600 ticks per second, the least common
         # multiple. At 30000 / 1001 frames per second a frame lasts 1001 / 30000 s, so 30000 ticks
-        # are needed. If more than FINEST_CLOCK ticks are needed, times are rounded to this clock in
-        # `write`. A coarser clock moves frames (test_every_frame_of_a_video_keeps_its_time).
+        # per second are needed. If more than FINEST_CLOCK are needed, `write` rounds the times to
+        # ticks of FINEST_CLOCK. A coarser clock would move frames
+        # (test_every_frame_of_a_video_keeps_its_time).
         instants = times or [1 / self._fps]
         denominators = [instant.denominator for instant in instants]
         self._ticks_per_second = min(math.lcm(*denominators), FINEST_CLOCK)
@@ -167,7 +168,7 @@ class VideoWriter(AbstractContextManager):
                     self._refuse_unreadable()
                     os.replace(self._temporary, self.path)
         finally:
-            # There may be no temporary file: it has got its name, or it was never made (no frame,
+            # There may be no temporary file: it has been renamed, or it was never made (no frame,
             # or a name that is too long).
             with suppress(OSError):
                 self._temporary.unlink()
