@@ -1,7 +1,7 @@
-"""Decide the form of a plane, the rate and the calibration: from the option, or from dataset.json.
+"""Decide the geometry of a plane, the rate and the calibration: from option or dataset.json.
 
-A value may be given in both places. If the two values differ, one of them is wrong, so this is an
-error:
+The option and dataset.json may both give a value. If the two values differ, one of them must be
+wrong, so an error is raised:
 
     option spike.h   "h" in dataset.json   value
     360              missing               360
@@ -9,8 +9,8 @@ error:
     360              250                   an error
     missing          missing               the default; an error if there is none
 
-What must stay: this order, because data sets and option files rely on it.
-tests/parts/data/test_dataset_video_rgbspike.py notices another order, and a missing error.
+What must stay: the rules of this table, because data sets and option files rely on them.
+tests/parts/data/test_dataset_video_rgbspike.py notices another rule, and a missing error.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -38,7 +38,7 @@ def agreed_value(key: str, option: Any, info: DatasetInfo, default: Any = None) 
     for value in (option, recorded, default):
         if value is not None:
             return value
-    # Only h and w come here: all other keys have a default.
+    # Only h and w come here, because all other keys have a default.
     raise OptionError(
         what=f"spike.{key} is missing",
         where=f"spike.{key}",
@@ -79,15 +79,17 @@ def agreed_geometry(
     bit_order: Literal["little", "big"],
     layout: Literal["raster", "sps100"],
 ) -> SpikeGeometry:
-    """Return the form of a plane. Raises OptionError for wrong sizes.
+    """Return the geometry of a plane: its size, and how a file stores it.
 
-    calibration_of_file: from `file_calibration`.
-    h, w, flip: the options spike.h, spike.w and spike.flip. None: not given.
-    head_columns, bit_order, layout: how a plane lies in its file (data/spike/geometry.py).
+    calibration_of_file: result of `file_calibration`.
+    h, w, flip: the options spike.h, spike.w and spike.flip; None if an option is not given.
+    head_columns, bit_order, layout: the options of these names (`SpikeGeometry` in
+    data/spike/geometry.py explains them).
+    Raises OptionError for wrong sizes.
     """
-    # A calibration file has the size of its spike planes. This size is taken only if neither the
-    # section nor dataset.json has a size. If they have another size, `DatSpikes._calibrate` refuses
-    # the calibration later.
+    # A calibration file contains the size of the spike planes. This size is used only if neither
+    # the options nor dataset.json give a size. If they give another size, `DatSpikes._calibrate`
+    # refuses the calibration later.
     calibrated_height = calibrated_width = None
     if calibration_of_file:
         calibrated_height, calibrated_width = calibration_of_file.calibration.spike_size
@@ -106,7 +108,7 @@ def agreed_geometry(
             layout=layout,
         )
     except SpikeFileError as e:
-        # This error names no options, so raise an error that names them.
+        # A SpikeFileError does not know the options, so raise an error that names them.
         where = "spike.h, spike.w, spike.head_columns"
         raise OptionError(e.what, where, e.expected, "correct them") from e
 
@@ -115,10 +117,11 @@ def file_calibration(option: str | None, info: DatasetInfo) -> FileCalibration |
     """Return the calibration that the key `calibration` names. Raises DataError.
 
         option                  returns
-        None                    None: the spikes are taken as aligned with the frames
+        None                    None: spikes and frames are taken as aligned
         "auto"                  None: data/cameras/self_calibration.py finds a calibration later,
                                 and calls `DatSpikes.changed`
-        "recorded"              the calibration of dataset.json, or None if it has none: aligned
+        "recorded"              the calibration of dataset.json. If dataset.json has none, None:
+                                spikes and frames are taken as aligned
         a path, e.g. rig.json   the calibration of this file
 
     option: spike.calibration. info: what dataset.json says.

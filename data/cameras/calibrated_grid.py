@@ -1,16 +1,18 @@
 """Put spike channels onto the frame if the spike camera has a view of its own.
 
 A calibration has the matrix from spike pixels to RGB pixels. This module uses the inverse matrix M.
-For each RGB pixel (x, y), M tells the place in the spike plane whose value the pixel takes:
+An RGB pixel at (x, y) takes the value at column u / d and row v / d of the spike plane:
 
-    (u, v, d) = M (x, y, 1),    place = (u / d, v / d)
+    (u, v, d) = M (x, y, 1)
 
-The value is interpolated between the four spike pixels around the place (calibrated_window.py), or
-it is the value of the nearest spike pixel. Outside of the spike camera's view, the edge of the
-spike plane is repeated. data/cameras/spike_grid.py explains grids and windows.
+This position usually lies between four spike pixels. The value is interpolated between the four
+(calibrated_window.py), or it is the value of the nearest spike pixel. Outside of the spike camera's
+view, the edge of the spike plane is repeated. data/cameras/spike_grid.py explains grids and
+windows.
 
 What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
-frame, because networks are trained on crops. So no place may depend on where the crop begins.
+frame, because networks are trained on crops and restore whole frames. So the position of an RGB
+pixel in the spike plane must not depend on where the crop begins.
 test_a_crop_is_bit_for_bit_the_crop_of_the_whole tries some crops.
 
 Tests: tests/parts/data/test_spike_grid.py, tests/parts/data/test_two_cameras.py
@@ -28,9 +30,10 @@ from utils.errors import DataError
 class CalibratedGrid:
     """The grid of a spike camera with a view of its own.
 
-    If spike pixels are smaller than RGB pixels, one point of an RGB pixel would miss some spike
-    pixels. Then an RGB pixel takes the mean of n x n points, spread evenly over it. n is the number
-    of spike pixels across an RGB pixel, rounded up.
+    Usually an RGB pixel takes the value at one point, its centre. If spike pixels are smaller than
+    RGB pixels, one point would miss some of the spike pixels that the RGB pixel covers. Then the
+    RGB pixel takes the mean of n x n points, spread evenly over its area. n is the number of spike
+    pixels across an RGB pixel, rounded up.
     """
 
     step = 1  # crops of the frame may start at every pixel
@@ -40,8 +43,8 @@ class CalibratedGrid:
     ) -> None:
         """Check the calibration against the spike planes.
 
-        path: file of the calibration, for messages. nearest: whether to take the nearest spike
-        pixel instead of interpolating.
+        path: file of the calibration, for messages.
+        nearest: whether to take the nearest spike pixel instead of interpolating.
         Raises DataError for planes of another size, for cameras without a common view, and for a
         region that the spike camera does not see.
         """
@@ -52,21 +55,21 @@ class CalibratedGrid:
         self.size = (height, width)  # of a frame
         matrix_to_rgb = calibration.to_rgb()  # (3, 3), from spike pixels to RGB pixels
         scale = scale_of(matrix_to_rgb)  # RGB pixels per spike pixel along a side, e.g. 3.96
-        # If spike pixels are smaller than RGB pixels, `scale` is below 1, and rounded it may be 0.
+        # If spike pixels are smaller than RGB pixels, `scale` is below 1, and round() may give 0.
         self.rgb_per_spike_pixel = max(1, round(scale))
         self._plane = plane_size
         self._nearest = nearest
         self._path = path
         self._matrix_to_spike = np.linalg.inv(matrix_to_rgb)
-        # "nearest" keeps the values of single spike pixels, e.g. 0 and 1. A mean of several points
-        # would be another value, so it takes one point for each RGB pixel.
+        # With "nearest", an RGB pixel has the value of a single spike pixel, e.g. 0 or 1. A mean of
+        # several points would be another value, so an RGB pixel has only one point.
         self._points_across = 1 if nearest else self._points_across_a_pixel()
-        # The last window that was made, and its crop. All frames of a sample have the same crop.
+        # The last crop and its window, for the next frame of the same sample (`window`).
         self._last: tuple[Crop, CalibratedWindow] | None = None
 
-        # `covered` (H, W) says which pixels of the frame the spike camera sees. `coverage` is their
-        # share of the frame. `region` is a rectangle of such pixels, in which the crops for
-        # training lie.
+        # `covered` (H, W) says which pixels of the frame the spike camera sees. `coverage` is the
+        # fraction of these pixels. `region` is a rectangle in which the spike camera sees all
+        # pixels. The crops for training lie in this region.
         covered = self._covered(Crop(0, 0, *self.size))
         self.coverage = float(covered.mean())
         self.region = usable_region(calibration, covered, path)
@@ -75,18 +78,19 @@ class CalibratedGrid:
         """Return n: each RGB pixel takes the mean of n x n points of the spike plane.
 
         n is the number of spike pixels across the RGB pixel in the middle of the frame, rounded up.
-        E.g. 1.7 spike pixels give n = 2, and 0.25 spike pixels give n = 1. An excess of up to 0.05
-        is ignored: 1.02 spike pixels give n = 1, because two cameras of equal resolution may have
-        this measured scale. With n = 2 their channels would be smoother, and would need four times
-        as many points.
+        E.g. 1.7 spike pixels give n = 2, and 0.25 spike pixels give n = 1.
+
+        An excess of up to 0.05 is ignored, so 1.02 spike pixels give n = 1. The reason: the
+        measured scale of two cameras of equal resolution may be 1.02. With n = 2, their channels
+        would be smoother, and would need four times as many points.
         """
         height, width = self.size
         middle = Crop(top=(height - 1) // 2, left=(width - 1) // 2, height=1, width=1)
-        # The places (u, v) in the spike plane of this RGB pixel, and of its two neighbours.
+        # The positions (u, v) in the spike plane of this RGB pixel, and of its two neighbours.
         here = np.ravel(self._centres(middle))  # (2,)
         right = np.ravel(self._centres(middle, dx=1))
         below = np.ravel(self._centres(middle, dy=1))
-        # How long one step to the right, and one step down, is in the spike plane.
+        # The length in the spike plane of one step to the right, and of one step down.
         across = np.hypot(*(right - here))
         down = np.hypot(*(below - here))
         return max(1, int(np.ceil(max(across, down) - 0.05)))
@@ -112,7 +116,7 @@ class CalibratedGrid:
         window takes longer than using it.
         """
         # `crop` may be an `Augment` (data/augment.py), i.e. a crop with flips. A window does not
-        # depend on the flips, so compare plain crops.
+        # depend on the flips, so `place` is the crop without flips.
         place = Crop(crop.top, crop.left, crop.height, crop.width)
         if self._last is not None:
             last_place, last_window = self._last
@@ -124,14 +128,14 @@ class CalibratedGrid:
 
     def _new_window(self, crop: Crop) -> CalibratedWindow:
         """Make the window of a crop of the frame."""
-        # The points of each RGB pixel, as distances from its centre: 0 for n = 1, and -0.25 and
-        # 0.25 for n = 2.
+        # The distances of the points from the centre of an RGB pixel, along x or y: 0 for n = 1,
+        # and -0.25 and 0.25 for n = 2.
         n = self._points_across
         shifts = (np.arange(n) + 0.5) / n - 0.5
         points = []
         for dy in shifts:
             for dx in shifts:
-                # These are places (u, v) in the spike plane. `x` (H, W) has all u, `y` has all v.
+                # Positions in the spike plane: `x` (H, W) has the columns, `y` (H, W) the rows.
                 x, y = self._centres(crop, dx, dy)
                 points.append(neighbours_of(x.ravel(), y.ravel(), self._plane, self._nearest))
         return window_of(points, self._covered(crop))
@@ -139,28 +143,27 @@ class CalibratedGrid:
     def _centres(
         self, crop: Crop, dx: float = 0.0, dy: float = 0.0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places (u, v) of the crop's RGB pixels in the spike plane: all u, then all v.
+        """Return the column u and the row v in the spike plane for each RGB pixel of a crop.
 
-        Both are arrays (H, W).
+        u and v are arrays (H, W), float64. They are computed from coordinates of the whole frame,
+        so that an RGB pixel has the same u and v in every crop that contains it.
 
         dx, dy: distance of the points from the centres of the RGB pixels, in RGB pixels.
-        The places are computed in float64 from coordinates of the whole frame, so that a pixel gets
-        the same numbers in every crop that contains it.
         """
         x = crop.left + np.arange(crop.width, dtype=np.float64)[None] + dx  # (1, W)
         y = crop.top + np.arange(crop.height, dtype=np.float64)[:, None] + dy  # (H, 1)
         M = self._matrix_to_spike  # (3, 3), from RGB pixels to spike pixels
-        # (u, v, depth) = M (x, y, 1). A homography divides by the depth; it is 1 if M is affine.
-        # No matrix product, because it may add in another order for another crop.
+        # (u, v, depth) = M (x, y, 1). A homography divides by the depth. If M is affine, the depth
+        # is 1. Do not use a matrix product here: for another crop, it may add in another order.
         u = M[0, 0] * x + M[0, 1] * y + M[0, 2]  # (H, W)
         v = M[1, 0] * x + M[1, 1] * y + M[1, 2]
         depth = M[2, 0] * x + M[2, 1] * y + M[2, 2]
         return u / depth, v / depth
 
     def _covered(self, crop: Crop) -> np.ndarray:
-        """Return (H, W) bool: where the planes cover the centre of a pixel of a crop."""
+        """Return (H, W) bool: whether the spike plane covers the centre of each RGB pixel."""
         height, width = self._plane
-        # These are places (u, v) in the spike plane. `x` (H, W) has all u, and `y` has all v.
+        # Positions in the spike plane: `x` (H, W) has the columns, `y` (H, W) the rows.
         x, y = self._centres(crop)
         is_inside_x = (x >= -0.5) & (x <= width - 0.5)
         is_inside_y = (y >= -0.5) & (y <= height - 0.5)

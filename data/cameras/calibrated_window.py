@@ -10,9 +10,10 @@ If spike pixels are smaller than RGB pixels, an RGB pixel is the mean of n x n s
 data/cameras/calibrated_grid.py decides where the points lie, and what n is.
 
 What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
-frame, because networks are trained on crops. So the weights of a pixel do not depend on other
-pixels, and sums have a fixed order. test_a_crop_is_bit_for_bit_the_crop_of_the_whole
-(tests/parts/data/test_spike_grid.py) tries some crops.
+frame, because networks are trained on crops and restore whole frames. So the weights of a pixel
+must not depend on other pixels, and sums must have a fixed order.
+test_a_crop_is_bit_for_bit_the_crop_of_the_whole (tests/parts/data/test_spike_grid.py) tries some
+crops.
 """
 
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def neighbours_of(
     plane: size (h, w) of the spike plane. nearest: whether to take only the nearest spike pixel.
     """
     height, width = plane
-    # Outside of the plane, the pixel at its edge is repeated.
+    # Move points outside of the plane to its edge. So they get the value of the pixel at the edge.
     x = np.clip(x, 0, width - 1)
     y = np.clip(y, 0, height - 1)
     return _nearest_pixels(x, y) if nearest else _four_pixels(x, y)
@@ -54,7 +55,7 @@ def neighbours_of(
 
 def _nearest_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
     """Return the spike pixel nearest to each point. x, y: (H W,), within the plane."""
-    # Round, and half a pixel up: 2.5 -> 3.
+    # Round to the nearest pixel. A half is rounded up: 2.5 -> 3.
     row = np.floor(y + 0.5).astype(np.int64)
     column = np.floor(x + 0.5).astype(np.int64)
     return Neighbours(row[None], column[None], np.ones((1, len(x)), np.float32))
@@ -63,19 +64,19 @@ def _nearest_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
 def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
     """Return the four spike pixels around each point, with the weights of bilinear interpolation.
 
-    The four are (row, column), its right neighbour, the pixel below, and the right neighbour of the
-    pixel below. The weights of a point do not depend on other points, so a pixel has the same
-    weights, bit for bit, in every crop.
+    The four pixels are in this order: upper left, upper right, lower left, lower right. The weights
+    of a point do not depend on other points, so an RGB pixel has the same weights, bit for bit, in
+    every crop.
 
     x, y: (H W,), within the plane.
     """
     row = y.astype(np.int64)  # cuts off the fraction
     column = x.astype(np.int64)
-    right = x - column  # distance of the point from (row, column), 0 to 1
-    below = y - row
-    # A point on the last row has no next row. There `below` is 0, because `neighbours_of` has moved
-    # all points into the plane. So where `below` is 0, the row itself takes the place of the next
-    # row, with the weight 0. The same holds for columns.
+    right = x - column  # how far the point lies to the right of the upper left pixel, 0 to 1
+    below = y - row  # how far the point lies below the upper left pixel, 0 to 1
+    # The last row has no next row. A point on the last row has `below` 0, because `neighbours_of`
+    # has moved all points into the plane. So if `below` is 0, `next_row` is the row itself, and its
+    # weight is 0. The same is done for columns.
     next_row = row + (below > 0)
     next_column = column + (right > 0)
     weights = (
@@ -117,17 +118,18 @@ class CalibratedWindow:
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
         """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid.
 
-        What must stay: the order of the sums. A matrix product may add in another order for another
-        crop. Then the value of the same RGB pixel would differ in its last bits. So the products of
-        spike pixel and weight are added one by one.
-        test_a_crop_is_bit_for_bit_the_crop_of_the_whole compares.
+        What must stay: the products of spike pixel and weight are added one by one, in this order.
+        A matrix product may add in another order for another crop. Then the value of the same RGB
+        pixel would differ in its last bits. test_a_crop_is_bit_for_bit_the_crop_of_the_whole
+        compares.
         """
         count = len(channels)
         pixels = channels.reshape(count, self.crop.height * self.crop.width)  # (S, h w)
         out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
         for point in self.points:
-            # Each RGB pixel has k spike pixels around this point. First take the first spike pixel
-            # of all RGB pixels, then the second one, ... `numbers` and `weights` are (H W,).
+            # Each RGB pixel has k spike pixels around this point. The loop takes the first spike
+            # pixel of all RGB pixels at once, then the second one of all, and so on. `numbers` and
+            # `weights` are (H W,).
             for numbers, weights in zip(point.numbers, point.weights, strict=True):
                 for channel, out_channel in zip(pixels, out, strict=True):
                     # `out_channel` is a view, so this changes `out`.
@@ -138,10 +140,11 @@ class CalibratedWindow:
         return out.reshape(count, *self.covered.shape)  # (S, H, W)
 
     def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the mean firing rate and the mean colour (3,) of what both cameras see.
+        """Return the mean firing rate and the mean colour (3,) of the pixels that both cameras see.
+
+        If the spike camera sees no pixel of the crop, the means are over the whole crop.
 
         stream: spikes (T, h, w) of `crop`. image: (H, W, 3), the crop of the frame.
-        If the spike camera sees no pixel of the crop, the means are over the whole crop.
         """
         is_seen = self.covered  # (H, W)
         if not is_seen.any():

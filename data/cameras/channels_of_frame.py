@@ -2,14 +2,14 @@
 
 `read_channels` does this for each frame of a sample, within the crop of the sample:
 
-    planes               read by the io backend of the data set (e.g. data/clips/disk_files.py)
-    simulated camera     changes the planes, if the sample has such a camera
-    rate                 spikes per plane at full light: of the options, or from measured_rate.py
-    channels             `DatSpikes.represent`, which calls data/spike/represent.py
-    pixels of the frame  by a `Window` (spike_grid.py)
+    1. Read the planes, with the io backend of the data set (e.g. data/clips/disk_files.py).
+    2. If the sample has a simulated camera (`CameraPerturb` in data/augment.py), change the planes.
+    3. Find the rate, the spikes per plane at full light: from the options, or by measured_rate.py.
+    4. Turn the planes into channels: `DatSpikes.represent`, which calls data/spike/represent.py.
+    5. Put the channels onto the pixels of the frame, with a `Window` (spike_grid.py).
 
-What must stay: the result of `read_channels`, because it is what a network sees. The order of the
-steps is fixed (tests/parts/data/test_dataset_video_rgbspike.py notices).
+What must stay: the result of `read_channels`, because it is what a network sees, and the order of
+the steps (tests/parts/data/test_dataset_video_rgbspike.py notices another order).
 """
 
 from typing import Any
@@ -36,18 +36,19 @@ def read_channels(
 ) -> np.ndarray:
     """Read the channels of one frame within the crop of `aug`. The channels are not flipped.
 
-    files: reads the spike files, e.g. a `DiskFiles` (data/clips/io_backend.py).
+    files: object that reads the spike files, e.g. a `DiskFiles` (data/clips/disk_files.py).
     clip: the clip, with the exposures of its frames. frame: number of the frame in the clip.
-    aug: the crop of the frame. Only its place and size are used here.
+    aug: the crop of the frame. Its flips are not used here.
     image: the crop of the blurry frame, (aug.height, aug.width, 3) uint8, B, G, R.
     reverse: whether the clip is played backwards.
-    camera: a simulated camera, which changes the recorded spikes. None: they stay as recorded.
+    camera: a simulated camera, which changes the recorded spikes. None: the spikes stay as
+    recorded.
 
     Returns (S, aug.height, aug.width) float32. The result is equal to the crop of the channels
     of the whole frame, although only the spike pixels that the crop needs are unpacked.
     """
-    # The order must stay: planes, simulated camera, rate, representation, RGB grid.
-    # `clip.grid` is `spikes.grid(clip.size)`, kept by the clip.
+    # The order must stay: planes, simulated camera, rate, channels, pixels of the frame.
+    # `clip.grid` is `spikes.grid(clip.size)`, computed once for the clip.
     window = clip.grid.window(aug)  # window.crop: the spike pixels that the crop needs
     exposure = clip.exposures[frame]
     with spike_errors_as_data_errors():
@@ -60,14 +61,15 @@ def read_channels(
     before = exposure.before
     end_of_frame = before + exposure.own.count
     rate = rate_of(spikes, stream[before:end_of_frame], image, window)
-    # The option `spike.rate` is the rate of the real camera. The simulated camera has another rate,
-    # e.g. half of it with twice the threshold. Then the factor is 0.5, or 1 if the network must not
-    # know the change (camera.known_rate). With "match", the rate was measured from the spikes of
-    # the simulated camera, so it needs no factor.
+    # The option `spike.rate` is the rate of the real camera. The simulated camera has another rate:
+    # with twice the threshold, a pixel fires half as often. So the rate is multiplied by 0.5. If
+    # the option camera.known_rate is false, the factor is 1, so that the network learns to handle
+    # an unknown threshold. With "match", the rate was measured from the spikes of the simulated
+    # camera, so no factor is needed.
     if camera and spikes.rate != "match":
         rate *= camera.known_rate_factor
     after = len(stream) - end_of_frame
-    # Positional arguments: a user's subclass may name them differently.
+    # Pass the arguments by position, because a user's subclass may give them other names.
     channels = spikes.represent(stream, exposure.center, rate, reverse, (before, after))
     return window.to_rgb(channels)
 

@@ -1,14 +1,14 @@
 """Find the planes around the planes of a frame (the option `spike.context`).
 
-A representation may use planes before and after the exposure of a frame. At the ends of the
-exposure, an interval between two spikes may begin or end in these planes. `DatSpikes.context`
-(spike_source.py) is the number of planes on each side. These planes may lie in the files of other
-frames, because spike files follow one another in time:
+A representation may use planes before and after the exposure of a frame, the context. E.g. the
+representation "relative" uses the time between two spikes, and the first spike may lie before the
+exposure. `DatSpikes.context` (spike_source.py) is the number of context planes on each side. They
+may lie in the files of other frames, because spike files follow one another in time:
 
     file of the frame before    file of the frame    file of the frame after
     plane -56 ... -1            plane 0 ... 55       plane 56 ... 111
 
-The numbers count from the first plane of the file of the frame, here with 56 planes in each file.
+Here each file has 56 planes. Planes are counted from the first plane of the file of the frame.
 
 What must stay: the pieces and their order, because they are the stream that a network sees.
 test_context_of_a_file_per_frame_is_in_the_files_beside (tests/parts/data/test_timing.py) notices
@@ -36,17 +36,18 @@ def with_context(
     """Return the number of context planes before a frame, and all planes to read for the frame.
 
     files: (path, number of planes) of each spike file of a clip: one per frame, or only one.
-    file_index: index in `files` of the file with the planes of the frame. span: these planes.
-    context: number of planes that are wanted before and after the planes of the frame. If no file
-    has them, fewer planes are read.
+    file_index: index in `files` of the file of the frame.
+    span: the planes of the frame in this file.
+    context: number of planes that are wanted before and after the planes of the frame. Near the
+    ends of the clip, fewer planes may exist. Then fewer planes are read.
 
-    E.g. each file has 56 planes, which all belong to its frame, and the context is 8. Then the
-    planes are 48 ... 55 of the file before, 0 ... 55 of the file of the frame, and 0 ... 7 of the
-    file after. So the result is 8, and three pieces.
+    E.g. each file has 56 planes, all of one frame, and the context is 8. Then the pieces are the
+    planes 48 ... 55 of the file before, 0 ... 55 of the file of the frame, and 0 ... 7 of the file
+    after. The result is 8 and these three pieces.
     """
     nearby_files = _nearby_files(files, file_index)
-    # Wanted are the planes `wanted_from` ... `wanted_end` - 1: -8 ... 63 in the example. Take the
-    # part of them that each file has.
+    # The wanted planes are `wanted_from` ... `wanted_end` - 1: -8 ... 63 in the example. From each
+    # file, take the wanted planes that it has.
     wanted_from = span.first - context
     wanted_end = span.first + span.count + context
     pieces = []
@@ -54,19 +55,20 @@ def with_context(
         first = max(wanted_from, file.begin)
         end = min(wanted_end, file.end)
         if first < end:
-            # A piece counts from the first plane of its own file.
+            # In a piece, planes are counted from the first plane of its own file.
             pieces.append(Piece(file.path, first=first - file.begin, count=end - first))
 
-    # If the first of the nearby files begins too late, the context before the frame is shorter than
-    # wanted: it has only the planes from the start of this file to the frame.
+    # If the first one of the nearby files begins too late, the context before the frame is shorter
+    # than wanted. Then it has only the planes from the start of this file to the frame.
     planes_before = min(context, span.first - nearby_files[0].begin)
     return planes_before, tuple(pieces)
 
 
 def _nearby_files(files: Sequence[tuple[str, int]], file_index: int) -> list[_NearbyFile]:
-    """Return the file with this index and the files beside it, in the order of time.
+    """Return the file with this index, the file before it and the file after it, in this order.
 
-    Files further away are never read. So a context that is longer than a file becomes shorter.
+    Files further away are never read. So the context may be shorter than wanted if it is longer
+    than a file.
     """
     path, planes = files[file_index]
     nearby_files = [_NearbyFile(path, begin=0, end=planes)]

@@ -1,10 +1,10 @@
 """Find the region of the frame from which crops for training are drawn: both cameras see all of it.
 
-A spike camera with a view of its own may see only a part of the frame. The region is a rectangle:
-the rectangle in the calibration file, or the largest one that the spike camera sees.
+A spike camera with a view of its own may see only a part of the frame. The region is a rectangle in
+this part: the rectangle in the calibration file, or the largest rectangle that fits.
 
-What must stay: the largest rectangle, because crops of a seed are drawn from it. Free: how it is
-found.
+What must stay: which rectangle is the largest, because the crops of a seed are drawn from it. Free:
+how the rectangle is found.
 
 Tests: tests/parts/data/test_spike_grid.py
 """
@@ -17,7 +17,7 @@ from utils.errors import DataError
 
 
 def usable_region(calibration: Calibration, covered: np.ndarray, path: str) -> Crop:
-    """Return the region of the calibration. If the file has none, return the largest region.
+    """Return the region in the calibration file, or the largest rectangle if the file has none.
 
     covered: (H, W) bool, the pixels of the whole frame that the spike camera sees.
     path: file of the calibration, for messages.
@@ -59,19 +59,19 @@ def _is_covered(region: Crop, covered: np.ndarray) -> bool:
 
 
 def largest_rectangle(covered: np.ndarray) -> Crop | None:
-    """Return the largest rectangle of true pixels in a convex area. None if no pixel is true.
+    """Return the largest rectangle of true pixels. Returns None if no pixel is true.
 
-    covered: (H, W) bool. The true pixels are a convex area, as the view of a camera is: a column
-    that is true in two rows is true in all rows between them.
+    covered: (H, W) bool. The true pixels form a convex area, because the view of a camera is
+    convex. So a column that is true in two rows is true in all rows between them.
 
-    All pairs of rows (i, j) are tried. Because of the convex area, the widest rectangle from row i
+    All pairs of rows (i, j) are tried. Because the area is convex, the widest rectangle from row i
     to row j has exactly the columns that are true in both rows.
     """
     rows = np.flatnonzero(covered.any(axis=1))  # (n,), the rows with true pixels
     if not len(rows):
         return None
     # The true pixels of row i are first[i] ... after[i] - 1. argmax finds the first true pixel of a
-    # row. `after` is found in the mirrored row, whose first true pixel is the last one of the row.
+    # row. To find the last true pixel, mirror the row: then the last true pixel comes first.
     first = covered[rows].argmax(axis=1)  # (n,)
     mirrored = covered[rows, ::-1]
     after = covered.shape[1] - mirrored.argmax(axis=1)  # (n,)
@@ -83,7 +83,7 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     heights = rows[None] - rows[:, None] + 1  # below 1 if row j lies above row i
     areas = np.where(heights > 0, widths * heights, 0)
 
-    # argmax counts the elements row by row. unravel_index turns the number into (i, j).
+    # argmax returns the index in the flattened array. unravel_index turns it into (i, j).
     i, j = np.unravel_index(areas.argmax(), areas.shape)
     if not areas[i, j]:
         return None

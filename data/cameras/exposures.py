@@ -3,8 +3,8 @@
     {"start": 0, "length": 20, "period": 25}    frame i has 20 planes, from plane 25 i on
     [[0, 20], [25, 20], [51, 20]]               a row [start, length] for each frame
 
-`read_exposures` checks the option and returns an `Exposures` for each clip. A plane is one read-out
-of the spike camera.
+`read_exposures` checks the option and returns {clip: `Exposures`}. `Exposures` computes the planes
+of a frame. A plane is one read-out of the spike camera.
 
 What must stay: the forms of the option, because option files have them (test_data_json.py), and the
 planes that they give, because these are the spikes of a sample (test_timing.py). Free to add:
@@ -44,10 +44,11 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     """
 
     start: Start = 0.0
-    # The default 0.0 means that `rows` is given in place of the length. 0.0 is below the limit of
-    # Length, but pydantic checks only values that are given.
+    # The default 0.0 means that `rows` is given in place of length and period. 0.0 is below the
+    # limit of the type Length, but pydantic checks only values that are given.
     length: Length = 0.0
-    # A Length, because with a period of 0 a file would hold frames without end.
+    # The type is Length, because its limit excludes 0. With a period of 0, a file would hold
+    # infinitely many frames.
     period: Length = 0.0
     # (start, length) of each frame.
     rows: Annotated[tuple[tuple[Start, Length], ...], Field(min_length=1)] = ()
@@ -55,8 +56,8 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     def planes_of(self, frame: int, offset: float = 0.0) -> tuple[int, int]:
         """Return (first plane, number of planes) of a frame.
 
-        frame: number of the frame; the caller checks that there is a row for it.
-        offset: planes by which the start moves.
+        frame: number of the frame. With `rows`, the caller must check that the frame has a row.
+        offset: number of planes that is added to the start.
         """
         if self.rows:
             start, length = self.rows[frame]
@@ -68,18 +69,18 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     def frames_in(self, planes: int, offset: float = 0.0) -> int:
         """Return how many frames have an exposure that ends within a file of `planes` planes.
 
-        With `rows`, the number of rows. Returns at least 1, even if the first exposure does not
-        fit: `Timing.span` then refuses this frame with a message.
+        With `rows`, returns the number of rows. Otherwise returns at least 1, even if the first
+        exposure does not fit, because `Timing.span` then refuses this frame with a message.
 
-        offset: planes by which the starts move.
+        planes: number of planes of the file. offset: number of planes that is added to the starts.
         """
         if self.rows:
             return len(self.rows)
         # Begin with a number that is certainly not too large: the number of whole periods between
         # the end of the first exposure and the end of the file. E.g. in a file of 100 planes, with
         # exposures of 20 planes every 25 planes, 80 planes are left after the first exposure. They
-        # are 3 periods. If the loop below began with 1 frame, it would take long for a file of a
-        # billion planes.
+        # are 3 whole periods. The loop below could also begin with 1 frame, but then it would take
+        # long for a file of a billion planes.
         first, count = self.planes_of(0, offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / self.period), 1)
@@ -104,7 +105,7 @@ def nearest_plane(time: float) -> int:
 
 # ---- The option ---------------------------------------------------------------------------------
 
-# A part of several error texts: what was expected.
+# What was expected: the same words in several errors.
 EXPOSURE_FORM = (
     '{"start": planes, "length": planes, "period": planes}; {"<clip>": such an object, or a list '
     "with [start, length] of every frame}; or the name of a JSON file that holds one of these"
@@ -132,7 +133,8 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     if isinstance(value, str):
         where = expand_path(value)
         table = _exposures_in(where)
-    # An object with one of the keys "start", "length", "period" is meant for all clips.
+    # An object with one of the keys "start", "length", "period" is for all clips. Any other object
+    # has the names of clips as its keys.
     is_for_all_clips = isinstance(table, dict) and any(key in table for key in PERIODIC_KEYS)
     if is_for_all_clips:
         table = {"": table}
@@ -160,8 +162,8 @@ def _exposures_of_clip(entry: dict[str, Any] | list[Any]) -> Exposures:
     """
     if isinstance(entry, list):
         return Exposures.model_validate({"rows": entry})
-    # `Exposures` has defaults for lists of rows, but here each key is needed. So a missing key
-    # becomes None, which is refused.
+    # In `Exposures`, each key has a default, which is for lists of rows. Here, each key must be
+    # given. So a missing key gets the value None, which `Exposures` refuses.
     fields: dict[str, Any] = dict.fromkeys(PERIODIC_KEYS)  # {key: None}
     fields.update(entry)
     return Exposures.model_validate(fields)

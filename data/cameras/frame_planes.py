@@ -1,7 +1,7 @@
 """Find the planes of each frame of a clip, and check that they can be used.
 
-`exposures_of` finds and checks them when the clips are listed, before a sample is read. `DatSpikes`
-(spike_source.py) has the options. The steps have modules of their own:
+`exposures_of` finds and checks the planes when the clips are listed, before a sample is read.
+`DatSpikes` (spike_source.py) has the options. Each step has a module of its own:
 
     timing.py            the planes of a frame, without context: a `Span`
     sharp_plane.py       the plane of the sharp frame: the center
@@ -35,15 +35,17 @@ def exposures_of(
 ) -> tuple[Exposure, ...]:
     """Return the planes of each frame of a clip, and check that they can be used.
 
-    Everything that can be wrong with the planes is found here, before a run starts: whether the
-    files have the planes, and whether the representation can be made from them. `read_channels`
-    (channels_of_frame.py) relies on this check.
+    All errors of the planes are found here, before a run starts. E.g. the files lack planes, or the
+    planes are too few for the representation. `read_channels` (channels_of_frame.py) relies on this
+    check.
 
     clip: name of the clip.
-    files: (path, number of planes) of each spike file: a file for each frame, or one file.
+    files: (path, number of planes) of each spike file: one file for each frame, or one file for the
+    whole clip.
     frames: number of frames.
-    times: when the frames were taken, or None if this is not known. The times are used if one file
-    holds the planes of all frames, and the option spike.exposure does not list the planes.
+    times: the times of the frames, or None if they are not known. The times are used if one file
+    holds the whole clip. They divide its planes among the frames. If the option spike.exposure
+    lists the planes, the times are only compared with the option.
 
     Raises OptionError if the plane of the sharp frame is unknown, and DataError for planes that
     do not fit.
@@ -64,9 +66,9 @@ def exposures_of(
         exposure = _exposure(spikes, clip, files, file_index, span)
         exposures.append(exposure)
 
-        # Try whether the representation can be made of the planes. A trial takes longer than
-        # the rest of this loop. Most exposures have an equal number of planes and an equal
-        # center, so each pair of these two is tried once.
+        # Try whether the representation can be made of the planes. A trial takes longer than the
+        # rest of this loop. The result depends only on the number of planes and on the center. Most
+        # exposures of a clip have the same two values, so each pair of values is tried once.
         count_and_center = (span.count, exposure.center)
         if count_and_center not in tried:
             tried.add(count_and_center)
@@ -84,6 +86,7 @@ def _exposure(
     Raises OptionError if the plane of the sharp frame is unknown.
     """
     path, _ = files[file_index]
+    # If the representation ignores the center, the plane of the sharp frame need not be known.
     if "center" in spikes.without_effect:
         plane = middle_of_read_planes(span)
     else:
@@ -93,8 +96,9 @@ def _exposure(
         own=Piece(path, span.first, span.count),
         pieces=pieces,
         before=planes_before,
-        # From here on, planes are counted from the first plane that is read. Its number so far was
-        # `span.origin`. E.g. if the first 14 planes are not read, plane 27.5 becomes plane 13.5.
+        # `plane` counts as the options count (`Span` in timing.py). `center` counts from the first
+        # plane that is read, which is `span.origin` as the options count. E.g. if the first 14
+        # planes of a frame are not read, plane 27.5 becomes the center 13.5.
         center=plane - span.origin,
         origin=span.origin,
     )
@@ -115,8 +119,8 @@ def plane_ranges(
 def _refuse_too_few_planes(spikes: DatSpikes, exposure: Exposure) -> None:
     """Raise DataError if the representation cannot be made of the planes of an exposure.
 
-    The representation is tried on one pixel without spikes, and without context planes. The
-    trial must work without them, because the first frame of a clip has no planes before it.
+    The representation is tried on one pixel without spikes, and without context planes. It must
+    work without context planes, because no plane comes before the first frame of a clip.
     """
     count = exposure.own.count
     center = exposure.center
@@ -138,11 +142,11 @@ def of_exposure(spikes: DatSpikes, context: int) -> DatSpikes:
 
     A calibration has two shares (fractions) of the planes of a frame:
 
-        exposure_share   the planes during which the frame was exposed
-        share_to_read    the planes that channels are made of: a few more
+        exposure_share   the planes during which the frame was exposed, e.g. 0.5
+        share_to_read    the planes that channels are made of, 1.12 times as many, e.g. 0.56
 
-    The copy reads the planes of `exposure_share`. data/motion/recording.py calls this, because
-    it finds the motion within the exposure from exactly these planes.
+    The copy reads the planes of `exposure_share`. data/motion/recording.py calls this function,
+    because the motion within the exposure is computed from exactly these planes.
 
     context: number of planes that are read before and after the planes of the exposure.
     """

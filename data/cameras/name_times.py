@@ -1,11 +1,12 @@
-"""Find when frames were taken from the numbers in their file names.
+"""Read the times of frames from the numbers in their file names.
 
     0001.png, 0002.png, 0004.png       numbers of frames: frame 3 is missing
     432.133333.png, 432.166667.png     time stamps
-    left.png, right.png                no numbers: equal distances are assumed, with a doubt
+    left.png, right.png                no numbers, so the times are not known
 
-`times_of_names` returns the times, or equal distances with a `doubt` if the numbers tell no times.
-Then data/cameras/timing.py refuses the clip and asks the user.
+`times_of_names` returns the times. If the numbers tell no times, it returns equal distances between
+the frames, with a `doubt`: the reason in words. data/cameras/timing.py refuses a clip with a doubt,
+and asks the user for the exposures.
 
 What must stay: the times of names that are accepted today, because they decide which spikes a frame
 gets. Free to add: another form of names, if names of this form have a doubt today.
@@ -27,9 +28,10 @@ LEAST_STAMP = 1000
 
 
 def times_of_names(stems: Sequence[str]) -> FrameTimes:
-    """Return the times that the numbers in the names of frames tell, in the order of `stems`.
+    """Return the times of frames by the numbers in their names.
 
-    stems: names without suffix. The result has a doubt if the numbers tell no times.
+    stems: names of the frames without suffix, in the order of the clip. If the numbers tell no
+    times, the result has equal distances and a doubt.
     """
     if len(stems) < 2:
         return even_times(len(stems))
@@ -44,12 +46,14 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
     if min(steps) <= 0:
         return even_times(len(stems), "the numbers in the names of the frames do not rise")
 
-    # The numbers are times (432.1, or 1000000 and 1033333) or count frames (1, 2, 3).
+    # The numbers are times (e.g. 432.1, or the microseconds 1000000 and 1033333), or they count
+    # frames (1, 2, 3).
     step = usual_of(steps)
     have_fractions = any(number.denominator > 1 for number in numbers)
     are_times = step >= LEAST_STAMP or have_fractions
     if not are_times and step > 1:
-        # The names 0, 2, 4 are every second frame, so the frames 1 and 3 are missing.
+        # The names 0, 2, 4 are names of every second frame, so the frames 1 and 3 are missing.
+        # Therefore the usual distance is 1 and not 2.
         step = Fraction(1)
     gaps = _gaps(numbers, steps, step)
     ends = _ends(numbers, steps, step)
@@ -70,12 +74,13 @@ _DECIMAL_BEHIND_TEXT = re.compile(r"(.*?\D)(\d+\.\d+)(\D*)", re.ASCII | re.DOTAL
 
 
 def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
-    """Return the numbers in the names of frames.
+    """Return the numbers in the names of frames, or None if the names do not tell times.
 
-    The names are numbers ("12" or "432.1"), or have one text before and one text after the number
-    ("a_12", "a_13"). Returns None for other names.
+    The names are numbers ("12" or "432.1"), or texts with a number, in which only the number
+    differs ("a_12", "a_13").
     """
-    # `are_values` finds other numbers by which files are sorted, e.g. -1, 0, 1 or 1e-3, 2e-4.
+    # `are_values` recognises further forms of numbers by which files are sorted, e.g. -1, 0, 1 or
+    # 1e-3, 2e-4.
     are_numbers = all(_DECIMAL.fullmatch(stem) or stem.isdecimal() for stem in stems)
     if are_values(stems) or are_numbers:
         return tuple(Fraction(stem) for stem in stems)
@@ -88,7 +93,7 @@ def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
         before, number, behind = match.groups()
         texts.add((before, behind))
         numbers.append(Fraction(number))
-    # The numbers of "left_1" and "right_2" do not count the same frames.
+    # If the texts differ, e.g. "left_1" and "right_2", the numbers do not count the same frames.
     if len(texts) != 1:
         return None
     return tuple(numbers)
@@ -117,25 +122,27 @@ def _have_doubtful_order(stems: Sequence[str]) -> bool:
 
 # ---- Ends and gaps ------------------------------------------------------------------------------
 #
-# E.g. the names 1, 2, 4 have the distances 1, 2 and the usual distance 1. The frames end at 2, 3,
-# 5, and frame 3 is missing.
+# E.g. the names 1, 2, 4 have the distances 1 and 2, and the usual distance is 1. So the frames end
+# at 2, 3 and 5, and frame 3 is missing.
 
-# If two neighbours are further apart than this many usual distances, a frame is missing between
-# them. Clocks of cameras are off by less than half a distance.
+# If the distance of two neighbours is more than this many usual distances, a frame is missing
+# between them. A distance of up to 1.5 is no gap, because the time stamps of a camera may be off by
+# almost half a distance.
 MOST_DISTANCES_WITHOUT_GAP = Fraction(3, 2)
 
 
 def _ends(
     starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction
 ) -> tuple[Fraction, ...]:
-    """Return when frames end. A frame lasts until the next frame begins.
+    """Return when frames end.
 
-    But a frame before a gap, and the last frame of the clip, take one usual step.
+    A frame lasts until the next frame begins. But a frame before a gap, and the last frame of the
+    clip, last for one usual distance.
 
     starts: n times. steps: their n - 1 distances. step: the usual distance.
     """
     ends = []
-    distances = (*steps, step)  # the last frame takes one usual step
+    distances = (*steps, step)  # the last frame lasts for one usual distance
     for start, distance in zip(starts, distances, strict=True):
         has_gap = distance > MOST_DISTANCES_WITHOUT_GAP * step
         length = step if has_gap else distance
@@ -146,9 +153,10 @@ def _ends(
 def _gaps(starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction) -> tuple[Gap, ...]:
     """Return the frames that are missing between other frames.
 
+    If the times are numbers of frames (step 1), a missing frame has the number that its name would
+    have. If they are time stamps, frames are counted from 0.
+
     starts: n times. steps: their n - 1 distances. step: the usual distance.
-    If the times are numbers of frames (step 1), a missing frame gets the number that its name would
-    have. Otherwise the frames are counted from 0.
     """
     are_numbers_of_frames = step == 1
     gaps = []
@@ -156,7 +164,7 @@ def _gaps(starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction)
     for start, distance in zip(starts[:-1], steps, strict=True):
         missing_frames = 0
         if distance > MOST_DISTANCES_WITHOUT_GAP * step:
-            # Two frames at three times the usual distance lack two frames between them.
+            # E.g. between two frames at three times the usual distance, two frames are missing.
             missing_frames = round(distance / step) - 1
         if missing_frames:
             number_before_gap = int(start) if are_numbers_of_frames else place

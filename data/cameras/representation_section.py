@@ -2,9 +2,9 @@
 
     "representation": {"type": "voxel", "num_bins": 4}
 
-The keys beside "type" are the parameters of the function of this name (data/spike/represent.py).
-This module checks the keys, and `channels_of` tells how many channels the representation then has.
-To add a representation, write its function; nothing changes here.
+"type" is the name of a representation, i.e. of a function (data/spike/represent.py). All other keys
+are parameters of this function. This module checks the keys, and `channels_of` returns the number
+of channels, here 4. To add a representation, write its function. Nothing changes here.
 
 What must stay: the names of representations and their options, because option files have them.
 
@@ -24,13 +24,13 @@ from utils.options.registry import Registry, import_parts
 #     REPRESENTATIONS       the registry: values of `spike.representation.type`, with their options
 #     rp.REPRESENTATIONS    the functions (data/spike/represent.py, which knows no option files)
 #
-# The loop below fills the registry from the functions.
+# The loop below fills the registry from the table of functions.
 REPRESENTATIONS = Registry("spike representation", "type")
 # Files data/spike/represent_*.py of a user add representations when they are imported.
 import_parts("data.spike", "represent_*")
 # The options of a representation are the parameters of its function, without `stream` and `center`,
-# because the program itself gives these two. `register` returns a decorator. It is called here like
-# any function, because the functions are defined in other modules.
+# because the program itself gives these two. `register` returns a decorator. The functions are
+# defined in other modules, so the decorator is called here like any other function.
 for _name, _representation in rp.REPRESENTATIONS.items():
     REPRESENTATIONS.register(_name, given=("stream", "center"))(_representation.function)
 
@@ -49,8 +49,8 @@ def read_representation(section: Mapping[str, Any] | str) -> ChosenRepresentatio
 
     section: the section, or only the name of a representation.
     """
-    # `resolve` checks the keys and adds the defaults of missing keys. `plain` makes a dict of the
-    # result, e.g. {"type": "voxel", "num_bins": 4}.
+    # `resolve` checks the keys and adds missing keys with their defaults. `plain` turns the result
+    # into a dict, e.g. {"type": "voxel", "num_bins": 4}.
     options = REPRESENTATIONS.resolve(section, "spike.representation").plain()
     name = options.pop("type")
     without_effect = frozenset(rp.REPRESENTATIONS[name].ignored(**options))
@@ -58,12 +58,12 @@ def read_representation(section: Mapping[str, Any] | str) -> ChosenRepresentatio
 
 
 def channels_of(representation: Mapping[str, Any] | str) -> int:
-    """Return S, the number of channels, of a section spike.representation.
+    """Return the number of channels S that a section spike.representation gives.
 
     representation: the section, or only the name of a representation.
     Raises OptionError for options that contradict one another.
     """
-    # As in `read_representation`: a dict with all options.
+    # A dict with all options, as in `read_representation`.
     options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
     name = options.pop("type")
     try:
@@ -82,8 +82,9 @@ def refuse_keys_without_effect(
 ) -> None:
     """Raise OptionError if keys are set that have no effect on the representation.
 
-    is_set: key -> whether the section sets it. without_effect: the keys that have no effect.
-    representation: name and options, for the message.
+    is_set: key of the section spike -> whether the section sets the key.
+    without_effect: keys that have no effect on the representation.
+    representation: name and options of the representation, for the message.
     """
     refused = []
     for key in is_set:

@@ -6,9 +6,12 @@
 A plane is one read-out of the spike camera. The frame interval is the time from one RGB frame to
 the next. A frame is exposed in the middle of its interval, during the fraction `exposure`.
 
-What must stay: the numbers, bit for bit, because a data set is made again from its seed
-(tests/parts/scripts/test_prepare_gopro_spike.py); and the names of the fields, because dataset.json
-and the flag --rig have them. A new field needs a default without effect.
+What must stay:
+
+    * The numbers, bit for bit, because a data set is made again from its seed
+      (tests/parts/scripts/test_prepare_gopro_spike.py).
+    * The names of the fields, because they are part of dataset.json and of the flag --rig. A new
+      field needs a default without effect.
 
 Tests: tests/parts/data/test_rig.py (each flaw)
 """
@@ -29,26 +32,28 @@ class RgbCamera:
     # Fraction of the frame interval during which a frame is exposed, in the middle of the interval.
     exposure: float = 1.0
     # Rolling shutter: the last row is exposed later than the first row by this fraction of the
-    # exposure. All rows end within the interval, so exposure * (1 + rolling) is at most 1.
+    # exposure. All rows must be exposed within the interval, so exposure * (1 + rolling) is at most
+    # 1.
     rolling: float = 0.0
-    # v = light ** (1 / gamma). Then an S-shaped curve makes v the display value:
+    # The curve from light to display values. First v = light ** (1 / gamma). Then an S-shaped curve
+    # turns v into the display value:
     #     v + contrast * (v^2 * (3 - 2 * v) - v)
     gamma: float = DISPLAY_GAMMA
     contrast: float = 0.0
-    # Standard deviations of the noise in linear light: of the shot noise at full light, and of the
-    # read noise, which is the same at any light.
+    # Standard deviations in linear light: of the shot noise at full light, and of the read noise.
+    # The shot noise grows with the light, and the read noise is the same at any light.
     shot: float = 0.0
     read: float = 0.0
     jpeg: int = 0  # quality, or 0 for no JPEG
-    # The exposure is the mean of light ** (1 / sum_gamma). A real camera has 1, the mean of light.
-    # 2.2 is for data sets whose blurry frames are means of display values.
+    # A blurry frame is the mean of light ** (1 / sum_gamma) over the exposure. A real camera has 1,
+    # i.e. the mean of light. 2.2 is for data sets whose blurry frames are means of display values.
     sum_gamma: float = 1.0
 
     def __post_init__(self) -> None:
         """Raise ValueError if a row is exposed outside of the frame interval."""
-        # Time from the start of the first row to the end of the last row, in frame intervals. A
-        # rounding error may bring it above 1. So an excess of 1e-9 is allowed, which has no effect
-        # on the frames.
+        # Time from the start of the first row to the end of the last row, in frame intervals. By a
+        # rounding error, a sum that should be 1 may be larger. So an excess of 1e-9 is allowed. It
+        # has no effect on the frames.
         length_of_all_rows = self.exposure * (1 + self.rolling)
         if self.exposure <= 0 or length_of_all_rows > 1 + 1e-9:
             raise ValueError(
@@ -101,20 +106,20 @@ class RgbCamera:
         """Return the weight of each plane in each row of the blurry frame, (planes, rows, 1, 1).
 
         The weight is the part of the plane's time during which the row is exposed, divided by the
-        exposure. So the weights of a row add up to 1. With a rolling shutter, lower rows are
-        exposed later.
+        length of the exposure. So the weights of a row add up to 1. With a rolling shutter, lower
+        rows are exposed later.
 
         E.g. 8 planes and the exposure 0.5: each row is exposed for 4 planes. Without rolling, the
         planes 2 ... 5 have the weight 1/4 in each row. With rolling 0.5, the last row is exposed 2
         planes later than the first one: the first row in the planes 1 ... 4, the last in 3 ... 6.
         """
-        length = self.exposure * planes  # of the exposure, in planes
-        # The place of each row: -0.5 is the top, 0.5 the bottom. max: a frame of one row would
-        # divide by 0.
+        length = self.exposure * planes  # length of the exposure, in planes
+        # The position of each row: -0.5 at the top, 0.5 at the bottom. `max` prevents a division by
+        # 0 for a frame of one row.
         place = np.arange(rows) / max(1, rows - 1) - 0.5
         # `rolling` is the delay of the last row after the first row, as a fraction of the exposure.
         delay_of_last_row = self.rolling * length  # in planes
-        later = place * delay_of_last_row  # how much later than the middle row, in planes
+        later = place * delay_of_last_row  # delay of each row after the middle row, in planes
         # A row is exposed from `start` to `end`, and plane p lasts from time p to p + 1.
         start = (planes - length) / 2 + later[None]  # (1, rows)
         end = start + length

@@ -1,9 +1,9 @@
 """Name the values of rigs (pairs of simulated cameras): test conditions, and ranges of random rigs.
 
-    NAMED     a name for the flag --rig, e.g. "dim" -> fields of `Rig`
-    RANGES    a field of `Rig` -> the two values between which the rig "random" draws the field
+    NAMED     name for the flag --rig, e.g. "dim" -> values of fields of `Rig`
+    RANGES    field of `Rig` -> lowest and highest value that the rig "random" may draw
 
-The fields and their units are explained in data/cameras/rig.py and data/cameras/rgb_camera.py.
+data/cameras/rig.py and data/cameras/rgb_camera.py explain the fields and their units.
 
 What must stay: the values of NAMED, because the benchmarks were measured with them. The ranges and
 their order must stay, too, because they decide the rig of a seed: test_a_seed_gives_its_rig
@@ -41,13 +41,13 @@ _TWO_CAMERAS = {
     "jpeg": 95,  # quality
 }
 # Test conditions: name for the flag --rig -> fields of `Rig`.
-# ideal: aligned cameras. The sensor is nearly ideal in time and uneven in space, as in the real
-#   stream of a bright wall.
+# ideal: aligned cameras. The spikes of a pixel come at nearly equal intervals, but the thresholds
+#   of the pixels differ, as in the real stream of a bright wall.
 # rig: two plausible cameras.
 # dim: the cameras of "rig" at a mean of about 0.03 spikes per plane, as in the real stream of a dim
 #   scene.
-# other: aligned cameras. The sensor integrates display values, and each pixel has a dark current
-#   and a response of its own, as in the sensor model of the method RSIR.
+# other: aligned cameras. The sensor integrates display values. The dark current and the threshold
+#   differ from pixel to pixel, as in the sensor model of the method RSIR.
 NAMED: dict[str, dict[str, Any]] = {
     "ideal": {"rate": 0.9, "jitter": 0.01, "dark_rate": 0.001, "pattern": 0.02},
     "rig": {**_TWO_CAMERAS, "rate": 0.3, "jitter": 0.02},
@@ -92,8 +92,8 @@ RANGES: dict[str, tuple[Any, Any]] = {
     "read": (0.0005, 0.005),
     "jpeg": (85, 100),  # quality
 }
-# Fields that are drawn uniformly in the logarithm, so that half of a usual value is as likely as
-# twice the value.
+# Fields whose logarithm is drawn uniformly. So half of a usual value is as likely as twice the
+# usual value.
 LOGARITHMIC = ("rate", "shot", "read")
 
 
@@ -109,12 +109,12 @@ def draw_values(rng: np.random.Generator) -> dict[str, Any]:
             value = np.exp(rng.uniform(np.log(low), np.log(high)))
         else:
             value = rng.uniform(low, high)
-        # Rounded, so that dataset.json shows short numbers. `mix` has three values.
+        # Round the numbers, so that they are short in dataset.json. `mix` has three numbers.
         if name == "mix":
             values[name] = tuple(value.round(4).tolist())
         else:
             values[name] = round(float(value), 4)
-    # All rows end within the frame interval:
+    # All rows must be exposed within the frame interval:
     #     exposure * (1 + rolling) <= 1,  so  rolling <= 1 / exposure - 1
     most_rolling = 1 / values["exposure"] - 1
     values["rolling"] = min(values["rolling"], most_rolling)
@@ -126,7 +126,7 @@ def numbers_of_changes(changes: list[str]) -> dict[str, Any]:
     """Return {field: number} from the changes of a flag --rig.
 
     E.g. ["parallax=0", "rate=0.2"] gives {"parallax": 0, "rate": 0.2}. A whole number becomes an
-    integer, because jpeg and seed need an integer. Raises ValueError.
+    int, because the fields jpeg and seed need an int. Raises ValueError if a value is no number.
     """
     numbers: dict[str, Any] = {}
     for change in changes:
