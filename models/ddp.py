@@ -1,8 +1,8 @@
 """Wrap the trained network in DDP (DistributedDataParallel), and unwrap it.
 
 DDP sums the gradients of all ranks, the processes of a training. model_vrt.py wraps the network at
-the first step, and again when other parameters are trained from then on. Code that reads names,
-attributes or weights of the network unwraps the network first.
+the first step, and again at the step train.fix_iter, when frozen parameters are released. Code that
+reads names, attributes or weights of the network unwraps the network first.
 
 "Collective" in a docstring: every rank must call this at the same point of the program, because the
 ranks wait for each other.
@@ -62,8 +62,8 @@ def wrap_in_ddp(net: nn.Module, find_unused_parameters: bool, use_static_graph: 
 def gradient_sync(net: nn.Module, is_last: bool) -> Any:
     """Return the context in which a micro-batch runs: with or without a sum over the ranks.
 
-    Only the last micro-batch of a step sums the gradients over the ranks. Until then each rank adds
-    up its own gradients, which saves communication.
+    Only the last micro-batch of a step sums the gradients over the ranks. Before it, each rank adds
+    up its own gradients. This saves communication.
 
     net: the network, perhaps in DDP. is_last: whether the micro-batch is the last of its step.
     """

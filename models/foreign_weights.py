@@ -79,7 +79,7 @@ class _ScalarType:
     """
 
     def __init__(self, name: str, *_: object) -> None:
-        # The other arguments of numpy.dtype say how it is made, not which type it is.
+        # The other arguments of numpy.dtype do not change which type it is.
         self.name = name  # e.g. "f8", a float of 8 bytes
         # Byte order: "=" as on this machine, "<" little, ">" big, "|" none.
         self.order = "="

@@ -114,11 +114,10 @@ def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor |
     the inputs R G B become R G B 0 0, in each group of channels.
 
     A network with alignment has nine such groups: the frame, and the four nearest pixels in each of
-    two neighbours (see flow.aligned_input). Other networks have one group. Behind the groups comes
-    the noise map, if there is one.
+    two neighbours (`aligned_input` in vrt/flow.py). Other networks have one group. If there is a
+    noise map, it is the last input channel, after the groups.
 
-    in_file: the weight in the file. in_network: the weight in the network, of which only the shape
-        is used.
+    in_file: the weight in the file. in_network: the weight in the network. Only its shape is used.
 
     Returns None if the shapes differ in another axis, or if the network has no additional inputs.
     """

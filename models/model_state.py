@@ -1,8 +1,9 @@
 """Make the networks of a training, and save and load all that outlives a step.
 
-model_vrt.py adds the optimizer step to this class. `init_train` makes what a step needs: netE, the
-loss, the optimizer and the scaler. `training_state` returns what a checkpoint holds; utils/run adds
-the keys of the run, writes the file, and hands its content to `init_train` when a run is resumed.
+model_vrt.py adds the optimizer step to the class `ModelState`. `init_train` makes what a step
+needs: netE, the loss, the optimizer and the scaler. `training_state` returns the model's part of a
+checkpoint. utils/run adds the keys of the run, and writes the file. When a run is resumed,
+main_train_vrt.py passes the content of the file to `init_train`.
 
     netG          the trained network
     netE          the averaged network: its weights are a moving average of the weights of netG

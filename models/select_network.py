@@ -44,8 +44,8 @@ def define_G(
 ) -> torch.nn.Module:
     """Build the network of opt.netG with initial weights.
 
-    opt: the options. In notebooks also a dict {"netG": {...}}, of which only netG is read. (KAIR,
-        the project in which VRT was published, gives its options as such a dict.)
+    opt: the options. A notebook may pass a dict {"netG": {...}}, and only its key "netG" is read.
+        (KAIR, the project in which VRT was published, has its options in such a dict.)
     spike_channels: number of spike channels per frame of the batches. With None the number comes
         from the datasets in `opt`, and is 0 if `opt` is a dict.
 
@@ -61,7 +61,7 @@ def define_G(
     if spike_channels is None:
         spike_channels = default_channels
     net = NETWORKS.build(section, "netG", spike_channels=spike_channels)
-    # A network may have messages for the log, such as which of its weights start at zero.
+    # A network may have messages for the log, e.g. that its optical flow starts at zero.
     for note in getattr(net, "notes", ()):
         logger.info("%s", note)
     return net

@@ -146,7 +146,7 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
 
     Callers use the returned tensor in place of `spike`, because its type says that it is not None.
 
-    rgb: the frames (B, T, 3, H, W). spike: must be (B, T, channels, H, W).
+    rgb: the frames (B, T, 3, H, W). spike: the spike channels, (B, T, channels, H, W).
     """
     clips, frames, _, height, width = rgb.shape
     expected_shape = (clips, frames, channels, height, width)

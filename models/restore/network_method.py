@@ -181,8 +181,9 @@ def _tiling(
     * A network that interpolates new frames always gets tiles of the number of frames that it takes
       at once.
 
-    tile_options: keys and values of the section `val`; they are changed in place. flags: the flags
-    of the command line. fields: fields of `Tiling` that `val` does not have, e.g. blend="smooth".
+    tile_options: keys and values of the section `val`. This dict is changed in place.
+    flags: the flags of the command line.
+    fields: fields of `Tiling` that `val` does not have, e.g. blend="smooth".
     """
     if isinstance(flags.tile, tuple):
         frames, side = flags.tile

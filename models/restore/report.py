@@ -133,7 +133,7 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
     if metric.more:
         protocol["further metrics"] = metrics_in_words(metric.more)
     protocol["device"] = devices.name(utils_dist.get_device())
-    # A clip that was cut between ranks has no pace. Its entry is None.
+    # The pace of a clip is None if the clip was cut between ranks (`finish` in run_job.py).
     paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
     if paces:
         protocol["speed"] = f"{np.mean(paces):.3f} s/frame per process"

@@ -16,9 +16,9 @@ block `all_ranks_or_none` ends all ranks. At the end of the block the ranks wait
 `watchdog.phase` names what the process does now, for the report if it hangs.
 
 What must stay: a second run computes no finished frame again
-(test_a_second_run_writes_no_finished_file_again), and the keys of the settings, by which a
-continued test knows its own results (test_results_of_other_settings_are_not_taken_over). Free to
-change: which rank takes which piece.
+(test_a_second_run_writes_no_finished_file_again). The keys of `_settings_of` must stay, too,
+because a test is continued only if its settings are equal
+(test_results_of_other_settings_are_not_taken_over). Free to change: which rank takes which piece.
 
 Tests: tests/stories/test_main_test.py, tests/parts/utils/test_output_folder.py
 """
@@ -62,9 +62,8 @@ def restore_clips(job: Job) -> None:
                 do="leave out slowmotion",
             )
         # The object that restores frames. E.g. `NetworkMethod.restorer` (network_method.py) builds
-        # the network with its weights, and returns a `Restorer` (tiles/restorer.py) of the network,
-        # the tiles and the dtype. The flags say which tiles and dtype. Without flags for the tiles,
-        # network_method.py has chosen them when the job was made.
+        # the network with its weights, and returns a `Restorer` (tiles/restorer.py), which has the
+        # network, the tiles and the dtype.
         restorer = job.method.restorer(device)
         # A function (restored frame, sharp frame) -> {"lpips": 0.12}, or None without --lpips.
         more_scores = Lpips(job.lpips).to(device).score if job.lpips else None

@@ -24,7 +24,7 @@ from models.vrt.forms import in_cpu_form
 def align_clip(
     module: DeformAlign, x: Tensor, backward: list[Tensor], forward: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Align to every frame its later neighbours, and its earlier neighbours.
+    """Align the later and the earlier neighbours of each frame to the frame.
 
     x: (B, N, C, H, W). backward, forward: flows of the distances 1, 2, ... (flow.FlowsOfLevel).
     A backward flow warps a later frame to an earlier frame. A forward flow warps an earlier frame

@@ -5,7 +5,7 @@ What must stay, and which test notices (in tests/parts/models):
     the names of layers within the results,
     which are names in the released weights     test_network_vrt.py, test_released.py
     the order in which layers are built, which
-    decides their random initial weights        test_exact_step.py, which has the numbers of a step
+    decides their random initial weights        test_exact_step.py, which has stored results
 
 Free to change: what the released weights do not fix. Build a new layer after all other layers, so
 that their initial weights stay the same.

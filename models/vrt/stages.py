@@ -13,7 +13,7 @@ What must stay, and which test notices (in tests/parts/models):
 
     module attributes, which name the released weights  test_vrt_modules.py loads such names
     the order in which layers are built, which decides
-    their random initial weights                        test_exact_step.py has the numbers of a step
+    their random initial weights                        test_exact_step.py has stored results
     the order of channels in a folded patch             test_network_vrt.py
 
 Free to change: how blocks are called, e.g. with other options.

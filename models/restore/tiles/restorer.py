@@ -97,7 +97,7 @@ class Restorer:
 
         reader: the clip. For a network that interpolates, a clip with gaps (gaps.py), whose given
         frames come back unchanged.
-        tick: is called with the number of wanted frames that were restored since its last call.
+        tick: function that gets the number of wanted frames that were restored since its last call.
         """
         if self.tiling.spec.interpolates:
             clip_with_gaps = cast(ClipWithGaps, reader)

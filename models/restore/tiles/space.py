@@ -62,7 +62,8 @@ def restore_space(
     """Restore one tile in time, tile by tile in space: (B, n, C', sH, sW) on the CPU.
 
     inputs: the n frames lq (B, n, C, H, W), and with spikes their channels (B, n, S, H, W).
-    tick: called after each batch of tiles, with the share of the tiles that the batch had, 0 to 1.
+    tick: function that is called after each batch of tiles. It gets the share of all tiles that the
+        batch had, 0 to 1.
     """
     height, width = inputs[0].shape[-2:]
     scale = tiling.spec.scale

@@ -60,7 +60,7 @@ def stream_clip(
     net: takes the tensors that `read` returns, and returns (B, n, C', sH, sW).
     read: reads moments of the clip. A moment is (index of a frame, whether time runs backwards).
     num_frames: number of frames of the clip. wanted: indices of the frames to yield.
-    tick: is called with the share of the work, 0 to 1, that was done since its last call.
+    tick: function that gets the share of the work, 0 to 1, that was done since its last call.
     """
     moments = [(index, False) for index in range(num_frames)]
     # Repeat the last frame: e.g. 7 frames become 8, because a training with the option pad_sequence
@@ -175,7 +175,7 @@ class _WeightedSum(NamedTuple):
 def _add_frames(pending: deque[_WeightedSum], clip: Tensor, weights: Sequence[float]) -> None:
     """Add the frames of a restored tile to the sums `pending`, which is changed in place.
 
-    pending: its first sum belongs to the first frame of the tile.
+    pending: one sum for each frame. The first sum belongs to the first frame of the tile.
     clip: the tile (B, n, C', sH, sW). weights: weight of each of its n frames.
     """
     for frame_index, weight in enumerate(weights):

@@ -133,9 +133,9 @@ class GpuAttention(torch.autograd.Function):
 def _with_even_rows(grad: Tensor) -> Tensor:
     """Return the gradient (windows, tokens, channels) with its rows at equal distances in memory.
 
-    A row is the channels of a token. The kernels need the channels of a row side by side, and the
-    same distance from each row to the next row, also from one window to the next window. Only a
-    gradient with another layout is copied.
+    A row is the channels of a token. The kernels need the channels of a row side by side. The
+    distance from each row to the next row must be the same, also from the last row of a window to
+    the first row of the next window. Only a gradient with another layout is copied.
     """
     is_even = grad.stride(0) == grad.shape[1] * grad.stride(1)
     if grad.stride(2) == 1 and is_even:

@@ -13,8 +13,7 @@ What must stay, and which test notices (in tests/parts/models):
 
     attributes, which are names in the released weights  test_vrt_modules.py loads such names
     the order in which layers are built, which decides
-    their random initial weights                         test_exact_step.py has the numbers of a
-                                                         step
+    their random initial weights                         test_exact_step.py has stored results
 
 Free to change: what `compute` computes, in all forms at once. But then the layer is no longer the
 published layer.

@@ -8,9 +8,11 @@ A kernel is a function in Triton's language, which looks like Python. Words of T
     pointer    the address of a number in memory. `qkv + 5` is the address of the sixth number
 
 Capital letters are sizes that Triton compiles into a kernel (`tl.constexpr`): T tokens of a window,
-HEADS heads, HD channels of a head, and PAD, which is HD padded to a power of two with zeros,
-because Triton requires such sizes. MUTUAL says whether a "window" is one frame of a pair of frames,
-and the queries come from the other frame of the pair. n is the number of windows.
+HEADS heads, HD channels of a head, and PAD channels of a head with padding. PAD is a power of two,
+because Triton requires such sizes, e.g. 32 for HD = 20. n is the number of windows.
+
+MUTUAL says whether the attention is mutual. Then a "window" is one frame of a pair of frames, and
+its queries come from the other frame of the pair.
 
 A row is the channels of all heads of one token. qkv is (n, T, 3, HEADS, HD), so its rows lie
 3 HEADS HD numbers apart. E.g. 6 heads of 20 channels:
