@@ -8,8 +8,8 @@ Both are collective: every rank calls them, in the same order.
 If another rank has failed, `PeerFailed` ends this rank, and utils/dist/failure.py reports nothing
 for it.
 
-What must stay: every rank arrives exactly once in each round, also a rank that failed; and all
-ranks end with one exit code.
+What must stay: every rank arrives exactly once in each round (utils/dist/round.py), also a rank
+that failed. All ranks end with one exit code.
 
 Tests: test_an_error_ends_all_ranks_with_one_message_and_one_code (tests/dist/test_dist.py),
 tests/faults/test_startup.py.
@@ -65,8 +65,8 @@ class PeerFailed(BaseException):
         self.exit_code = exit_code  # the exit code of the lowest rank that has failed
 
 
-# Seconds that a rank waits for lower ranks that may have failed at the same time, see
-# `all_ranks_or_none`. If a lower rank fails later than this, a higher rank has already reported.
+# Seconds that a failed rank waits for lower ranks, which may have failed at the same time
+# (`all_ranks_or_none`). If a lower rank fails later than this, the higher rank reports.
 WAIT_FOR_LOWER_RANKS_S = 5.0
 
 
@@ -91,8 +91,9 @@ def all_ranks_or_none() -> Generator[None]:
     except Exception as e:
         code = getattr(e, "exit_code", 1)
         meeting.arrive(code)
-        # A lower rank may have failed as well, and then the lower rank reports. So wait a while
-        # until all ranks have arrived. Rank 0 has no lower rank, so it need not wait.
+        # A lower rank may have failed as well, and then the lower rank reports. So wait until all
+        # ranks have arrived, but at most WAIT_FOR_LOWER_RANKS_S. Rank 0 has no lower rank, so it
+        # does not wait.
         if get_rank() > 0:
             # `wait` returns the lowest rank that failed so far, with its exit code. It may be this
             # rank itself.

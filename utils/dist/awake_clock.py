@@ -1,4 +1,4 @@
-"""`AwakeClock`, which counts only the seconds in which this process ran.
+"""Measure time with `AwakeClock`, which counts only the seconds in which this process ran.
 
 Test: test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes (tests/faults/test_stalls.py).
 """

@@ -1,4 +1,4 @@
-"""The beats of the ranks: what each rank writes into the store, and what it reads of the others.
+"""Write the beats of this rank into the store of the run, and read the beats of other ranks.
 
 A *beat* is a record that a rank writes into the key-value store of the run, every half second:
 
@@ -93,10 +93,10 @@ class Beats:
             # `multi_get` in `read` waits for a key that does not exist, so create the key with an
             # empty value. If a rank has already written a failure, compare_set leaves it.
             store.compare_set(FAILURE, "", "")
-            # The store also has a list of the ranks of each host: the key on/<machine> is the
-            # length of the list, and on/<machine>/0, on/<machine>/1, ... are its ranks. `add`
-            # returns the new length. The index of this rank in the list follows from the order of
-            # arrival.
+            # The store also has a list of the ranks of each host. The key on/<machine> is the
+            # length of the list, and on/<machine>/0, on/<machine>/1, ... are its ranks, in the
+            # order in which they arrive. `add` returns the new length, so this rank has the index
+            # "length - 1".
             self.index_on_host = store.add(f"on/{self.machine}", 1) - 1
             store.set(f"on/{self.machine}/{self.index_on_host}", str(rank))
 
@@ -202,7 +202,7 @@ def claim_failure(store: Store, failure: Failure, world_size: int) -> Failure:
 
 
 def is_gone(state: State) -> bool:
-    """Return whether the process of a rank is gone. Always False for a rank of another host.
+    """Return whether the process of a rank is gone. For a rank of another host, return False.
 
     state: the last beat of the rank.
     """

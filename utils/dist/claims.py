@@ -1,10 +1,11 @@
-"""Choose, among the ranks of a host that fail alike, the rank that reports the error.
+"""Choose the rank that reports an error, if several ranks of a host fail with the same error.
 
-Each of these ranks claims a name, e.g. the text of the error. Only the first rank gets it, and
-reports (`first_to_claim`). The claim ends with its process. So the first rank waits until the
-others have asked and ended (`outlast_siblings`); else a later one would report again.
+Each of these ranks claims a name, e.g. the text of the error. Only the first rank gets the name,
+and reports (`first_to_claim`). The claim ends with its process. So the first rank waits until the
+others have asked and ended (`outlast_siblings`). Otherwise a later rank would get the name, and
+report again.
 
-What must stay: a claim of another user silences no report; and this module imports no installed
+What must stay: a claim of another user prevents no report. This module imports no installed
 package, because the guard (utils/dist/guard.py) uses it. Free to change: CLAIM_S.
 
 Tests: tests/dist/test_trust.py, tests/faults/test_startup.py
@@ -45,7 +46,7 @@ def first_to_claim(name: str) -> bool:
         claim.listen()  # `_is_ours` of the other ranks connects to it
     except OSError as e:
         if e.errno == errno.EADDRINUSE:
-            # Another process has this name. If another user owns it, it silences no report.
+            # Another process has this name. If the process belongs to another user, report anyway.
             return not _is_ours(address)
         # If this system allows no claims, every rank reports: too many reports are better than
         # none.

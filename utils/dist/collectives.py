@@ -5,18 +5,18 @@ order. If a rank leaves a call out, the other ranks wait for it, until the watch
 a single process each function returns at once. The result is its own object, or a list with only
 this object.
 
-Objects travel as bytes (utils/dist/message.py). A rank sends their number first, so that the
-receiver can make a tensor for them, and then the bytes. The receiver checks the number before it
-asks for memory.
+Objects are sent as bytes (utils/dist/message.py). A rank first sends the number of bytes, so that
+the receiver can make a tensor of this size, and then the bytes. The receiver checks the number
+before it takes the memory.
 
 Each function tells the watchdog the name of its collective: `watchdog.collective("barrier")`. The
 watchdog counts the collectives that a rank has entered. If the run hangs, the ranks wait for the
 rank with the smallest count.
 
-What must stay: the order and the number of the exchanges within a function, which are equal on all
-ranks, even on a rank that has nothing to send.
+What must stay: within a function, all ranks make the same exchanges in the same order, even a rank
+that has nothing to send.
 
-Tests: tests/dist/test_dist.py, test_collectives_give_the_same_on_every_rank above all.
+Tests: tests/dist/test_dist.py, mainly test_collectives_give_the_same_on_every_rank.
 """
 
 from collections.abc import Callable

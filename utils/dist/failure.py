@@ -1,8 +1,8 @@
 """Report the error that ends a run once, and find the exit code with which every rank ends.
 
-If one rank fails, the others soon fail as well, because the connections to it break. A user should
-read the first error, and not one error of each rank. So the ranks agree through the store who
-reports: the first rank that writes its failure there.
+If one rank fails, the other ranks soon fail as well, because their connections to this rank break.
+A user should read the first error, and not one error of each rank. So the ranks agree through the
+store which rank reports: the first rank that writes its failure there.
 
     report_error          what happens to every error: who reports, and the exit code
     _ending_with_store    the agreement, as a table of four rows
@@ -93,8 +93,8 @@ def _is_reporter_without_store(error: BaseException) -> bool:
     """
     if process_count(os.environ) == 1:
         return True
-    # The same error on two ranks differs in the number of the rank, e.g. "rank 3 of 8 on host a".
-    # So leave the number out.
+    # The text of one error differs between ranks in the number of the rank, e.g. "rank 3 of 8 on
+    # host a". So leave the number out.
     where_without_rank = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))
     what = getattr(error, "what", error)
     launcher_pid = os.getppid()
@@ -102,8 +102,9 @@ def _is_reporter_without_store(error: BaseException) -> bool:
     return first_to_claim(f"{what} {where_without_rank} {launcher_pid}")
 
 
-# Seconds that a rank waits if a watchdog reports the failure. The watchdog of this rank ends the
-# rank within EXIT_S (leave.py), 8 s. So the wait is longer, and the watchdog always comes first.
+# Seconds that the main thread of a rank waits if a watchdog reports the failure. The watchdog of
+# this rank ends the rank within EXIT_S (leave.py), 8 s. The wait is longer, so that the watchdog
+# always comes first.
 WAIT_FOR_WATCHDOG_S = 10.0
 
 

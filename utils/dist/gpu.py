@@ -1,8 +1,8 @@
-"""Choice and checks of GPUs of NVIDIA (CUDA) and of AMD, which torch also calls "cuda".
+"""Choose and check GPUs of NVIDIA (CUDA) and of AMD, which torch also calls "cuda".
 
 * `choose_gpus` decides which GPUs a process sees, before CUDA starts.
-* `require_usable_gpus`, `require_kernels` and `claim` raise errors at the start. Without them,
-  errors of torch and NCCL would come later and say less.
+* `require_usable_gpus`, `require_kernels` and `claim` raise errors at the start. Without these
+  functions, errors of torch and NCCL would come later, and would not name the cause.
 * `usage` tells how busy a GPU is.
 
 Functions that serve every kind of accelerator are in `utils.device`.
@@ -67,7 +67,7 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     if is_single and ids_of_environment is None:
         os.environ[variable] = ids_of_option
 
-    # Count the GPUs only now, with the variable set.
+    # Count the GPUs only now, because the variable that was set above hides some of them.
     count = devices.count()
     if not gpu_ids or count == 0:
         return
@@ -95,8 +95,8 @@ def _note_for_ranks(gpu_ids: list[int], count: int, variable: str) -> str:
     count: number of GPUs that this process sees.
     variable: name of the environment variable that chooses GPUs, for the advice.
     """
-    # A launcher other than torchrun may not tell the number of ranks on this host. Then the number
-    # of all ranks is taken.
+    # torchrun tells the number of ranks on this host. Other launchers may not: then take the number
+    # of all ranks.
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE") or RUN.launch.world_size)
     used_gpus = list(range(min(count, ranks_here)))
     if gpu_ids[:count] == used_gpus:
@@ -185,7 +185,7 @@ def require_kernels(device: torch.device) -> None:
         return
     capability = torch.cuda.get_device_capability(device)  # e.g. (8, 0)
     built_for = torch.cuda.get_arch_list()
-    # E.g. "install torch for CUDA 12.8 or later, its newest version", or "" if this torch fits.
+    # E.g. "install torch for CUDA 12.8 or later, its newest version". "" if this torch fits.
     advice = torch_to_install(capability, built_for)
     if not advice:
         return

@@ -6,7 +6,7 @@
 When `init_dist` begins, the ranks have met in the store (utils/dist/rendezvous.py).
 
 What must stay: the variables of torchrun in the environment, because libraries and scripts of users
-read them; and the order of the requests to the store, which is equal on all ranks.
+read them. The order of the requests to the store must stay equal on all ranks.
 
 Tests: tests/dist/test_dist.py, tests/parts/utils/test_gpu.py, tests/stories/test_launch.py
 (test_a_process_group_that_is_there_already_is_used_then_left).
@@ -52,8 +52,8 @@ def init_dist(timeout_s: float = 1800) -> None:
         gpu.claim(RUN.store, launch.rank, gpu.identity(device))
 
     _set_launch_variables(launch)
-    # NCCL exchanges its ids through the store, and slow ranks may come late. The time-out that the
-    # store has had so far, 10 s, would be too short.
+    # NCCL exchanges its ids through the store, and slow ranks may come late. The present time-out
+    # of the store, 10 s, would be too short.
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
     if not dist.is_initialized():
         dist.init_process_group(
@@ -99,10 +99,10 @@ def _print_setup(launch: LaunchInfo) -> None:
 
 
 def launch_of_group(launch: LaunchInfo) -> LaunchInfo:
-    """Return the launch of a process group that another library has made before. Collective.
+    """Return the launch for a process group that another library has made before. Collective.
 
-    Rank and world size come from the process group, the port from rank 0. Local rank and all
-    fields that are not named below stay as in `launch`. Test:
+    The result has rank and world size of the process group, and a port that rank 0 chooses. Local
+    rank and time limits stay as in `launch`. Test:
     test_a_process_group_that_is_there_already_is_used_then_left.
 
     launch: what the environment says of this process.
@@ -110,7 +110,8 @@ def launch_of_group(launch: LaunchInfo) -> LaunchInfo:
     world_size = dist.get_world_size()
     if world_size == 1:
         return launch  # a single process needs no store
-    # A process group of gloo takes CPU tensors only.
+    # The process group may not accept tensors on the device of this rank: gloo takes only tensors
+    # on the CPU.
     own_device = get_device()
     takes_own_device = dist.get_backend() == devices.backend(own_device)
     device = torch.device(own_device.type if takes_own_device else "cpu")

@@ -1,9 +1,9 @@
-"""The guard of a rank: a small process beside the rank, which ends the rank if it hangs.
+"""Run the guard of a rank: a small process beside the rank, which ends the rank if it hangs.
 
 If C code holds Python's lock (the GIL), no thread of the rank runs, so its own watchdog cannot end
-the rank. So the rank sends a heartbeat to another process, the guard, which ends the rank if the
-heartbeat stays away. Other ranks that still run report the hang. If no other rank runs, e.g.
-because all ranks hang in the same C code, the guard reports it.
+the rank. So the rank sends heartbeats to another process, the guard. If no heartbeat comes for some
+time, the guard ends the rank. Other ranks that still run report the hang. If no other rank runs,
+e.g. because all ranks hang in the same C code, the guard reports the hang.
 
 The timer of faulthandler could end a rank, too. But this timer also counts the time in which the
 process is suspended, and it reports only "Timeout (0:00:10)!".
@@ -68,9 +68,9 @@ def start_guard(
     # -S starts Python without installed packages, which the guard does not need.
     command = [sys.executable, "-S", "-m", "utils.dist.guard", arguments]
     root = Path(__file__).resolve().parents[2]
-    # Within `signals_held`, the signals GROUP_SIGNALS (process.py) are held back. The guard
-    # inherits this state and keeps it. So a signal to all processes of the rank does not end the
-    # guard before the rank.
+    # Within `signals_held`, the signals GROUP_SIGNALS (process.py), e.g. SIGTERM, are held back.
+    # The guard is started here, so they are held back in the guard as long as it lives. So a signal
+    # to all processes of the rank does not end the guard before the rank.
     with suppress(OSError), signals_held():
         guard_process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, bufsize=0)
         if guard_process.stdin is not None:
@@ -153,7 +153,7 @@ def _wait_for_silence(pid: int, limit_s: float) -> float | None:
 
     pid: process id of the rank, which is the parent of this process
     """
-    # With at most a third of the limit, one late turn of the loop does not end a rank.
+    # With a slice of at most a third of the limit, one late turn of the loop does not end a rank.
     clock = AwakeClock(slice_s=min(1.0, limit_s / 3))
     heard_at = 0.0  # time of the last heartbeat, on `clock`
     while True:

@@ -1,4 +1,4 @@
-"""The table of MPI launchers and cloud platforms: in which variables each describes a process.
+"""List the environment variables by which MPI launchers and cloud platforms describe a process.
 
 A platform starts either one process for each rank, or one process for each node (host). A row is a
 `PerProcess`, a `PerNode` or an `Unplaced`; the fields are the columns, and each cell reads a value

@@ -1,4 +1,4 @@
-"""The environment variables of MPI launchers and cloud platforms, translated to torchrun's names.
+"""Translate the environment variables of MPI launchers and cloud platforms to torchrun's names.
 
 Each platform describes a process in environment variables, and each has its own names for them.
 `with_standard_names` looks up the platform in a table (utils/dist/launcher_table.py), and adds

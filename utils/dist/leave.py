@@ -1,7 +1,7 @@
 """End this process after a failure, and write its last words, without waiting for a terminal.
 
 `leave` ends a rank by os._exit. Python's own shutdown could wait forever, e.g. for a process group
-whose other ranks are gone. Who calls it, and what the caller has done before:
+whose other ranks are gone. These functions call `leave`, in the situations on the right:
 
     _end_after_error in utils_dist.py    main thread: it has reported its error, or another rank has
     closed_after_report in failure.py    timer: the error is reported, but closing a resource hangs
@@ -48,7 +48,8 @@ REPORTED = "reported"
 REPORT_WAIT_S = 5.0
 # Seconds that a rank that hosts the store waits for the other ranks (`_sign_off`).
 SIGN_OFF_WAIT_S = 3.0
-# Both waits together, 8 s: the time from the moment at which a rank knows of a failure to its end.
+# Both waits together, 8 s: the longest time between the moment at which a rank learns of a failure
+# and the end of this rank.
 EXIT_S = REPORT_WAIT_S + SIGN_OFF_WAIT_S
 
 
@@ -67,9 +68,9 @@ def write_to_log_and_stderr(text: str) -> None:
 
     The log file comes first, because a paused terminal takes no output.
     """
-    # An argument of the command line may have a byte that is not UTF-8. Python reads such a byte as
-    # a character that cannot be written to a file. So write this character as its number, e.g. as
-    # the six letters \udce4.
+    # The text may quote an argument of the command line with a byte that is not UTF-8. Python reads
+    # such a byte as a character that cannot be written to a file. So write this character as its
+    # number, e.g. as the six letters \udce4.
     text = text.encode(errors="backslashreplace").decode()
     # A traceback may quote an option. The log hides secrets by itself.
     text = without_secrets(text)
@@ -120,8 +121,8 @@ def write_to_log_file(text: str) -> None:
 def log_file() -> str | None:
     """Return the path of the log file of this rank, or None if it has none.
 
-    The guard appends lines of plain text to it. So it is the file of lines, whose name ends with
-    ".log", and not the file of warnings, which is JSON.
+    The guard appends lines of plain text to this file. So the result is train.log, and not
+    warnings.jsonl, which is JSON.
     """
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler) and handler.baseFilename.endswith(".log"):
@@ -158,8 +159,8 @@ def leave(code: int, store: Store | None) -> NoReturn:
         process.write_exit_file(code)
         if store is not None:
             _sign_off(store)
-        # The guard ends a rank that sends no heartbeat. If the watchdog thread runs this function,
-        # it sends none any more.
+        # The guard ends a rank that sends no heartbeat. The watchdog thread sends the heartbeats.
+        # If it runs this function, it sends no more of them.
         if RUN.watchdog is not None and RUN.watchdog.guard is not None:
             RUN.watchdog.guard.kill()
         # If this rank was chosen to report for all ranks of its host, it waits until they have
@@ -185,8 +186,9 @@ def _sign_off(store: Store) -> None:
     The keys: left/<rank> of each rank that has signed off, and `left`, the number of these ranks.
 
     If rank 0 has opened the store, the store ends with rank 0. If an agent of torchrun has opened
-    it, the agent ends when a rank fails, so the store may end with any rank. Such a rank waits
-    until every other rank has signed off or its process is gone, but SIGN_OFF_WAIT_S at most.
+    it, the agent ends when a rank fails, so the store may end with any rank. A rank with which the
+    store may end waits until each other rank has signed off or has no process any more, but at most
+    SIGN_OFF_WAIT_S.
     """
     store.set(f"left/{RUN.launch.rank}", "1")
     signed_off = store.add("left", 1)  # number of ranks that have signed off

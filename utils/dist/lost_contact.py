@@ -1,9 +1,9 @@
 """Tell whether another rank caused an error, and name the ranks that may be the cause.
 
 A connection breaks on this rank if the rank at its other end (the peer) is gone or does not answer.
-The error says so in the words of torch, which name no rank. So this module compares the beats of
-all ranks: each rank writes its state into the store every half second, with a growing number and
-with the count of the collectives that it has entered.
+The error comes from torch, and its text names no rank. So this module compares the beats of all
+ranks: each rank writes its state into the store every half second, with a growing number and with
+the number of collectives that it has entered.
 
 What must stay: every rank that lost a contact comes to `_suspects`, which counts them in the store.
 Free to change: the waits, and the pattern of texts, if a new version of torch has other words.
@@ -62,8 +62,8 @@ def lost_contact_error(error: BaseException) -> StallError:
 
 
 # Seconds that a rank with a broken connection waits for the report of the rank that failed first. A
-# longer wait delays the end of the run. A shorter wait could name this rank's lost connection, and
-# not the error that caused it.
+# longer wait delays the end of the run. With a shorter wait, this rank could report its lost
+# connection before the other rank reports the error that caused it.
 WAIT_FOR_REPORT_S = 3.0
 
 

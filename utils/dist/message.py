@@ -1,9 +1,9 @@
-"""Messages between ranks as bytes: plain values, arrays and tensors.
+"""Write and read messages between ranks as bytes: plain values, arrays and tensors.
 
 torch's own functions for this (`all_gather_object` and others) send pickles. Loading a pickle runs
-code that its sender chose, and whoever reaches the ports of a run may be the sender. A message of
-this module is a text in JSON and the bytes of arrays, so reading a message runs no code. E.g. for
-{"loss": 0.5, "image": tensor}:
+code that its sender has chosen, and anybody who reaches the ports of a run may be the sender. A
+message of this module is a text in JSON and the bytes of arrays, so reading a message runs no code.
+E.g. for {"loss": 0.5, "image": tensor}:
 
     8 bytes   length of the text: 63
     63 bytes  ["dict", ["loss", 0.5], ["image", ["tensor", "uint8", [2, 3]]]]
@@ -38,7 +38,7 @@ HEAD = 8
 # a validation, have some MB.
 LARGEST = 2**32
 
-# What `unpack` meets if `pack` has not made a message.
+# The errors that Python, NumPy and torch raise in `unpack` for bytes that `pack` has not made.
 ERRORS_OF_OTHER_MESSAGES = (
     ValueError,  # the text is not JSON, or an array has more bytes than the message
     TypeError,  # ["array", "no type", [2]]: NumPy knows no such type
@@ -119,9 +119,9 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
 def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
     """Return the value that an outline describes, and the position at which its bytes end.
 
-    The bytes of all arrays follow one another. So the position at which the bytes of one
-    value end is the `begin` of the next value. E.g. a list of two arrays of 6 bytes each, after a
-    text that ends at 71: the first array has the bytes 71 to 76. So `_value` returns 77 for it, and
+    The bytes of all arrays follow one another. So the position after the bytes of one value is the
+    `begin` of the next value. E.g. the message has a list of two arrays of 6 bytes each, after a
+    text that ends at 71. The first array has the bytes 71 to 76, so `_value` returns 77 for it, and
     77 is `begin` of the second array.
 
     outline: an outline that `_outline` made, or any other JSON value, because the sender may be
@@ -209,7 +209,7 @@ def _bytes_of(dtype: torch.dtype, shape: list[int]) -> int:
 
 
 def refuse_size(size: int, sender: int) -> None:
-    """Raise DistError if a message of `size` bytes is too large to be one of this program's."""
+    """Raise DistError if no message of this program has `size` bytes: too few or too many."""
     if not HEAD <= size <= LARGEST:
         raise _not_a_message(sender)
 

@@ -51,8 +51,8 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
 
     Raises one DistError that lists every variable that is missing, not a number, or out of range.
     """
-    # Take torchrun's own variable if it is set, else the platform's: NODE_NAMES is the table of the
-    # two names, e.g. "PET_NNODES": "WORLD_SIZE".
+    # Take torchrun's own variable if it is set, else the variable of the platform. NODE_NAMES has
+    # both names, e.g. "PET_NNODES": "WORLD_SIZE".
     name_of = {}  # torchrun's name of a variable -> the name that this environment uses
     values = {}  # torchrun's name of a variable -> its value
     for torchruns_name, other_name in NODE_NAMES.items():

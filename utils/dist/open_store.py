@@ -1,7 +1,7 @@
 """Open the key-value store of a run on rank 0, and connect to it on the other ranks.
 
-The store is a server within a process, mostly rank 0. All ranks connect to it, and exchange short
-texts under keys.
+The store is a server in the process of rank 0, or in torchrun. All ranks connect to it, and
+exchange short texts under keys.
 
 torch itself waits forever if another program listens on the port, and it says only "timed out" if
 the name of a host has no address. So `open_store` checks each step, and says which step failed:

@@ -1,4 +1,4 @@
-"""The launch of this process, as the environment describes it: its rank, and where all ranks meet.
+"""Read the launch of this process from the environment: its rank, and where all ranks meet.
 
 `read_launch` reads the number of this rank, the number of all ranks, and the host of rank 0. It
 understands the variables of SLURM (of tasks that srun starts) and the variables of torchrun, which
@@ -6,8 +6,9 @@ many platforms and users set too:
 
     WORLD_SIZE=8 RANK=3 LOCAL_RANK=3 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
 
-`utils_dist.ranks` calls it. Before, utils/dist/launchers.py has added these names to an environment
-that has other names, and utils/dist/node_launch.py has looked whether this process is a whole node.
+`utils_dist.ranks` calls `read_launch`. Before this call, utils/dist/launchers.py has added these
+names to an environment with other names, and utils/dist/node_launch.py has found out whether this
+process stands for a whole node.
 
 A wrong variable is not an error at once: it adds a text to the list `faults`, and one error lists
 all of them (utils/dist/launch_variables.py).

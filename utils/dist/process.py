@@ -1,10 +1,10 @@
-"""Functions on the processes of this host: which there are, their signals, and their end.
+"""Find processes of this host, hold back signals, and end processes.
 
 * `process_state`, `process_parent`, `descendants_of` and `machine` tell which processes there are.
   They read /proc, the folder in which Linux shows its processes.
 * `main_thread_writes` tells whether the main thread waits for a terminal.
-* `signals_held` and `leave_signals_to_parent` keep signals away from loader processes (the
-  processes of a DataLoader, which read samples).
+* `signals_held` and `leave_signals_to_parent` protect loader processes (the processes of a
+  DataLoader, which read samples) from signals to all processes of a rank.
 * `kill_trees`, `end` and `die_with_parent` end processes; `write_exit_file` tells the exit code to
   scripts/torchrun_quiet.py, if that program has started torchrun.
 
@@ -65,8 +65,8 @@ def process_state(pid: int) -> str | None:
     Returns None if there is no such process. On a system without /proc, each living process is "R".
     """
     try:
-        # open() takes half the time of Path.read_text. The watchdog, which finds hanging ranks,
-        # calls this function again and again.
+        # The watchdog calls this function twice a second, so use open(), which takes half the time
+        # of Path.read_text.
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
         # E.g. "4711 (python (3)) S 1 ...": the letter follows the last bracket.
@@ -108,7 +108,7 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def open_closed_streams() -> None:
-    """If the shell has closed stdout or stderr (`>&-`), drop what is written there from now on.
+    """If the shell has closed stdout or stderr (`>&-`), replace it by a file that drops all text.
 
     Without this, the first written line would raise an error and end the program.
     """
@@ -160,8 +160,10 @@ GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 def signals_held() -> Generator[None]:
     """Hold back GROUP_SIGNALS (SIGINT, SIGTERM, ...) until the end of the block. They arrive then.
 
-    Fork a loader process within this block: it inherits the hold. So no signal can end it before
-    it has its own handlers, which `leave_signals_to_parent` installs and which end the hold.
+    Fork a loader process within this block. The loader process inherits the signal mask of its
+    parent, so the signals are held back there, too. `leave_signals_to_parent` installs the handlers
+    of the loader process, and then lets the signals arrive. So no signal ends the loader process
+    before it has handlers.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:

@@ -1,10 +1,10 @@
 """Let all ranks meet in the store of the run, and name the ranks that are missing.
 
-utils/dist/open_store.py has opened the store. Each rank notes in it that it has arrived, and waits
-until all ranks have. The keys of the meeting, in a run of 4 ranks:
+utils/dist/open_store.py has opened the store. Each rank notes in the store that it has arrived, and
+waits until all ranks have arrived. The keys of the meeting, in a run of 4 ranks:
 
     arrived/0 ... arrived/3   1 each; 2 if two processes have the same RANK
-    arrived                   4, the number of ranks that have arrived; the last one then sets `met`
+    arrived                   4, the number of ranks that have arrived; the last rank sets `met`
     met                       1
     joined                    4, the number of processes that have begun to arrive; a second process
                               with the same RANK counts too
@@ -108,7 +108,7 @@ def _wait_for_all(store: Store, launch: LaunchInfo) -> None:
             raise not_arrived(missing_ranks(), launch)
     else:
         # The other ranks wait 3 s longer, so that rank 0 can report first and end the run. If the
-        # run has not ended then, rank 0 is missing.
+        # run has not ended after these 3 s, rank 0 is missing.
         if not wait_for(store, MET, launch.join_s + 3):
             raise not_arrived("rank 0", launch)
 

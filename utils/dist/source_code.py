@@ -1,4 +1,4 @@
-"""A digest of the source code, by which the ranks find that their hosts have different versions.
+"""Compute a digest of the source code. The ranks compare it to find hosts with other versions.
 
 Tests: test_source_files_that_differ_between_ranks_are_refused (tests/faults/test_startup.py)
 """

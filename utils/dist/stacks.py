@@ -1,9 +1,10 @@
 """Read the stacks of a rank of this host, or end it, after checking that it is a rank of this run.
 
-A process id comes over the network and may be false. So each rank opens a memory file whose name
-tells the run and the rank (`stack_file_name`). If `stack_file_of` finds this file among the open
-files of a process, the process is a rank of this run. Without this proof, no process is asked for
-its stacks or ended (test_a_forged_beat_harms_no_file_or_process_that_it_names).
+The process id of a rank comes over the network and may be false. So each rank opens a memory file
+whose name tells the run and the rank (`stack_file_name`). If `stack_file_of` finds this file among
+the open files of a process, the process is a rank of this run. A process without this file is
+neither asked for its stacks nor ended
+(test_a_forged_beat_harms_no_file_or_process_that_it_names).
 
 The stacks go into this memory file, so nothing is left on the disk. faulthandler writes them, even
 if no thread of the rank can run Python code.
@@ -41,8 +42,8 @@ def stack_file_name(rank: int) -> str:
 def run_mark() -> str:
     """Return the end of the names of the memory files of this run, e.g. "-of-5f0c2a9be81d4477".
 
-    It is the same on all ranks of the run, and different in other runs. The job key goes in, so
-    that nobody who does not know the key can compute it.
+    The text is the same on all ranks of the run, and different in other runs. It depends on the job
+    key, so only a process with the key can compute the text.
     """
     launch = RUN.launch
     run = f"{launch.master_addr}:{launch.master_port} {launch.world_size} {launch.mode}"

@@ -1,7 +1,7 @@
-"""What this process knows of its run: `RUN`, one object for each process.
+"""Keep the state of the run in this process: `RUN`, one object for each process.
 
 RUN holds the rank of this process, the number of ranks, the store by which the ranks exchange short
-texts, and what the main thread does at present.
+texts, and the present phase of the main thread.
 
 Only `utils_dist` and the modules of utils/dist change RUN. The main thread writes the fields, while
 the threads of the watchdog and of the status file read them without a lock. So a field gets a new
@@ -36,8 +36,8 @@ class LaunchInfo:
     master_addr: str = ""
     master_port: int = 0
     # Whether torchrun's agent opens the store. Otherwise rank 0 opens the store. An agent is the
-    # parent process of the ranks of a node: it ends after these ranks, but may end before the ranks
-    # of other nodes.
+    # parent process of the ranks of a node. It ends after the ranks of its own node, but maybe
+    # before the ranks of other nodes, which then lose the store.
     is_store_of_agent: bool = False
     join_s: float = JOIN_S  # seconds that the ranks wait for one another at the start
     timeout_s: float = 0  # NCCL_TIMEOUT: time-out of a collective in seconds; 0 if it is not set
@@ -56,7 +56,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Run:
-    """What this process knows of its run."""
+    """The state of the run, as this process knows it."""
 
     # ---- The launch ----
     launch: LaunchInfo = LaunchInfo("single")

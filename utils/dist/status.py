@@ -1,13 +1,13 @@
-"""One line about every rank: in the log at the start, and in <run>/status on request.
+"""Describe every rank in one line: in the log at the start, and in <run>/status on request.
 
-A user asks with `touch <run>/status`, and then reads the file:
+A user types `touch <run>/status`, and reads the file after some seconds:
 
     rank 0 of 2 on host7, cuda:0, pid 4711; step 120, 0.4 s in phase "forward"; loss finite; ...
 
 Every half second the watchdog of each rank writes a record, its beat, into the key-value store of
 the run (utils.dist.beats). A thread of rank 0, with its own connection to the store, reads the
-beats and writes the lines into the file that was touched. The main threads do nothing for this
-answer. So it comes even if the ranks wait for one another or hang, and it slows no rank.
+beats and writes the lines into the file. The main threads do nothing for this answer. So the answer
+comes even if the ranks wait for one another or hang, and it slows no rank.
 
 Users and scripts read these lines: docs/ddp.md shows one. So a new fact goes to the end of a line,
 and no fact is removed.
@@ -108,7 +108,7 @@ def _answer(folder: Path, over: threading.Event) -> None:
             is_request = touched_at is not None and touched_at != answered_at
             if not is_request:
                 continue
-            over.wait(POLL_S)  # so that every rank writes a beat that is newer than the request
+            over.wait(POLL_S)  # until each rank has written a beat that is newer than the request
             lines = [time.strftime("%Y-%m-%d %H:%M:%S"), *_lines(store), ""]
             with suppress(DataError):  # a full disk: the next request may succeed
                 write_whole(path, "\n".join(lines).encode())

@@ -1,15 +1,15 @@
 """Stop a run on request: after its step it saves and ends, and the next start goes on from there.
 
-A cluster asks by a signal, e.g. SIGTERM before the time of a job is over; a user asks by Ctrl-C.
-The signal reaches the ranks at different moments, or it reaches only one rank. So a rank only notes
-the time of a signal (RUN.stop_requested_at). After each step all ranks vote: if any rank was asked,
-all ranks stop after this step.
+A cluster asks by a signal, e.g. SIGTERM before the time of a job is over. A user asks by Ctrl-C.
+The signal may reach the ranks at different moments, or only one rank. So a rank only notes the time
+of a signal (RUN.stop_requested_at). In each step all ranks vote: if any rank was asked to stop, all
+ranks stop after this step.
 
     stop_on     from now on, take these signals as requests
     stop_vote   ask all ranks whether one of them was asked; collective
 
-If one was asked, main_train_vrt.py calls `Run.stop_early` (utils/run/run.py). It saves the newest
-steps, and returns PREEMPTED as the exit code.
+If a rank was asked, main_train_vrt.py calls `Run.stop_early` (utils/run/run.py), which saves the
+newest steps, and returns PREEMPTED as the exit code.
 
 What must stay: the exit code PREEMPTED, and that the vote never waits for the step on a GPU.
 

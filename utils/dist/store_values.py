@@ -1,9 +1,9 @@
-"""The values that ranks write into the key-value store, and the checks when they are read.
+"""Write values into the key-value store of the run, and check the values that are read.
 
 Anybody who reaches the port of the store over the network can write into the store. So a rank
-checks type and range of each value that it reads, and opens no path that a value names. A false
-process id could let a rank stop a process of somebody else. So before a rank acts on a process, it
-proves that the process belongs to the run (`stacks.stack_file_of`).
+checks type and range of each value that it reads, and opens no path that a value names. With a
+false process id, a rank could end a process of another program. So before a rank acts on a process,
+it checks that the process belongs to the run (`stacks.stack_file_of`).
 
 The launcher may give all ranks a job key, which is a secret. Then each value begins with a proof
 (HMAC) that its writer has the key:
@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 from utils.dist.state import RUN
 from utils.errors import DistError
 
-# The number of characters after which a text from a beat is cut. Names of phases and hosts are
-# shorter, and a report must not be flooded.
+# Largest number of characters of a text from a beat. The rest is cut, so that nobody can fill a
+# report with a long text. Names of phases and hosts are shorter.
 LONGEST_TEXT = 300
 # The exit codes of a failed run. With code 0 the run would look finished.
 FAILURE_CODES = range(1, 256)
@@ -107,7 +107,7 @@ def read_state(rank: int, value: str | bytes) -> State:
         beat      number of the beat
         step      number of training steps so far
         syncs     number of collectives (e.g. sums over all ranks) that the rank has entered. The
-                  rank that has entered fewer is the one for which the others wait
+                  other ranks wait for the rank with the smallest number
         pid       process id
         age       seconds in the present phase
         budget    seconds that the phase may last, before the rank counts as stuck

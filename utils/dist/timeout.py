@@ -1,9 +1,9 @@
 """Fit the limits of the watchdog to the time-out of the process group.
 
 The watchdog and the process group both end a run that hangs. Only the watchdog can name the rank
-that stands still, and where. So the watchdog must come first: each of its limits has to be shorter
-than the time-out. But if a user sets NCCL_TIMEOUT, in seconds, this value is the time-out, and it
-may be shorter than a limit.
+that stands still, and its phase. So the watchdog must come first: each of its limits has to be
+shorter than the time-out. But if a user sets NCCL_TIMEOUT, in seconds, this value is the time-out,
+and it may be shorter than a limit.
 
 Tests: tests/faults/test_startup.py, the tests with "time_out_of_collectives" in their names.
 """
@@ -33,7 +33,7 @@ def fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     if RUN.launch.timeout_s:
         budgets = _raised_to_timeout(budgets)
 
-    # Find the limits that are not shorter than the time-out. For them, the time-out comes first.
+    # Find the limits that are not shorter than the time-out: there the time-out comes first.
     late_limits = []
     for name in ("stall_s", *SLOW_LIMIT_FACTORS):
         limit_s = budgets.limit(name)
@@ -59,8 +59,8 @@ def _raised_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     """Return the limits of the watchdog, with longer limits of the slow phases. Logs all limits.
 
     A user sets NCCL_TIMEOUT if a rank may be slow while the other ranks wait for it. So each limit
-    of a slow phase becomes at least 90 % of the time-out. A larger share would leave the watchdog
-    too little time to come first. A limit that the user has set (not None) stays. Test:
+    of a slow phase becomes at least 90 % of the time-out. With a larger share, the watchdog might
+    not come before the time-out. A limit that the user has set (not None) stays. Test:
     test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longer.
     """
     raised_limits = {}

@@ -1,4 +1,4 @@
-"""Which rank is the reason that a run has to stop: one that is dead, silent or stuck.
+"""Find the rank because of which a run has to stop: a rank that is dead, silent or stuck.
 
 A rank judges by the beats that it has read (beats.py). `Watchdog.beat_once` asks `Judge.verdict`
 after each beat. There are two cases:
@@ -10,9 +10,9 @@ after each beat. There are two cases:
 To look, a rank reads the states of all ranks in one request, which grows with the number of ranks.
 So only one rank at a time looks, and only if it has been too long in a phase itself.
 
-Seconds are measured on the AwakeClock of the rank that judges, which stands still while the process
-is suspended. So the clocks of the hosts need not agree, and a pause of the whole run makes no rank
-late. If only one rank is suspended, the others see it fall silent.
+Seconds are measured with the AwakeClock of the rank that judges. So the clocks of the hosts need
+not agree. This clock stands still while the process is suspended, so no rank is late after a pause
+of the whole run. If only one rank is suspended, it writes no beats, and the others find it SILENT.
 
 What must stay: a verdict names exactly one rank, and this rank is the cause
 (test_a_host_that_falls_silent_is_named_once, test_a_rank_that_is_waited_for_is_named_once). Free to
@@ -27,7 +27,7 @@ from torch.distributed import Store
 
 from utils.dist.beats import BEAT_S, Beats, Heard, is_gone, read_states
 
-# Store key: the rank that reads all states. Empty while no rank does.
+# Store key: number of the rank that reads all states. The value is empty if no rank does.
 LOOKING = "looking"
 # Seconds without a beat after which a rank that looks for the cause takes another rank for silent.
 # A rank that beats is heard within 2.2 s, even on a host with eight processes for each core. With a
@@ -82,9 +82,10 @@ class Judge:
             if not self._may_look(self.beats.store):
                 return None
             self.beats.states.update(read_states(self.beats.store, self.beats.world_size))
-        # If stall_s is below 6 s, e.g. 2 s in a test, QUIET_S is too long: the silent rank must be
-        # found before stall_s is over. In half of stall_s, a rank beats at least three times: with
-        # stall_s 2, `Watchdog.watch` makes it beat every third of a second, and not every BEAT_S.
+        # If stall_s is below 6 s, e.g. 2 s in a test, QUIET_S is too long, because the silent rank
+        # must be found before stall_s is over. So take half of stall_s. In this time a rank beats
+        # at least three times: e.g. with stall_s 2, `Watchdog.watch` makes it beat every third of a
+        # second.
         quiet_s = min(QUIET_S, stall_s / 2)
         return self._cause_of_wait(quiet_s)
 
@@ -99,8 +100,8 @@ class Judge:
             # A rank with a budget of 0 has no limits yet: it may still be loading libraries.
             has_limits = state["budget"] > 0
             if silent is None and stall_s is not None and has_limits:
-                # This rank reads beats every BEAT_S. So the last beat may have been written BEAT_S
-                # before it was read, and the rank is silent for up to silent_s + BEAT_S.
+                # `last.when` is the time at which this rank read the last beat. The other rank may
+                # have written it up to BEAT_S earlier, so it may be silent for silent_s + BEAT_S.
                 silent_s = now - last.when
                 if silent_s > stall_s - BEAT_S:
                     silent = Verdict(rank, "SILENT", f"no beat for {silent_s:.1f} s")
@@ -170,9 +171,9 @@ class Judge:
 
         Without rank 5, all candidates beat. Then rank 2 is STUCK.
 
-        When did a candidate beat last? Of a rank that it watches, this rank has noted when each
-        beat came (`beats.heard`). The state of another rank shows the number of its beat, and no
-        time. So this rank compares the numbers at two looks:
+        When did a candidate beat last? If this rank watches the candidate, it has noted the time of
+        the last beat (`beats.heard`). The state of any other candidate has the number of its beat,
+        but no time. So this rank compares the numbers at two looks:
 
             first look   beat 512    noted in `first_look`; nothing is known yet
             later        beat 513    another number: the candidate beats

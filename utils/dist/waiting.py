@@ -1,7 +1,7 @@
 """Wait for a key of the store, or for a call that may hang, within a time limit.
 
-torch's own waits ignore Ctrl-C, print when their time is over, or take no limit at all. Seconds in
-which the process is suspended do not count.
+torch's own waits ignore Ctrl-C, print a message when their time is over, or have no time limit.
+Here, seconds in which the process is suspended do not count.
 
 Tests: tests/faults/test_startup.py.
 """
@@ -20,9 +20,9 @@ from utils.dist.state import LaunchInfo
 
 logger = logging.getLogger(__name__)
 
-# Time limit of each check of the launch, in seconds. SPIKEVRT_JOIN_TIMEOUT counts if it is shorter.
-# Python and torch take up to 5 s to start, so a user sees a wrong launch within 15 s. A longer wait
-# (`wait_for`) logs after this time what it waits for.
+# Time limit of each check of the launch, in seconds. If SPIKEVRT_JOIN_TIMEOUT is shorter, it is the
+# limit. Python and torch take up to 5 s to start, so a user sees a wrong launch within 15 s. If a
+# wait (`wait_for`) takes longer than this time, it logs what it waits for.
 CHECK_S = 10.0
 # An `AwakeClock` counts at most this time between two calls of `now`, because in a longer time the
 # process may have been suspended. So `now` must be called at least this often.

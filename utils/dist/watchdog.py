@@ -1,15 +1,16 @@
-"""Note where the main thread of this rank is, for the watchdog, which ends a run that hangs.
+"""Note the phase of this rank's main thread, for the watchdog, which ends a run that hangs.
 
 A run of several ranks hangs if one rank stops, because the others wait for it in a collective. So
 each rank has:
 
 * The main thread, which trains. Before each part of its work it notes the name of the part, the
-  *phase*, in `RUN.place`, e.g. "forward" at step 120. The functions of this page do it.
-* The watchdog thread (watchdog_thread.py). Every half second it writes this phase into the
-  key-value store of the run (a *beat*), and reads the beats of a few other ranks (beats.py).
+  *phase*, in `RUN.place`, e.g. "forward" at step 120. To do so, it calls the functions of this
+  page.
+* The watchdog thread (watchdog_thread.py). Every half second it writes the phase into the key-value
+  store of the run (this record is a *beat*), and reads the beats of a few other ranks (beats.py).
 * A second thread, which ends the process if the watchdog thread hangs in a request to the store.
-* The guard (guard.py), a process, which ends the rank if C code holds Python's lock, so that none
-  of the three threads can run.
+* The guard (guard.py), another process. It ends the rank if C code holds Python's lock (the GIL),
+  because then none of the three threads can run.
 
 The watchdogs end all ranks within seconds if a rank is
 
@@ -18,8 +19,8 @@ The watchdogs end all ranks within seconds if a rank is
     DEAD     its process is gone
     failed   the rank raised an error, which utils/dist/failure.py reports
 
-A main thread that waits for a paused terminal (Ctrl-S, a selection, `less`) is not STUCK: the run
-goes on as soon as the terminal does.
+A main thread that waits for a paused terminal (Ctrl-S, a selection, `less`) is not STUCK, because
+the run goes on as soon as the terminal takes output again.
 
 What must stay: `phase` is cheap and takes no lock, because every step calls it several times.
 
@@ -43,8 +44,8 @@ def phase(name: str, step: int | None = None, is_sync: bool = False) -> None:
     is_sync: whether the phase is a collective, which ends only when all ranks have entered it.
     """
     former = RUN.place
-    # Within `stage`, RUN.stage is " in <name>", e.g. " in validate". It is added to the name,
-    # unless the name has it already, as in a call of `go_on`.
+    # Within `stage`, RUN.stage is " in <name>", e.g. " in validate". Add it to the name. If `go_on`
+    # calls this function, the name ends with it already.
     full_name = name if name.endswith(RUN.stage) else name + RUN.stage
     step_now = former.step if step is None else step
     collective_count = former.syncs + 1 if is_sync else former.syncs

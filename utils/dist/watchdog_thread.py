@@ -1,13 +1,13 @@
-"""The watchdog thread of a rank: it beats, reads the beats of others, and ends a run that hangs.
+"""Run the watchdog thread of a rank, which watches other ranks and ends a run that hangs.
 
 utils/dist/watchdog.py explains the watchdog as a whole. `Watchdog.run` is the loop of the thread:
 every half second it writes a beat (the phase of the main thread) into the store, reads the beats of
-a few other ranks, and judges them. Four things end the run:
+a few other ranks, and judges them. In four cases it ends the run:
 
     a rank stands still                          `_report`
     another rank has claimed a failure           `_follow`
     the store does not answer any more           `_end_without_store`
-    a stranger wrote into the store              `_end_by_foreign_value`
+    another program wrote into the store         `_end_by_foreign_value`
 
 A rank stands still if it is
 
@@ -77,8 +77,9 @@ STUCK_ENDS_S = 0.5
 # Seconds without an answer of the store, three beats, after which a rank ends if the process that
 # hosts the store is gone. The store will never answer again, so a longer wait only delays the end.
 HOST_GONE_S = 1.5
-# torch's time limit of a request to the store: so long that it never comes. The host of the store
-# may be suspended for a while, which is not a failure. `_watch_watchdog` has the real limit.
+# torch's time limit of a request to the store. It is so long that it is never reached, because the
+# host of the store may be suspended for a while, which is not a failure. `_watch_watchdog` has the
+# real limit.
 NEVER = timedelta(days=365)
 
 
@@ -113,22 +114,24 @@ class Watchdog(threading.Thread):
             target=self._watch_watchdog, daemon=True, name="watchdog's overseer"
         )
         # `utils_dist.ranks` sets this when the program has finished. From then on the other ranks
-        # may end as well, and must not be taken for DEAD.
+        # may end, too, and a rank without a process does not count as DEAD.
         self.is_ending = False
-        # The failure that ends the run, once it is known: its rank, exit code, and who claimed it.
+        # The failure that ends the run, or None: the failed rank, the exit code, and the rank that
+        # reports.
         self.failure: Failure | None = None
         self.is_reported = False  # whether this rank knows that the stall has been reported
 
         # What the main thread does.
         self.place = RUN.place  # the phase of the last beat
-        # When this phase began, on the clock of the beats. The time since then must stay below the
-        # limit of the phase.
+        # Time at which this phase began, on the clock of the beats. The time since then must stay
+        # below the limit of the phase.
         self.phase_began = self.beats.clock.now()
         self.paused_terminal = PausedTerminal(self.rank)
 
-        # The stacks go into a file in memory, so that nothing is left on the disk. The file also
-        # proves that this process is a rank of this run: before another rank signals or kills a
-        # process, it looks among the open files of the process for this name (stacks.py).
+        # The stacks are written into a file in memory, so that nothing is left on the disk. The
+        # file also proves that this process is a rank of this run: before another rank signals or
+        # kills a process, it looks for a file of this name among the open files of the process
+        # (stacks.py).
         self.stack_file, self.stack_path = system.file_in_memory(stack_file_name(self.rank))
         # faulthandler writes the stacks when another rank, or the guard, sends SIGUSR2. Its handler
         # is C code, so it runs even while a thread holds Python's lock (the GIL). Loader processes
@@ -146,14 +149,14 @@ class Watchdog(threading.Thread):
         # because in a longer time the process may have been suspended. Twice the interval leaves
         # room for a late beat.
         self.beats.clock.slice_s = 2 * self.interval_s
-        # The guard waits 4 s longer than the other ranks, in which they report and end this rank:
-        # they can tell more about a silent rank than the guard can.
+        # The guard waits 4 s longer than the other ranks. In these 4 s the other ranks can report
+        # and end this rank. Their report is better, because they know the last beat of this rank.
         guard_limit_s = budgets.stall_s + 4
         mark = None if self.store is None else run_mark()  # None: a single process
         self.guard = start_guard(self.rank, guard_limit_s, self.stack_path, mark, log_file())
         self.budgets = budgets
-        # Other ranks report a silent rank only if its last beat has a budget above 0. So write such
-        # a beat before the main thread goes on, because the main thread may hang at once.
+        # Other ranks report a silent rank only if its last beat has a budget (the limit of its
+        # phase) above 0. So write such a beat now, because the main thread may hang at once.
         self.beats.publish(self._own_state())
 
     def stop(self) -> None:
@@ -250,8 +253,8 @@ class Watchdog(threading.Thread):
         if self.is_reported or is_own or failure.code != STALL_CODE:
             return
         self.is_reported = True
-        # A rank that has not read the failure may find that the store is lost, and report this. It
-        # claims the same name, so that a host makes only one of the two reports.
+        # Another rank of this host may not have read the failure. It then finds that the store is
+        # lost, and reports this. It claims the same name, so only one of the two reports is made.
         if not first_to_claim(self._name_of_loss()):
             return
         state = self.beats.states.get(failure.rank)  # None if this rank has read no beat of it
@@ -274,8 +277,8 @@ class Watchdog(threading.Thread):
         now = self.beats.clock.now()
         if place is not self.place:
             # The phase is new: it began after the last beat, `in_phase_s` seconds ago. If the
-            # process was suspended since the last beat, this time is too long, because
-            # `time.monotonic` goes on meanwhile. So count at most `slice_s`, as the clock does.
+            # process was suspended since the last beat, `in_phase_s` is too large, because
+            # `time.monotonic` does not stand still. So count at most `slice_s`, as the clock does.
             self.place = place
             in_phase_s = time.monotonic() - place.since
             self.phase_began = now - min(in_phase_s, self.beats.clock.slice_s)
@@ -302,9 +305,9 @@ class Watchdog(threading.Thread):
 
         torch's own time limit of a request does not work if the network drops all packets.
         """
-        # A call of `now` adds at most `slice_s` to the clock. So a suspension of an hour adds no
-        # more than `slice_s`. The loop calls `now` once in an interval. A slice of two intervals
-        # leaves room for a late call.
+        # A call of `now` adds at most `slice_s` to the clock, even after a suspension of an hour.
+        # The loop calls `now` once in an interval. With a slice of two intervals, a call may be
+        # late.
         clock = AwakeClock(slice_s=2 * self.interval_s)
         seen_passes = 0
         changed_at = 0.0  # when the number of passes of the watchdog thread last changed
@@ -384,10 +387,10 @@ class Watchdog(threading.Thread):
     def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
         """Return the stacks of a rank, or "" if there are none.
 
-        A rank that has failed puts its stacks into the store, if its watchdog thread runs. If it
-        does not, `stacks_of` asks the rank by a signal. This works for a rank of this host.
-        For a rank of another host the result is "", because this host has no process that holds the
-        memory file of that rank.
+        If the watchdog thread of the failed rank runs, it puts the stacks into the store. If not,
+        `stacks_of` asks the rank by a signal. This works only for a rank of this host. For a rank
+        of another host the result is "", because no process of this host has the memory file of
+        that rank.
 
         wait_s: seconds to wait for the stacks in the store; 0 if the store does not answer.
         """
@@ -402,10 +405,10 @@ class Watchdog(threading.Thread):
         return stacks_of(self.beats.states[rank]["pid"], stack_file_name(rank))
 
     def _end_by_foreign_value(self, error: ForeignValueError) -> NoReturn:
-        """End the run because a stranger wrote into its store.
+        """End the run because a process that is not a rank of this run wrote into its store.
 
-        A stranger is a process that is not a rank of this run. The first rank that sees the foreign
-        value claims a failure in the store, and reports. All other ranks follow it.
+        The first rank that reads the foreign value claims a failure in the store, and reports. All
+        other ranks read this failure and end (`_follow`).
         """
         # No rank has failed, but a failure must name a rank. So this rank names itself.
         own_failure = Failure(rank=self.rank, code=error.exit_code, by=self.rank)
@@ -478,6 +481,6 @@ class Watchdog(threading.Thread):
             silent = Verdict(rank=0, kind="SILENT", what="its store does not answer")
             stacks = self._stacks_of(rank=0)
             write_to_log_and_stderr(text_of_stall(silent, stacks, self.beats))
-            # The name of its memory file proves that the process with this pid still is rank 0.
+            # `kill_rank` ends the process only if the process has the memory file of rank 0.
             kill_rank(rank_0["pid"], stack_file_name(rank=0))
         leave(STALL_CODE, store=None)
