@@ -170,8 +170,9 @@ class CameraDraw:
             # These random numbers do not depend on `frame`, so that the same pixels are stuck in
             # all frames.
             rng_of_pixels = random_stream("stuck pixels", *self.seed)
-            # One number for each pixel decides on both. Small numbers are hot and large numbers are
-            # dead. So no pixel is both, unless the two fractions add up to more than 1.
+            # One number for each pixel decides whether it is hot or dead: small numbers are hot,
+            # and large numbers are dead. So no pixel is both, unless the two fractions add up to
+            # more than 1.
             draws = rng_of_pixels.random(stream.shape[1:])  # (h, w), uniform in [0, 1)
             is_hot = draws < self.hot
             is_dead = draws >= 1.0 - self.dead
@@ -260,8 +261,9 @@ class CameraPerturb:
     def draw(self, seed: list[int]) -> CameraDraw:
         """Draw the camera of one sample. The same `seed` gives the same camera.
 
-        For each change, one random number decides whether it happens, and another one how large it
-        is. All numbers are drawn in any case, so that one option does not change another draw.
+        For each change, one random number decides whether it happens, and another number decides
+        how large it is. All numbers are drawn in any case, so that an option that switches one
+        change on does not alter the other changes.
         """
         # The order of the random numbers fixes the samples of existing runs, so it must stay. The
         # first four numbers decide whether a change happens, the next four how large it is.

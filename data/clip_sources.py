@@ -204,9 +204,9 @@ class ClipSources:
         """
         cache = IO_BACKENDS.build(section.io_backend, "io_backend")
         clips = cache.clips(source)
-        # `same_files` finds clips that have the same files as lq and gt by mistake. If the scale of
-        # the network is not 1, the check of the scale refuses these clips, and its message says
-        # more about the cause.
+        # `same_files` finds clips whose lq and gt are the same files by mistake. If the scale of
+        # the network is not 1, these clips are refused because of their scale (`check_clips` in
+        # data/network_fit.py), and this message says more about the cause.
         problems = same_files(source, clips) if scale == 1 else []
         return root_check.Report(
             name, source, clips=clips, problems=problems, note=f"{len(clips)} cached clips"

@@ -52,8 +52,8 @@ class DiskFiles:
     def clips(self, source: Source) -> Sequence[Clip]:
         """Return the clips of the source. Raises DataError with all problems.
 
-        If this run has checked the data already, this returns the clips that the check found.
-        Otherwise it checks the files now.
+        If this run has checked the data already (data/clips/preflight.py), the clips that the check
+        found are returned. Otherwise the files are checked now.
 
         With cache_data, call this before loader workers are forked, because the method reserves the
         memory that they share. A later call would give each worker memory of its own.

@@ -88,6 +88,7 @@ def digest_of_options(source: Source) -> str:
     another value of the option. The order of the values may change: this gives other digits, so all
     existing records are ignored once, and the data are checked again.
     """
+    # FORMAT is hashed, too, so records of an older version have other names and are never found.
     spikes = source.spikes
     options: list[Any] = [
         FORMAT,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from utils.errors import DataError
 
-# The tensors whose values are light, from 0 to 1. Spikes are not checked, because each network
+# The tensors of pictures, with values from 0 to 1. Spikes are not checked, because each network
 # takes spikes of its own form.
 PICTURES = ("lq", "gt", "gt_instants")
 # Types that the values of pictures may have. float16 and bfloat16 can be used with train.amp.

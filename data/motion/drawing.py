@@ -23,9 +23,9 @@ from utils.contract import FramePicture
 # In this file, a way is the motion of a pixel from the start of the exposure to its end, as x and y
 # in RGB pixels.
 
-# Ways of a certain length or more have the full colour. The length is chosen for each picture: this
-# share of the pixels has longer ways. If the longest way of all were taken instead, one wrong way
-# could make all others pale.
+# Ways of a certain length or more have the full colour. The length is chosen for each picture, so
+# that this share of the pixels has longer ways. If the length of the longest way were taken
+# instead, one wrong way could make all other ways pale.
 SHARE_ABOVE_FULL_COLOUR = 0.05
 # Only ways of at least this length, in pixels, have the full colour. So if all ways of a picture
 # are shorter, the picture is pale.

@@ -80,8 +80,8 @@ def integrated(frame: np.ndarray, is_display: bool) -> np.ndarray:
     return colours @ LUMA
 
 
-# The spike camera is saturated if a pixel fires in more than this share of the planes, in the mean
-# over all pixels. A pixel fires at most once in a plane, so brighter light gives no more spikes.
+# The spike camera is saturated if its pixels fire on average in more than this share of the planes.
+# A pixel fires at most once in a plane, so brighter light gives no more spikes.
 # The limit is a little below 1, because a saturated camera may have some dark or dead pixels.
 SATURATED = 0.95
 

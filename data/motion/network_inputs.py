@@ -196,7 +196,7 @@ def _scene(brightness: _Brightness, blurry: np.ndarray) -> np.ndarray:
     """Return the channels (3, h, w) that all windows share.
 
         0    logarithm of the number of spikes in an eleventh, around each pixel
-        1    logarithm of the number of spikes in an eleventh, in the mean of all pixels
+        1    logarithm of the mean number of spikes of a pixel in an eleventh
         2    contrast of the blurry frame: by how much it differs from its mean
 
     blurry: luma (h, w) in display values.

@@ -137,7 +137,8 @@ class RecordedClip:
 def _exposures_with_context(clip: Clip, context: int) -> tuple[Exposure, ...]:
     """Return the planes during which each frame was exposed, and `context` planes on each side.
 
-    `clip.exposures` has other planes: those from which the channels of a network are made.
+    `clip.exposures` may have other planes: the planes from which the channels of a network are
+    made.
     """
     files = list(clip.planes_of_spike_files.items())  # (path, number of its planes)
     spikes = of_exposure(clip.spikes, context)

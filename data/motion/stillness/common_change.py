@@ -10,8 +10,8 @@ although nothing moves. Both change many pixels alike, and a motion does not:
                    proportion to their light
 
 A plane is one binary picture (h, w) of the spike camera. The evidence of a motion is computed from
-the changes that are left. If nothing moves, it is 0 in the mean, with a standard deviation of about
-1 (evidence.py).
+the changes that are left. If nothing moves, the evidence is 0 on average, with a standard deviation
+of about 1 (evidence.py).
 
 No trained weights depend on this file, so its constants may change. The comments name the tests
 that notice.
@@ -95,8 +95,8 @@ def without_change_of_lamps(
 def light_around_of(light: np.ndarray) -> np.ndarray:
     """Return the mean light around each pixel, (h, w), above 0."""
     light_around = blurred(light, LIGHT_SIGMA)
-    # The result is a divisor, so it must not be 0. Where no pixel around has a spike, the dividend
-    # is 0, too. There the divisor is set to 1, and the quotient is 0.
+    # The result is a divisor, so it must not be 0. If no pixel around has a spike, the divisor is
+    # set to 1. The dividend is 0 in this case, so the quotient is 0.
     return np.where(light_around > 0, light_around, 1)
 
 
@@ -108,11 +108,11 @@ def blurred(values: np.ndarray, sigma: float) -> np.ndarray:
 def blurred_columns(values: np.ndarray, sigma: float) -> np.ndarray:
     """Return the mean of the values around each value within its column.
 
-    The weights are those of `blurred` along y.
+    The weights are the same as the weights of `blurred` along y.
 
     values: (n, columns).
     """
-    # The radius is the one of `blurred`, where OpenCV chooses it: 4 sigma for float values.
+    # The radius is the same as in `blurred`, where OpenCV chooses 4 sigma for float values.
     radius = round(4 * sigma)
     kernel_size = (1, 2 * radius + 1)  # along x and y
     return cv2.GaussianBlur(values, kernel_size, sigma, borderType=cv2.BORDER_REFLECT)

@@ -7,7 +7,7 @@ is measured between pieces of time, and then multiplied with the changes of the 
     change       the sum of the pieces, each times its weight in one of the PATTERNS
     c_i          change of pixel i, without what many pixels have in common (common_change.py)
     p_i          product of c_i with the changes of the neighbours (neighbours.py). If nothing
-                 moves, it is 0 in the mean, because the noise of neighbours is independent
+                 moves, p_i is 0 on average, because the noise of neighbours is independent
     evidence     sum of p_i / sqrt(2 sum of p_i^2)
 
 If nothing moves, the mean of the evidence is 0 and its standard deviation about 1, whatever the

@@ -1,8 +1,8 @@
 """Multiply the change of each spike pixel with the changes of its neighbours.
 
 If an edge moves, the pixels along the edge change together, so the product of their changes is
-above 0. If nothing moves, the changes are noise. The noise of a pixel has nothing in common with
-the noise of its neighbours, so the product is 0 in the mean. With
+above 0. If nothing moves, the changes are noise. The noise of a pixel is independent of the noise
+of its neighbours, so the product is 0 on average. With
 
     c_i    change of pixel i, without what many pixels have in common (common_change.py)
     n_i    weighted sum of c_j over the neighbours j of pixel i, without i itself
@@ -19,7 +19,7 @@ over a large plane, even a small mean would look like a motion. So the mean is c
 
 No trained weights depend on this file, so its constants may change.
 test_the_evidence_of_noise_is_0_in_the_mean notices a mean that is not 0: without
-`product_of_noise`, the evidence of noise would be -2.8 in the mean.
+`product_of_noise`, the evidence of noise would be -2.8 on average.
 
 Tests: tests/parts/data/test_stillness.py
 """
