@@ -49,8 +49,8 @@ PIXELS_BETWEEN_GROUPS_IF_DIM = 2.5
 # the pixels may move farther from one group to the next. A larger share would need more groups, and
 # so more time.
 DECIDING_SHARE = 0.8
-# Least number of groups, unless the solver allows fewer. If the deciding pixels stand still, one
-# group would be enough for them, but the other pixels (a fifth) may move. The value is a judgement.
+# Least number of groups, unless the solver allows fewer. If four fifths of the pixels stand still,
+# one group would be enough for them, but the other fifth may move. The value is a judgement.
 LEAST_GROUPS = 6
 
 
