@@ -1,11 +1,12 @@
 """Put spike channels onto the frame if both cameras have the same view.
 
-A spike pixel covers n x n RGB pixels, where n is a whole number (`ScaledGrid.step`). The channels
-of a crop are enlarged n times. data/cameras/spike_grid.py explains grids and windows.
+A spike pixel covers n x n RGB pixels, where n is a whole number (`ScaledGrid.step`). E.g. spike
+planes of 180 x 320 and frames of 360 x 640 have n = 2. The channels of a crop are enlarged n times.
+data/cameras/spike_grid.py explains grids and windows.
 
 What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
-frame, because networks are trained on crops. test_a_crop_is_bit_for_bit_the_crop_of_the_whole tries
-some crops.
+frame, because networks are trained on crops and restore whole frames.
+test_a_crop_is_bit_for_bit_the_crop_of_the_whole tries some crops.
 
 Tests: tests/parts/data/test_spike_grid.py
 """
@@ -23,13 +24,14 @@ from utils.errors import DataError
 class ScaledWindow:
     """One crop of the frame on a `ScaledGrid`.
 
-    There are two crops: of the frame, in RGB pixels, and of the spike plane, in spike pixels. The
-    crop of the spike plane is larger: it has a border around the crop of the frame.
+    A window has two crops: the crop of the frame, in RGB pixels, and the crop of the spike plane,
+    in spike pixels. The crop of the spike plane shows more than the crop of the frame: it has a
+    border of one spike pixel around it.
     """
 
-    crop: Crop  # the crop of the spike plane, which is read
+    crop: Crop  # the crop of the spike plane, i.e. the spike pixels to read
     size: tuple[int, int]  # (H, W) to which the channels of `crop` are enlarged, in RGB pixels
-    # The rows and columns of the enlarged channels that cover the crop of the frame.
+    # The rows and columns of the enlarged channels that are the crop of the frame.
     inner: tuple[slice, slice]
     interpolation: int  # a constant of OpenCV, such as cv2.INTER_LINEAR
 
@@ -47,7 +49,7 @@ class ScaledWindow:
         return channels[:, rows, columns]
 
     def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the mean firing rate and the mean colour (3,) of what both cameras see.
+        """Return the mean firing rate and the mean colour (3,) of the pixels that both cameras see.
 
         stream: spikes (T, h, w) of `crop`. image: (H, W, 3), the crop of the frame.
         """
@@ -57,7 +59,7 @@ class ScaledWindow:
 class ScaledGrid:
     """The grid of two cameras with the same view: a frame is a whole multiple of a spike plane."""
 
-    coverage = 1.0
+    coverage = 1.0  # the spike camera sees the whole frame
 
     def __init__(
         self,
@@ -70,9 +72,9 @@ class ScaledGrid:
 
         geometry: size of the spike planes. size: (H, W) of a frame.
         interpolation: a constant of OpenCV.
-        may_be_stretched: whether a frame may have any size, as the clips of a user may. A plane is
-        stretched to a frame that is no multiple of it. Such a frame is restored as a whole, so its
-        window reads the whole plane.
+        may_be_stretched: whether a frame may have any size. True for a user's own clips. If the
+        size of the frame is no whole multiple of the size of the plane, the plane is stretched to
+        the frame. Such a frame is restored as a whole, so its window reads the whole plane.
         """
         height, width = size
         self.step = max(1, round(height / geometry.height))
@@ -88,8 +90,9 @@ class ScaledGrid:
     def window(self, crop: Crop) -> ScaledWindow:
         """Return the window of a crop of the frame.
 
-        The window reads the spike pixels of the crop, and a border of one spike pixel. But if the
-        frame is no whole multiple of the plane, the window reads the whole plane and stretches it.
+        The window reads the spike pixels of the crop, and a border of one spike pixel. If the size
+        of the frame is no whole multiple of the size of the plane, the window reads the whole plane
+        and stretches it.
         """
         if self._is_stretched:
             whole_plane = Crop(0, 0, self._geometry.height, self._geometry.width)
@@ -98,9 +101,9 @@ class ScaledGrid:
 
         ratio = self.step
         spike_crop = self._with_border(crop)
-        # The crop of the frame, counted from the corner of `spike_crop` in RGB pixels. E.g. with 2
-        # RGB pixels per spike pixel, `spike_crop` begins with spike row 4, which is RGB row 8. So
-        # the RGB row 10 is row 2.
+        # The crop of the frame, counted from the upper left corner of `spike_crop`, in RGB pixels.
+        # E.g. with 2 RGB pixels per spike pixel, `spike_crop` begins with spike row 4. This row
+        # begins with RGB row 8. So RGB row 10 is row 2 of the enlarged channels.
         inner = Crop(
             top=crop.top - spike_crop.top * ratio,
             left=crop.left - spike_crop.left * ratio,
@@ -113,9 +116,10 @@ class ScaledGrid:
     def _with_border(self, crop: Crop) -> Crop:
         """Return the spike pixels of a crop of the frame, with a border of one spike pixel.
 
-        Interpolation at the edge of the crop needs one spike pixel beyond it. There is no border
-        outside of the plane. E.g. with 2 RGB pixels per spike pixel, the RGB rows 10 ... 19 are the
-        spike rows 5 ... 9, so the result has the spike rows 4 ... 10. Without the border,
+        The border is needed because an interpolated value at the edge of the crop depends on the
+        next spike pixel. At the edge of the plane, there is no border. E.g. with 2 RGB pixels per
+        spike pixel, the RGB rows 10 ... 19 are the spike rows 5 ... 9, so the result has the spike
+        rows 4 ... 10. Without the border,
         test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives fails.
         """
         ratio = self.step

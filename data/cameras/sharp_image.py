@@ -1,19 +1,19 @@
 """Make a picture of the sharp moment from the channels of a frame, for people.
 
-The panels of validations and tests, the page of scripts/show_sample.py and the check of alignment
-(data/alignment_pictures.py) show what the spikes saw at the moment of the sharp frame. There are
-two cases:
+The picture shows what the spike camera saw at the moment of the sharp frame. It is used in the
+panels of validations and tests, on the page of scripts/show_sample.py, and in the check of
+alignment (data/alignment_pictures.py). There are two cases:
 
     channels of the representation "relative"   `image_of_ratios` turns ratios into light
     all other channels                          `nearest_channels` finds the channels nearest to the
-                                                moment, and `image_of_channels` averages them
+                                                sharp moment, and `image_of_channels` averages them
 
-No network sees these pictures, so their details may change. The check of alignment compares them
-with frames: test_spike_source.py and tests/parts/scripts/test_show_sample.py notice a picture of
-another moment.
+No network gets these pictures, so their details may change. But they must show the sharp moment,
+because the check of alignment compares them with frames. tests/parts/data/test_spike_source.py and
+tests/parts/scripts/test_show_sample.py notice a picture of another moment.
 
 Gamma: display values are light ** (1 / 2.2). Channels are light ** (1 / gamma), where gamma is the
-option of the section `spike`.
+option spike.gamma.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,14 +47,14 @@ def sharp_image(
 # A channel is near if its distance from the sharp moment, in planes, is at most the smallest
 # distance plus this number.
 #
-# A channel of a "proportional" representation is proportional to the light, so it is a picture.
-# Then only the nearest channel is taken, or the two channels on both sides of the sharp moment. The
-# distances of these two differ by half a plane of rounding at most. A larger number would blur the
-# picture.
+# A channel of a "proportional" representation (e.g. "voxel") is proportional to the light, so it is
+# a picture. Then only the nearest channel is taken, or the two channels on both sides of the sharp
+# moment. The distances of these two differ by at most half a plane, which comes from rounding. A
+# larger number would blur the picture.
 MORE_PLANES_IF_PROPORTIONAL = 0.51
-# A channel of another representation is a single plane, with too few spikes for a picture. So
-# channels that are up to 10 planes further away are averaged. A smaller number would give more
-# noise, and a larger number more blur.
+# A channel of another representation (e.g. "raw") is a single plane, with too few spikes for a
+# picture. So channels that are up to 10 planes further away are averaged with the nearest channel.
+# A smaller number would give more noise, and a larger number more blur.
 MORE_PLANES_ELSE = 10
 
 
@@ -66,14 +66,14 @@ def nearest_channels(
     name, options: the representation. exposure: the planes of the frame.
     reverse: whether the clip is played backwards.
     """
-    # Some representations have the option `offsets`: the distance of each channel from the sharp
-    # moment, in planes. The representation does not use `offsets` if `num_bins` is given.
+    # Some representations, e.g. "tfp", have the option `offsets`: the distance of each channel from
+    # the sharp moment, in planes. If `num_bins` is given, `offsets` is not used.
     offsets = options.get("offsets")
     if offsets and options.get("num_bins") is None:
         return [int(np.argmin(np.abs(offsets)))]
 
-    # The mean distance (S,) of the planes of a channel from the sharp moment. A plane counts with
-    # its weight in the channel.
+    # `mean_distance` (S,) is the mean distance of the planes of each channel from the sharp moment,
+    # weighted by the weights of the planes in the channel.
     weights = _weights_of_planes(name, options, exposure, reverse)  # (S, T)
     distances = np.abs(np.arange(exposure.own.count) - exposure.center)  # (T,)
     sum_of_weights = np.maximum(weights.sum(axis=1), 1e-9)  # not 0, because it is a divisor
@@ -91,8 +91,8 @@ def _weights_of_planes(
 ) -> np.ndarray:
     """Return the weight of each of the T planes in each of the S channels, (S, T).
 
-    The weights are found by a trial: in a stream of one row of T pixels, pixel t fires only in
-    plane t. Then channel s of pixel t is the weight of plane t in channel s.
+    The weights are found by a trial. The stream of the trial has one row of T pixels, and pixel t
+    fires only in plane t. So channel s of pixel t is the weight of plane t in channel s.
 
     name, options: the representation. reverse: whether the channels are of reversed time.
     """
@@ -111,8 +111,9 @@ def image_of_channels(channels: np.ndarray, name: str, light: str, gamma: float)
     name: the representation. light: what the sensor integrated. gamma: gamma of the channels.
     """
     image = np.maximum(channels.mean(axis=0), 0)
-    # The mean of single planes (not proportional) is a firing rate, in the unit that the sensor
-    # integrated. If this unit is display values, nothing is left to do.
+    # The channels of a representation that is not proportional are single planes. Their mean is a
+    # firing rate, in the unit that the sensor integrated. If the sensor integrated display values,
+    # the mean has display values already.
     if not REPRESENTATIONS[name].proportional and light == "display":
         return image
     # (light ** (1 / gamma)) ** (gamma / 2.2) = light ** (1 / 2.2)
@@ -127,22 +128,23 @@ def image_of_ratios(
     The light of the sharp moment is r * c / (1 - c), divided by its brightest pixel:
 
         r   channel of a window: the light of the sharp moment, divided by the light of the exposure
-        c   last channel: a confidence n / (n + a), where n is the number of spikes in the exposure
-            and a is a constant
+        c   last channel: the confidence n / (n + a), where n is the number of spikes in the
+            exposure, and a is a constant (SPIKES_OF_HALF_CONFIDENCE in data/spike/ratios.py)
 
     The reason: the light of the exposure is proportional to n, so the light of the sharp moment is
-    proportional to r * n. From c follows n = a * c / (1 - c). The constant a has no effect.
+    proportional to r * n. Solving c = n / (n + a) for n gives n = a * c / (1 - c). The constant a
+    has no effect, because the result is divided by its brightest pixel.
 
     half_windows: the option of this name. light: what the sensor integrated. gamma: gamma of the
     channels.
     """
-    # Of several windows, take the channel of the window with the middle length: of the half_windows
-    # (12, 2, 6), channel 2.
+    # If there are several windows, take the channel of the window with the middle length. E.g. for
+    # the half_windows (12, 2, 6) it is channel 2, whose half_window is 6.
     by_length = np.argsort(half_windows)
     middle_window = by_length[len(by_length) // 2]
-    # The sensor integrated light ** (1 / sensor_gamma): display values, or light itself.
-    # `represent` has raised all channels to the power sensor_gamma / gamma. Undo this, so that r
-    # and c are again what was computed from the spikes.
+    # The sensor integrated light ** (1 / sensor_gamma), i.e. display values or the light itself.
+    # `represent` has raised all channels to the power sensor_gamma / gamma. Undo this power, so
+    # that r and c are again the values that were computed from the spikes.
     sensor_gamma = DISPLAY_GAMMA if light == "display" else 1.0
     exponent = gamma / sensor_gamma
     channels = channels.astype(np.float64)  # the confidence may be close to 1
@@ -151,5 +153,6 @@ def image_of_ratios(
     confidence = np.clip(channels[-1], 0, 0.999) ** exponent
     light_of_moment = ratio * confidence / (1 - confidence)  # r * c / (1 - c)
     brightest = max(light_of_moment.max(), 1e-9)  # not 0, because it is a divisor
-    # Linear light becomes display values, light ** (1 / 2.2). Display values stay as they are.
+    # Turn linear light into display values, light ** (1 / 2.2). If the sensor integrated display
+    # values, the exponent is 1.
     return (light_of_moment / brightest) ** (sensor_gamma / DISPLAY_GAMMA)

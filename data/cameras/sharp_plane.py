@@ -1,14 +1,16 @@
 """Find the plane of the sharp frame (the option `spike.center`).
 
-    "gt"     from dataset.json (`gt_plane`), or from a clip name of Spk-GoPro
-    "file"   the middle of the planes of the frame
-    24       plane 24
+    spike.center   plane of the sharp frame
+    "gt"           `gt_plane` of dataset.json, or the plane that a clip name of Spk-GoPro tells
+    "file"         the middle of the planes of the frame
+    24             plane 24
 
-Planes are counted as the options count: from the first plane of the file, or of the exposure if one
-file holds the whole clip (`Span` in timing.py). A result such as 27.5 lies between two planes.
+If each frame has a file, planes are counted from the first plane of the file. If one file holds the
+whole clip, they are counted from the first plane of the exposure (`Span` in timing.py calls this
+"as the options count"). A result such as 27.5 lies between the planes 27 and 28.
 
-What must stay: the plane, because channels are windows around it. test_timing.py (in
-tests/parts/data) notices another plane. Free to add: another word for the option.
+What must stay: the plane, because channels are windows around it. tests/parts/data/test_timing.py
+notices another plane. Free to add: another word for the option.
 """
 
 from typing import Literal
@@ -23,7 +25,8 @@ def sharp_plane(
 ) -> float:
     """Return the plane at which the sharp frame of one frame of a clip was taken.
 
-    center: the option. info: dataset.json. clip: name of the clip. span: the planes of the frame.
+    center: value of the option spike.center. info: contents of dataset.json.
+    clip: name of the clip. span: the planes of the frame.
     Raises OptionError if the plane is unknown, or outside of the planes that are read.
     """
     plane: float | None
@@ -43,9 +46,10 @@ def sharp_plane(
 
 
 def middle_of_read_planes(span: Span) -> float:
-    """Return the middle of the planes that are read, for representations that ignore the center.
+    """Return the middle of the planes that are read.
 
-    The middle of all planes of the frame, `span.middle`, may be a plane that the file lacks.
+    It is the center for representations that ignore the center. The middle of all planes of the
+    frame, `span.middle`, cannot be used, because it may be a plane that the file lacks.
     """
     last = span.origin + span.count - 1
     return (span.origin + last) / 2
@@ -54,8 +58,10 @@ def middle_of_read_planes(span: Span) -> float:
 def _unknown_center(clip: str, why: str) -> OptionError:
     """Return the error for a clip if the plane of its sharp frame cannot be used.
 
-    why: end of the sentence "the plane of the sharp frame ...". The table of the data check does
-    not show `where`. So the other parts name the key spike.center, too.
+    why: end of the sentence "the plane of the sharp frame ...".
+
+    The key spike.center is named in `expected` and `do`, too, because the table of the data check
+    does not show `where`.
     """
     return OptionError(
         what=f"the plane of the sharp frame {why} for clip {clip}",

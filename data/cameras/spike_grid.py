@@ -1,7 +1,7 @@
 """Say what a grid is: which spike pixel belongs to which pixel of a frame.
 
-A spike plane and an RGB frame have different sizes, and with two cameras also different views. A
-grid is for whole frames, and a window is for one crop of a frame:
+A spike plane and an RGB frame have different sizes. With two cameras, they may also have different
+views. A grid describes the whole frame, and a window describes one crop of the frame:
 
     ScaledGrid, ScaledWindow           both cameras have the same view (scaled_grid.py)
     CalibratedGrid, CalibratedWindow   the spike camera has a view of its own
@@ -15,10 +15,11 @@ A sample uses a grid in three steps (data/cameras/channels_of_frame.py):
 
 Both grids have the same attributes:
 
-    step                 the top, left, height and width of a crop of the frame are multiples of it
+    step                 number of RGB pixels, e.g. 2. The top, left, height and width of a crop of
+                         the frame are multiples of this number
     rgb_per_spike_pixel  RGB pixels per spike pixel along a side, rounded, at least 1
     region               a `Crop`: the RGB pixels from which crops for training are drawn
-    coverage             the fraction of the frame's pixels that the spike camera sees
+    coverage             fraction of the pixels of the frame that the spike camera sees
 
 A third kind of grid needs these attributes and a method `window`. Its windows need `crop`, `to_rgb`
 and `brightness`.
@@ -38,17 +39,17 @@ Window = ScaledWindow | CalibratedWindow
 Grid = ScaledGrid | CalibratedGrid
 logger = logging.getLogger(__name__)
 
-# If the spike camera sees less than this fraction of a frame, the clip is refused: the rest of the
-# frame has only repeated edge pixels.
+# If the spike camera sees less than this fraction of a frame, the clip is refused, because the rest
+# of the frame has only repeated edge pixels of the spike plane.
 LEAST_COVERAGE = 0.5
 
 
 def warn_uncovered(grid: Grid, what: str, where: str) -> None:
     """Warn if the spike camera sees only a part of the frame.
 
-    what: the clips, for the message. where: a file of these clips, for the message.
-    Raises DataError if the spike camera sees less than half of the frame. Every rank may call this
-    function; only rank 0 writes the warning.
+    what: name of the clips, for the message. where: a file of these clips, for the message.
+    Raises DataError if the spike camera sees less than half of the frame (LEAST_COVERAGE). Every
+    rank may call this function, but only rank 0 writes the warning.
     """
     if grid.coverage == 1.0:
         return

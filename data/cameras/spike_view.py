@@ -1,19 +1,20 @@
-"""Find where a spike camera beside the RGB camera looks, and when.
+"""Compute where and when a simulated spike camera looks.
 
-A simulated spike camera differs from the RGB camera in two ways:
+A simulated spike camera stands beside the RGB camera of the rig (rig.py). It differs in two ways:
 
-    place   each spike pixel sees another place of the frame (`places_of_points`): the matrix of the
-            rig (shift, rotation, size of a pixel), and the parallax, which differs from layer to
-            layer of the scene
-    time    a plane shows an earlier or later moment than the frame (`delayed_views`)
+    where   a spike pixel sees another point of the scene (`places_of_points`). Two things move the
+            point: the matrix of the rig (shift, rotation, size of a pixel), and the parallax, which
+            differs from layer to layer of the scene
+    when    a plane shows an earlier or later moment than the frame (`delayed_views`)
 
 Coordinates are as in a calibration file (data/cameras/calibration.py): (0, 0) is the centre of
 the upper left pixel, x grows to the right, y down.
 
 What must stay: all numbers, bit for bit, because a data set is made again from its seed. So the
-order of the random draws of the parallax is fixed. tests/parts/scripts/test_prepare_gopro_spike.py
-makes clips again. No test notices a change of a value by a few percent. If you change arithmetic,
-make a clip with the same seed before and after the change, and compare the files.
+order of the random draws of the parallax must stay, too.
+tests/parts/scripts/test_prepare_gopro_spike.py makes clips again. No test notices if a value
+changes by a few percent. So if you change arithmetic, make a clip with the same seed before and
+after the change, and compare the files.
 """
 
 from collections import deque
@@ -33,18 +34,20 @@ Size = tuple[int, int]  # height, width
 def places_of_points(
     matrix: np.ndarray, spike_size: Size, n: int, parallax: float, seed: int
 ) -> np.ndarray:
-    """Return the places x and y in the frame of n x n points in each spike pixel.
+    """Return the positions in the frame of n x n points in each spike pixel.
 
-    The points are spread evenly over the area of the spike pixel. Returns (2, h n, w n) float32.
+    The points are spread evenly over the area of the spike pixel. Returns (2, h n, w n) float32: x
+    and y of each point, in RGB pixels.
 
     matrix: (3, 3), from a spike pixel (x, y, 1) to an RGB pixel.
     spike_size: (h, w), the size of the sensor.
+    n: number of points along a side of a spike pixel.
     parallax: difference of the shifts of the nearest and the farthest layer, in RGB pixels.
-    seed: of the layers and of the direction of the parallax.
+    seed: seed of the layers and of the direction of the parallax.
     """
     height, width = spike_size
-    # The points in spike pixels. The centre of a pixel is a whole number. So for n = 2, pixel 0 has
-    # the points -0.25 and 0.25, and pixel 1 has the points 0.75 and 1.25.
+    # The coordinates of the points, in spike pixels. The centre of a pixel is a whole number. So
+    # for n = 2, pixel 0 has the points -0.25 and 0.25, and pixel 1 has the points 0.75 and 1.25.
     y = (np.arange(height * n) + 0.5) / n - 0.5
     x = (np.arange(width * n) + 0.5) / n - 0.5
     # The points (x, y, 1), (3, h n, w n): x is repeated over the rows, y over the columns.
@@ -57,7 +60,7 @@ def places_of_points(
 
 
 def _shifts_by_parallax(size: Size, n: int, parallax: float, seed: int) -> np.ndarray:
-    """Return the shift by parallax of each point, (2, *size), in RGB pixels, of mean 0.
+    """Return the shift by parallax of each point, (2, *size), in RGB pixels. The mean shift is 0.
 
     The scene has four layers of random shapes with soft edges. All shifts have one direction,
     because they come from the distance between the two cameras (the baseline).
@@ -73,7 +76,7 @@ def _shifts_by_parallax(size: Size, n: int, parallax: float, seed: int) -> np.nd
     quartiles = np.quantile(clouds, (0.25, 0.5, 0.75))
     layer = np.searchsorted(quartiles, clouds)  # 0 below the first quartile, 3 above the third
     depth = np.linspace(0, 1, 4)[layer]  # (h n, w n)
-    # Soft edges: a blur of one spike pixel, which is n points wide.
+    # Soften the edges of the layers by a blur whose sigma is one spike pixel, i.e. n points.
     soft_depth = cv2.GaussianBlur(depth, (0, 0), 1.0 * n)
     shift = soft_depth * parallax
     angle = rng.uniform(0, 2 * np.pi)
@@ -82,9 +85,11 @@ def _shifts_by_parallax(size: Size, n: int, parallax: float, seed: int) -> np.nd
 
 
 def are_pixel_centres(places: np.ndarray, rgb_size: Size) -> bool:
-    """Return whether places in the frame are the centres of its pixels, one for each pixel.
+    """Return whether positions in the frame are the centres of its pixels, one for each pixel.
 
-    places: x and y, (2, h, w). rgb_size: (H, W), the size of the frame.
+    Then the light at the positions is known without interpolation.
+
+    places: x and y of the positions, (2, h, w). rgb_size: (H, W), the size of the frame.
     """
     if places.shape[1:] != rgb_size:
         return False
@@ -97,12 +102,13 @@ def are_pixel_centres(places: np.ndarray, rgb_size: Size) -> bool:
 
 
 def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
-    """Delay views: result p shows what was seen at the time p - offset, in views.
+    """Delay views (h, w) in time: result p is the view at the time p - offset.
 
     E.g. with offset 2, result 10 is view 8. If the offset is no whole number, the result is a
     weighted mean of two neighbours: with offset 1.25, result 10 is 0.75 * view 9 + 0.25 * view 8.
-    With a negative offset, the results show later views. There are as many results as views. A time
-    before the first view shows the first view, and a time after the last view shows the last view.
+    With a negative offset, the results are later views. There are as many results as views. At a
+    time before the first view, the result is the first view. At a time after the last view, the
+    result is the last view.
     """
     # Result p is a mean of two views:
     #     later view     p - whole,      with the weight 1 - share
@@ -111,10 +117,11 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     whole = int(np.floor(offset))
     share = np.float32(offset - whole)
 
-    # With whole > 0, a view is needed again later, so it is kept for `delay` more results. With
-    # whole < 0, result p needs a view that is still to come, so it waits until view p + ahead is
-    # read. After the last view there is no such view, so the last view is repeated. `recent` has
-    # the last delay + 2 views, oldest first. Its first two are the earlier and the later view:
+    # With whole > 0, result p needs the views p - delay - 1 and p - delay, so these are kept. With
+    # whole < 0, result p needs a later view, so nothing is yielded for p until view p + ahead is
+    # read. After the last view there is no later view, so the last view is repeated. `recent` has
+    # the last delay + 2 views, oldest first. Its first two are the earlier and the later view of
+    # the mean:
     #
     #     offset   delay   ahead   newest view   recent
     #     1.25     1       0       p             p - 2, p - 1, p
@@ -124,14 +131,15 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     recent: deque[np.ndarray] = deque(maxlen=delay + 2)
     for number, newest in enumerate(_with_last_repeated(views, ahead)):
         if not recent:
-            # All views before the first one are equal to the first one.
+            # Before the first view, all views are taken to be equal to the first view.
             recent.extend([newest] * (delay + 2))
         else:
             recent.append(newest)  # the oldest view drops out, because the deque has a maxlen
         if number >= ahead:
             earlier = recent[0]
             later = recent[1]
-            # A whole offset gives the view itself, without rounding errors of a mean.
+            # With a whole offset (share 0), yield the view itself, without the rounding errors of a
+            # mean.
             if share:
                 yield (1 - share) * later + share * earlier
             else:

@@ -1,15 +1,17 @@
 """Refuse a clip if the times of its frames do not tell which planes belong to which frame.
 
-With one spike file for a whole clip, the planes of a frame follow from the times of the frames, or
-the option `spike.exposure` lists them. If the times are in doubt, or if frames are missing, a wrong
-guess would train a network with the spikes of other frames. So the clip is refused. The error
-proposes exposures that the user corrects and pastes into the command line:
+If one spike file holds a whole clip, the times of the frames tell the planes of each frame, or the
+option `spike.exposure` lists the planes. If the times are in doubt, or if frames are missing, the
+planes could only be guessed. A wrong guess would train a network with the spikes of other frames.
+So the clip is refused. The error proposes exposures, which the user corrects and pastes into the
+command line:
 
     correct these exposures where they are wrong, and give them (or a file that holds them):
     'spike.exposure={"clip_07": {"start": 0, "length": 40.0, "period": 40.0}}'
 
-What must stay: a proposal is a valid `spike.exposure`. test_frame_times.py reads it back, and
-quotes some of the words. Free: how a proposal is guessed, because the user corrects it.
+What must stay: a proposal is a valid value of `spike.exposure`. test_frame_times.py (in
+tests/parts/data) reads a proposal as an option, and quotes some of the words. Free: how exposures
+are guessed, because the user corrects them.
 """
 
 import json
@@ -30,7 +32,7 @@ class UnknownPlanes(DataError):
     """A clip has one spike file, and it is not known which planes in it belong to which frame.
 
     clip: name of the clip.
-    proposal: exposures in the form of `spike.exposure` for a clip, a guess that the user corrects.
+    proposal: guessed exposures of this clip, in a form that `spike.exposure` has for a clip.
     """
 
     def __init__(self, what: str, clip: str, proposal: Any) -> None:
@@ -53,8 +55,8 @@ def error_for_all_clips(errors: Sequence[UnknownPlanes]) -> DataError:
     errors: the errors of the clips, at least one.
     """
     first = errors[0]
-    # The result is a DataError and not an UnknownPlanes, which has one `clip` and one `proposal`.
-    # For a single clip it is a DataError, too, so that callers meet one class.
+    # An UnknownPlanes has one `clip` and one `proposal`, so the error for several clips is a
+    # DataError. The error for a single clip is a DataError, too, so that callers get one class.
     if len(errors) == 1:
         return DataError(first.what, first.where, first.expected, first.do)
     proposals = {error.clip: error.proposal for error in errors}
@@ -89,8 +91,8 @@ def unknown_times(
         one spike file for the 4 frames of clip clip_07: 1 of 5 frames is missing: frame 3
 
     first, count: the planes first ... first + count - 1 of the file belong to the frames.
-    tick_hz: planes per second, from the calibration. It is given only for a film whose length
-        contradicts the number of planes. None: there is no such contradiction.
+    tick_hz: planes per second, from the calibration. It is given only if the length of a film
+        contradicts the number of planes. Otherwise None.
     """
     what = f"one spike file for the {len(times)} frames of clip {clip}: {times.in_words()}"
     return UnknownPlanes(what, clip, _guessed_exposures(times, first, count, tick_hz))
@@ -102,14 +104,14 @@ def _guessed_exposures(
     """Guess exposures for a clip if its times are not sure.
 
     We assume that the first plane was recorded at the start of the clip, and the last plane at its
-    end. But if the planes per second contradict the times of a film (`tick_hz`), we take the times
-    of the film, and turn its seconds into planes.
+    end. But if `tick_hz` is given, the length of the film contradicts the number of planes. Then we
+    turn the seconds of the film into planes.
 
     The arguments are as in `unknown_times`.
 
     Returns {"start": ..., "length": ..., "period": ...}, or a list of rows [start, length].
     """
-    # The frames are at equal distances. So the planes are divided equally among them.
+    # If the frames are at equal distances, divide the planes equally among them.
     if times.is_even:
         length = round(count / len(times), 3)
         return {"start": first, "length": length, "period": length}
@@ -123,13 +125,13 @@ def _guessed_exposures(
 
 
 def _rows_by_seconds(times: FrameTimes, first: int, tick_hz: float) -> list[list[float]]:
-    """Return a row [start, length] for each frame of a film: its seconds, turned into planes.
+    """Return a row [start, length] in planes for each frame of a film, from its seconds.
 
     first: the plane at the start of the film. tick_hz: planes per second.
     """
     rows = []
-    # The times are fractions. A product with a float would be a float, and rounding errors would
-    # add up. So `tick_hz` becomes a fraction, too, and only the results are rounded.
+    # The times are fractions. The product of a fraction and a float is a float, which is rounded.
+    # So turn `tick_hz` into a fraction, too. Then only the results are rounded.
     for start, end in zip(times.starts, times.ends, strict=True):
         begin = (start - times.begin) * Fraction(tick_hz)  # planes since the first one
         length = (end - start) * Fraction(tick_hz)
@@ -141,7 +143,7 @@ def _rows_by_seconds(times: FrameTimes, first: int, tick_hz: float) -> list[list
 
 
 def refuse_exposures_of_other_frames(clip: str, listed: Exposures, times: FrameTimes) -> None:
-    """Raise UnknownPlanes if exposures do not belong to the frames that exist.
+    """Raise UnknownPlanes if the exposures of a user do not fit the frames that exist.
 
     listed: the exposures of a clip as the user gives them.
     times: the times of the existing frames. The error proposes the exposures of these frames.
@@ -161,8 +163,8 @@ def _refuse_rows_of_missing_frames(clip: str, listed: Exposures, times: FrameTim
     if not times.gaps or len(listed.rows) == len(times):
         return
     rows = []
-    # `places` returns the numbers of the existing frames among all frames, e.g. 0, 1, 3 if frame 2
-    # is missing.
+    # `places` returns the number that each existing frame has if missing frames are counted, too.
+    # E.g. 0, 1, 3 if frame 2 is missing.
     for place in times.places():
         if place < len(listed.rows):
             start, length = listed.rows[place]
@@ -172,7 +174,7 @@ def _refuse_rows_of_missing_frames(clip: str, listed: Exposures, times: FrameTim
 
 
 def _refuse_period_of_uneven_frames(clip: str, listed: Exposures, times: FrameTimes) -> None:
-    """Raise UnknownPlanes if the frames have several distances, but the exposures have one period.
+    """Raise UnknownPlanes if the exposures have one period, but the frames have several distances.
 
     The error proposes a list with a row for each frame.
     """
@@ -192,7 +194,7 @@ def _refuse_period_of_uneven_frames(clip: str, listed: Exposures, times: FrameTi
 def _with_three_digits(planes: Fraction) -> float:
     """Return a number of planes as messages show it, with three digits after the point.
 
-    A user has to read and correct the number, so it must be short. An error of a thousandth of a
-    plane changes no result.
+    A user has to read and correct the number, so it must be short. A thousandth of a plane hardly
+    matters, because exposures are rounded to whole planes later (`Exposures.planes_of`).
     """
     return round(float(planes), 3)

@@ -1,18 +1,20 @@
 """Decide how a user's own spikes are read for a network that was trained on other spikes.
 
 A network expects channels of a known rate (spikes per plane at full light) and light ("linear"
-light or "display" values). A user's spikes may come without both. Then `user_spikes` assumes what
-is most likely right. If it assumes a rate, it logs a warning:
+light or "display" values). A user's spikes may come without these two values. Then `user_spikes`
+assumes the most likely value:
 
-    light   as in the training
-    rate    measured from the frames if the training had a rate. Otherwise 1: the network learned
-            from firing rates that were not divided by a rate, or its training is not known
+    light   the light of the training
+    rate    if the training had a rate: measured from the brightness of the frames. Otherwise 1,
+            because the network learned from firing rates that were not divided by a rate, or its
+            training is not known. A warning says which rate is assumed
 
-The spikes for a formula (--method) are read by this function, too. But their rate is never unknown
-here, because data/formula_spikes.py has set an unknown rate to "match" already, with a warning of
-its own.
+`user_spikes` also reads the spikes for a formula (--method). There the rate is never unknown,
+because data/formula_spikes.py has already set an unknown rate to "match", with a warning of its
+own.
 
-What must stay: what is assumed, because results of users depend on it. The words may change.
+What must stay: the assumed values, because results of users depend on them. The words of the
+warnings may change.
 
 Tests: tests/parts/data/test_spike_source.py, tests/parts/data/test_user_folders.py
 """
@@ -31,14 +33,14 @@ def user_spikes(
 ) -> DatSpikes:
     """Return how a user's spikes are read for a trained network. Warns if a rate is assumed.
 
-    section: the spike section of the network.
-    trained: `ClipSources.spike_data` of the training, such as {"rate": 0.5, "light": "linear"}.
-    None: it is not known.
+    section: the section spike of the network.
+    trained: properties of the training spikes (`ClipSources.spike_data`), such as {"rate": 0.5,
+    "light": "linear"}. None if they are not known.
     info: what is known about the user's spikes. clip: name of the clip, for the warnings.
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     _warn_if_taken_as_aligned(source, trained, clip)
-    # A representation that ignores the light ignores the rate too, so nothing must be assumed.
+    # A representation that ignores the light also ignores the rate. Then no value is assumed.
     if "light" in source.without_effect:
         return source
 
@@ -46,8 +48,8 @@ def user_spikes(
     if light is None and trained:
         light = trained.get("light")
     changes = {"light": light}
-    if not source.is_rate_known:  # never with a formula, see the head of this file
-        # If the training had no rate, the rate stays at its default, 1.
+    if not source.is_rate_known:  # always known with a formula, see the head of this file
+        # If the training had no rate, spike.rate stays unset, which is the rate 1.
         had_rate = trained is not None and trained["rate"] is not None
         if had_rate:
             changes["rate"] = "match"

@@ -1,17 +1,20 @@
 """Change matrix and times by one round of Gauss-Newton on all pixels.
 
-A round changes the present estimate once, and rounds.py repeats rounds until the estimate stays.
-The change is
+A round changes the present estimate once. rounds.py repeats rounds until the estimate hardly
+changes. The change of a round is
 
     step = -(H + P)^-1 (g + P p)                                  (k,)
 
 H (k, k) and g (k,) are sums over the pixels of all views (equations.py). P and p come from the
-priors: a time is probably near its nominal value, which the files say. P (k, k) is diagonal and
-holds the weight of each prior. p (k,) holds how far each time is now from its nominal value. The k
-unknowns are four changes of the matrix (right, down, larger, turned), three times of the exposure,
-and the coefficients of the five features of the frame (fit.py). The times are its middle, its
-length, and its roll: how much later lower rows are exposed. The times are left out if the stream
-has too few planes before or after the exposure to fit them.
+priors: a time is probably near its nominal value, i.e. the value in the files. P (k, k) is diagonal
+and has the weight of each prior. p (k,) has the present distance of each time from its nominal
+value. The k = 12 unknowns are
+
+    4 changes of the matrix          right, down, larger, turned
+    3 times of the exposure          middle, length, roll (how much later lower rows are exposed)
+    5 coefficients of the features   fit.py lists the features of the frame
+
+If the stream has too few planes before or after the exposure, the times are left out, and k is 9.
 
 What must stay: the order of the unknowns (derivatives.py), and the values of the priors.
 test_the_other_values_follow_a_time_that_stops_at_its_limit tries the solution.
@@ -43,14 +46,15 @@ from data.cameras.registration.times import NO_MIDDLE, Middle, middle_of, tells_
 
 
 def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) -> np.ndarray:
-    """Change the estimate by one round, and set what the round tells about the times.
+    """Change the estimate by one round, and set the errors of its times.
 
-    Returns the changes (7,). The first four are of the matrix, in half sides of the plane. The last
-    three are middle, length and roll, in planes, or 0 if the times are not fitted.
+    Returns the changes (7,). The first four are changes of the matrix, in half sides of the plane.
+    The last three are changes of middle, length and roll, in planes. They are 0 if the times are
+    not fitted.
 
     views: at least one. sigma: size of the details in spike pixels.
     """
-    # The best coefficients of the features, with the present matrix and times.
+    # Find the best coefficients of the features for the present matrix and times.
     explanation = explain(views)
     estimate.explained = explanation.explained
     equations = normal_equations(estimate, views, explanation)
@@ -69,34 +73,35 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
     return np.concatenate((change, step[TIME_COLUMNS]))
 
 
-# Standard deviations of the priors of the times. With wider priors, a clip with little motion would
-# give times that are mostly noise. With narrower priors, a clip with motion could not change the
-# times.
+# Standard deviations of the priors of the times. With larger values, a clip with little motion
+# would give times that are mostly noise. With smaller values, a clip with motion could not change
+# the times enough.
 SPREAD_OFFSET = 15.0  # planes
 SPREAD_SHARE = 0.3  # of the planes of the exposure
 SPREAD_ROLL = 0.1  # of the planes of the exposure; from the middle row to the bottom row
-# Weight of a prior that keeps a value, as a multiple of the weight that the data give the value.
+# A prior of this weight keeps a value where it is. The weight is a multiple of the diagonal element
+# of H, the weight that the data give the value.
 KEEPING_WEIGHT = 1e9
 
 
 def _set_time_errors(
     estimate: Estimate, middle: Middle, equations: NormalEquations, A: np.ndarray
 ) -> None:
-    """Set the errors of the times, and the error of the matrix that they cause.
+    """Set the errors of the times, and the error of the matrix that an error of the offset causes.
 
-    middle: what the clip tells about the middle. A: H + P, (k, k).
+    middle: result of `middle_of` (times.py). A: H + P, (k, k).
     """
     offset_error, share_error = time_errors(estimate, equations, A)
     if middle.is_fitted:
         estimate.error_by_offset = middle.shift_per_plane * offset_error
     else:
-        # The middle was kept, so only the prior says something about the offset. A wrong offset and
-        # the matrix that was found with it match the clip together. So the error of the offset adds
-        # nothing to the error of the matrix.
+        # The middle was kept, so the error of the offset is the standard deviation of its prior. If
+        # the offset is wrong, the matrix was found with this wrong offset, and the two together
+        # match the clip. So the error of the offset adds nothing to the error of the matrix.
         offset_error = SPREAD_OFFSET
         estimate.error_by_offset = 0.0
     if not tells_length(equations):
-        share_error = SPREAD_SHARE  # only the prior is known
+        share_error = SPREAD_SHARE  # the clip tells nothing, so take the error of the prior
     estimate.time_errors = (offset_error, share_error)
     estimate.is_middle_doubtful = middle.is_doubtful
 
@@ -106,15 +111,16 @@ def _priors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the priors: the diagonal of P (k,), and p (k,).
 
-    A value without a prior has 0 in both. A prior has the weight noise / spread^2: the noisier the
-    clip, the more the prior counts.
+    An unknown without a prior has 0 in both arrays. A prior has the weight noise / spread^2. So in
+    a clip with more noise, the prior has more weight.
 
     noise: the result of `shared_noise`.
-    fits_middle: False lets the middle go back to its nominal value.
+    fits_middle: if False, the middle goes back to its nominal value.
     """
     P = np.zeros(len(H))
     p = np.zeros(len(H))
-    # Priors so strong that a value is kept.
+    # Weights so large that the step of a value is -p. So the middle goes back to its nominal value,
+    # and the matrix (p = 0) stays.
     strong = KEEPING_WEIGHT * np.diag(H)
     if estimate.fits_times:
         spread_of_length = SPREAD_SHARE * estimate.nominal_planes
@@ -137,13 +143,14 @@ def step_within_limits(
 ) -> np.ndarray:
     """Return the step -A^-1 gradient (k,), with the times within their limits.
 
-    A time that would step beyond a limit steps to the limit. Then the equations are solved again
-    for the other values. l are the times at a limit, and f are the other values, which are free:
+    If the step of a time is beyond a limit, the step is set to the limit. Then the equations are
+    solved again for the other values. With the index l for the times at a limit, and f for the
+    other values (free):
 
         step_f = -A_ff^-1 (gradient_f + A_fl step_l)
 
-    Why solve again? The other values were solved to go with a large change of the times, and this
-    change is not made. E.g. in a slow pan, a longer exposure looks like a sharper lens, and the
+    Why solve again? The first solution of the other values belongs to the large step of the time,
+    which is not made. E.g. in a slow pan, a longer exposure looks like a sharper lens, and the
     length would step by 200 planes. Without solving again, the matrix moved by 10 pixels back and
     forth, round by round.
 

@@ -1,12 +1,12 @@
-"""Derive the residuals of a view by each unknown, and say which pixels belong together.
+"""Compute the derivatives of the residuals by each unknown, and the tile of each pixel.
 
 The residuals are r = s - F a, with the details s of the summed spikes, the details F of five
-features of the frame, and the coefficients a of the features. `derivatives` gives how each pixel of
-r changes with the matrix and with the times. The derivative by a is -F.
+features of the frame, and the coefficients a of the features. `derivatives` returns the derivatives
+of r by the changes of the matrix and by the times. The derivative by a is -F.
 
-In a round on all pixels, these derivatives are the columns of J = dr / d(unknowns). A round on
-parts uses only the first two. The order of the columns must stay, because a step has the same
-order.
+In a round on all pixels (all_pixels.py), these derivatives are the columns of
+J = dr / d(unknowns). A round on parts (parts.py) uses only the first two, the shifts. The order of
+the columns must stay, because a step has the same order.
 test_each_column_is_the_derivative_of_the_residuals notices a wrong column.
 
 Tests: tests/parts/data/test_registration_all_pixels.py
@@ -37,25 +37,25 @@ def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> 
 
     predicted: F a (h, w), the details of the spikes as the frame predicts them.
     """
-    # The gradients of F a: change per half side of the plane. Neighbours in `predicted` are `every`
-    # spike pixels apart.
+    # The gradients of F a. np.gradient gives the change from pixel to pixel of `predicted`, which
+    # are `every` spike pixels apart. Convert it to the change per half side of the plane.
     down, right = np.gradient(predicted)
     down = down * estimate.coordinates.half_side / details.every
     right = right * estimate.coordinates.half_side / details.every
 
-    # The changes of the matrix. A move by (dx, dy) changes F a by right * dx + down * dy, and r by
-    # the negative of this. A change of the scale moves the pixel at (x, y) by (x, y). A turn moves
-    # it by (-y, x).
+    # The changes of the matrix. A move by (dx, dy) changes F a by right * dx + down * dy. It
+    # changes r by the negative, because r = s - F a. The change "larger" moves the pixel at (x, y)
+    # by (x, y), and the change "turned" moves this pixel by (-y, x).
     x, y = _thinned_coordinates(estimate.coordinates, details)
     larger = -(right * x + down * y)
     turned = right * y - down * x
 
-    # The derivatives of the sum s by the times. If the exposure begins and ends one plane later,
-    # the sum gains the plane at the end and loses the plane at the start.
+    # The derivatives of the summed spikes s by the times. If the exposure begins and ends one plane
+    # later, the sum gains the plane at the end and loses the plane at the start.
     later = details.rate_at_end - details.rate_at_start
-    # If the exposure is one plane longer, the sum gains half a plane at each end. Larger
-    # coefficients a would explain the mean part of this gain, F a / length, so the mean part is
-    # subtracted.
+    # If the exposure is one plane longer, the sum gains half a plane at the start and half a plane
+    # at the end. The sum of any longer exposure is larger on average, by F a / length. Larger
+    # coefficients a explain this average gain, so it is subtracted.
     gained = (details.rate_at_start + details.rate_at_end) / 2
     longer = gained - predicted / np.float32(estimate.length)
     # A row at y is exposed y * roll planes later than the middle row.
@@ -69,8 +69,8 @@ def tiles(coordinates: Coordinates, details: Details, count: int) -> np.ndarray:
     Tiles are numbered row by row. With count = 4, the tiles of the second row are 4 ... 7.
     """
     x, y = compared_coordinates(coordinates, details)
-    # Coordinates from -1 to 1 become 0 to count, and their whole part is the number of the column
-    # or row. The upper limit keeps the last pixel in the last tile.
+    # Scale the coordinates from -1 ... 1 to 0 ... count. Their whole part is the number of the
+    # column or row. The upper limit, a little below `count`, keeps the last pixel in the last tile.
     columns = np.clip((x + 1) * count / 2, 0, count - 0.01).astype(int)
     rows = np.clip((y + 1) * count / 2, 0, count - 0.01).astype(int)
     return count * rows + columns
@@ -87,6 +87,9 @@ def compared_coordinates(
 def _thinned_coordinates(
     coordinates: Coordinates, details: Details
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the coordinates x and y of the pixels that have details, (h, w) each."""
+    """Return the coordinates x and y of every `every`-th pixel, (h, w) each.
+
+    `Details` are computed only at these pixels (details.py).
+    """
     every = details.every
     return coordinates.x[::every, ::every], coordinates.y[::every, ::every]

@@ -1,19 +1,20 @@
-"""Compute what a round compares: the details of the spikes, and of the frame at the same places.
+"""Compute the details of spikes and frames, which a round of the fit compares.
 
 A round improves the matrix and the times of the estimate once (rounds.py). "Details" are what a
 band-pass filter keeps of an image: structures between sigma and 8 sigma pixels. The filter removes
-slow changes of brightness, and the noise of single pixels. For a view, at the present matrix and
-times of the estimate:
+slow changes of brightness, and the noise of single pixels. A view (a frame and its spikes) has, at
+the present matrix and times of the estimate:
 
-    s  details of the summed spikes of the exposure      (h, w)
-    F  details of five features of the frame, taken at the places of the spike pixels  (h, w, 5)
+    s  (h, w)       details of the summed spikes of the exposure
+    F  (h, w, 5)    details of five features of the frame, at the points of the frame to which the
+                    matrix maps the spike pixels
 
-What must stay: spikes and frame are blurred and filtered alike, and taken at the same places and
+What must stay: spikes and frame get equal blur and equal filters, and show the same points and
 times, because they are compared pixel by pixel. test_a_camera_is_found_from_a_start_that_is_off
 notices another blur of the frame, another filter, or another time for the rows.
 test_a_count_varies_by_its_part_behind_the_point tries the noise.
 
-rounds.py calls `frame_features` and `comparable_views`. The equations of a round read `Details`.
+rounds.py calls `frame_features` and `comparable_views`. The equations of a round use `Details`.
 
 Tests: tests/parts/data/test_registration_fit.py, tests/parts/data/test_registration_all_pixels.py
 """
@@ -33,25 +34,26 @@ from data.cameras.registration.view import LEAST_REACH, Features, Pair, blur
 class Noise(NamedTuple):
     """Expected squared noise of the details of a view, summed over the compared pixels."""
 
-    of_sums: float  # of the summed spikes of the exposure
-    of_ends: float  # of the sums over 2 `reach` planes around the start, or around the end
+    of_sums: float  # noise of the summed spikes of the exposure
+    of_ends: float  # noise of the spikes in 2 `reach` planes around the start, or around the end
 
 
 @dataclass(frozen=True)
 class Details:
     """The details of one view, with the present matrix and times.
 
-    They are computed at every `every`-th pixel of the plane, in both directions. E.g. with every =
-    2, a plane of 100 x 100 pixels has details of 50 x 50 pixels (h, w).
+    Details are computed at every `every`-th pixel of the plane, in both directions. E.g. with
+    every = 2, a plane of 100 x 100 pixels has details of 50 x 50 pixels, which is (h, w).
     """
 
     spikes: np.ndarray  # s (h, w), details of the summed spikes
     features: np.ndarray  # F (h, w, 5), details of the features of the frame at the same pixels
-    # Details (h, w) of the spikes per plane, in the planes around the start of the exposure, and
-    # around its end. `reach` is the number of these planes on each side of start and end.
+    # Details (h, w) of the spikes per plane, around the start of the exposure and around its end.
+    # E.g. with reach = 8, `rate_at_start` is from the 8 planes before the start and the 8 planes
+    # after it.
     rate_at_start: np.ndarray
     rate_at_end: np.ndarray
-    reach: float
+    reach: float  # number of planes on each side of start and end
     is_compared: np.ndarray  # bool (h, w), the pixels to compare. n is their number
     noise: Noise
     every: int  # distance of the pixels, in spike pixels
@@ -62,14 +64,14 @@ def frame_features(estimate: Estimate, sigma: float) -> list[Features]:
 
         sigma_in_frame^2 + 1/12 = (sigma^2 + 1/12) scale^2
 
-    scale is the number of RGB pixels per spike pixel, sigma is in spike pixels, and sigma_in_frame
-    in RGB pixels. Blurs add up by their variances. The area of a pixel blurs, too: 1/12 is the
-    variance of a square of side 1.
+    scale is the number of RGB pixels per spike pixel. sigma is in spike pixels, and sigma_in_frame
+    in RGB pixels. The variances of two blurs add up. A pixel has an area, which blurs, too: 1/12 is
+    the variance of a square of side 1.
     """
     scale = scale_of(estimate.matrix)
     variance = (sigma**2 + 1 / 12) * scale**2 - 1 / 12
-    # If a spike pixel is much smaller than an RGB pixel, the variance is below 0, and has no root.
-    # So the blur is at least half an RGB pixel (variance 0.25).
+    # If a spike pixel is much smaller than an RGB pixel, the variance is below 0, which has no
+    # root. So sigma_in_frame is at least half an RGB pixel (variance 0.25).
     sigma_in_frame = np.sqrt(max(variance, 0.25))
     return [pair.features(sigma_in_frame) for pair in estimate.pairs]
 
@@ -93,8 +95,8 @@ def comparable_views(estimate: Estimate, features: list[Features], sigma: float)
 def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float) -> Details | None:
     """Return the details of a view at the present estimate.
 
-    Returns None if the times are fitted, but the stream has too few planes around the exposure for
-    the rates at its start and end.
+    Returns None if the times are fitted, but the stream has too few planes around the exposure to
+    compute the rates at its start and end.
 
     features: the features of the frame. sigma: size of the details in spike pixels.
     """
@@ -112,8 +114,9 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
     around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
 
-    # The places of the spike pixels in the frame. Two neighbouring places are `every` spike pixels
-    # apart, so details of `sigma` spike pixels are `sigma / every` places large.
+    # The positions of every `every`-th spike pixel in the frame. In the arrays (h, w) of these
+    # positions, neighbours are `every` spike pixels apart. So details of `sigma` spike pixels are
+    # `sigma / every` elements large.
     u, v = _places_in_frame(estimate.matrix, exposure_counts.shape, every)
     features_at_places = _details_at(features.values, u, v, sigma_in_places=sigma / every)
     is_compared = _compared_pixels(
@@ -145,7 +148,7 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
 def _distance_of_pixels(sigma: float) -> int:
     """Return `every`: the details are computed at every `every`-th pixel, in both directions.
 
-    Large details vary slowly, so fewer pixels show them:
+    Large details vary slowly, so fewer pixels are enough:
 
         sigma    1.2    2    3    10
         every    1      1    2    6
@@ -168,7 +171,7 @@ def _places_in_frame(
     y = np.arange(0, height, every, dtype=np.float32)
     x = np.arange(0, width, every, dtype=np.float32)
     x, y = np.meshgrid(x, y)  # (h, w) each
-    # (u, v, 1) = M (x, y, 1), up to a factor: the third coordinate divides the other two.
+    # (u, v, depth) = M (x, y, 1), and the position is (u / depth, v / depth).
     M = matrix
     u = M[0, 0] * x + M[0, 1] * y + M[0, 2]
     v = M[1, 0] * x + M[1, 1] * y + M[1, 2]
@@ -184,32 +187,34 @@ def _compared_pixels(
     sigma: float,
     every: int,
 ) -> np.ndarray:
-    """Select the pixels to compare, bool (h, w). Three kinds of pixels are left out:
+    """Return which pixels are compared, bool (h, w). Three kinds of pixels are left out:
 
-        * outside of the frame or near its edge, where the blur mixes in repeated pixels
-        * overexposed in the frame, so that the frame does not show their light
-        * at the edge of the plane, where the blur repeats pixels, too
+        * pixels outside of the frame or near its edge, because the blur repeats edge pixels there
+        * pixels that are overexposed in the frame, because the frame does not show their light
+        * pixels at the edge of the spike plane, because the blur repeats edge pixels there, too
 
     No test guards the first two kinds: test_registration_fit.py passes with a margin of 0, and with
     overexposed pixels. So after a change, measure with lab/calibration_trials.py whether the fits
     are as exact as before.
 
-    u, v: places of the pixels in the frame, (h, w). overexposed: blurred, (H, W).
-    sigma: size of the details in spike pixels. every: distance of the pixels.
+    u, v: column and row of the pixels in the frame, (h, w).
+    overexposed: fraction of overexposed pixels around each pixel of the frame, (H, W).
+    sigma: size of the details in spike pixels. every: distance of the pixels in spike pixels.
     """
-    # Near the edge of the frame: within half of the blur and half of a spike pixel, in RGB pixels.
-    # E.g. sigma 3, and 2 RGB pixels per spike pixel: (3 / 2 + 1 / 2) * 2 = 4.
+    # A pixel is near the edge of the frame if its distance from the edge is at most half of sigma
+    # plus half of a spike pixel, in RGB pixels. E.g. with sigma 3 and 2 RGB pixels per spike pixel,
+    # the margin is (3 / 2 + 1 / 2) * 2 = 4.
     margin = (sigma + 1) * scale_of(estimate.matrix) / 2
     height, width = overexposed.shape
     is_compared = (u > margin) & (v > margin)
     is_compared &= (u < width - 1 - margin) & (v < height - 1 - margin)
 
-    # `overexposed` is blurred, so it is a little above 0 even far from an overexposed lamp. So a
-    # share of up to 2 % is accepted.
+    # `overexposed` is blurred, so it is a little above 0 even far from an overexposed lamp.
+    # Therefore a fraction below 2 % is accepted.
     is_compared &= cv2.remap(overexposed, u, v, cv2.INTER_LINEAR) < 0.02
 
-    # Two spike pixels at each edge of the plane are `border` pixels of the result, because the
-    # pixels of the result are `every` spike pixels apart.
+    # Leave out two spike pixels at each edge of the plane. They are `border` pixels of the result,
+    # because the pixels of the result are `every` spike pixels apart.
     border = math.ceil(2 / every)
     is_compared[:border] = False
     is_compared[-border:] = False
@@ -229,19 +234,19 @@ def _noise(
         n v / (4 pi sigma^2)        n: number of compared pixels
                                     v: variance of a spike count, the mean over the pixels
 
-    The blur divides the variance: a Gaussian of `sigma` divides the variance of independent noise
-    by 4 pi sigma^2. There are two values of v: of the counts of the whole exposure (`of_sums`), and
-    of the counts of 2 reach planes (`of_ends`).
+    The divisor comes from the blur: a Gaussian of `sigma` divides the variance of independent noise
+    by 4 pi sigma^2. v is different for the two fields of the result: for `of_sums` it is the
+    variance of the count of the whole exposure, and for `of_ends` of the count of 2 reach planes.
 
-    exposure_counts: spikes of the exposure, (h, w). length: of the exposure in planes.
-    is_compared: the compared pixels. sigma: size of the details. reach: planes on each side of
-    start and end.
+    exposure_counts: spikes of the exposure, (h, w). length: length of the exposure in planes.
+    is_compared: the compared pixels. sigma: size of the details in spike pixels.
+    reach: number of planes on each side of start and end.
     """
-    # A blur of 3 pixels removes most of the noise of the counts. The rates that remain are the
-    # expected rates.
+    # A blur of 3 pixels removes most of the noise of the counts. The result is used as the expected
+    # firing rate of each pixel.
     rates = np.maximum(blur(exposure_counts, 3.0), 0) / length  # (h, w), spikes per plane
-    # n / (4 pi sigma^2). np.float64 keeps a later division exact (`_noise_of_times`, equations.py):
-    # a Python number over an np.float32 would be an np.float32.
+    # n / (4 pi sigma^2), as np.float64, so that the division in `_noise_of_times` (equations.py) is
+    # in float64. A Python number divided by an np.float32 would be an np.float32.
     blurred_pixels = np.float64(is_compared.sum() / (4 * np.pi * sigma**2))
     return Noise(
         of_sums=blurred_pixels * variance_of_counts(rates, planes=length),
@@ -252,9 +257,9 @@ def _noise(
 def variance_of_counts(rates: np.ndarray, planes: float) -> float:
     """Return the variance of the spike counts of a number of planes, the mean over the pixels.
 
-    A pixel adds up light, and only the phase at which it begins is random. Suppose that it expects
-    4.3 spikes. Then it counts 4, and one more with the probability p = 0.3. So the variance of the
-    count is the variance of this one more spike, p (1 - p) = 0.21.
+    A pixel adds up light. Only its charge at the beginning is random. Suppose that 4.3 spikes are
+    expected. Then the pixel counts 4 spikes, and with the probability p = 0.3 a fifth spike. So the
+    variance of the count is the variance of the fifth spike, p (1 - p) = 0.21.
 
     rates: spikes per plane of each pixel, (h, w).
     """
@@ -275,12 +280,12 @@ def _band_pass(image: np.ndarray, sigma: float) -> np.ndarray:
 def _details_at(
     features: np.ndarray, u: np.ndarray, v: np.ndarray, sigma_in_places: float
 ) -> np.ndarray:
-    """Return the details of the features at places of the frame, (h, w, 5).
+    """Return the details of the features at positions in the frame, (h, w, 5).
 
-    features: (H, W, 5), blurred already. So only their slow part, a mean over 8 sigma, must be
+    features: (H, W, 5), already blurred. So only their slow part, a mean over 8 sigma, must be
     subtracted.
-    u, v: column and row of each place, (h, w). sigma_in_places: size of the details, measured in
-    the distance of two neighbours among the places.
+    u, v: column and row of each position, (h, w). sigma_in_places: size of the details, in elements
+    of u and v.
     """
     at_places = cv2.remap(features, u, v, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
     side = _odd(8 * sigma_in_places)

@@ -6,18 +6,20 @@ has a column for each of the k unknowns, the derivative of r by this unknown:
 
     columns   unknowns
     4         changes of the matrix: shift right, shift down, scale, turn
-    3         middle and length of the exposure, in planes, and the roll: how much later a lower row
-              is exposed. These three are the times. Only if they are fitted (Estimate.fits_times)
+    3         the times: middle and length of the exposure, in planes, and the roll (how much later
+              lower rows are exposed). If the times are not fitted (Estimate.fits_times), these
+              columns are left out
     5         a, the coefficients of the features of the frame
 
 J' is the transpose of J. Without priors and limits, the step of the round is -H^-1 g.
 
 Besides H and g, a round needs two corrections, because J and r are noisy:
 
-    pull    some parts of a scene fit no exposure. These parts make g ask for a shorter exposure
-            although its length is right. What they add to g is subtracted (`_pull_of_misfit`)
-    noise   the noise of the spikes makes the diagonal of H larger, as motion does. This part stays
-            in H, and is returned beside H for times.py (`_noise_of_times`)
+    pull    The frame cannot explain some parts of a scene, whatever the length of the exposure is.
+            In g, these parts ask for a shorter exposure although the length is right. What they add
+            to g is subtracted (`_pull_of_misfit`)
+    noise   The noise of the spikes makes the diagonal of H larger, as motion does. This part stays
+            in H. times.py needs its size, so it is returned, too (`_noise_of_times`)
 
 What must stay: H and g, and the order of their sums, because they decide the bits of each result.
 test_a_camera_is_found_from_a_start_that_is_off notices if the pull is missing, and
@@ -49,7 +51,7 @@ class NormalEquations:
 
     H: np.ndarray  # (k, k)
     g: np.ndarray  # (k,), after the pull was subtracted
-    of_tiles: list[np.ndarray]  # for each tile of each view: what its pixels add to g, (k,)
+    of_tiles: list[np.ndarray]  # sum of what the pixels of a tile add to g, (k,) for each tile
     # What noise adds to the diagonal of H for middle, length and roll, (3,). H contains it.
     time_noise: np.ndarray
     removed_pull: float  # what was subtracted from g for the length
@@ -58,7 +60,7 @@ class NormalEquations:
 def normal_equations(
     estimate: Estimate, views: list[Details], explanation: Explanation
 ) -> NormalEquations:
-    """Sum H and g over the views. What pixel i adds to g is row i of W J, times r_i."""
+    """Sum H and g over the views. Pixel i adds row i of W J, times r_i, to g."""
     # Number of columns before the five columns of a: 7 with the times, 4 without them.
     number_of_changes = MATRIX_AND_TIMES if estimate.fits_times else MATRIX_CHANGES
     k = number_of_changes + FEATURES  # 12 or 9
@@ -106,9 +108,10 @@ def _jacobian(
     return np.concatenate((of_changes, of_coefficients), axis=1)
 
 
-# The spread of what the tiles add to g gives the errors of the times. The plane is cut into TILES x
-# TILES tiles. Pixels near one another have similar errors, e.g. all pixels of one moving object. So
-# these pixels should lie in one tile. With smaller tiles, the errors would come out too small.
+# The plane is cut into TILES x TILES tiles. times.py computes the errors of the times from the
+# spread of what the tiles add to g, because it takes two tiles as independent. Pixels near one
+# another have similar errors, e.g. all pixels of one moving object. So these pixels should lie in
+# one tile. With smaller tiles, the computed errors would be too small.
 TILES = 4
 
 
@@ -126,14 +129,14 @@ def _sums_of_tiles(estimate: Estimate, details: Details, of_pixels: np.ndarray) 
 
 
 def _pull_of_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: float) -> float:
-    """Return the part of g, of one view, that would only shorten the exposure.
+    """Return what misfit adds to the element of g for the length, in one view.
 
         pull = square / L        square: the sum of w misfit^2; L: length of the exposure
 
-    The residuals have two parts: noise, and misfit. Misfit is what the frame cannot explain at any
-    length, e.g. an object of another depth. The spikes are summed over the exposure. So with twice
-    the planes, the misfit is twice as large, and least squares would shorten the exposure although
-    its length is right.
+    The residuals have two parts: noise, and misfit. Misfit is what the frame cannot explain,
+    whatever the length is, e.g. an object of another depth. The spikes are summed over the
+    exposure. So with twice the planes, the misfit is twice as large. Least squares wants a small
+    misfit, so it would shorten the exposure although its length is right.
 
     g is half of the derivative of the sum of w r^2. The misfit is proportional to L, so its square
     is c L^2 with a constant c. Half of the derivative by L is c L, which is square / L.
@@ -142,8 +145,8 @@ def _pull_of_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: floa
     square by about 2 %, which is 4. So the square grows by 8 per plane. The half is the pull:
     4 = 200 / 50.
 
-    If this part is not subtracted, the test of a start that is off finds the share 0.52 where 1 is
-    true.
+    If the pull is not subtracted, test_a_camera_is_found_from_a_start_that_is_off finds the share
+    0.52, but the true share is 1.
     """
     mean_weight = float(w.mean())
     square_of_noise = mean_weight * details.noise.of_sums
@@ -153,12 +156,12 @@ def _pull_of_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: floa
 
 
 def _noise_of_times(details: Details, w: np.ndarray) -> np.ndarray:
-    """Return the part of the diagonal of H that is noise, of one view: middle, length, roll (3,).
+    """Return what noise adds to the diagonal of H for middle, length and roll, (3,), in one view.
 
-    The columns of J for the times are made of two rates, at the start and at the end: the middle
-    has their difference, and the length half of their sum (`derivatives`). A rate is a sum of
-    spikes over 2 reach planes, divided by 2 reach. So the variance of a rate is the variance of the
-    sum, divided by (2 reach)^2.
+    The columns of J for the times are computed from two rates, the rate at the start and the rate
+    at the end of the exposure. The column of the middle is their difference, and the column of the
+    length is half of their sum (`derivatives`). A rate is the number of spikes in 2 reach planes,
+    divided by 2 reach. So its variance is the variance of the number, divided by (2 reach)^2.
     """
     mean_weight = float(w.mean())
     rate_noise = mean_weight * details.noise.of_ends / (4 * details.reach**2)
@@ -171,9 +174,9 @@ def _noise_of_times(details: Details, w: np.ndarray) -> np.ndarray:
 def with_larger_diagonal(H: np.ndarray, P: np.ndarray) -> np.ndarray:
     """Return H + P, with a little more on the diagonal, (k, k). P: (k,), a diagonal.
 
-    Without texture, H is nearly 0, and the equations could not be solved. 1e-7 of the diagonal
-    changes a step by far less than SMALL_SHIFT, at which the rounds end (rounds.py). 1e-12 is for a
-    diagonal of 0.
+    In a clip without texture, H is nearly 0. Without the addition, the equations could not be
+    solved. 1e-7 of the diagonal changes a step by far less than SMALL_SHIFT, at which the rounds
+    end (rounds.py). 1e-12 is added in case that the diagonal is 0.
     """
     added_to_diagonal = P + 1e-7 * np.diag(H) + 1e-12
     return H + np.diag(added_to_diagonal)

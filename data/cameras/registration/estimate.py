@@ -1,9 +1,9 @@
 """Hold the present estimate of a fit, and change it within its limits.
 
-An estimate is a matrix and three times, which `Estimate` names. Each round of a fit makes a step:
-some amounts of CHANGES for the matrix (matrix.py), and a change of each time. A step may be wrong,
-because its equations hold for small changes only. So each step has limits, and the times have
-limits as a whole, too.
+An estimate is a matrix and three times: middle, length and roll of the exposure. Each round of a
+fit changes them by a step. A step has an amount for each of the CHANGES of the matrix (matrix.py),
+and a change of each time. The equations of a step hold only for small changes, so a large step may
+be wrong. Therefore each step has limits. The times themselves also have limits.
 
 What must stay: the limits, because other limits give other results.
 test_the_first_step_of_times_is_within_its_limits has the limits of the times, and
@@ -21,16 +21,16 @@ from data.cameras.registration.matrix import CHANGES, MODELS, changed_matrix, co
 from data.cameras.registration.view import MOST_REACH, Pair
 
 # Largest amount of a change of the matrix in one step. The coordinates of the plane go from -1 to 1
-# along its longer side, so 0.1 is a twentieth of the side. A larger step could lead away from the
-# result. With 0.002, the rounds end before the result is reached.
+# along its longer side, so a shift of 0.1 is a twentieth of this side. A larger step could lead
+# away from the result. With 0.002, the rounds would end before the result is reached.
 LARGEST_STEP = 0.1
-# Largest change of a time in one step, in planes. How the sums of the spikes change with the times
-# of the exposure is measured over MOST_REACH planes on each side. A larger step would rely on
-# values that are not measured.
+# Largest change of a time in one step, in planes. A step is computed from the spikes in up to
+# MOST_REACH planes before and after the start and the end of the exposure. A larger step would
+# reach planes from which nothing was computed.
 LARGEST_TIME_STEP = MOST_REACH
-# The length is searched between these fractions of the exposure's planes. A shorter exposure is not
-# found: the search ends at the limit. More than 1 is allowed, because noise moves a true length of
-# 1 up as often as down.
+# The length is searched between these fractions of the exposure's planes. If the true exposure is
+# shorter, the search ends at the limit. More than 1 is allowed, because noise makes a true length
+# of 1 longer as often as shorter.
 LEAST_LENGTH = 0.4
 MOST_LENGTH = 1.05
 # Largest roll that is searched, as a fraction of the exposure's planes, in both directions. If
@@ -51,9 +51,9 @@ class Estimate:
         roll     a row at y is exposed roll * y planes later than the middle row. In a square plane,
                  y goes from -1 at the top to 1 at the bottom
 
-    Only the two `change_` methods change the matrix and the times. The rounds also store here what
-    else they learn, e.g. the errors of the estimate: in planes for the offset, and in pixels of the
-    binned frame for the matrix and for shifts.
+    Only the methods `change_matrix` and `change_times` change the matrix and the times. The rounds
+    also store the errors of the estimate here: the error of the offset in planes, and the error of
+    the matrix in pixels of the binned frame.
     """
 
     def __init__(
@@ -83,18 +83,20 @@ class Estimate:
         height, width = pairs[0].sums.shape[1:]
         self.coordinates = coordinates_of(height, width)
 
-        # The estimate. Nominally the whole exposure collects light, and all rows at once.
+        # The estimate begins with the nominal times: light is collected during all planes of the
+        # exposure, and all rows are exposed at the same time.
         self.matrix = matrix
         self.middle = self.nominal_planes / 2
         self.length = float(self.nominal_planes)
         self.roll = 0.0
 
-        # What the rounds learn. No round has run yet, so no error is known.
+        # Results of the rounds. No round has run yet, so the errors are infinite.
         self.explained = 0.0  # fraction of the variance of the spikes' details
         # The last round on all pixels (all_pixels.py) sets:
         # the errors of the offset in planes, and of the share (length / nominal planes)
         self.time_errors = (np.inf, np.inf)
-        # whether a moved camera may explain the clip nearly as well (`Middle.is_doubtful`)
+        # whether a moved camera may explain the clip nearly as well as the offset
+        # (`Middle.is_doubtful` in times.py)
         self.is_middle_doubtful = False
         self.error_by_offset = 0.0  # error of the matrix because the offset has an error
         # The last round on parts of the plane (parts.py) sets:
@@ -108,7 +110,7 @@ class Estimate:
 
     @property
     def offset(self) -> float:
-        """By how many planes the middle is later than the files say."""
+        """The number of planes by which the middle is later than the files say."""
         return self.middle - self.nominal_planes / 2
 
     @property
@@ -127,8 +129,8 @@ class Estimate:
     def change_matrix(self, step: np.ndarray) -> np.ndarray:
         """Change the matrix by a step (k,), the amounts of the first k CHANGES.
 
-        If an amount is above LARGEST_STEP, all are scaled down so that the largest amount is
-        LARGEST_STEP. Returns the change that was made, (k,).
+        If the largest amount is above LARGEST_STEP, all amounts are scaled down by one factor, so
+        that the largest amount is LARGEST_STEP. Returns the amounts that were applied, (k,).
         """
         largest = np.abs(step).max() + 1e-12  # not 0, because it is a divisor
         change = step * min(1.0, LARGEST_STEP / largest)
@@ -148,7 +150,8 @@ class Estimate:
         values = np.array((self.offset, self.length, self.roll))
         lowest = np.array((-self.most_offset, LEAST_LENGTH * planes, -MOST_ROLL * planes))
         highest = np.array((self.most_offset, MOST_LENGTH * planes, MOST_ROLL * planes))
-        # A change must keep these limits, and the limit of a single step.
+        # A change must keep the values within these limits, and must itself be at most
+        # LARGEST_TIME_STEP.
         least_change = np.maximum(lowest - values, -LARGEST_TIME_STEP)
         most_change = np.minimum(highest - values, LARGEST_TIME_STEP)
         return least_change, most_change

@@ -1,11 +1,12 @@
 """Explain the spikes by the frames: find coefficients a, residuals r = s - F a, and weights w.
 
-Of each view, s (n,) are the details of the summed spikes, and F (n, 5) the details of the features
-of the frame, at the n compared pixels. One vector a (5,) serves all views.
+Each view has n compared pixels. At these pixels, s (n,) are the details of the summed spikes, and
+F (n, 5) the details of the features of the frame (details.py). All views have the same coefficients
+a (5,).
 
-A pixel may show an object that the frame does not show at this place, e.g. because of parallax.
-Such a pixel has a large residual, and must not change the result much. So w is 1 for most pixels,
-and small for large residuals (Huber).
+A spike pixel may show an object that the frame does not show at the same point, e.g. because of
+parallax. Such a pixel has a large residual, and must not change the result much. So the weight w is
+1 for most pixels, and below 1 for large residuals (Huber).
 
 What must stay: every round (rounds.py) calls `explain` first, and computes its step with the same
 residuals and weights. test_pixels_with_large_residuals_count_less tries the weights. Without
@@ -30,23 +31,24 @@ class Explanation:
     a: np.ndarray  # (5,), the coefficients of the features
     residuals: list[np.ndarray]  # r (n,) of the compared pixels of each view
     weights: list[np.ndarray]  # w (n,) of the same pixels of each view, 1 or less
-    explained: float  # fraction of the variance of s that F a explains
+    explained: float  # fraction of the variance of s that F a explains, e.g. 0.9
 
 
-# A residual beyond this number of standard deviations counts less. If the noise is normal, 1
-# residual in 80 is beyond. A smaller number would also give good pixels a smaller weight. In the
-# scene of test_registration_fit.py, the true offset is 0. The fit finds 0.03 planes with this
-# limit, and 0.17 planes without a limit.
+# A residual above this number of standard deviations gets a weight below 1. If the noise is normal,
+# this is 1 residual in 80. With a smaller number, many good pixels would also get a smaller weight.
+# In the scene of test_registration_fit.py, the true offset is 0. The fit finds 0.03 planes with
+# this limit, and 0.17 planes without a limit.
 HUBER_DEVIATIONS = 2.5
-# Standard deviation of normal noise, divided by the median of its absolute values.
+# Standard deviation of normal noise, divided by the median of the absolute values of the noise. So
+# the median, which a few large residuals hardly change, gives the standard deviation.
 DEVIATION_OF_MEDIAN = 1.4826
 
 
 def explain(views: Sequence[Details]) -> Explanation:
     """Find the coefficients with which the frames explain the spikes best.
 
-    The equations are solved twice: first with all weights 1, and then with the weights that the
-    first residuals give. The result has the weights of the second residuals.
+    The equations are solved twice: first with all weights 1, and then with the weights of the first
+    residuals. The result has the second coefficients, the second residuals, and their weights.
     """
     # The compared pixels of each view.
     features = []  # F (n, 5) of each view
@@ -60,13 +62,13 @@ def explain(views: Sequence[Details]) -> Explanation:
         a = _coefficients(features, spikes, weights)
         # r (n,) of each view
         residuals = [s - F @ a for F, s in zip(features, spikes, strict=True)]
-        # One limit for all views. The few large residuals hardly change the median. The limit is a
-        # divisor, so 1e-9 is added in case that all residuals are 0.
+        # One limit for all views. The limit is a divisor in `huber_weights`, so 1e-9 is added in
+        # case that all residuals are 0.
         sizes = np.abs(np.concatenate(residuals))
         limit = HUBER_DEVIATIONS * DEVIATION_OF_MEDIAN * np.median(sizes) + 1e-9
         weights = [huber_weights(r, limit) for r in residuals]
 
-    # The share of s that F a explains: 1 without any residuals, 0 if a explains nothing.
+    # The fraction of s that F a explains: 1 if all residuals are 0, and 0 if F a explains nothing.
     square_of_residuals = sum((r**2).sum() for r in residuals)
     square_of_spikes = sum((s**2).sum() for s in spikes)
     explained = float(1 - square_of_residuals / square_of_spikes)
@@ -88,7 +90,8 @@ def _coefficients(
         WF = F * w[:, None]
         FWF = FWF + WF.T @ F
         FWs = FWs + WF.T @ s
-    # The added diagonal makes the equations solvable if a feature is 0 everywhere.
+    # Without the addition to the diagonal, the equations could not be solved if a feature is 0
+    # everywhere.
     added_to_diagonal = 1e-5 * np.diag(FWF) + 1e-12
     return np.linalg.solve(FWF + np.diag(added_to_diagonal), FWs)
 
@@ -104,11 +107,11 @@ def huber_weights(r: np.ndarray, limit: float) -> np.ndarray:
 def shared_noise(explanation: Explanation, sigma: float, every: int) -> float:
     """Return the variance of a residual, times the number of compared pixels that share its noise.
 
-    The sums of a round count each pixel as if its noise were independent. But the blur correlates
-    the noise of neighbours, so the clip tells less than the sums say. Priors and variances of
-    shifts are computed with this larger noise.
+    A round sums over pixels as if the noise of each pixel were independent. But the blur correlates
+    the noise of neighbours, so n pixels tell less than n independent pixels. To make up for this,
+    priors and variances of shifts are computed with this larger noise.
 
-    sigma: of the blur, in spike pixels. every: distance of the compared pixels.
+    sigma: sigma of the blur, in spike pixels. every: distance of the compared pixels.
     """
     squares = []
     for r, w in zip(explanation.residuals, explanation.weights, strict=True):

@@ -4,34 +4,34 @@
 exposure. `data/cameras/self_calibration.py` calls it for `spike.calibration` "auto", and
 `scripts/calibrate.py` for recordings of a calibration.
 
-Idea. The sum of the spikes of an exposure, mapped to the RGB camera, is the blurry frame. If the
-map or the times are wrong, the sum and the frame differ. So the fit looks for the map and the times
-with the smallest difference, by Gauss-Newton. All modules of this folder (listed in its
-`__init__.py`) use the same symbols. For one spike pixel, they are
+Idea. The sum of the spikes of an exposure, mapped to the RGB camera, shows the same as the blurry
+frame. If the matrix or the times are wrong, the sum and the frame differ. So the fit looks for the
+matrix and the times with the smallest difference, by Gauss-Newton. All modules of this folder
+(listed in its `__init__.py`) use the same symbols. For one spike pixel, they are
 
-    M  the matrix (3, 3) that maps the spike pixel to a place in the frame
+    M  the matrix (3, 3) that maps the spike pixel to a point of the frame
     s  the details of the summed spikes of the pixel
-    F  the details of five features of the frame at this place: three colours, the square of grey
+    F  the details of five features of the frame at this point: three colours, the square of grey
        (for the response curve), the Laplacian of grey (for the blur of the lens)
     a  the five coefficients of the features
     r  the residual, r = s - F a
 
-"Details" are what a band-pass filter keeps of an image. F depends on M. s depends on three times of
-the exposure: its middle, its length, and the roll (a rolling shutter exposes the rows at the bottom
-later than the rows at the top). Times are in planes: a plane is one image of spikes, and the stream
-is a series of planes. If M, the times and a are right, then r is noise.
+"Details" are what a band-pass filter keeps of an image, e.g. edges and texture. F depends on M. s
+depends on three times of the exposure: its middle, its length, and the roll (a rolling shutter
+exposes the rows at the bottom later than the rows at the top). The unit of times is a plane, i.e.
+one read-out of the spike camera. If M, the times and a are right, then r is noise.
 
-A value that the clip does not determine is not applied. E.g. in a pan (everything moves at one
-speed), a shift of the camera and a later exposure look the same. Then the time keeps the value of
-the files, and only the shift is fitted. If this time is wrong, the shift is wrong, too, but in this
-clip the two errors cancel.
+If the clip does not determine a value, the value is not applied. E.g. in a pan (everything moves at
+one speed), a shift of the camera and a later exposure look the same. Then the middle of the
+exposure stays as the files say, and only the shift is fitted. If the files are wrong, the shift is
+wrong, too. But in this clip the two errors cancel.
 
 What must stay, in all modules of this folder: the same clip gives the same numbers, equal to the
 bit, because results are kept between runs. Another order of a sum or of a product changes the last
-bits. To check a change, run `python -m lab.calibration_trials` before and after it (three minutes):
-"bits" in its output must stay, and its last lines say whether the fits are still as exact. If the
-bits must change, raise FORMAT in data/cameras/self_calibration.py, so that old results are computed
-anew. Names, and how the code is split into functions, are free.
+bits. To check a change, run `python -m lab.calibration_trials` before and after it (three minutes).
+The line "bits" of its output must stay, and its last lines say whether the fits are still as exact.
+If the bits must change, raise FORMAT in data/cameras/self_calibration.py, so that kept results are
+computed again. Free to change: names, and how the code is split into functions.
 
 Tests: tests/parts/data/test_registration_*.py try whole fits and single steps.
 tests/parts/data/test_self_calibration.py and tests/parts/scripts/test_calibrate.py find simulated
@@ -69,33 +69,34 @@ def fit(
     views: at least one, all of one size and with exposures of one length.
     start: the matrix (3, 3) to begin with, spike pixel -> RGB pixel.
     light: what the spikes integrate, "linear" light or "display" values.
-    model: which changes of the matrix the last rounds fit: "similarity" (shift, scale and turn),
-    "affine" or "homography", see MODELS in matrix.py. With each of these models, the earlier rounds
-    fit only shift, scale and turn. None: the matrix is fixed, and its error is infinite.
+    model: changes of the matrix that the last rounds fit: "similarity" (shift, scale and turn),
+    "affine" or "homography" (MODELS in matrix.py). The earlier rounds fit only shift, scale and
+    turn, whatever the model is. None: the matrix stays as it is, and its error is infinite.
     most_offset: largest offset that is searched, in planes.
     """
-    # Large planes are binned, and their frames, too: factor x factor pixels become one. The
-    # factor is 1 for planes of up to MOST_PIXELS pixels.
+    # Large planes and their frames are binned: factor x factor pixels become one. E.g. a plane of
+    # 1000 x 1000 pixels has the factor 3. The factor is 1 for planes of up to MOST_PIXELS pixels.
     height, width = views[0].stream.shape[1:]
     factor = int(np.ceil(np.sqrt(height * width / MOST_PIXELS)))
     pairs = [Pair(view, factor, light) for view in views]
     # `nominal_matrix` maps the pixels of a coarse grid to a fine grid. So it also maps binned
-    # pixels to pixels. Planes and frames are binned by the same factor, so one map serves
-    # both.
+    # pixels to pixels. Planes and frames are binned by the same factor, so the same matrix is used
+    # for both.
     to_pixel = nominal_matrix(spike=(1, 1), rgb=(factor, factor))  # binned pixel -> pixel
     to_binned = np.linalg.inv(to_pixel)
     # From right to left: binned spike pixel -> spike pixel -> RGB pixel -> binned RGB pixel.
     start_of_binned = to_binned @ start @ to_pixel
     estimate = best_estimate(pairs, start_of_binned, model, most_offset)
 
-    # Back to the pixels before binning. A binned pixel has factor^2 times the spikes of a pixel, so
-    # the gain is divided. A pixel of the binned frame is `factor` pixels of the frame wide, so
-    # distances are multiplied.
+    # Convert the results to pixels before binning. A binned spike pixel has factor^2 times the
+    # spikes of a pixel, so gain and dark are divided by factor^2. A pixel of the binned frame is
+    # `factor` pixels of the frame wide, so distances are multiplied by `factor`.
     matrix = to_pixel @ estimate.matrix @ to_binned
     gain, dark = _gain_and_dark(estimate)
     offset_error, share_error = estimate.time_errors
-    # The last rounds fit the matrix and keep the offset. If the offset is wrong, the matrix is also
-    # wrong by `error_by_offset`. The two errors are taken as independent, so their squares add up.
+    # The last rounds fit only the matrix, with the offset of the earlier rounds. The error of this
+    # offset causes an additional error of the matrix, `error_by_offset`. The two errors are taken
+    # as independent, so their squares add up.
     matrix_error = math.hypot(estimate.matrix_error, estimate.error_by_offset)
     return FitResult(
         matrix=matrix,
@@ -131,10 +132,10 @@ def _gain_and_dark(estimate: Estimate) -> tuple[float, float]:
 
 
 def _light(estimate: Estimate, pair: Pair) -> np.ndarray:
-    """Return the grey light (h, w) of a frame at the places of the spike pixels."""
+    """Return the grey light (h, w) of a frame at the positions of the spike pixels."""
     height, width = pair.sums.shape[1:]  # of the spike plane
-    # estimate.matrix maps a spike pixel (of the result) to its place on the frame. WARP_INVERSE_MAP
-    # says so, because OpenCV expects the opposite direction by default.
+    # By default, OpenCV expects a matrix from the source (frame) to the result (spike plane).
+    # estimate.matrix maps in the opposite direction, so WARP_INVERSE_MAP is needed.
     return cv2.warpPerspective(
         pair.integrated.mean(axis=2),
         estimate.matrix,
@@ -146,8 +147,8 @@ def _light(estimate: Estimate, pair: Pair) -> np.ndarray:
 
 def _rate(estimate: Estimate, pair: Pair) -> np.ndarray:
     """Return the spikes per plane (h, w) during the exposure of the middle row."""
-    # The same start and end for each row, (h,): the roll is left out. The times are fractions of
-    # planes, so `spikes_until` interpolates.
+    # The same start and end for each row, (h,), because the roll is left out. The times are no
+    # whole planes, so `spikes_until` interpolates.
     height = pair.sums.shape[1]
     start = np.full(height, estimate.middle - estimate.length / 2)
     end = np.full(height, estimate.middle + estimate.length / 2)

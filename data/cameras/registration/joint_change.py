@@ -1,15 +1,15 @@
 """Find the one change of the matrix that fits the shifts of t parts of the plane best.
 
-Part t of the plane fits best if it is shifted by d_t (2,): to the right, and down. A change of the
-matrix shifts all parts together. The change is a linear combination of the k CHANGES of the model
-(matrix.py), with the amounts c (k,). The change shifts part t by J_t c, where J_t is (2, k). The
-amounts are found by weighted least squares:
+The spike plane is cut into parts (parts.py). Part t fits the frame best if the part is shifted by
+d_t (2,): to the right, and down. A change of the matrix shifts all parts together. The change is a
+linear combination of the k CHANGES of the model (matrix.py), with the amounts c (k,). The change
+shifts part t by J_t c, where J_t is (2, k). The amounts are found by weighted least squares:
 
     c = (sum J' W J)^-1 sum J' W d        W = (V + extra I)^-1   weight of a part, (2, 2)
 
-The sums are over the parts. V (2, 2) is the variance of the shift of a part. Parts at other
-depths have other shifts (parallax). Parallax is treated as an additional variance, `extra`, which
-is the same for all parts and directions.
+The sums are over the parts. V (2, 2) is the variance of the shift of a part. The shift of a part
+also depends on the depth of its objects (parallax). Parallax is treated as an additional variance,
+`extra`, which is the same for all parts and directions.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. E.g. np.einsum("tij,tj->ti", A, x) is the product A x of each part t. The letters here are
@@ -43,18 +43,18 @@ def join_shifts(
 ) -> JointChange:
     """Find the one change of the matrix that moves t parts by their shifts.
 
-    `extra` is chosen so that the shifts that remain are as large as their variances say
-    (Paule-Mandel). Then the sum of their weighted squares is the degrees of freedom: the number of
-    shifts minus the number of changes.
+    The shifts that remain after the change should be as large as their variances say. Then the sum
+    of their weighted squares is equal to the degrees of freedom: the number of shifts minus the
+    number of changes. `extra` is chosen so that this is true (the method of Paule and Mandel).
 
     shifts: d (t, 2) of the parts. variances: V (t, 2, 2) of the shifts.
     places: centers of the parts, (t, 3): x, y, 1. changes: (k, 3, 3).
     """
     J = motions_of_places(changes, places)  # (t, 2, k)
     degrees_of_freedom = 2 * len(shifts) - len(changes)
-    # Bisection: a larger extra variance makes the weights smaller, and so the sum of the weighted
-    # squares. The bisection ends if `extra` is known within 0.1 %, or if `extra` is below 1e-9,
-    # which has the effect of 0.
+    # Find `extra` by bisection: with a larger `extra`, the weights are smaller, so the sum of the
+    # weighted squares is smaller, too. The bisection ends if `extra` is known within 0.1 %, or if
+    # `extra` is below 1e-9, which has the same effect as 0.
     low = 0.0
     high = 1.0  # in squared half sides of the plane, larger than any parallax
     while high > 1e-9:
@@ -77,13 +77,13 @@ def motions_of_places(changes: np.ndarray, places: np.ndarray) -> np.ndarray:
 
     changes: (k, 3, 3). places: (t, 3), homogeneous coordinates x, y, z with z = 1.
     """
-    # A change moves x, y and z of a place by its product with (x, y, z). So, with coordinates i, j,
-    # moved[t, k, i] = sum over j of changes[k, i, j] places[t, j].
+    # A change adds to x, y and z of a place the product of the change and (x, y, z). So, with the
+    # coordinates i and j, moved[t, k, i] = sum over j of changes[k, i, j] places[t, j].
     moved = np.einsum("kij,tj->tki", changes, places)  # (t, k, 3)
     dx_dy = moved[..., :2]  # (t, k, 2)
     dz = moved[..., 2:]  # (t, k, 1)
-    # The point in the image is (x / z, y / z). At z = 1, x / z changes by dx - x dz, and y / z by
-    # dy - y dz.
+    # The point in the image is (x / z, y / z). By the quotient rule at z = 1, x / z changes by
+    # dx - x dz, and y / z by dy - y dz.
     x_y = places[:, None, :2]  # (t, 1, 2)
     J = dx_dy - x_y * dz  # (t, k, 2)
     return J.swapaxes(1, 2)

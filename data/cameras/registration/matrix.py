@@ -4,8 +4,8 @@ A spike pixel at (x, y) lies at (u / d, v / d) in the frame, with
 
     (u, v, d) = M (x, y, 1)
 
-A fit changes M by a sum of the CHANGES, each times a small amount. The amounts do not depend on the
-size of the plane, because the changes act on `Coordinates`, which go from -1 to 1. With C for the
+A fit changes M by a sum of the CHANGES, each times a small amount. The changes act on `Coordinates`
+that go from -1 to 1, so an amount has the same meaning for planes of all sizes. With C for the
 matrix from pixels to these coordinates:
 
     new M = M C^-1 (I + sum of amount * change) C
@@ -36,15 +36,15 @@ CHANGES = np.array([
     [[0, 0, 0], [0, 0, 0], [-1, 0, 0]],  # nearer at the right
     [[0, 0, 0], [0, 0, 0], [0, -1, 0]],  # nearer at the bottom
 ], float)  # fmt: skip
-# How many of CHANGES each model of the matrix uses: "affine" uses the first six.
+# Number of CHANGES that each model of the matrix uses: "affine" uses the first six.
 MODELS = {"similarity": 4, "affine": 6, "homography": 8}
 
 
 class Coordinates(NamedTuple):
     """Coordinates x and y of the spike plane: 0 in its middle, -1 to 1 along its longer side.
 
-    In these coordinates, the same amount of each of the CHANGES moves the edge of the plane about
-    equally far. So one limit serves all of them (LARGEST_STEP in estimate.py).
+    In these coordinates, equal amounts of two CHANGES move the edge of the plane about equally far.
+    So one limit is enough for all CHANGES (LARGEST_STEP in estimate.py).
     """
 
     x: np.ndarray  # (h, w) float32, for each pixel
@@ -61,7 +61,7 @@ def coordinates_of(height: int, width: int) -> Coordinates:
     row, column = np.mgrid[:height, :width].astype(np.float32)  # of each pixel
     x = (column - center_x) / half_side
     y = (row - center_y) / half_side
-    # The same two lines as a matrix. After the division, its last row is 0 0 1.
+    # A matrix that does the same as the two lines above. After the division, its last row is 0 0 1.
     from_pixels = np.array([[1, 0, -center_x], [0, 1, -center_y], [0, 0, half_side]]) / half_side
     return Coordinates(x, y, half_side, from_pixels)
 
@@ -74,8 +74,8 @@ def changed_matrix(matrix: np.ndarray, amounts: np.ndarray, from_pixels: np.ndar
     total = np.zeros((3, 3))
     for amount, change in zip(amounts, CHANGES[: len(amounts)], strict=True):
         total = total + amount * change
-    # A product of matrices acts from right to left: from pixels to `Coordinates` of -1 to 1, change
-    # these coordinates, go back to pixels, and go to the frame.
+    # A product of matrices acts from right to left: go from pixels to `Coordinates`, change these
+    # coordinates, go back to pixels, and go from spike pixels to the frame.
     changed = np.eye(3) + total
     new_matrix = matrix @ np.linalg.inv(from_pixels) @ changed @ from_pixels
     # A homogeneous matrix times any factor is the same map. Keep its last element at 1.
@@ -91,19 +91,19 @@ def nominal_matrix(spike: Sequence[int], rgb: Sequence[int]) -> np.ndarray:
     rgb_height, rgb_width = rgb
     x_scale = rgb_width / spike_width  # RGB pixels per spike pixel
     y_scale = rgb_height / spike_height
-    # Pixel centres are whole numbers, so pixel 0 begins at -1/2 in both images. The spike pixel 0
-    # covers the RGB pixels 0 ... scale - 1, and its centre lies in the middle of them. For a scale
-    # of 2, the centre is at 1/2, between the RGB pixels 0 and 1.
+    # Pixel centres are whole numbers, so pixel 0 begins at -1/2 in both images. Spike pixel 0
+    # covers the RGB pixels 0 ... scale - 1, so its centre is at (scale - 1) / 2. For a scale of 2
+    # it is 1/2, between the RGB pixels 0 and 1.
     left = (x_scale - 1) / 2
     top = (y_scale - 1) / 2
     return np.array([[x_scale, 0, left], [0, y_scale, top], [0, 0, 1.0]])
 
 
 def mean_distance(before: np.ndarray, after: np.ndarray, width: int, height: int) -> float:
-    """Return how far apart two matrices map a spike pixel, the mean in RGB pixels.
+    """Return the mean distance between the points to which two matrices map a spike pixel.
 
-    The mean is over 9 x 9 spike pixels, spread evenly over the plane of width x height pixels. They
-    are enough, because a matrix maps the plane smoothly.
+    The distance is in RGB pixels. The mean is over 9 x 9 spike pixels, spread evenly over the plane
+    of width x height pixels. 9 x 9 are enough, because a matrix maps the plane smoothly.
     """
     columns = np.linspace(0, width - 1, 9)
     rows = np.linspace(0, height - 1, 9)
