@@ -76,7 +76,7 @@ def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel_side: int) -
         if_flipped = measure(flipped_pairs, pixel_side).correlation
         if if_flipped >= LEAST_CORRELATION:
             return (
-                f"the spikes are {flip}; correlation {measures.correlation:.2f}, turned "
+                f"the spikes are {flip}; correlation {measures.correlation:.2f}, flipped "
                 f"{if_flipped:.2f}"
             )
     return ""

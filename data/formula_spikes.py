@@ -97,6 +97,6 @@ def refuse_channels(section: Any, path: str) -> None:
         what="this method reads spike files, and datasets.test "
         f"({section.dataset_type}) gives channels",
         where=path,
-        expected="a test set of spike files, e.g. VideoTestDatasetRGBSpike",
+        expected="a test set of spike files, e.g. TestDatasetRGBSpike",
         do="choose another option file, or restore with a network",
     )
