@@ -470,6 +470,29 @@ def test_the_clips_of_a_step_on_any_gpus_are_as_published(page):
         assert int(gpus) * int(clips_at_once) * int(passes) == 8
 
 
+# ---- The option file for GoPro in the page on launching ----
+
+
+@pytest.mark.parametrize(
+    "section",
+    ['{"lq_folder": "blur_gamma"}', '{"spike": {"light": "display"}}'],
+    ids=["simulated", "spk-gopro"],
+)
+def test_the_file_for_gopro_has_eight_clips_a_step_on_four_gpus(option_file, section):
+    # The page says to write the second section in place of the first one for other spikes.
+    [text] = re.findall(r"```json\n(.*?)```", read_page("docs/ddp.md"), re.DOTALL)
+    option_file.write_text(text.replace('{"lq_folder": "blur_gamma"}', section))
+
+    opt = main_train_vrt.read_options(["--opt", str(option_file)])
+
+    assert opt.train.amp.enable
+    train = options_of_part(opt.datasets.train)
+    assert 4 * train.dataloader_batch_size * opt.train.accumulation_steps == 8
+    for part in (train, options_of_part(opt.datasets.test)):
+        light_fits_frames = (part.lq_folder, part.spike.light)
+        assert light_fits_frames in [("blur_gamma", None), ("blur", "display")]
+
+
 # ---- The reference of data ----
 
 
