@@ -18,8 +18,9 @@ ends. Each clip is restored by main_test_vrt.py in a process of its own. See doc
 #   4. `restore` shows the result.
 #
 # The page is built with the package gradio. A handler is a function that gradio calls when a button
-# is pressed. It gets the values of the fields that are named as inputs, and returns (or yields, any
-# number of times) the new values of the fields that are named as outputs.
+# is pressed. Its arguments are the values of the fields that `build_page` names as inputs. It
+# returns the new values of the fields that `build_page` names as outputs. A generator, such as
+# `restore`, yields new values several times.
 #
 # What must stay: the limits below, because in a Hugging Face Space strangers use the page. Outside
 # of a Space, no other machine can reach it (test_other_machines_cannot_reach_the_page). After a
@@ -171,9 +172,9 @@ def build_page(gr: Any, folder: Path) -> Any:
         # Gradio's own progress bar would cover the fields that show the progress here.
         without_bar = {**for_page_only, "show_progress": "hidden"}
         running = start.click(partial(restore, gr, folder), [work, *fields], outputs, **without_bar)
-        # The button "Cancel" does two things at once: gradio calls `stop`, which kills the process
-        # of the restoration, and gradio closes the generator `restore` (`cancels`). What happens
-        # depends on whether the process ends before the generator is closed:
+        # The button "Cancel" does two things at once. Gradio calls `stop`, and `stop` kills the
+        # process of the restoration. Gradio also closes the generator `restore` (`cancels`). What
+        # happens then depends on which is first:
         #
         #     the process ends first         `restore` shows "cancelled", and keeps the files
         #     the generator is closed first  `restore` removes the files

@@ -174,8 +174,9 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     for split in SPLITS:
         convert_spikes(conversion, split, command.spike_size)
         convert_frames(conversion, split)
-    # These two come after `convert_spikes`, which has made the section `spike` of the training:
-    # `convert_test_split` may copy it, and `convert_network` asks whether there is one.
+    # These two need the section `spike` of the training, so they come after `convert_spikes`, which
+    # makes it. `convert_test_split` may copy the section, and `convert_network` asks whether there
+    # is one.
     convert_test_split(conversion)
     convert_network(conversion)
     # The order of the next two calls does not matter.

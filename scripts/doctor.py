@@ -33,7 +33,7 @@ from utils.secrets import without_secrets
 # scripts/parts/doctor/doctor_checks.py has the checks of host, ranks and training, and
 # scripts/parts/doctor/doctor_failures.py explains logs. This file has only the command, and --data.
 #
-# What must stay: the exit codes, which the text above promises and scripts of users test
+# What must stay: the exit codes. The text above promises them, and scripts of users depend on them
 # (test_the_doctor_reads_a_log_from_the_command_line).
 # Free to change: the texts, except where tests/parts/scripts/test_doctor.py and
 # tests/parts/data/test_manifest.py quote them.

@@ -45,7 +45,7 @@ from utils.output_folder import refuse_overlap
 #     parse        the settings
 #     find_jobs    the clips to make, and their splits (clip_splits.py)
 #     read_info    dataset.json of an earlier run (made_info.py)
-#     plan_all     each clip (clip_checks.py)
+#     plan_all     each clip, e.g. its source and the size of its frames (clip_checks.py)
 #
 # parallel_calls.py cuts, checks and makes several clips at a time.
 #
@@ -59,7 +59,7 @@ from utils.output_folder import refuse_overlap
 #   rig           the two simulated cameras of --rig: an RGB camera and a spike camera
 #   Recipe        the settings of a data set, one flag for each
 #   ClipSource    what clips are made from: a video, a folder of frames, or a photograph
-#   Cut           a part of a source, which a rig records: first frame, averaged frames, and size
+#   Cut           a part of a source that a rig records: first frame, averaged frames, and size
 #   Job           a clip to make: its name, its split ("train" or "test"), its source and its cut
 #   Plan          what a checked job will write: frames, bytes, size of a frame
 

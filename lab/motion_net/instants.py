@@ -22,9 +22,9 @@ STEP = 2  # two planes in a row see the same light, which halves the time for dr
 # -83.5.
 INSTANTS = np.arange(-BEFORE, PLANES + BEFORE, STEP) + STEP / 2 - SHARP
 # The middles of the 15 windows of `MotionNet`, (15,), in planes after the sharp instant. EDGES are
-# in elevenths of an exposure from its middle, and an eleventh has USUAL_PLANES planes. E.g.
-# the middle window has its middle at 0 elevenths, which is 44 planes after the start of the
-# exposure and so at 44 - 44.5 = -0.5.
+# in elevenths of an exposure from its middle, and an eleventh has USUAL_PLANES planes. E.g. the
+# middle of the middle window is at 0 elevenths, 44 planes after the start of the exposure. The
+# sharp instant is 44.5 planes after the start. So MIDDLES has 44 - 44.5 = -0.5 for this window.
 _MIDDLES_OF_EDGES = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2
 MIDDLES = (_MIDDLES_OF_EDGES * USUAL_PLANES + HALF) - SHARP
 SIDE = 64  # height and width of a scene, in spike pixels

@@ -1,7 +1,7 @@
 """Hide the motion in the equations, for the control --plain.
 
-The conv net of a learned step reads two results of `Equations`
-(data/motion/joint/network_channels.py):
+The conv net of a learned step reads two results of `Equations`.
+data/motion/joint/network_channels.py lists their channels:
 
     evidence    what is known at a pixel before any step, e.g. how far the motion may be wrong
     pulls       how the equations would change the present frame

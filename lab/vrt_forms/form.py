@@ -21,8 +21,8 @@ from torch import Tensor, nn
 ATTENTION = "attention"
 CONTROL = "control"
 ARMS = (ATTENTION, CONTROL)
-# How bright the scenes of the tests are, from dark to bright. Each name is an entry of RIG_VALUES
-# in data/cameras/rig_values.py, which has the light and the cameras of simulated recordings.
+# How bright the scenes of the tests are, from dark to bright. Each name is an entry of NAMED in
+# data/cameras/rig_values.py. The entry has the brightness and the cameras of a simulated recording.
 LIGHTS = ("dim", "rig", "ideal")
 # Light -> name of the scene or clip -> score, e.g. {"dim": {"coffee_00": 3.5, ...}, ...}. A score
 # is an error in pixels (form "motion": less is better) or a gain in dB (the others: more is
