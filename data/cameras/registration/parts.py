@@ -1,15 +1,15 @@
 """Change the matrix by one round on parts of the plane, and say how exact the matrix is.
 
-A round improves the estimate once (rounds.py). The plane is cut into PARTS x PARTS parts. Each part
-t is matched separately: it is shifted by d_t (2,), to the right and down, so that its residuals r
-become smallest. r_i is the derivative of r by shift i, and w are the weights of the residuals. With
-sums over the compared pixels of a part,
+A round improves the estimate once (rounds.py). The spike plane is cut into PARTS x PARTS parts. For
+each part t, a round finds the shift d_t (2,), to the right and down, that makes the residuals r of
+the part smallest. r_i is the derivative of r by shift i, and w are the weights of the residuals.
+With sums over the compared pixels of a part,
 
     H_ij = sum of w r_i r_j        g_i = sum of w r_i r        d = -H^-1 g
 
 Then the matrix is changed so that it makes these shifts (joint_change.py). One matrix cannot make
-the shifts of all parts, because objects at other depths move differently (parallax). What remains
-of the shifts gives the error of the matrix.
+the shifts of all parts, because objects at other depths move differently (parallax). The error of
+the matrix follows from what remains of the shifts.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. The letters are v: view, t: part, i and j: directions (0 right, 1 down). In a shape, v and t
@@ -17,8 +17,8 @@ are the numbers of views and parts. An einsum must not become a product `@`, whi
 another order and change the last bit of a result.
 
 What must stay: PARTS and the limits of a usable part, because other values give other results.
-test_parts_without_texture_in_two_directions_are_not_used tries the limits, and
-lab/calibration_trials.py says how good the errors are.
+test_parts_without_texture_in_two_directions_are_not_used tries the limits.
+lab/calibration_trials.py prints how well the computed errors agree with the true errors.
 
 Tests: tests/parts/data/test_registration_parts.py
 """
@@ -33,7 +33,8 @@ from data.cameras.registration.estimate import Estimate
 from data.cameras.registration.explanation import Explanation, explain, shared_noise
 from data.cameras.registration.joint_change import JointChange, join_shifts
 
-# More parts have fewer pixels each, and their shifts are noisier.
+# Number of parts along each side of the plane, so there are 25 parts. With more parts, each part
+# has fewer pixels, and its shift is noisier.
 PARTS = 5
 
 
@@ -53,7 +54,7 @@ class PartEquations(NamedTuple):
 
     @property
     def centers(self) -> np.ndarray:
-        """The center of each part, as mean x, mean y, 1: (t, 3). Each part must have a pixel."""
+        """The center of each part, (t, 3): mean x, mean y, 1. Each part must have a pixel."""
         return self.center_sums / self.pixels[:, None]
 
     def selected(self, is_selected: np.ndarray) -> "PartEquations":
@@ -69,14 +70,15 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     """Change the matrix by one round, and set its error. The times stay.
 
     Returns the amounts (k,) of the change, one for each of the k changes of the model. If the clip
-    does not determine the amounts, returns zeros, which end the rounds (rounds.py).
+    does not determine the amounts, returns zeros. Then rounds.py makes no further round.
 
     views: at least one. sigma: size of the details in spike pixels.
     """
     explanation = explain(views)
     equations = _equations_of_parts(estimate, views, explanation)
 
-    # Use only parts with texture. With fewer parts than changes, the change is not determined.
+    # Use only parts with texture. If they are fewer than the changes, the clip does not determine
+    # the amounts.
     H_of_all_views = equations.H.sum(axis=0)  # (PARTS^2, 2, 2)
     is_usable = usable_parts(H_of_all_views, equations.pixels)  # (PARTS^2,)
     if is_usable.sum() < len(estimate.changes):
@@ -90,7 +92,7 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     shifts, variances = _shifts(usable.H, usable.g, noise)
 
     # Turn the shifts of the parts into one change of the matrix. Set the errors before the matrix
-    # changes, because they are converted to RGB pixels with the scale of the present matrix.
+    # is changed: they belong to the present matrix, whose scale converts them to RGB pixels.
     joint = join_shifts(shifts, variances, usable.centers, estimate.changes)
     _set_errors(estimate, joint)
     return estimate.change_matrix(joint.amounts)
@@ -101,8 +103,9 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
 
         error^2 = variance of both shifts + mean(x^2 + y^2) * variance of the other changes
 
-    error^2 is a mean over the places (x, y) of the plane. A shift moves all places alike. Any other
-    change moves a place in proportion to its distance from the middle, whose square is x^2 + y^2.
+    error^2 is a mean over the points (x, y) of the plane. A shift moves all points alike. Any other
+    change moves a point in proportion to its distance from the middle. The square of this distance
+    is x^2 + y^2.
     """
     x = estimate.coordinates.x
     y = estimate.coordinates.y
@@ -112,7 +115,7 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
     of_others = mean_square_distance * variance_of_change[2:].sum()
     variance = of_shift + of_others  # in squared half sides of the plane
     estimate.matrix_error = estimate.rgb_per_half_side * float(np.sqrt(variance))
-    # What remains of the shift of each part, as a length.
+    # The length of what remains of the shift of each part.
     remaining_x, remaining_y = joint.remaining.T
     estimate.remaining_shifts = estimate.rgb_per_half_side * np.hypot(remaining_x, remaining_y)
 
@@ -132,7 +135,7 @@ def _equations_of_parts(
     for v, (details, w, r) in enumerate(of_views):
         part_of_pixel = tiles(estimate.coordinates, details, PARTS)  # (n,)
         predicted = details.features @ a  # the details of the spikes as the frame predicts them
-        # The first two derivatives of r are by the shifts right and down, (h, w) each.
+        # The first two derivatives of r are the derivatives by the shifts right and down, (h, w).
         by_right, by_down, *_ = derivatives(estimate, details, predicted)
         r_0 = by_right[details.is_compared]  # r_i for i = 0, (n,)
         r_1 = by_down[details.is_compared]  # r_i for i = 1, (n,)
@@ -159,27 +162,28 @@ def _sums_of_parts(part_of_pixel: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.bincount(part_of_pixel, values, minlength=PARTS**2)
 
 
-# Limits of `usable_parts`. They are low on purpose: a part with weak texture gets a large variance
-# in `_shifts`, and counts little. With limits of 0, H of a part may have no inverse. Larger limits
-# would leave out parts that still tell something: lab/calibration_trials.py shows whether the fits
-# become less exact.
+# Limits of `usable_parts`. They are low on purpose, because a part with weak texture gets a large
+# variance in `_shifts`, and so a small weight. With limits of 0, H of a part may have no inverse.
+# Larger limits would leave out parts that still tell something. lab/calibration_trials.py shows
+# whether the fits become less exact.
 LEAST_PIXELS_OF_PART = 0.3  # fraction of the pixels of the largest part
 LEAST_TEXTURE_OF_PART = 1e-3  # fraction of the median texture of the parts that have any
-# H has two eigenvalues l1 and l2, the strengths of the texture along its two main directions. This
-# limit is for l1 l2 / (l1 + l2)^2. The quotient is 1/4 for equal strengths, and 0 if all texture
-# has one direction, as at an edge. If l2 is much smaller than l1, the quotient is about l2 / l1. So
-# l2 may be as small as 1/10000 of l1.
+# Least value of l1 l2 / (l1 + l2)^2. l1 and l2 are the two eigenvalues of H, the strengths of the
+# texture along its two main directions. The quotient is 1/4 for equal strengths, and 0 if all
+# texture has one direction, as at an edge. If l2 is much smaller than l1, the quotient is about
+# l2 / l1. So l2 may be as small as 1/10000 of l1.
 LEAST_OF_TWO_DIRECTIONS = 1e-4
 
 
 def usable_parts(H: np.ndarray, pixels: np.ndarray) -> np.ndarray:
-    """Select the parts with enough pixels, and with texture in two directions.
+    """Return which parts have enough pixels, and texture in two directions, bool (t,).
+
+    An edge alone does not determine the shift of a part, because a shift along the edge changes
+    nothing.
 
     H: (t, 2, 2), the structure tensor of each of t parts: sums of the products of the gradients
-        right and down.
-    pixels: (t,), number of compared pixels of a part.
-
-    Returns bool (t,).
+    right and down.
+    pixels: (t,), number of compared pixels of each part.
     """
     # The trace l1 + l2 is the sum of the squared gradients, right and down together.
     texture = np.trace(H, axis1=1, axis2=2)  # (t,)
@@ -200,10 +204,10 @@ def _shifts(H: np.ndarray, g: np.ndarray, noise: float) -> tuple[np.ndarray, np.
         d_t = -H_t^-1 g_t          H_t and g_t: sums of H_vt and g_vt over the views v
 
     H, g: (v, t, 2, 2) and (v, t, 2), the normal equations of each view and part.
-    noise: variance of a residual, times the number of pixels that share their noise.
+    noise: result of `shared_noise` (explanation.py).
 
-    All views share the shift of a part. With several views, the variance of the shift is the mean
-    of two estimates: one from the noise, and one from the spread of the views.
+    A part has one shift for all views. With several views, the variance of the shift is the mean of
+    two estimates: one from the noise, and one from the spread of the views.
     """
     inverse = np.linalg.inv(H.sum(axis=0))  # H_t^-1, (t, 2, 2)
     # d[t, i] = -(sum over v and j of inverse[t, i, j] g[v, t, j])
@@ -224,11 +228,12 @@ def _variance_from_spread(
         m_vt = H_t^-1 (g_vt + H_vt d_t)                      (2,)
         variance = n / (n - 1) sum over v of m_vt m_vt'      n: number of views, at least 2
 
-    The bracket is the gradient of view v at the common shift d_t. So m_vt says how far this view
-    would move the shift. m_vt is 0 if the view agrees with the common shift. Its sign does not
-    matter, because only squares are used. The squares are added and not averaged: the common shift
-    is the sum of what the views add to it, and the variance of a sum is the sum of the variances.
-    n / (n - 1) is the usual correction, because d was fitted to the same views.
+    The term in brackets is the gradient of view v at the common shift d_t. So m_vt says how far
+    this view would move the shift, and is 0 if the view agrees with the common shift. The sign of
+    m_vt does not matter, because only squares are used. The squares are added and not averaged,
+    because the common shift is the sum of what the views add to it, and the variance of a sum is
+    the sum of the variances. n / (n - 1) is the usual correction for a mean (here the shift d) that
+    was fitted to the same views.
 
     H, g: (v, t, 2, 2) and (v, t, 2). inverse: H_t^-1 (t, 2, 2). shifts: d (t, 2).
     """

@@ -1,13 +1,14 @@
 """Hold the result of a fit, and decide which of its values are sure, and which are applied.
 
-A fit finds a matrix, an offset of the exposure in time, and the exposure share of the planes, each
-with a standard error. A value is sure if its error is small, and applied if it also differs enough
-from the value at the start. data/cameras/self_calibration.py applies values to a clip, and
-scripts/calibrate.py writes values to a file, and refuses large errors.
+A fit finds three values, each with a standard error: the matrix, the offset of the exposure in
+planes, and the exposure share (the fraction of the planes during which the frame was exposed). A
+value is "sure" if its error is small, and "applied" if it also differs enough from the value at the
+start. data/cameras/self_calibration.py applies values to a clip. scripts/calibrate.py writes values
+to a file, and refuses large errors.
 
-What must stay: the fields of `FitResult`, because they are kept in a file beside the run. A new or
-another field needs a new FORMAT in data/cameras/self_calibration.py. If one of the limits is left
-out, test_a_value_is_applied_if_it_is_sure_and_differs_from_the_start fails, or
+What must stay: the fields of `FitResult`, because they are kept in a file beside the run. If a
+field is added or changed, raise FORMAT in data/cameras/self_calibration.py. If one of the limits is
+left out, test_a_value_is_applied_if_it_is_sure_and_differs_from_the_start fails, or
 test_a_value_with_a_large_error_is_not_sure. docs/benchmarks/calibration.md explains the words of
 the log.
 
@@ -21,18 +22,18 @@ import numpy as np
 
 from data.cameras.calibration import scale_of, share_to_read
 
-# The matrix counts as found if it keeps the next two limits.
-# Fraction of the variance of the spikes' details (details.py) that the frames explain. It is about
-# 0 for frames of another scene.
+# The matrix counts as found if the next two conditions are true.
+# Least fraction of the variance of the spikes' details (details.py) that the frames must explain.
+# For frames of another scene, the fraction is about 0.
 LEAST_EXPLAINED = 0.25
-FOUND_WITHIN_PX = 0.5  # error of the matrix, in RGB pixels
-# A value is sure if its error is at most this limit. On 100 random rigs, 95 % of the sure matrices
-# were within 0.2 RGB pixels of the true matrix.
+FOUND_WITHIN_PX = 0.5  # largest error of the matrix, in RGB pixels
+# A value is sure if its error is at most its limit. On 100 random rigs (pairs of simulated
+# cameras), 95 % of the sure matrices were within 0.2 RGB pixels of the true matrix.
 SURE_WITHIN_PX = 0.15  # error of the matrix, in RGB pixels
 SURE_WITHIN_PLANES = 0.7  # error of the offset, in planes
 SURE_WITHIN_SHARE = 0.03  # error of the share, which is a fraction of the planes
-# A smaller change of matrix, offset or share is not applied. With 0, the noise of the fit would
-# change a clip although its cameras agree.
+# Least change of matrix, offset or share that is applied. With 0, the noise of the fit would change
+# a clip although its cameras are aligned.
 LEAST_CHANGE_PX = 0.15  # of the matrix, in RGB pixels
 LEAST_CHANGE_PLANES = 0.75  # of the offset, in planes
 LEAST_CHANGE_SHARE = 0.04  # of the share
@@ -41,7 +42,7 @@ LEAST_CHANGE_IN_ERRORS = 3
 
 
 class Decisions(NamedTuple):
-    """A yes or no for each value that a fit finds. The order is the order of `FitResult.errors`."""
+    """A yes or no for each value that a fit finds, in the order of `FitResult.errors`."""
 
     matrix: bool
     offset: bool
@@ -53,21 +54,25 @@ class FitResult:
     """The result of a fit."""
 
     matrix: np.ndarray  # (3, 3), spike pixel -> RGB pixel
-    offset: float  # by how many planes the middle of the exposure is later than the files say
-    share: float  # exposed fraction of the planes, e.g. 0.8
-    gain: float  # spikes per plane = gain light + dark, with light from 0 to 1
+    # Number of planes by which the middle of the exposure is later than the files say.
+    offset: float
+    share: float  # fraction of the planes during which the frame was exposed, e.g. 0.8
+    # The brightness of the spikes: spikes per plane = gain * light + dark, with light from 0 to 1.
+    gain: float
     dark: float
     # Standard errors of matrix, offset and share. The properties matrix_error, offset_error and
-    # share_error give each error, and its unit. An error is infinite if the clip does not show the
+    # share_error explain their units. An error is infinite if the clip does not determine the
     # value.
     errors: tuple[float, float, float]
     explained: float  # fraction of the variance of the spikes' details that the frames explain
-    # How far the fit moved a spike pixel on the frame. It is the distance in RGB pixels between its
-    # place by the starting matrix and its place by `matrix`, the mean over the plane.
+    # How far the fit moved the spike pixels on the frame: the distance between the point to which
+    # the starting matrix maps a spike pixel, and the point to which `matrix` maps it. In RGB
+    # pixels, the mean over the plane.
     moved: float
-    # For each part of the plane that was matched separately: the distance in RGB pixels between the
-    # place where the part fits best and the place where the matrix puts it. These are not the
-    # residuals r of fit.py. The name must stay, because it is a key of kept results.
+    # For each part of the plane that was matched separately (parts.py): the distance in RGB pixels
+    # between the position where the part fits best, and the position that the matrix gives it.
+    # These are not the residuals r of fit.py. The name must stay, because it is a key of kept
+    # results.
     residuals: tuple[float, ...] = ()
 
     @property
@@ -89,7 +94,8 @@ class FitResult:
     def share_to_read(self) -> float:
         """The fraction of the planes to read: 1.12 times the exposure share, and at most 1.
 
-        The channels are better if they are made of a few more planes (data/cameras/calibration.py).
+        Channels are made of a few more planes than were exposed. PLANES_FACTOR in
+        data/cameras/calibration.py says why.
         """
         return share_to_read(self.share)
 
@@ -104,7 +110,7 @@ class FitResult:
 
     @property
     def is_sure(self) -> Decisions:
-        """Return for each value whether it was found with a small error."""
+        """Return for each value whether its error is small (SURE_WITHIN_...)."""
         return Decisions(
             matrix=self.is_matrix_found and self.matrix_error <= SURE_WITHIN_PX,
             offset=self.is_matrix_found and self.offset_error <= SURE_WITHIN_PLANES,
@@ -113,12 +119,13 @@ class FitResult:
 
     @property
     def is_applied(self) -> Decisions:
-        """Return whether a value is applied to the clip, in place of the value at the start.
+        """Return for each value whether it is applied to the clip, in place of the start value.
 
         A change must be at least three times its error, and not below the least change
         (LEAST_CHANGE_PX, LEAST_CHANGE_PLANES, LEAST_CHANGE_SHARE). The offset and the share must
-        also be sure. The matrix need not be sure: if it moved by three times its error, it is
-        nearer to the truth than the start. This was so for all of 50 random pairs of cameras.
+        also be sure. The matrix need not be sure, because a matrix that moved by three times its
+        error is nearer to the truth than the start. This was measured: it was true for all of 50
+        random pairs of cameras.
 
         test_cameras_that_are_aligned_stay_as_they_are notices if too much is applied.
         """
@@ -126,8 +133,8 @@ class FitResult:
         least_moved = max(LEAST_CHANGE_PX, LEAST_CHANGE_IN_ERRORS * self.matrix_error)
         least_offset = max(LEAST_CHANGE_PLANES, LEAST_CHANGE_IN_ERRORS * self.offset_error)
         least_shortening = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * self.share_error)
-        # Compare the share that is read and not the exposure share. E.g. with an exposure share of
-        # 0.9 all planes are read, as at the start, so nothing would change.
+        # Use the share that is read, and not the exposure share. E.g. with an exposure share of
+        # 0.9, all planes are read, as at the start. So applying it would change nothing.
         shortened_by = 1 - self.share_to_read
         return Decisions(
             matrix=self.is_matrix_found and self.moved >= least_moved,
@@ -148,7 +155,8 @@ class FitResult:
                 f"of the place {self.matrix_error:.2f} px): nothing is changed"
             )
         matrix_note, offset_note, share_note = self._notes()
-        # The first column of the matrix is where a step to the right leads: (right, down).
+        # The first column of the matrix says where a step of one spike pixel to the right leads in
+        # the frame: (right, down).
         right = self.matrix[0, 0]
         down = self.matrix[1, 0]
         angle = np.degrees(np.arctan2(down, right))
@@ -167,8 +175,8 @@ class FitResult:
     def _notes(self) -> list[str]:
         """Return a note for the log on matrix, offset and share, in this order.
 
-        A note says why a value is not applied. The note is "" if the value is applied as it was
-        found.
+        If a value is not applied, its note says why. If a value is applied as it was found, its
+        note is "".
         """
         notes = []
         for is_sure, is_applied in zip(self.is_sure, self.is_applied, strict=True):
@@ -180,10 +188,10 @@ class FitResult:
                 notes.append(", not sure: left")
         matrix_note, offset_note, share_note = notes
 
-        # A matrix may be applied although it is not sure (`is_applied` says why).
+        # A matrix may be applied although it is not sure. The docstring of `is_applied` says why.
         if self.is_applied.matrix and not self.is_sure.matrix:
             matrix_note = ", not sure, yet nearer"
-        # 1.12 times the share is read, so the log says both numbers.
+        # The share that is read is 1.12 times the exposure share, so the log has both numbers.
         if self.is_applied.share:
             share_note = f", {self.share_to_read:.0%} are read"
         return [matrix_note, offset_note, share_note]

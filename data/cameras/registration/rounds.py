@@ -2,27 +2,29 @@
 
 A round improves the estimate (the matrix and the times) once, with details of one size. Details are
 what a band-pass filter keeps of an image (details.py). The rounds go from coarse to fine details,
-because fine details match at wrong places if the start is off by many pixels:
+because fine details match at wrong positions if the start is off by many pixels:
 
     size of the details             what a round finds
     coarse, 3, TIME_SIGMA pixels    matrix and times, from all pixels together (all_pixels.py)
     FINE_SIGMA pixels               only the matrix, and its error, from parts (parts.py)
 
-The offset says by how many planes the exposure is later than the files say. In a pan (everything
-moves at one speed), a wrong offset with a moved camera fits the clip about as well as the truth,
-and the rounds may follow it. So `best_estimate` compares three estimates, by
+The offset is the number of planes by which the exposure is later than the files say. In a pan
+(everything moves at one speed), a wrong offset together with a moved camera fits the clip about as
+well as the truth. So the rounds may end at a wrong offset. Therefore `best_estimate` compares three
+estimates, by
 
     ratio(A, B) = unexplained(A) / unexplained(B)         unexplained = 1 - explained
 
 `explained` is the fraction of the variance of the spikes' details that the frames explain. If the
-ratio is above 1, B explains the spikes better.
+ratio is above 1, B explains the spikes better. E.g. if A explains 0.988 and B explains 0.99, the
+ratio is 0.012 / 0.01 = 1.2.
 
 What must stay: the sizes, the numbers of rounds and the limits, because other values give other
 results. docs/benchmarks/calibration.md says how exact the results are with these values.
 
-Tests: test_registration_rounds.py tries each rule by which an estimate is taken. In
-test_registration_fit.py, four pans fail if the estimate with the nominal offset is never compared,
-and a repeated pattern fails if the start is never compared.
+Tests (in tests/parts/data): test_registration_rounds.py tries each rule by which an estimate is
+taken. In test_registration_fit.py, the tests of four pans fail if the estimate with the nominal
+offset is never compared, and the test of a repeated pattern fails if the start is never compared.
 """
 
 import math
@@ -52,11 +54,11 @@ def best_estimate(
         at_start             the start, without any round. Its errors are infinite, so none of its
                              values is applied to the clip
 
-    Arguments: as in `Estimate`.
+    The arguments are as in `Estimate`.
     """
     found = after_all_rounds(Estimate(pairs, start, model, most_offset))
     if not model:
-        return found  # only a matrix that is fitted can move in place of the offset
+        return found  # the matrix is fixed, so it cannot have moved in place of the offset
     at_start = _without_rounds(Estimate(pairs, start, model, most_offset))
 
     best = found
@@ -73,10 +75,10 @@ def best_estimate(
 
 
 def has_sign_of_wrong_offset(found: Estimate, at_start: Estimate) -> bool:
-    """Return whether the offset of the rounds should be compared with the nominal offset.
+    """Return whether the found offset should be compared with the nominal offset.
 
-    There are three signs: the start was clearly better than the result, the offset has a large
-    error, or a moved camera may explain the clip nearly as well as the offset.
+    Three signs show that the offset may be wrong: the start is clearly better than the result, the
+    offset has a large error, or a moved camera may explain the clip nearly as well as the offset.
     """
     offset_error, _ = found.time_errors
     return (
@@ -87,14 +89,14 @@ def has_sign_of_wrong_offset(found: Estimate, at_start: Estimate) -> bool:
 
 
 def is_nominal_offset_preferred(found: Estimate, at_nominal_offset: Estimate) -> bool:
-    """Return whether the estimate with the nominal offset is the one to keep.
+    """Return whether the estimate with the nominal offset is kept, and not `found`.
 
-    There are three reasons for it:
+    One of three reasons is enough:
 
-        * it explains clearly more than `found`
-        * the matrix of `found` has no finite error, so the clip does not determine it
-        * the offset of `found` is doubtful, and is not needed: `found` does not explain clearly
-          more
+        * The estimate with the nominal offset explains clearly more than `found`.
+        * The matrix of `found` has no finite error, so the clip does not determine this matrix.
+        * The offset of `found` is doubtful, and `found` does not explain clearly more. So the
+          offset is not needed to explain the clip.
     """
     is_nominal_better = _fits_clearly_better(at_nominal_offset, than=found)
     shows_no_matrix = not math.isfinite(found.matrix_error)
@@ -103,17 +105,18 @@ def is_nominal_offset_preferred(found: Estimate, at_nominal_offset: Estimate) ->
     return is_nominal_better or shows_no_matrix or is_doubtful_and_not_needed
 
 
-# B is clearly better than A if ratio(A, B) is above this limit. With 1, a right result could fail
-# by a little noise. Measured ratios are in docs/benchmarks/calibration.md, section "What a clip
-# tells of the times".
+# B is clearly better than A if ratio(A, B) is above this limit. With a limit of 1, a little noise
+# could decide against a right result. Measured ratios are in docs/benchmarks/calibration.md,
+# section "What a clip tells of the times".
 CLEARLY_BETTER = 1.1
 
 
 def _fits_clearly_better(estimate: Estimate, than: Estimate) -> bool:
     """Return whether an estimate explains the spikes clearly better than another one.
 
-    E.g. if the frames explain 99 % and 98.8 % of the spikes' details, 1 % and 1.2 % are
-    unexplained. 1.2 is more than CLEARLY_BETTER times 1, so the first estimate is clearly better.
+    E.g. with the first estimate, the frames explain 99 % of the spikes' details, and with the other
+    one 98.8 %. So 1 % and 1.2 % are unexplained. 1.2 is more than CLEARLY_BETTER times 1, so the
+    first estimate is clearly better.
     """
     unexplained = 1 - estimate.explained
     unexplained_by_other = 1 - than.explained
@@ -122,18 +125,20 @@ def _fits_clearly_better(estimate: Estimate, than: Estimate) -> bool:
 
 # ---- The rounds --------------------------------------------------------------------------------
 
-# Size of the finest details in (binned) spike pixels, for the times and for the matrix. If the
+# Size of the finest details in (binned) spike pixels, for the times and for the matrix. The times
+# need larger details than the matrix, because the effect of a time is small and noisy: if the
 # exposure begins or ends a little later, only a few planes at its ends enter or leave the sum of
-# the spikes. This change is small and noisy, so it is measured on larger details.
+# the spikes.
 TIME_SIGMA = 2.0  # for the times
 FINE_SIGMA = 1.2  # for the matrix
 
 
 def after_all_rounds(estimate: Estimate) -> Estimate:
     """Run all rounds on a new estimate, and return it."""
-    # The first details are a tenth of the shorter side, so that a start which is off by about this
-    # length is corrected. A plane with a side below 60 pixels begins with details of 6 pixels. The
-    # numbers of rounds are limits: `run_rounds` ends earlier if a round changes nearly nothing.
+    # The size of the first details is a tenth of the shorter side, e.g. 25 pixels for a plane of
+    # 250 x 400. So a start that is off by about this length is corrected. If the shorter side is
+    # below 60 pixels, the first size is 6 pixels. The numbers of rounds are limits: `run_rounds`
+    # ends earlier if a round changes nearly nothing.
     shorter_side = min(estimate.pairs[0].sums.shape[1:])
     coarse_sigma = max(6.0, shorter_side / 10)
     run_rounds(estimate, sigma=coarse_sigma, rounds=8)
@@ -142,26 +147,26 @@ def after_all_rounds(estimate: Estimate) -> Estimate:
     # The last rounds change the matrix only.
     if not estimate.is_matrix_fixed:
         run_rounds(estimate, sigma=FINE_SIGMA, rounds=4)
-    # Compute `explained` again, because it must belong to the final estimate. So far it belongs to
-    # the estimate before the last step on all pixels. The size of the
-    # details must be the same for all estimates that are compared.
+    # Compute `explained` again. So far it belongs to the estimate before the last step on all
+    # pixels, but it must belong to the final estimate. The size of the details must be the same for
+    # all estimates that are compared.
     estimate.explained = explained_share(estimate, TIME_SIGMA)
     return estimate
 
 
 def _without_rounds(estimate: Estimate) -> Estimate:
-    """Set what a new estimate explains, to compare it with others, and return it."""
+    """Set `explained` of a new estimate, so that it can be compared. Returns the estimate."""
     estimate.explained = explained_share(estimate, TIME_SIGMA)
     return estimate
 
 
 # `run_rounds` stops early if a round moves the edge of the plane by less than SMALL_SHIFT pixels,
-# and changes all other values by less than SMALL_CHANGE. Both are far below the errors that count
-# as sure (result.py). Larger limits would stop before the values are exact. Smaller limits would
-# cost rounds that change nothing.
+# and changes all other values by less than SMALL_CHANGE. Both limits are far below the errors that
+# count as sure (SURE_WITHIN_... in result.py). With larger limits, the rounds would stop before the
+# values are exact. With smaller limits, more rounds would run and change nothing.
 SMALL_SHIFT = 0.003
-# In planes for a time. On the finest details no time is changed. There it is the limit for the
-# amounts of the changes of the matrix after the first four.
+# For a time, the unit is a plane. In rounds on the finest details, no time changes. There it is the
+# limit for the amounts of the fifth and of later changes of the matrix ("wider", ...).
 SMALL_CHANGE = 0.03
 
 
@@ -169,11 +174,11 @@ def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
     """Run up to `rounds` rounds on details of size `sigma` (spike pixels).
 
     Stops early if a round changes nearly nothing, or if no view can be compared. Details finer than
-    TIME_SIGMA say little about the times. So a round on such details changes only the matrix, from
-    parts of the plane.
+    TIME_SIGMA tell little about the times. So a round on such details changes only the matrix
+    (`round_on_parts`).
     """
     # The features of the frames (details.py) do not depend on the times, and hardly on the matrix.
-    # So they are computed once.
+    # So they are computed once for all rounds.
     features = frame_features(estimate, sigma)
     for _ in range(rounds):
         views = comparable_views(estimate, features, sigma)
@@ -184,9 +189,9 @@ def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
         else:
             step = round_on_all_pixels(estimate, views, sigma)
 
-        # The first four values (right, down, larger, turned) are in half sides of the plane. The
-        # other values are times or, in a round on parts, more changes of the matrix. If there are
-        # no other values, `initial` makes their maximum 0.
+        # The first four values (right, down, larger, turned) are in half sides of the plane. In a
+        # round on all pixels, the other values are times. In a round on parts, they are further
+        # changes of the matrix. If there are no other values, `initial` makes their maximum 0.
         largest_amount = np.abs(step[:MATRIX_CHANGES]).max()
         edge_moved = largest_amount * estimate.coordinates.half_side  # in pixels
         largest_other = np.abs(step[MATRIX_CHANGES:]).max(initial=0)
@@ -195,7 +200,7 @@ def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
 
 
 def explained_share(estimate: Estimate, sigma: float) -> float:
-    """Return the share of the spikes' details that the frames explain at the present estimate.
+    """Return the fraction of the spikes' details that the frames explain at the present estimate.
 
     Returns 0 if no view can be compared. sigma: size of the details in spike pixels.
     """

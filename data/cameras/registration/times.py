@@ -1,30 +1,30 @@
 """Decide what a clip tells about the times of the exposure, and how exact they are.
 
-A fit also finds when each frame was exposed. The middle of the exposure gives the offset, and its
-length gives the exposure share of the planes. Not every clip shows middle and length. In a pan
+A fit also finds when each frame was exposed. The offset follows from the middle of the exposure,
+and the exposure share follows from its length. Not every clip shows middle and length. In a pan
 (everything moves at one speed), a later exposure shifts the picture, as a moved camera does. And a
 shorter exposure shows less blur, as a sharper lens does.
 
 The symbols are as in fit.py. The residuals are the details of the spikes minus the details that the
 frame predicts. The unknowns are four changes of the matrix M, the times, and the coefficients of
-the features of the frame. J has a column for each unknown: the derivatives of the residuals by it.
-W has the weights of the residuals. Let c be the column of a time. In a pan, the column of the
-middle is nearly a linear combination of the columns of the changes of M. So we measure how far c is
-from the nearest linear combination of the columns of M and of the coefficients:
+the features of the frame. J has a column for each unknown: the derivatives of the residuals by this
+unknown. W has the weights of the residuals. Let c be the column of a time. In a pan, the column of
+the middle is nearly a linear combination of the columns of the changes of M. So we measure how far
+c is from the nearest linear combination of the columns of M and of the coefficients:
 
     own(time) = |c - nearest linear combination|^2 / |c|^2
 
     0    other unknowns together have the same effect on the residuals as the time: the clip cannot
          tell them apart
-    1    no other unknown has a similar effect
+    1    the other unknowns together have no similar effect
 
-The noise of the spikes makes both squares larger, so `_own_part` subtracts it from them.
+The noise of the spikes makes both squares larger, so `_own_part` subtracts the noise from both.
 
-The limits of own lie between wrong results and right results that were measured
-(docs/benchmarks/calibration.md, section "What a clip tells of the times"). The limits must stay:
-test_a_pan_leaves_aligned_cameras_as_they_are notices if the middle is always used, and
+The limits of own(time) lie between wrong results and right results that were measured
+(docs/benchmarks/calibration.md, section "What a clip tells of the times"). What must stay: the
+limits. test_a_pan_leaves_aligned_cameras_as_they_are notices if the middle is always used.
 test_a_share_that_looks_like_a_sharper_lens_is_not_used notices if the length is always used, but
-not another LEAST_OWN_LENGTH. How the functions are split is free.
+not another value of LEAST_OWN_LENGTH. Free to change: how the functions are split.
 
 Tests: tests/parts/data/test_registration_fit.py
 """
@@ -46,36 +46,37 @@ from data.cameras.registration.estimate import Estimate
 class Middle(NamedTuple):
     """What one round of the fit (rounds.py) tells about the middle of the exposure."""
 
-    is_fitted: bool  # False: the middle keeps its nominal value
-    is_doubtful: bool  # True: the middle is fitted, but the camera may have moved instead
-    # If the middle is wrong by one plane, the fit moves the camera by this many RGB pixels. In a
-    # pan it is the speed of the pan, in RGB pixels per plane.
+    is_fitted: bool  # whether the middle is fitted. Otherwise it keeps its nominal value
+    # Whether the camera may have moved in place of the fitted middle.
+    is_doubtful: bool
+    # Number of RGB pixels by which the fit moves the camera if the middle is wrong by one plane. In
+    # a pan it is the speed of the pan, in RGB pixels per plane.
     shift_per_plane: float
 
 
 # For streams without room to fit the times.
 NO_MIDDLE = Middle(is_fitted=False, is_doubtful=False, shift_per_plane=0.0)
 
-# own(middle) above which the middle is fitted. With 0, aligned cameras that pan were moved by up to
-# 3.6 RGB pixels, with a small error.
+# The middle is fitted if own(middle) is above this limit. With 0, aligned cameras that pan were
+# moved by up to 3.6 RGB pixels, although the computed error was small.
 LEAST_OWN_MIDDLE = 0.04
-# own(middle) up to which the middle is doubtful, because it may be right or wrong. Then rounds.py
-# compares the clip with and without the offset.
+# Up to this value of own(middle), the middle is doubtful: it may be right or wrong. Then rounds.py
+# compares the fits with and without the offset.
 DOUBTFUL_OWN_MIDDLE = 0.3
 
 
 def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
-    """Return what the clip says about the middle, i.e. whether it differs from a moved camera.
+    """Return what the clip tells about the middle: whether it can be told from a moved camera.
 
-    If the matrix is fixed, the fit cannot move a camera. So a later middle cannot be confused with
-    a moved camera.
+    If the matrix is fixed, the fit cannot move a camera. Then a later middle cannot be confused
+    with a moved camera.
     """
     amounts, own = _own_part(equations, MIDDLE_COLUMN)
     is_told_apart = estimate.is_matrix_fixed or own.is_above(LEAST_OWN_MIDDLE)
     is_clear = estimate.is_matrix_fixed or own.is_above(DOUBTFUL_OWN_MIDDLE)
     is_fitted = estimate.fits_middle and is_told_apart
-    # A middle that is wrong by one plane looks like these shifts of the camera. The unit is half of
-    # the longer side of the spike image.
+    # The shifts of the camera that look like a middle that is later by one plane. The unit is half
+    # of the longer side of the spike plane.
     shift_right, shift_down = amounts[:2]
     shift = float(np.hypot(shift_right, shift_down))
     return Middle(
@@ -85,9 +86,9 @@ def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
     )
 
 
-# own(length) above which the share counts as found. Pans with a smaller own(length) had a share
-# that was wrong by 0.03 or more. No test notices another limit: the test in the head passes with a
-# limit of 0, too.
+# The share counts as found if own(length) is above this limit. Pans with a smaller own(length) had
+# a share that was wrong by 0.03 or more. No test notices another limit:
+# test_a_share_that_looks_like_a_sharper_lens_is_not_used passes with a limit of 0, too.
 LEAST_OWN_LENGTH = 0.15
 
 
@@ -95,7 +96,7 @@ def tells_length(equations: NormalEquations) -> bool:
     """Return whether a shorter exposure and a sharper lens look different in the clip.
 
     In a pan, the motion blur has one direction and one length everywhere. So a shorter exposure
-    looks nearly like a sharper lens, which is one of the features.
+    looks nearly like a sharper lens, and the blur of the lens is one of the features (fit.py).
     """
     _, own = _own_part(equations, LENGTH_COLUMN)
     return own.is_above(LEAST_OWN_LENGTH)
@@ -108,11 +109,12 @@ class OwnPart(NamedTuple):
     whole: float  # |c|^2
 
     def is_above(self, limit: float) -> bool:
-        """Return whether own = left / whole is above a limit.
+        """Return whether own = left / whole is above a limit between 0 and 1.
 
         If the column is nearly only noise, `whole` may be 0 or negative, and a division would give
-        a wrong result. Without the division the result is False, as it should be: `left` is at most
-        `whole`, and `whole` is at most limit * whole, because a limit is below 1.
+        a wrong result. So this compares without a division. Then the result is False, as it should
+        be. The reason: `left` is at most `whole`, and a `whole` of 0 or below is at most
+        limit * whole. So `left` is not above limit * whole.
         """
         return self.left > limit * self.whole
 
@@ -131,8 +133,8 @@ def _own_part(equations: NormalEquations, column: int) -> tuple[np.ndarray, OwnP
     H = equations.H
     # The times are not among the other columns.
     others = [*range(MATRIX_CHANGES), *range(MATRIX_AND_TIMES, len(H))]
-    # H[np.ix_(a, b)] is the matrix of the rows a and the columns b of H. There are no priors here
-    # (zeros): `with_larger_diagonal` only makes sure that the equations can be solved.
+    # H[np.ix_(a, b)] is the matrix of the rows a and the columns b of H. `with_larger_diagonal` is
+    # called without priors (zeros), only so that the equations can be solved.
     H_oo = with_larger_diagonal(H[np.ix_(others, others)], np.zeros(len(others)))
     H_ot = H[others, column]
     H_tt = H[column, column]
@@ -153,19 +155,20 @@ def time_errors(
     equations: the sums H and g of the round. A: H with the priors, (k, k).
     """
     middle_and_length = slice(MIDDLE_COLUMN, LENGTH_COLUMN + 1)
-    # Noise in the columns of J makes H larger, as if the clip showed more motion. Then the errors
-    # would be too small. So they are divided by the fraction of H that is motion.
+    # Noise in the columns of J makes H larger, as if the clip showed more motion. So errors that
+    # are computed from H are too small. They are divided by the fraction of H that is motion.
     with_noise = np.diag(equations.H)[middle_and_length]
     without_noise = with_noise - equations.time_noise[:2]
-    # Without motion the fraction may be 0 or below. Then the limit of 1e-3 makes the errors a
-    # thousand times larger, so that the times count as unsure.
+    # Without motion, the fraction may be 0 or below. Then the limit 1e-3 makes the errors a
+    # thousand times larger, so that the times do not count as sure.
     motion = np.maximum(without_noise / with_noise, 1e-3)
     errors = _standard_errors(equations.of_tiles, A)  # (k,)
     middle_error, length_error = errors[middle_and_length] / motion
 
-    # `removed_pull` was subtracted from g (equations.py). Otherwise it would have changed the
-    # length by removed_pull / H. But some of it may come from a wrong length after all. How much
-    # is not known, so half of the change is added to the error. 1e-9 prevents a division by 0.
+    # `removed_pull` was subtracted from g (equations.py). If it had not been subtracted, it would
+    # have changed the length by removed_pull / H. A part of the pull may come from a wrong length
+    # after all. How large this part is, is not known. So half of the change is added to the error.
+    # 1e-9 prevents a division by 0.
     length_error += 0.5 * equations.removed_pull / max(float(without_noise[1]), 1e-9)
     return float(middle_error), float(length_error) / estimate.nominal_planes
 
@@ -176,7 +179,7 @@ def _standard_errors(of_tiles: list[np.ndarray], A: np.ndarray) -> np.ndarray:
         C = A^-1 G A^-1                     covariance of the step, (k, k)
         G = sum over the tiles of g g'      g = J' W r (k,), summed over the pixels of one tile
 
-    A is H + P: the sums over all pixels, with the priors. G takes the errors within a tile as
+    A is H + P: the sums over all pixels, with the priors. In G, errors within a tile are taken as
     correlated, and the errors of two tiles as independent.
     """
     g = np.array(of_tiles)  # (tiles of all views, k)

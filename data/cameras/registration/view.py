@@ -1,12 +1,14 @@
 """Prepare a blurry frame and its spikes for the fit.
 
-A `View` has what the files say. A fit first makes a `Pair` from each view. Then it improves the
-matrix and the times in rounds (rounds.py), which call two methods of the pair:
+A `View` has the frame and the planes as the files have them. A fit first makes a `Pair` from each
+view. Then it improves the matrix and the times in rounds (rounds.py). The rounds call two methods
+of the pair:
 
-    features(sigma)       five features of the frame: its colours, and what may differ otherwise
-    spikes_until(times)   how many spikes each pixel fired up to a time, also between two planes
+    features(sigma)       five features of the frame: three colours, and two features for what may
+                          differ between the cameras (response curve, blur of the lens)
+    spikes_until(times)   number of spikes of each pixel up to a time, also between two planes
 
-The pair also mends broken spike pixels. It bins the pixels of large planes: e.g. 2 x 2 pixels
+When a pair is made, broken spike pixels are mended, and large planes are binned: e.g. 2 x 2 pixels
 become one.
 
 To add a feature of the frame, add a channel in `Pair.features`, and raise FEATURES. The order of
@@ -31,8 +33,8 @@ class View:
 
     E.g. with before = 20 and count = 40, the planes 20 ... 59 of the stream are the exposure.
 
-    A stream of one plane (before = 0, count = 1) may hold the spike counts of a whole exposure.
-    Then only the matrix is fitted.
+    A stream of one plane (before = 0, count = 1) may hold the number of spikes of each pixel in a
+    whole exposure. Then only the matrix is fitted.
     """
 
     frame: np.ndarray  # (H, W, 3) uint8, R, G, B
@@ -47,7 +49,8 @@ class Features(NamedTuple):
     # (H, W, 5). The channels are
     #     0, 1, 2  the three colours
     #     3        the square of grey. A response curve is about b grey + c grey^2
-    #     4        the Laplacian of grey. A lens that blurs a little adds a multiple of it to grey
+    #     4        the Laplacian of grey. A lens that blurs a little adds a multiple of the Laplacian
+    #              to grey
     values: np.ndarray
     overexposed: np.ndarray  # (H, W), the fraction of overexposed pixels around a pixel, 0 ... 1
 
@@ -55,17 +58,17 @@ class Features(NamedTuple):
 # Number of channels of `Features.values`.
 FEATURES = 5
 
-# A round measures how the number of spikes changes with time, over some planes before and after the
-# start and the end of the exposure. This reach is MOST_REACH planes, or fewer near the ends of a
-# stream. With 20 planes, fast motion would blur the change, and
-# test_a_camera_is_found_from_a_start_that_is_off fails. With 3, the change is noisier.
+# A round measures the firing rates around the start and around the end of the exposure. The reach
+# is the number of planes on each side of start and end: MOST_REACH, or fewer near the ends of a
+# stream. With 20 planes, fast motion would blur the rates, and
+# test_a_camera_is_found_from_a_start_that_is_off would fail. With 3 planes, the rates are noisier.
 MOST_REACH = 8
-# The fit needs at least this reach. The change over fewer planes would be mostly noise.
+# The fit of the times needs at least this reach. The rates of fewer planes would be mostly noise.
 LEAST_REACH = 3
 
 
 class Pair:
-    """A frame and its spikes, as the fit needs them. Nothing changes a pair after it was made."""
+    """A frame and its spikes, prepared for the fit. A pair does not change after it was made."""
 
     integrated: np.ndarray  # (H, W, 3) float32, the frame in the unit that the spikes integrate
     overexposed: np.ndarray  # (H, W) float32, 1 where the frame is overexposed
@@ -76,7 +79,7 @@ class Pair:
     def __init__(self, view: View, factor: int, light: str) -> None:
         """Prepare a view.
 
-        factor: factor x factor pixels become one.
+        factor: number of pixels, in each direction, that become one pixel. 1 changes nothing.
         light: what the spikes integrate, "linear" light or "display" values.
         """
         values = view.frame.astype(np.float32) / 255
@@ -103,7 +106,8 @@ class Pair:
     def reach(self, start: np.ndarray, end: np.ndarray) -> float:
         """Return how many planes the stream has on each side of start and end, up to MOST_REACH.
 
-        start, end: of the exposure of each row, (h,), in planes from the nominal start.
+        start, end: start and end of the exposure of each row, (h,), in planes from the nominal
+        start of the exposure.
         """
         # The nominal start is `before` planes after the start of the stream.
         planes_of_stream = len(self.sums) - 1
@@ -116,8 +120,8 @@ class Pair:
         grey = self.integrated.mean(axis=2)  # (H, W)
         colours = blur(self.integrated, sigma)  # (H, W, 3)
         curve = blur(grey**2, sigma)
-        # The factor 2 is only a unit. With another factor, the fitted coefficient of this feature
-        # would be another one, and their product would stay.
+        # The factor 2 has no effect on the fit: with another factor, the fitted coefficient of this
+        # feature changes, and the product of feature and coefficient stays.
         lens = 2 * cv2.Laplacian(blur(grey, sigma), cv2.CV_32F)
         curve_and_lens = np.stack((curve, lens), axis=2)  # (H, W, 2)
         values = np.concatenate((colours, curve_and_lens), axis=2)  # (H, W, 5)
@@ -130,7 +134,7 @@ class Pair:
         2.25 gives three quarters of sums[2] and one quarter of sums[3], if before is 0.
         """
         last = len(self.sums) - 1
-        # The same times, in planes from the start of the stream.
+        # The times in planes from the start of the stream.
         stream_times = np.clip(times + self.before, 0, last)
         # The whole part of each time, (h,). At most last - 1, because plane + 1 must exist.
         plane = np.minimum(stream_times.astype(int), last - 1)
@@ -149,7 +153,7 @@ def _cumulative_sums(stream: np.ndarray) -> np.ndarray:
     With these sums, the number of spikes in any range of planes is one difference.
     """
     planes, height, width = stream.shape
-    # Take the smaller type that holds the largest sum, because this is the largest array of a fit.
+    # The sums are the largest array of a fit. So take the smaller type if it holds the largest sum.
     largest_sum = planes * int(stream.max())
     sum_type = np.uint16 if largest_sum < 2**16 else np.uint32
     sums = np.zeros((planes + 1, height, width), sum_type)
@@ -164,12 +168,12 @@ def _mend_pixels(sums: np.ndarray) -> None:
     """
     total = sums[-1].astype(np.float32)  # (h, w), number of spikes of each pixel
     usual = cv2.medianBlur(total, ksize=5)  # median of the 5 x 5 pixels around a pixel
-    # A pixel is wrong if it fires more than three times, or less than a third, as often as its
-    # neighbours. The margin of 8 spikes is for dark pixels: their counts differ by chance.
+    # A pixel is wrong if it fires more than three times as often as its neighbours, or less than a
+    # third as often. The margin of 8 spikes is for dark pixels, whose counts differ by chance.
     is_wrong = (total > 3 * usual + 8) | (total < usual / 3 - 8)
     for y, x in np.argwhere(is_wrong):
-        # 3 x 3 pixels around (y, x): rows y - 1 ... y + 1. Fewer at an edge of the plane. A
-        # neighbour that was wrong is replaced already if it comes before (y, x).
+        # The 3 x 3 pixels around (y, x): rows y - 1 ... y + 1. At an edge of the plane, they are
+        # fewer. Wrong neighbours that come before (y, x) are already replaced.
         top = max(y - 1, 0)
         left = max(x - 1, 0)
         around = sums[:, top : y + 2, left : x + 2]  # (T + 1, 3, 3)
