@@ -49,8 +49,8 @@ class Features(NamedTuple):
     # (H, W, 5). The channels are
     #     0, 1, 2  the three colours
     #     3        the square of grey. A response curve is about b grey + c grey^2
-    #     4        the Laplacian of grey. A lens that blurs a little adds a multiple of the Laplacian
-    #              to grey
+    #     4        the Laplacian of grey. A lens that blurs a little adds a multiple of the
+    #              Laplacian to grey
     values: np.ndarray
     overexposed: np.ndarray  # (H, W), the fraction of overexposed pixels around a pixel, 0 ... 1
 
