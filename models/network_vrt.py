@@ -259,8 +259,9 @@ class VRT(nn.Module):
         """Initialise the network so that it returns its input before training.
 
         The last convolution is zero, so nothing is added to the input
-        (test_a_fresh_network_returns_its_input_at_every_instant). The flow network SpyNet gets its
-        weights from the file spynet_path. If the path is None, it starts with zero flow.
+        (test_a_fresh_network_returns_its_input_at_every_instant). With pa_frames 0, nothing is
+        added to the mean colour of the clip. The flow network SpyNet gets its weights from the file
+        spynet_path. If the path is None, SpyNet starts with zero flow.
         """
         nn.init.zeros_(self.conv_last.weight)
         assert self.conv_last.bias is not None

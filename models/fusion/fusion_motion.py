@@ -104,13 +104,14 @@ class MotionSteps(nn.Module):
 
     One solution of the equations is a proposal. Each step changes the frame by
 
-        dz = c + a_b g_b + a_s g_s + a_p (proposal - z)
+        dz = 0.1 c + a_b g_b + a_s g_s + a_p (proposal - z)
 
     g_b and g_s are the pulls of the RGB equations and of the spike equations: the changes that
     would make the equations fit better (`Equations.pulls`). A small conv net, the same in all
-    steps, gives the change c and the gates a_b, a_s and a_p of each pixel. The conv net sees the
-    residuals of the equations and the expected error of the motion, so it learns where not to trust
-    the equations. Its last layer begins at 0, so untrained steps return the first estimate.
+    steps, gives the change c and the gates a_b, a_s and a_p of each pixel. 0.1 is CHANGE_SCALE. The
+    conv net sees the residuals of the equations and the expected error of the motion, so it learns
+    where not to trust the equations. Its last layer begins at 0, so untrained steps return the
+    first estimate.
 
     features, layers: width of the conv net, and number of its inner layers. steps: number of steps.
 
@@ -164,7 +165,7 @@ class MotionSteps(nn.Module):
             # The conv net sees turned pictures. Its outputs are turned back.
             outputs = turn.turn_back(self.net(turn.apply(at_full_size), turn.apply(at_half_size)))
 
-            # dz = c + a_b g_b + a_s g_s + a_p (proposal - z). The change c has 3 channels. Each
+            # dz = 0.1 c + a_b g_b + a_s g_s + a_p (proposal - z). The change c has 3 channels. Each
             # gate a has one channel, which counts for all colours.
             c, a_b, a_s, a_p = outputs.split((3, 1, 1, 1))
             z = z + CHANGE_SCALE * c + a_b * pulls.g_b + a_s * pulls.g_s + a_p * to_proposal
@@ -174,10 +175,12 @@ class MotionSteps(nn.Module):
     def net(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
         """Return the change and the gates (3 + GATES, H, W) of each pixel.
 
-        at_full_size: (CHANNELS_AT_FULL_SIZE, H, W). at_half_size: (CHANNELS_AT_HALF_SIZE, H, W);
-        the conv net sees their means over HALF x HALF pixels.
+        at_full_size: (CHANNELS_AT_FULL_SIZE, H, W).
+        at_half_size: (CHANNELS_AT_HALF_SIZE, H, W). The conv net sees the means of these channels
+            over HALF x HALF pixels.
         """
-        # Repeat the last row and column of odd sizes, so that the half size is whole.
+        # Repeat the last row if the height is odd, and the last column if the width is odd. Then
+        # half of the height and of the width are whole numbers.
         height, width = at_full_size.shape[-2:]
         rows_to_add = height % HALF  # 1 if the height is odd, else 0
         columns_to_add = width % HALF
@@ -186,9 +189,10 @@ class MotionSteps(nn.Module):
             at_full_size = F.pad(at_full_size, added, mode="replicate")
             at_half_size = F.pad(at_half_size, added, mode="replicate")
 
-        # To half size, (1, channels, H / 2, W / 2). At full size, the HALF x HALF pixels become
-        # channels, so that nothing is lost. At half size, their means are taken. The two tensors
-        # are large, and a name would keep them in memory, so they get none.
+        # Bring both inputs to half size, (1, channels, H / 2, W / 2). The HALF x HALF pixels of
+        # `at_full_size` become channels, so that nothing is lost. The HALF x HALF pixels of
+        # `at_half_size` are replaced by their mean. The two results are large, and a name would
+        # keep them in memory, so they get no name.
         x = torch.cat(
             (F.pixel_unshuffle(at_full_size[None], HALF), F.avg_pool2d(at_half_size[None], HALF)),
             dim=1,

@@ -52,9 +52,10 @@ class WideTensors(NamedTuple):
     g: Tensor
 
     def windows(self, some: slice) -> "WideTensors":
-        """Return some of the windows. Their axis and the axis of heads become one.
+        """Return some of the windows, each tensor as (windows * heads, T, hd + 2).
 
-        Each tensor is then (windows * heads, T, hd + 2), as torch.bmm takes it.
+        The axis of windows and the axis of heads become one axis, because torch.bmm takes tensors
+        with three axes.
         """
         parts = [part[some].reshape(-1, *part.shape[2:]) for part in self]
         return WideTensors(*parts)
@@ -63,7 +64,7 @@ class WideTensors(NamedTuple):
 def append_two_channels(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, log_sums: Tensor, scale: float
 ) -> WideTensors:
-    """Append the two channels of `WideTensors`: the numbers to q and G, and ones to k and v.
+    """Append two channels each: minus the subtracted numbers to q and G, and ones to k and v.
 
     q, k, v: (n, heads, T, hd). grad: G, and out: O, of the same shape.
     log_sums: the log-sum-exp of each row, (n, heads, T, 1).

@@ -9,8 +9,8 @@ In mutual attention the two frames of a window attend to each other: the queries
 the keys and values of the other frame.
 
 What must stay: the results, which tests/parts/models/test_block.py and test_vrt_modules.py compare.
-q, k and v must stay views of the packed heads, see `heads_of`. Free to change: how the axes are
-moved.
+The views that `heads_of` returns must stay views, because CpuAttention.backward writes to them.
+Free to change: how the axes are moved.
 """
 
 import torch
