@@ -1,5 +1,8 @@
 """Settings of pytest that all tests share: Ctrl-C, the garbage collector, one process that starts
 the ranks, one browser, and the order in which the test files begin.
+
+pytest finds the functions pytest_... by their names and calls each at its moment, e.g.
+pytest_collection_finish after all tests have been found.
 """
 
 import gc
@@ -18,19 +21,23 @@ from tests.helpers.pages import headless_browser
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# pytest holds a million objects. With the default of 700 new objects between two searches for
-# garbage, Python would search them again and again. While pytest collects the tests, nearly nothing
-# is garbage (see pytest_collection_finish).
+# By default, Python searches its objects for garbage after each 700 new objects. pytest holds a
+# million objects, so these searches would take long. 100,000 in place of 700 makes them rare. While
+# pytest finds the tests, nearly nothing is garbage, so there are no searches at all until
+# pytest_collection_finish.
 gc.set_threshold(100_000)
 gc.disable()
 
-# Test files in the order in which they begin. Several workers (`make test` has four) take a file
-# each. A long file that begins last would keep one worker busy long after the others have ended. So
-# these are all files that take 8 s or more, about the longest first. test_main_test takes 45 s of a
-# core, test_documents 8 s. Files that mostly wait for a time-out (test_stalls, test_startup,
-# test_dist, test_life, test_trust) stand between files that compute, so that the cores are never
-# without work. test_slurm waits longest, three minutes in `make slow`, so it begins first. A name
-# stands for all files of this name.
+# Test files in the order in which they begin. pytest has several worker processes (four in `make
+# test`), and each worker runs one file at a time. A long file that begins last would keep one
+# worker busy long after the other workers have ended. So this list has all files that take 8 s of a
+# core or more, roughly the longest first: test_main_test takes 45 s, test_documents takes 8 s.
+#
+# Some files mostly wait for a time-out: test_stalls, test_startup, test_dist, test_life and
+# test_trust. They stand between files that compute, so that the cores are never without work.
+# test_slurm waits longest, three minutes in `make slow`, so it begins first.
+#
+# If files in several folders have the same name, the name stands for all of them.
 LONG_FILES = (
     "test_slurm",
     "test_main_test",
@@ -93,7 +100,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the tests of LONG_FILES to the front, in the order of LONG_FILES."""
+    """Move the tests of LONG_FILES to the front, in the order of LONG_FILES.
+
+    Tests of the same file, and of all files that LONG_FILES does not name, keep their order.
+    """
 
     def place(item: pytest.Item) -> int:
         name = item.path.stem
@@ -105,11 +115,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave the objects that exist before the first test out of all later searches for garbage.
+    """Exclude all objects that exist before the first test from later searches for garbage.
 
-    They live until the end. A search of them takes a third of a second or more, in tests that ask
-    for it, in their loader processes, and several times when pytest ends: in all 4 seconds of a
-    core of each worker.
+    These objects live until pytest ends, so a search finds no garbage among them. But each search
+    would take a third of a second or more. There are searches in tests that ask for one, in the
+    loader processes of tests, and several times when pytest ends. Together they would take 4
+    seconds of a core in each worker.
     """
     gc.freeze()
     gc.enable()

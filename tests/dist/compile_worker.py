@@ -28,8 +28,8 @@ from utils import utils_dist
 from utils.dist import process
 from utils.options.load import load_options
 
-# Height and width of the clip of each step. 48 makes a new graph, for any size. The second 32 must
-# make no new graph.
+# Height and width of the clip of each step. torch.compile makes a graph for 32. For the other size,
+# 48, it makes a second graph, which serves any size. So the second 32 must make no new graph.
 SIDES = (32, 48, 32)
 # The setting of torch._dynamo that replaces the backend of torch.compile in some graphs, e.g.
 # ">=0:eager": the backend "eager" in all graphs from number 0 on.

@@ -91,7 +91,7 @@ def own_process_ids() -> None:
 
 
 def no_proc() -> None:
-    """Cover /proc by an empty file system, in which only cpuinfo is."""
+    """Cover /proc by an empty file system, and put back only the file cpuinfo."""
     info = Path("/proc/cpuinfo").read_bytes()
     own_mounts()
     call(LIBC.mount, b"none", b"/proc", b"tmpfs", 0, None)

@@ -66,8 +66,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Where Python looks for modules after the folder of the script.
 LATER_PATH = sys.path[1:]
 
-# Environment variable with the name of the socket. A process that finds the variable connects to
-# the fork server at this socket, instead of starting another one.
+# Environment variable with the name of the fork server's socket. If a process finds this variable,
+# it connects to the fork server that listens at the socket. Otherwise it starts a fork server.
 ADDRESS = "SPIKEVRT_FORK_SERVER"
 
 # Variables by which a launcher tells a process its rank. A test of a launch sets these variables
@@ -109,7 +109,8 @@ def inherited_variables() -> dict[str, str]:
     return variables
 
 
-# Read once, when the tests begin, because torch adds variables to os.environ when it compiles.
+# This is read once, when the tests begin. Later os.environ may have more variables, because torch
+# adds some when it compiles, and the processes of tests must not inherit them.
 INHERITED = inherited_variables()
 
 # The libraries that are imported before the first fork: all that the project imports.
@@ -246,7 +247,7 @@ class ForkServer:
         self.env = clean_env()
         self.ended: dict[int, int] = {}
         self.process: subprocess.Popen[bytes] | None = None
-        # Children that have started according to a message. `start` takes them out of the list.
+        # Pids of children of whose start a message has told. `start` takes them out of this list.
         self.started_pids: list[int] = []
         if ADDRESS not in os.environ:
             os.environ[ADDRESS] = f"spikevrt-tests-{os.getpid()}"
@@ -304,7 +305,10 @@ class ForkServer:
         return ForkedProcess(self, self.started_pids.pop())
 
     def receive(self, timeout: float | None) -> None:
-        """Read one message, if one comes within `timeout` seconds. None: wait until one comes."""
+        """Read one message of the fork server, if one comes within `timeout` seconds.
+
+        0 reads a message that has come already. None waits until a message comes.
+        """
         self.socket.settimeout(timeout)
         with contextlib.suppress(TimeoutError, BlockingIOError):
             message = self.socket.recv(MESSAGE_BYTES)
@@ -356,8 +360,9 @@ def clean_env() -> dict[str, str]:
 def serve(listener: socket.socket) -> list[str]:
     """Fork a child for each request, and tell how each child ended.
 
-    In the fork server this function never returns: the process ends when its last connection is
-    closed. In a child this function returns the script and its arguments.
+    This function is called once, in the fork server, where it never returns: the process ends when
+    its last connection is closed. But each child is a copy of the process in the middle of this
+    function. In a child this function returns the script and its arguments.
 
     The selector watches three kinds of sources. Its `select` returns those that have news:
 
@@ -423,7 +428,7 @@ def receive_request(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def tell(connection: socket.socket, pid: int, code: int | None) -> None:
-    """Tell a worker that its child has started (code None) or ended."""
+    """Tell a worker of pytest that its child has started (code None) or ended (its exit code)."""
     with contextlib.suppress(OSError):  # the worker may have gone
         connection.send(json.dumps({"pid": pid, "code": code}).encode())
 

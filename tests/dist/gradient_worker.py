@@ -2,8 +2,8 @@
 
 gradient_worker.py OPTIONS OUT PER_RANK PARTS STEPS
 
-OPTIONS: an option file. PER_RANK: samples of a micro-batch on each rank. PARTS: micro-batches of a
-step (accumulation steps). STEPS: steps of training.
+OPTIONS: an option file. OUT: the file of the results. PER_RANK: samples of a micro-batch on each
+rank. PARTS: micro-batches of a step (accumulation steps). STEPS: steps of training.
 
 Rank 0 writes to the file OUT:
     gradients           parameter -> its gradient in the first step

@@ -66,7 +66,7 @@ def collectives() -> None:
 
 
 def four_beats() -> None:
-    """Live under the watchdog for two seconds, in which each rank writes four beats."""
+    """Live under the watchdog for two seconds. A rank beats each 0.5 s, so it writes four beats."""
     utils_dist.begin(WatchdogOptions(stall_s=5, start_s=60, validate_s=1, save_s=1), timeout_s=60)
     time.sleep(2)
     utils_dist.barrier()
@@ -87,7 +87,7 @@ def work() -> None:
 
 
 def write_much() -> None:
-    """Write 200 kB to a terminal that is paused meanwhile, in a phase of at most two seconds."""
+    """Write 200 kB to a terminal that is paused meanwhile. A phase may last two seconds."""
     utils_dist.begin(WatchdogOptions(stall_s=2), timeout_s=60)
     for step in range(200):
         watchdog.phase("compute", step)

@@ -219,7 +219,7 @@ def run_command(
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
 ) -> RankResult:
-    """Run any command to its end. Return the result as for one rank: each list has one item.
+    """Run any command to its end. Return a RankResult in which each list has one item.
 
     limit_s: seconds that this may take on an idle machine, see PATIENCE.
     env: additional variables. {"NAME": ""} removes the variable NAME.
@@ -332,10 +332,12 @@ AnyProcess = subprocess.Popen | ForkedProcess
 def start_command(command: Sequence[object], log: Path, **env: str) -> Generator[AnyProcess]:
     """Give the process of a command, whose stdout and stderr go to the file `log`.
 
-    A script that this Python runs is a fork of the fork server, unless the fork cannot have the
-    environment. Afterwards the process is killed, and so are all processes that it started.
+    A script that this Python runs becomes a fork of the fork server, which starts faster than a new
+    Python. (The fork server cannot give a fork every environment, see `ForkServer.can_start`. If it
+    cannot, the script is run by a new Python.) At the end of the `with` block, the process and all
+    processes that it has started are killed.
 
-    env: additional environment variables.
+    command: the program and its arguments. env: additional environment variables.
     """
     words = [str(word) for word in command]
     variables = {**clean_env(), **env}
@@ -361,7 +363,8 @@ def start_command(command: Sequence[object], log: Path, **env: str) -> Generator
 def wait_for(log: Path, pattern: str, limit_s: float = 600) -> str:
     """Wait until a regular expression matches in the text of `log`. Return the text.
 
-    The file need not exist at first. Raises AssertionError at the limit.
+    The file need not exist at first. Raises AssertionError after `limit_s` seconds, which a busy
+    machine does not make longer.
     """
     deadline = time.monotonic() + limit_s
     while True:

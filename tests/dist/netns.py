@@ -60,7 +60,7 @@ class TwoHosts:
         return [*into_network, *own_host, *shell, *command]
 
     def cut(self) -> None:
-        """Cut the cable. No connection is closed: each side only stops to hear of the other."""
+        """Cut the cable. No connection is closed: the hosts only receive nothing any more."""
         for i, name in enumerate(self.names):
             _ip("-n", name, "link", "set", f"cable{i}", "down")
 

@@ -76,7 +76,7 @@ STEP = int(sys.argv[3])
 FOREVER_S = 600  # longer than every limit of a test
 LATE_S = 0.3  # by which a loader starts late in the case "late"
 TILE_S = 0.05  # as long as a tile of a real network takes at least
-# The change of the weights in the case "drift". The change is small, because even a small
+# What the case "drift" adds to the bias of one rank. The number is small, because even a small
 # difference between the ranks must be found.
 DRIFT = 1e-6
 
@@ -207,7 +207,7 @@ begin_epoch_of_product = RunProgress.begin_epoch
 
 
 def start_late(self: TrainLoader, *position: int) -> Any:
-    """Start the loader as the product does, then be late on rank RANK. Notes the time."""
+    """Start the loader as the product does, wait on rank RANK, and then note the time."""
     iterator = start_of_product(self, *position)
     time.sleep(LATE_S if is_struck_rank() else 0)
     moments["loader"].append(time.monotonic())
@@ -215,7 +215,7 @@ def start_late(self: TrainLoader, *position: int) -> Any:
 
 
 def note_begin_of_epoch(self: RunProgress, *position: int) -> None:
-    """Show the progress of an epoch as the product does. Notes the time."""
+    """Note the time, and show the progress of an epoch as the product does."""
     moments["progress"].append(time.monotonic())
     begin_epoch_of_product(self, *position)
 

@@ -78,7 +78,7 @@ class Cluster:
 
     def _start(self) -> None:
         """Start the daemons, in the order in which they need one another."""
-        # munged runs as a user of its own, "munge". It refuses a key that another user could read.
+        # munged runs as the user "munge". It refuses a key that any other user could read.
         munge = pwd.getpwnam("munge")
         for name in ("munge", "state", "spool"):
             (self.folder / name).mkdir()
@@ -112,7 +112,11 @@ class Cluster:
         self.wait(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T", check=False), "slurmd")
 
     def _conf(self) -> str:
-        """Return the text of slurm.conf."""
+        """Return the text of slurm.conf.
+
+        The partition "urgent" has the higher PriorityTier. So its jobs may stop jobs of "main", for
+        which PreemptMode is REQUEUE: a stopped job is queued again. GraceTime gives it 60 s to end.
+        """
         host = socket.gethostname()
         here = self.folder
         return f"""ClusterName=test

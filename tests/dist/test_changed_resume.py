@@ -325,7 +325,8 @@ def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path,
     has_weights = (folder_of_run(options) / "models/2_G.pth").exists()
     second = run_odd(options, *common)
     files = files_of_run(folder_of_run(options))
-    # Validate the finished run on other crops. Their PSNR must not count as the best.
+    # Validate the finished run on the first frame of each clip. This is another mean PSNR, which
+    # must not count as the best.
     third = run_odd(options, *common, "datasets.test.num_frame=1")
 
     assert exit_codes(first, second, third) == [[cut.exit_code], [0], [0]], texts(first, second)

@@ -121,8 +121,8 @@ def test_a_moved_run_does_not_touch_a_second_run_in_its_old_folder(tmp_path):
 def test_a_run_takes_its_lock_again_if_somebody_removes_it(tmp_path):
     options = write_odd_options(tmp_path)
     lock = folder_of_run(options) / ".lock"
-    # A run looks at its lock from time to time. Until then it is idle, because its steps take 0.2
-    # s.
+    # A run looks at its lock from time to time. A step takes 0.2 s ("slow" sleeps), so the run uses
+    # hardly any core until it looks.
     command = odd_command(options, ENDLESS, NO_TEST, case="slow", at_step=200)
 
     with Ranks(1, *command) as ranks:
@@ -232,7 +232,10 @@ def test_only_its_owner_may_read_and_write_the_lock(finished_options):
 
 
 def change_test_clips(options: Path) -> None:
-    """Replace the first sharp frame of the test clips by the last one. No name changes."""
+    """Replace the first sharp frame of the test clips by their last sharp frame.
+
+    The names of all files stay, so only the contents tell that the clips have changed.
+    """
     section = json.loads(options.read_text())["datasets"]["test"]
     sharp = sorted(Path(section["dataroot_gt"]).rglob("test*/sharp/*.png"))
     shutil.copyfile(sharp[-1], sharp[0])
@@ -322,6 +325,7 @@ def test_a_run_resumes_from_the_best_checkpoint_if_it_is_named(run_without_lates
 
 def test_the_checkpoint_is_saved_before_weights_that_cannot_be_written(tmp_path):
     options = write_odd_options(tmp_path)
+    # The first save is in step 30, so there is time to make the file before.
     command = odd_command(options, NO_TEST, total(40), "train.checkpoint_save=30")
 
     with Ranks(1, *command) as running:

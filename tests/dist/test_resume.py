@@ -203,7 +203,8 @@ def test_a_resume_with_another_number_of_samples_in_a_step_is_refused(starts):
 
 def test_a_named_checkpoint_of_another_number_of_samples_begins_the_next_epoch(starts):
     assert starts.run_to_4.exit_codes == [0], starts.run_to_4.text
-    # The log counts epochs from 1, so this is epoch 1 of the checkpoint, which counts from 0.
+    # The log counts epochs from 1, and a checkpoint counts them from 0. So epoch 2 of the log is
+    # epoch 1 of the checkpoint.
     message = f"({OTHER_SAMPLES}): epoch 2 begins with its first sample"
     assert message in starts.run_to_4.text
     # The message is about the order of the samples, and not about the number of ranks.
@@ -214,8 +215,8 @@ def test_a_run_goes_on_in_the_epoch_that_a_named_checkpoint_began(starts):
     assert starts.run_to_5.exit_codes == [0], starts.run_to_5.text
     assert "begins with" not in starts.run_to_5.text
     assert starts.state_of_run["step"] == 5
-    # Step 1 was in epoch 0. run_to_4 began epoch 1 with step 2, so steps 2 to 5 are the first four
-    # steps of epoch 1.
+    # Step 1 was in epoch 0. run_to_4 began epoch 1 with step 2, as the test above checks. So steps 2
+    # to 5 are the first four steps of epoch 1.
     assert starts.state_of_run["epoch"] == 1
     assert starts.state_of_run["batch"] == 4
 

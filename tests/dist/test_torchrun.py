@@ -108,6 +108,7 @@ def restarted_run(tmp_path_factory) -> RestartedRun:
 
     with start_command(command, log) as process:
         wait_for(log, "Iter: 2,")
+        # torchrun itself starts the ranks. The loader processes are started by the ranks.
         ranks = [pid for pid in descendants_of(process.pid) if parent_of(pid) == process.pid]
         os.kill(ranks[0], signal.SIGKILL)
         # With (?s), "." also matches the end of a line.
@@ -115,7 +116,7 @@ def restarted_run(tmp_path_factory) -> RestartedRun:
 
         family = descendants_of(process.pid)
         process.kill()
-        # Each process should notice the death of torchrun, and end.
+        # Each process should notice the death of torchrun, and end within 10 s.
         left = family
         deadline = time.monotonic() + 10
         while left and time.monotonic() < deadline:
@@ -253,8 +254,9 @@ def test_a_run_under_nohup_continues_after_a_logout(tmp_path, log):
     with start_command(command, log) as process:
         text = wait_for(log, "Iter: 1,")
         log_out(process)
-        # The log has a line for each step. At the logout the run may already be some steps further
-        # than the log, but not four steps. So a step of four more was done after the logout.
+        # The log has a line for each step. At the logout the run may have done more steps than `text`
+        # has lines, but not four more. So a run that reaches step `steps + 4` has gone on after the
+        # logout.
         steps = len(re.findall("Iter: ", text))
         wait_for(log, rf"Iter: {steps + 4},")
         process.send_signal(signal.SIGINT)
@@ -275,7 +277,7 @@ KUBEFLOW = {
     "PET_NPROC_PER_NODE": "2",
     "PET_NNODES": "2",
 }
-# World size, rank and local rank of the four ranks.
+# World size, rank and local rank of the four ranks, as `identities` returns them.
 WORLD_OF_FOUR = [("4", "0", "0"), ("4", "1", "1"), ("4", "2", "0"), ("4", "3", "1")]
 
 

@@ -102,7 +102,8 @@ def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path, bys
     # If this beat were true, rank 0 would end the process `pid` and print the file `stack_file`.
     os.kill(beat["pid"], signal.SIGSTOP)
     # A true beat that rank 1 has sent before it was stopped must arrive before the forged beat.
-    # Otherwise the true beat would replace the forged beat. So wait a little.
+    # Otherwise the true beat would replace the forged beat. So wait for somewhat longer than the
+    # time between two beats, 0.5 s (BEAT_S in utils/dist/beats.py).
     time.sleep(0.6)
     forged = beat | {
         "pid": bystander.pid,
@@ -189,8 +190,8 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
                 address, _, _port = listening[inode].partition(":")
                 addresses.add(address)
 
-    # The only address is 127.0.0.1, which only this host can reach. The file has its four bytes 7F
-    # 00 00 01 in reverse order.
+    # All listening sockets have the address 127.0.0.1, which only this host can reach. In
+    # hexadecimal digits its four bytes are 7F 00 00 01. The file has them in reverse order.
     assert addresses == {"0100007F"}
 
 
@@ -200,7 +201,7 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
 def test_a_run_with_a_job_key_ends_as_a_run_without_one(tmp_path):
     with begin_work(tmp_path, env={"SPIKEVRT_JOB_KEY": KEY}) as ranks:
         ranks.wait_for("at work", rank=0, limit_s=60)
-        # The environment of a rank holds the key, and so does this file of /proc.
+        # The key is in the environment of a rank, and Linux shows the environment in this file.
         environment = Path(f"/proc/{ranks.processes[0].pid}/environ")
         (tmp_path / "over").touch()  # ends the work of both ranks, see `begin_work`
         result = ranks.wait(limit_s=30)
@@ -299,7 +300,7 @@ BEAT = {
 
 def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
     # With these arguments rank 1 makes the file `absent`, and ends before it meets rank 0
-    # (`end_first_life` in helpers_worker.py). So the place of rank 1 is free.
+    # (`end_first_life` in helpers_worker.py). So the stranger can come as rank 1.
     absent = ["second_life", str(tmp_path / "absent")]
     program = tmp_path / "stranger.py"
     program.write_text(STRANGER)

@@ -21,8 +21,9 @@ from tests.helpers.train_files import run_odd, write_odd_options, write_options
 from utils.dist import watchdog
 from utils.dist.state import RUN
 
-# Times of signs of life. A network of this file notes in each forward pass when the last sign of
-# life was given. Each sign has another time, so the size of the set is the number of signs.
+# The times at which signs of life were given. In each forward pass, the network "same" adds the
+# time of the last sign. Two signs have different times, so the size of this set is the number of
+# signs.
 ticks: set[float] = set()
 
 
@@ -43,7 +44,7 @@ class Same(nn.Module):
 
 
 class Clip:
-    """A test clip of noise that counts its frames in memory."""
+    """A test clip of noise. It counts how many of its blurry frames are in memory at once."""
 
     def __init__(self, number: int, frames: int) -> None:
         self.name = f"clip{number}"

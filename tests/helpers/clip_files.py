@@ -107,7 +107,11 @@ def small_files(limit: int) -> Generator[None]:
 
 
 def levels(seed: int, frame: int, h: int, w: int) -> np.ndarray:
-    """Return the level (h, w) of each spike pixel of a frame: 1 to 12."""
+    """Return the level (h, w) of each spike pixel of a frame: 1 to 12.
+
+    The same arguments always give the same levels. So a test can call this function to compute the
+    values that it expects.
+    """
     return np.random.default_rng([seed, frame]).integers(1, 13, (h, w))
 
 
@@ -128,11 +132,14 @@ def write_clip(
 ) -> None:
     """Write a clip below root/GOPRO_Large and root/GOPRO_Large_spike_seq.
 
+    frames: number of frames.
     h, w: size of the spike planes; frames are twice as large.
     scale: sharp frames are this many times larger than blurry frames.
     first: number of the first frame, in names of files and in green values.
     regrouped: whether blurry and sharp frames are in separate folders, as in a data set that was
     regrouped for training.
+    planes: number of spike planes of a frame.
+    seed: chooses the levels, see `levels`. Clips with the same seed have the same levels.
     instants: number of sharp instants of each frame. Their green values are 1, 2, 3, ...
     """
     rgb = root / "GOPRO_Large"

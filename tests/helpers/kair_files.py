@@ -48,6 +48,7 @@ def _object(tree: dict[str, Any], indent: int) -> str:
     lines = ["{"]
     for number, (key, value) in enumerate(tree.items()):
         comma = ", " if number else ""
+        # KAIR's files have comments behind values. One comment is enough for the tests.
         note = "  // [8, 64, 64] | null" if key == "img_size" else ""
         if isinstance(value, dict):
             shown = _object(value, indent + 2)
@@ -92,6 +93,8 @@ def shrink_options(options: dict[str, Any]) -> dict[str, Any]:
         "val.size_patch_overlapping": 0,
         "logging.use_tensorboard": False,
     }
+    # The number of groups must divide pa_frames / 2 * embed_dims, which is pa_frames * 4 here
+    # (models/vrt/check_arguments.py). So pa_frames itself is a possible number.
     if pa_frames:
         changes["netG.deformable_groups"] = pa_frames
     return options | changes
@@ -105,7 +108,7 @@ def picture(
 ) -> bytes:
     """Return an encoded picture of smooth shapes, which move to the right by 2 pixels per frame."""
     y, x = np.mgrid[:height, :width] / 16
-    x = x - frame / 8
+    x = x - frame / 8  # 2 pixels per frame, because a pixel is 1 / 16
     channels = []
     for channel in range(3):
         waves = np.sin(x * (1 + channel / 3) + seed) * np.cos(y + channel)
@@ -147,6 +150,7 @@ def write_files(root: Path, files: dict[str, bytes]) -> None:
 def _write_lmdb(root: Path, files: dict[str, bytes]) -> None:
     """Write an LMDB whose keys are the names without extension, and its meta_info.txt."""
     root.mkdir(parents=True)
+    # map_size is the largest size of the database in bytes, 32 MiB. These data sets are smaller.
     with (
         lmdb.open(str(root), map_size=1 << 25) as environment,
         environment.begin(write=True) as transaction,
@@ -154,6 +158,7 @@ def _write_lmdb(root: Path, files: dict[str, bytes]) -> None:
         for name, content in files.items():
             key, _, _ = name.rpartition(".")
             transaction.put(key.encode(), content)
+    # Readers take only the names from these lines, so the size may be wrong.
     lines = [f"{name} (64,64,3) 1\n" for name in files]
     (root / "meta_info.txt").write_text("".join(lines))
 

@@ -27,8 +27,10 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
     """Write clips and an option file into `folder`. Returns the path of the option file.
 
     Two training clips have 4 frames each; three test clips have 2, 3 and 4 frames.
-    instants: number of sharp instants of each frame. changes: sections of the option file.
+    instants: number of sharp instants of each frame. changes: whole sections, which replace the
+    sections of the option file below, e.g. netG={"net_type": "odd"}.
     """
+    # h and w are the size of the spike planes. Frames are twice as large: 32 x 32.
     shape: dict[str, Any] = {"h": 16, "w": 16, "instants": instants}
     for number in range(2):
         write_clip(folder, f"train{number}", frames=4, seed=number, **shape)
@@ -70,10 +72,13 @@ def network_section(**changes: Any) -> dict[str, Any]:
         "in_chans": 3,
         "img_size": [2, 32, 32],
         "window_size": [2, 4, 4],
+        # Numbers of blocks: of the seven stages of the U-shape, then of one group that refines.
         "depths": [2] + [1] * 7,
         "indep_reconsts": [],
         "embed_dims": [8] * 8,
         "num_heads": [2] * 8,
+        # Share of the blocks with mutual attention, rounded down: 1 of the 2 blocks of stage 1, and
+        # no block of the stages that have only one.
         "mul_attn_ratio": 0.5,
         "deformable_groups": 2,
         "drop_path_rate": 0.2,
@@ -116,6 +121,7 @@ def odd_command(
 
     case: what goes wrong, by its name in odd_worker.py.
     struck_rank, at_step: on which rank it goes wrong, and at which step. Some cases have no step.
+        In the case "slow", at_step is a time: the milliseconds by which each step is longer.
     program: "train" or "test".
     """
     worker = ("tests/dist/odd_worker.py", case, str(struck_rank), str(at_step), program)

@@ -47,7 +47,7 @@ from utils.video.reader import VideoReader
 
 MAIN = "main_test_vrt.py"
 # Time limit of a process in seconds. A process takes a few seconds on an idle machine, but far
-# longer on a busy machine.
+# longer on a busy machine. So the limit only ends a process that hangs.
 LIMIT_S = 300
 
 # ---- The files of the tests ----
@@ -139,6 +139,7 @@ def test_the_numbers_equal_the_numbers_of_a_restoration_by_hand(
 
     found = read_metrics(tested_folder)["clips"]["test2"]
 
+    # A few values are rounded in another way (see the next test), which changes the PSNR a little.
     assert found["per_frame"]["restored"]["psnr"] == pytest.approx(by_hand, abs=0.01)
     assert found["restored"]["psnr"] == pytest.approx(np.mean(by_hand), abs=0.01)
 
@@ -171,6 +172,8 @@ def test_a_folder_with_spikes_gives_the_numbers_of_the_data_set(home, tested_fol
 def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
     home, tested_folder, tmp_path, factor, is_equal
 ):
+    # A pixel fires when its collected light reaches the threshold. With 4 times the threshold, only
+    # about a quarter of the spikes are left, so the network restores other frames.
     camera = {"type": "perturb", "threshold_prob": 1, "threshold_range": [factor, factor]}
     option = f"datasets.test.camera={json.dumps(camera)}"
 
@@ -187,6 +190,7 @@ def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
 def incomplete_folder(home, tmp_path_factory):
     """Test only two frames of one of the three clips. Give the folder of the results."""
     folder = tmp_path_factory.mktemp("incomplete")
+    # A line has the clip, its number of frames, a shape that is not read, and its first frame.
     (folder / "meta.txt").write_text("test1 3 0 000000\n")
     options = [f"datasets.test.meta_info_file={folder / 'meta.txt'}", "datasets.test.num_frame=2"]
     metrics_of_restoring(folder / "out", *option_file_arguments(home), *options)
@@ -419,6 +423,7 @@ def test_weights_on_the_command_line_come_first(some_weights, resume):
 
 # ---- Options of the section `val` ----
 
+# Restore the frames in pairs: 0 and 1, 1 and 2, and so on. Neighbouring pairs share a frame.
 IN_PAIRS = ["val.num_frame_testing=2", "val.num_frame_overlapping=1"]
 
 
@@ -469,6 +474,7 @@ def test_the_protocol_says_the_flags_of_val(with_val_options):
 
 
 def test_flip_seq_changes_the_frame(with_val_options, without_val_options):
+    # With center_frame_only, the score of the clip is the score of its frame 2 alone.
     of_flipped = read_metrics(with_val_options)["clips"]["test2"]["restored"]["psnr"]
     of_frames = read_metrics(without_val_options)["clips"]["test2"]["per_frame"]["restored"]["psnr"]
 
@@ -489,6 +495,9 @@ def test_two_ranks_share_clips_and_give_the_same_numbers(home, tested_folder):
 
 def restore_on_ranks(home, out, ranks):
     """Restore one clip in tiles of two frames, so that each rank has work.
+
+    "2,0": two frames and the whole height and width. "1,8": neighbouring tiles share one frame.
+    The 8 pixels have no effect, because the tiles are as large as the frame.
 
     Return {name of a frame: content of its file}.
     """
@@ -862,10 +871,13 @@ def test_tiles_take_less_memory_than_the_whole_and_give_nearly_its_numbers(tmp_p
         # The worker prints the peak of its memory.
         return run_odd(options, *arguments, case="peak", program="test")
 
+    # A tile of "auto" has at most 12 frames and 256 pixels. So this clip has several tiles in time
+    # and along its width.
     tests = auto_and_whole(tmp_path, frames=32, width=272, run=run)
 
     in_tiles = tests["auto"]
     whole = tests["whole"]
+    # 0.05 GB is a margin: the difference must be more than chance.
     assert in_tiles.process.json["peak_gb"] + 0.05 < whole.process.json["peak_gb"]
     assert mean_psnr(in_tiles.results) == pytest.approx(mean_psnr(whole.results), abs=0.05)  # dB
 
@@ -1134,7 +1146,8 @@ def test_spike_channels_with_other_settings_than_in_training_are_warned_of(
 def noise_clip(home, tmp_path):
     """Give the command that restores two frames of noise into `tmp_path`/out.
 
-    Noise cannot be compressed. So the restored frames are larger than the limit of the tests below.
+    Noise cannot be compressed. A frame has 40 x 40 x 3 = 4800 values of one byte. So the file of a
+    restored frame is larger than 1500 bytes, the limit of the tests below.
     """
     rng = np.random.default_rng(0)
     for number in range(2):

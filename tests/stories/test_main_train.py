@@ -180,7 +180,7 @@ def test_validation_writes_the_middle_frames_where_asked(finished_run):
     written = set()
     for path in folder_of_run(options).glob("images/*/0*.png"):
         written.add(f"{path.parent.name}/{path.name}")
-    # The clips have 2, 3 and 4 frames.
+    # The clips have 2, 3 and 4 frames. The middle of n frames is frame n // 2: 1, 1 and 2.
     assert written == {"test0/000001.png", "test1/000001.png", "test2/000002.png"}
 
 
@@ -250,7 +250,7 @@ def test_event_files_hold_the_options_as_hyperparameters(events):
 
 # ---- Weights & Biases ----
 
-# A made-up key. wandb asks for a key of this length.
+# A made-up key of Weights & Biases. wandb asks for a key of this length.
 KEY = "0123456789abcdef0123456789abcdef01canary"
 
 
@@ -417,7 +417,7 @@ def test_frozen_parts_are_released_on_all_ranks_without_a_restart(tmp_path, over
     result = train(
         options,
         override,
-        # The parts are frozen in steps 1 and 2.
+        # The parts are frozen in steps 1 and 2. The run has four steps (`write_options`).
         "train.fix_iter=3",
         'train.fix_keys=["spynet","deform"]',
         "train.fix_lr_mul=0.5",
@@ -434,6 +434,7 @@ def test_frozen_parts_are_released_on_all_ranks_without_a_restart(tmp_path, over
     after_4 = weights_after(options, step=4)
     frozen = [name for name in after_1 if "deform" in name and name.endswith("weight")]
     assert frozen
+    # Step 2 must not change the frozen weights. Steps 3 and 4 must change some of them.
     for name in frozen:
         assert torch.equal(after_1[name], after_2[name]), name
     assert any(not torch.equal(after_2[name], after_4[name]) for name in frozen)
