@@ -3,8 +3,8 @@
     tfp     windows of fixed length, around the sharp frame or spread over the file
     voxel   bins of equal length that divide the exposure
 
-The firing rate is the number of spikes per plane. Counts are whole numbers and are divided once, so
-a window and the reversed window give the same bits.
+The firing rate is the number of spikes per plane. Spikes are counted in whole numbers, and the sum
+is divided once. So a window and the reversed window give the same bits.
 
 What must stay: every number, because trained networks expect these channels. A variant with other
 numbers is a new function with a name of its own (docs/extending.md, representation).
@@ -23,9 +23,8 @@ from .registry import Numbers, representation
 #
 # With the option num_bins, the windows of TFP (texture from playback) are spread over the stream.
 # Without num_bins, the windows lie around the center. Each of the next two functions gets the
-# options of `tfp` and answers one question about the windows. The functions are fields of
-# `Representation` (registry.py). `represent` (represent.py) needs the answers for a clip that is
-# played backwards.
+# options of `tfp`, and answers one question about the windows. The two functions become fields of
+# `Representation` (registry.py). `represent` (represent.py) needs the answers to reverse time.
 
 
 def _tfp_is_centered(num_bins: int | None = None, **_: Any) -> bool:
@@ -112,7 +111,7 @@ def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
 
 def _counts(window: np.ndarray) -> np.ndarray:
     """Return the number of spikes of each pixel (h, w) in a window (t, h, w)."""
-    # Up to 255 fit into a byte, and numpy sums bytes fastest.
+    # A count of up to 255 fits into a byte. NumPy is fastest if the sum is a byte.
     fits_into_a_byte = len(window) < 256
     return window.sum(axis=0, dtype=np.uint8 if fits_into_a_byte else np.uint32)
 

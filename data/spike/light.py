@@ -1,8 +1,8 @@
 """Compute light from spikes.
 
-    plane_light     the light of each plane
-    window_light    the light of windows of planes, summed
-    intervals_of    the intervals, from which both compute the light
+    plane_light     returns the light of each plane
+    window_light    returns the sum of the light over windows of planes
+    intervals_of    returns the intervals, from which the other two compute the light
 
 The unit is "thresholds per plane": a pixel that fires in every second plane has the light 1/2.
 
@@ -15,11 +15,11 @@ time p + 1. For example, a pixel with spikes in the planes 3 and 5 of 10 planes:
     spike                   x         x
     light   1/4  1/4  1/4  1/4  1/2  1/2  1/5  1/5  1/5  1/5
 
-Only the interval of the planes 4 and 5 lies in the file as a whole. The other planes belong to two
-intervals that begin before the file or end after it. By default, such an interval is taken to be as
-long as the interval beside it, here 2 planes. But then the planes 1 and 7 would have spikes, and
-they have none. So each of the two intervals is made just so long that its spike lies outside of the
-file: in plane -1 and in plane 10.
+Only the interval of the planes 4 and 5 lies completely in the file. The other planes belong to the
+two outer intervals: the first begins before the file, and the last ends after the file. By default,
+an outer interval is taken to be as long as the interval beside it, here 2 planes. But then the
+planes 1 and 7 would have spikes, and they have none. So each outer interval is made just so long
+that its missing spike lies outside of the file: in plane -1 and in plane 10.
 
 A pixel with a single spike has the light 1 / T, where T is the number of planes. A pixel without
 spikes has no light.
@@ -43,8 +43,8 @@ import numpy as np
 class Intervals:
     """Where the intervals of each pixel begin and end."""
 
-    # (T, h, w), for each spike the time at which its interval ends (plane + 1), else 0. The type is
-    # the narrowest unsigned one, for speed.
+    # (T, h, w): the end of the interval (plane + 1) if the plane has a spike, else 0. The type is
+    # the smallest unsigned type that holds T, for speed.
     ends: np.ndarray
     begin: np.ndarray  # (h, w) int32, when the interval of the first spike begins: at most 0
     end: np.ndarray  # (h, w) int32, when the interval after the last spike ends: at least T + 1
@@ -53,10 +53,10 @@ class Intervals:
 def intervals_of(stream: np.ndarray) -> Intervals:
     """Find the intervals of each pixel. The head of this file says how long the outer two are.
 
-    The comments below follow the pixel of the head: T = 10, and spikes in the planes 3 and 5. Its
-    intervals go from 0 to 4, from 4 to 6, and from 6 to 11.
+    The numbers in the comments below are for the pixel in the head: T = 10, and spikes in the
+    planes 3 and 5. Its intervals go from 0 to 4, from 4 to 6, and from 6 to 11.
 
-    A pixel with a single spike has no interval beside the outer two. Both get T planes.
+    A pixel with a single spike has only the two outer intervals. Both are T planes long.
     """
     planes = len(stream)
     # Time at which each plane ends, 1 ... T.
@@ -66,8 +66,8 @@ def intervals_of(stream: np.ndarray) -> Intervals:
     first = _smallest_above_0(ends.copy())  # (h, w), the end at the first spike: 4
     last = ends.max(axis=0)  # (h, w), the end at the last spike: 6
 
-    # The lengths of the intervals beside the two outer intervals. They are the smallest numbers
-    # above 0 in two arrays:
+    # The lengths of the intervals beside the two outer intervals, `after_first` and `before_last`.
+    # They are the smallest numbers above 0 in two arrays:
     #
     #     ends - first    252 252 252   0 252   2 252 252 252 252    smallest above 0: 2
     #     last - ends       6   6   6   2   6   0   6   6   6   6    smallest above 0: 2
@@ -78,12 +78,12 @@ def intervals_of(stream: np.ndarray) -> Intervals:
     after_first = _smallest_above_0(ends - first)  # from the first spike to the second
     before_last = _smallest_above_0(last - ends)  # from the last spike but one to the last
 
-    # The numbers are signed from here on, because `begin` may be negative.
+    # From here on, the numbers are signed, because `begin` may be negative.
     first = first.astype(np.int32)
     last = last.astype(np.int32)
-    # True for pixels with a single spike. It is also true for pixels without a spike, which have
-    # first = last = 0. The intervals of pixels without a spike do not matter: their light is set to
-    # 0 at the end.
+    # True for pixels with a single spike, and also for pixels without a spike (first = last = 0).
+    # The intervals of pixels without a spike do not matter, because the callers set the light of
+    # these pixels to 0.
     is_single = first == last
     after_first = np.where(is_single, planes, after_first.astype(np.int32))
     before_last = np.where(is_single, planes, before_last.astype(np.int32))
@@ -101,11 +101,12 @@ def intervals_of(stream: np.ndarray) -> Intervals:
 def _smallest_above_0(numbers: np.ndarray) -> np.ndarray:
     """Return for each pixel the smallest of its numbers that is above 0, (h, w).
 
-    numbers: (t, h, w) unsigned, overwritten to save time. A pixel whose numbers are all 0 gives 0.
+    numbers: (t, h, w) unsigned. They are overwritten, which saves time. If all numbers of a pixel
+    are 0, the result is 0.
 
-    1 is subtracted before the minimum and added after it. For an unsigned number, 0 - 1 is the
-    largest number of its type, so a 0 never wins. E.g. in uint8, 0, 8, 12 become 255, 7, 11. The
-    minimum is 7, and the result is 8.
+    1 is subtracted before the minimum, and added after it. For an unsigned number, 0 - 1 is the
+    largest number of its type, so a 0 is never the minimum. E.g. in uint8, 0, 8, 12 become
+    255, 7, 11. The minimum is 7, and the result is 8.
     """
     one = numbers.dtype.type(1)
     numbers -= one
@@ -121,10 +122,10 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     stream: spikes (T, h, w). Returns (T, h, w) float32.
 
     The light of a plane is 1 / n, where n = b - a is the length of its interval from time a to time
-    b. A running maximum finds a and b of all planes, which is many times as fast as np.where. It
-    needs numbers above 0, because 0 means "not known yet". But a may be as small as 1 - T. And for
-    b, the smallest of several times is needed, not the largest. So two other numbers are used in
-    place of a and b:
+    b. A running maximum finds a and b of all planes. It is many times as fast as np.where. A
+    running maximum needs numbers above 0, because 0 means "not known yet". But a may be as small as
+    1 - T. And b is the smallest of several times, not the largest. So two other numbers are
+    computed in place of a and b:
 
         since_a = a + T            at least 1, because a is at least 1 - T
         until_b = 2 T + 1 - b      at least 1, because b is at most 2 T. The smallest b has the
@@ -137,7 +138,7 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     """
     planes = len(stream)
     intervals = intervals_of(stream)
-    # The narrowest type that holds 3 T + 1, for speed.
+    # The smallest type that holds 3 T + 1, for speed.
     largest = 3 * planes + 1
     number_type = np.int16 if largest <= np.iinfo(np.int16).max else np.int32
 
@@ -161,11 +162,12 @@ def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer
     """
     planes = len(stream)
     plane_numbers = np.arange(planes, dtype=number_type)[:, None, None]  # (T, 1, 1)
-    # First the planes with a spike. A spike in plane p ends its interval at b = p + 1, so
+    # First set the planes with a spike. A spike in plane p ends its interval at b = p + 1, so
     # until_b = 2 T + 1 - (p + 1) = 2 T - p. E.g. 0 0 0 17 0 0 0 13 0 0.
     until_b = stream * (number_type(2 * planes) - plane_numbers)  # (T, h, w), 0 without a spike
-    # Then the other planes, from the last to the first. Each plane takes the larger number, its own
-    # or the one of the plane after it. E.g. the last interval ends at 12, so it has 21 - 12 = 9:
+    # Then set the other planes, from the last to the first. Each plane takes the maximum of its own
+    # number and the number of the plane after it. E.g. the last interval ends at 12, so after the
+    # last plane the number is 21 - 12 = 9:
     #
     #     before     0  0  0 17  0  0  0 13  0  0 |  9    <- read in this direction
     #     after     17 17 17 17 13 13 13 13  9  9 |  9
@@ -191,16 +193,16 @@ def _since_begin(
     number_type: a type that holds 3 T + 1.
     """
     planes = len(stream)
-    # First the planes after a spike. A spike in plane p - 1 begins the interval of plane p at
-    # a = p, so since_a = p + T. Plane 0 is in the first interval, which begins at `begin`. E.g.
-    # 10 0 0 0 14 0 0 0 18 0.
+    # First set plane 0 and the planes after a spike. After a spike in plane p - 1, the interval of
+    # plane p begins at a = p, so since_a = p + T. Plane 0 is in the first interval, which begins at
+    # `begin`. E.g. 10 0 0 0 14 0 0 0 18 0.
     plane_0 = (begin + planes).astype(number_type)[None]  # (1, h, w)
     numbers_from_1 = np.arange(1, planes, dtype=number_type)[:, None, None]  # p = 1 ... T - 1
     other_planes = stream[:-1] * (numbers_from_1 + number_type(planes))
     since_a = np.concatenate((plane_0, other_planes))  # (T, h, w), 0 without a spike
-    # Then the other planes, from the first to the last. Each plane takes the larger number, its own
-    # or the one of the plane before it: 10 10 10 10 14 14 14 14 18 18. The pairs are views of
-    # `since_a`, so `since_a` itself is changed, and the next pair sees it.
+    # Then set the other planes, from the first to the last. Each plane takes the maximum of its own
+    # number and the number of the plane before it: 10 10 10 10 14 14 14 14 18 18. The pairs are
+    # views of `since_a`. So `since_a` itself is changed, and the next pair has the new number.
     for plane_before, plane in itertools.pairwise(since_a):
         np.maximum(plane_before, plane, out=plane)
     return since_a
@@ -218,20 +220,20 @@ def window_light(
 ) -> list[np.ndarray]:
     """Return the sum of the light over planes a ... b - 1, for each window (a, b).
 
-    Each sum is (h, w) float64, in thresholds. An interval has the light of one threshold. So the
-    sum is the number of intervals in the window: 2.25 for two whole intervals and a quarter of a
+    Each sum is (h, w) float64, in thresholds. The light of an interval is one threshold. So the sum
+    is the number of intervals in the window, e.g. 2.25 for two whole intervals and a quarter of a
     third one. The sum is computed as
 
         light from a to b = light until b - light until a
 
-    intervals: the result of `intervals_of(stream)`, from a caller that needs it several times.
-    None: the intervals are computed here.
+    intervals: the result of `intervals_of(stream)`, if the caller has computed it already. None:
+    the intervals are computed here.
     """
     if intervals is None:
         intervals = intervals_of(stream)
-    # The begins and ends of all windows divide the stream into pieces from a to b. E.g. the
-    # windows (2, 6) and (4, 9) of 10 planes give the times 0, 2, 4, 6, 9, 10, and the pieces
-    # (0, 2), (2, 4), (4, 6), (6, 9), (9, 10).
+    # The starts and ends of all windows divide the stream into pieces from a to b. E.g. the windows
+    # (2, 6) and (4, 9) of 10 planes give the times 0, 2, 4, 6, 9, 10, and the pieces (0, 2),
+    # (2, 4), (4, 6), (6, 9), (9, 10).
     times = {0, len(stream)}
     for window in windows:
         times.update(window)
@@ -248,10 +250,10 @@ def _light_until(
 ) -> dict[int, np.ndarray]:
     """Return the sum of the light from 0 to each end of a piece: {time: (h, w) float64}.
 
-        light until t = number of spikes before t + fraction of the interval around t that passed
+        light until t = number of spikes before t + passed fraction of the interval around t
 
-    At t = 0, a part of the first interval may have passed already. This part cancels in a
-    difference of two sums.
+    At t = 0, a part of the first interval may have passed already. This part is in all sums, so it
+    cancels in the difference of two sums.
 
     The spikes are counted in integers. Only the fractions are computed in float64, for one plane at
     each end of a piece, so the function is fast.
@@ -259,7 +261,8 @@ def _light_until(
     pieces: (a, b) in the order of time. Together they are the whole stream.
     """
     interval_end = _interval_ends(intervals, pieces)
-    # At each time: when the interval around it begins, and the number of spikes before it, (h, w).
+    # Two arrays (h, w) belong to the present time: `begin`, the start of the interval around this
+    # time, and `spike_count`, the number of spikes before this time.
     light_until = {}
     begin = intervals.begin
     spike_count = np.zeros(begin.shape, intervals.ends.dtype)
@@ -276,27 +279,28 @@ def _light_until(
 def _interval_ends(
     intervals: Intervals, pieces: Sequence[tuple[int, int]]
 ) -> dict[int, np.ndarray]:
-    """Return, for each time at an end of a piece, when the interval around this time ends, (h, w).
+    """Return {time: end of the interval around this time, (h, w)} for the ends of all pieces.
 
     pieces: (a, b) in the order of time. Together they are the whole stream.
 
-    The interval around time t ends at the first spike after t. A pixel without a spike in a piece
-    takes the end from the piece after it. So the pieces are visited from the last to the first.
+    The interval around time t ends at the first spike after t. If a pixel has no spike in the piece
+    that begins at t, its interval is the interval around the end of this piece. So the pieces are
+    visited from the last to the first.
     """
     _, end_of_stream = pieces[-1]
     interval_end = {end_of_stream: intervals.end}
     for a, b in reversed(pieces):
-        # The end at the first spike of the piece, 0 for a pixel without a spike in the piece.
+        # The end at the first spike of the piece. 0 for a pixel without a spike in the piece.
         first_end = _smallest_above_0(intervals.ends[a:b].copy())
         interval_end[a] = np.where(first_end, first_end, interval_end[b])
     return interval_end
 
 
 def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return which fraction of each pixel's interval has passed at a time, (h, w) in 0 ... 1.
+    """Return the fraction of each pixel's interval that has passed at a time, (h, w) in 0 ... 1.
 
-    begin, end: (h, w), when the interval of each pixel begins and ends. The fraction is rounded to
-    a multiple of 1 / STEPS, because float64 holds sums of such multiples exactly.
+    begin, end: start and end of the interval of each pixel, (h, w). The fraction is rounded to a
+    multiple of 1 / STEPS, because float64 holds sums of such multiples exactly.
     """
     passed = time - begin
     length = end - begin

@@ -4,12 +4,12 @@ The blurry frame is the mean of the light over the exposure. So the sharp frame 
 
     sharp light = blurry light x (mean light of a short window / mean light of the exposure)
 
-    exposure            both lights, as two channels
-    relative            the ratio for several windows, and how sure it is
-    exposure_estimate   the product: a sharp frame without a network
+    exposure            two channels: mean light of a short window, mean light of the exposure
+    relative            the ratio for several windows, and a confidence
+    exposure_estimate   the sharp frame by this formula, without a network
 
-The light of each plane comes from the intervals between spikes: 1 / interval in all planes between
-two spikes (light.py). So a window may be shorter than an interval.
+The light of a plane is 1 / interval, where the interval is the number of planes between the two
+spikes around the plane (light.py). So a window may be shorter than an interval.
 
 What must stay: every number, because trained networks expect these channels. A variant with other
 numbers is a new function with a name of its own (docs/extending.md, representation).
@@ -53,8 +53,8 @@ def exposure_rates(
     `exposure_estimate` returns the blurry frame.
     """
     planes = len(stream)
-    # Planes 1 ... planes - 1 count. Plane 0 does not, because a part of its light was collected
-    # before the stream began.
+    # The planes 1 ... planes - 1 are used. Plane 0 is not used, because a part of its light was
+    # collected before the stream began.
     if half_exposure is None:
         half_exposure = min(center - 1, planes - 1 - center)
     if not 0 <= half_window < half_exposure:
@@ -71,8 +71,8 @@ def exposure_rates(
             raise ValueError(f"plane {center} has no planes around it within 1 to {planes - 1}")
         windows.append((start, stop))
 
-    # The light of a window, (h, w), is a sum over its planes, in spikes. Near the ends of the
-    # stream, a window has fewer planes. So divide by its number of planes.
+    # `window_light` returns the sum of the light over the planes of a window, (h, w), in spikes.
+    # Divide the sum by the number of planes, which is smaller near the ends of the stream.
     lights = window_light(stream, windows)
     rates = []
     for light, (start, stop) in zip(lights, windows, strict=True):
@@ -83,8 +83,8 @@ def exposure_rates(
 def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
     """Return the sharp frame: blurry light x short rate / long rate, in linear light.
 
-    A grey sensor gives one ratio for the three colours. Where the long rate is 0, the blurry frame
-    is returned.
+    The spike camera is grey, so the three colours have the same ratio. Where the long rate is 0,
+    the result is the blurry frame.
 
     blurry: (H, W, 3) display values in [0, 1].
     rates: (2, H, W), short and long, as linear light of any scale.
@@ -104,14 +104,15 @@ def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 # Number of spikes n in the exposure at which the confidence of `relative`, n / (n + 4), is 1/2.
-# With n spikes, the light of an exposure is known to about one spike of n, i.e. for n = 4 to a
-# quarter. That this counts as half sure is a choice, and other values were not compared. Networks
-# that were trained with `relative` expect this value.
+# With n spikes, the error of the light of an exposure is about one spike, i.e. 1/4 of the light for
+# n = 4. A confidence of 1/2 for this error is a choice, and other values were not compared. The
+# value must stay, because networks that were trained with `relative` expect it.
 SPIKES_OF_HALF_CONFIDENCE = 4.0
 
 
-# is_ratio: `spike.light` and `gamma` apply, and `rate` has no effect. takes_context: the function
-# gets planes outside of the exposure, too, and half_exposure says where the exposure ends.
+# is_ratio: the channels are ratios, so `spike.light` and `spike.gamma` apply, and `spike.rate` has
+# no effect. takes_context: the function also gets planes outside of the exposure, and its option
+# half_exposure says where the exposure ends.
 @representation(
     "relative",
     proportional=False,
@@ -170,7 +171,8 @@ def relative(
     windows = [(center - half, center + half + 1) for half in halves]
     windows += _equal_parts(first, planes, num_bins)
 
-    # The light of the exposure is its number of spikes, with fractions at its ends. All are (h, w).
+    # The sums of the light over the exposure and over each window, (h, w). The sum over the
+    # exposure is its number of spikes, with fractions of intervals at both ends.
     spikes, *lights_of_windows = window_light(stream, [exposure, *windows])
     mean_of_exposure = spikes / planes
     ratios = []

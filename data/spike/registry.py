@@ -25,7 +25,7 @@ import numpy as np
 Numbers = tuple[int, ...] | list[int]
 
 
-# The defaults of three fields of `Representation`, which are functions of the options.
+# The defaults of three fields of `Representation`. Each takes the options of a representation.
 def _no_lag(**_: Any) -> int:
     return 0
 
@@ -55,20 +55,20 @@ class Representation:
     # the next plane, 28. Around plane 28, `exposure` and `relative` show the time 27.5.
     accepts_half_planes: bool = False
 
-    # The next three fields are functions of the options.
+    # The next three fields are functions of the options, because their results may depend on the
+    # options.
     #
     # The time that the channels show, minus `center`, in half planes. For example, 1 if the
     # channels show the time between `center` and the next plane. `_center_in_reversed`
     # (represent.py) needs it to reverse time exactly.
     lag_in_half_planes: Callable[..., int] = _no_lag
-    # Whether the function uses `center`. Windows that are spread over the whole stream do not use
-    # `center`.
-    is_centered: Callable[..., bool] = _always
-    # How time is reversed. True: the channels are put in reverse order. False: the function gets
-    # the reversed stream. True is needed for windows that are spread over the stream, because their
-    # middles are rounded. E.g. the second of 3 windows in 56 planes has its middle at plane 28, in
-    # the stream and in the reversed stream. But plane 28 of the reversed stream is plane 27 of the
+    # Whether the function uses `center`. It does not if its windows are spread over the whole
     # stream.
+    is_centered: Callable[..., bool] = _always
+    # How time is reversed. True: the function gets the stream as it is, and its channels are put in
+    # reverse order. False: the function gets the reversed stream. True is needed if windows are
+    # spread over the stream, because their middles are rounded (`_channels_in_reverse` in
+    # represent.py has an example).
     reverses_channels: Callable[..., bool] = _never
 
     def ignored(self, **options: Any) -> set[str]:
@@ -95,7 +95,7 @@ def representation(
 ) -> Callable[..., Callable[..., np.ndarray]]:
     """Register a function as a representation (a decorator).
 
-    name: the value of `spike.representation.type` that chooses it.
+    name: value of the option `spike.representation.type` that chooses the representation.
     proportional, properties: fields of `Representation`.
     """
 

@@ -8,15 +8,16 @@ A representation is a function
     center    number of the plane of the sharp frame
     channels  (S, h, w) float32; S depends on the options only, never on T
 
-`represent` calls the function and does what all representations share: reversed time, brightness,
-gamma. For example, four bins of a stream of 56 planes:
+`represent` calls the function. It also does what all representations share: it reverses time,
+divides firing rates by the rate, and applies gamma. For example, four bins of a stream of 56
+planes:
 
     represent("voxel", stream, center=27.5, num_bins=4)        # (4, h, w)
 
-To add a representation, write a function under ``@representation`` (registry.py). The function
-returns a new array, which `represent` may change. Its keyword parameters become option keys of
-`spike.representation`. docs/options.md is made from its docstring: the first paragraph, and the
-paragraphs that explain keys.
+To add a representation, write a function with the decorator ``@representation`` (registry.py). The
+function must return a new array, because `represent` changes it in place. The keyword parameters of
+the function become keys of the option `spike.representation`. docs/options.md is made from the
+docstring of the function: from the first paragraph, and the paragraphs that explain keys.
 
 Two rules hold for every representation:
 
@@ -26,7 +27,8 @@ Two rules hold for every representation:
       stream around the same time. (Plane t of T planes is plane T - 1 - t of the reversed stream.)
 
 What must stay: every number of every representation, because trained networks expect these
-channels. A better formula gets a new name. Option names and defaults are part of option files.
+channels. A better formula gets a new name. The names and defaults of options must stay, too,
+because option files rely on them.
 
 Tests: tests/parts/data/test_spike_represent.py (tries both rules with random options)
 """
@@ -84,12 +86,13 @@ def represent(
     """
     chosen = REPRESENTATIONS[name]
     if not chosen.accepts_half_planes:
-        # The next plane: 27.5 -> 28. Rounding up is exact for `exposure` and `relative`: their
-        # light of plane 28 was collected between the planes 27 and 28, so they show the time 27.5.
+        # Take the next plane: 27.5 -> 28. For `exposure` and `relative`, this is exact: the light
+        # of plane 28 was collected between the planes 27 and 28, so around plane 28 they show the
+        # time 27.5.
         center = math.ceil(center)
-    # takes_context: the function also uses planes outside of the exposure. So it has the option
-    # half_exposure, the number of planes of the exposure before and after the center. If the user
-    # has not set it, it follows from `outside`.
+    # If takes_context is true, the function also uses planes outside of the exposure. Then it has
+    # the option half_exposure, the number of planes of the exposure before and after the center. If
+    # the user has not set half_exposure, it is computed from `outside`.
     if chosen.takes_context and options.get("half_exposure") is None:
         options["half_exposure"] = _half_exposure(len(stream), center, outside)
 
@@ -99,7 +102,7 @@ def represent(
         channels = chosen.function(stream, center, **options)
 
     if chosen.proportional and rate != 1.0:
-        # Changed in place, which is safe because a representation returns a new array.
+        # Change the channels in place. This is safe, because a representation returns a new array.
         channels *= np.float32(1.0 / rate)
     if chosen.proportional or chosen.is_ratio:
         channels = _with_gamma(channels, light, gamma)
@@ -114,12 +117,12 @@ def _channels_in_reverse(
     There are two ways (`Representation.reverses_channels` says which one a function needs):
 
         * Most functions get the reversed stream.
-        * Some functions spread windows over the stream and round their middles. They get the stream
-          as it is, and their channels are put in reverse order.
+        * Some functions spread windows over the stream, and round the middles of the windows to
+          planes. They get the stream as it is, and their channels are put in reverse order.
 
-    The second way is needed because the windows would lie elsewhere in the reversed stream. E.g.
-    the middle window of 56 planes is rounded to plane 28. In the reversed stream it is rounded to
-    plane 28, too, but this plane is plane 27 of the stream.
+    The second way is needed because rounding would move the windows in the reversed stream. E.g.
+    the middle of 56 planes is 27.5, which is rounded to plane 28. In the reversed stream it is
+    rounded to plane 28, too. But plane 28 of the reversed stream is plane 27 of the stream.
 
     options: arguments of the function besides stream and center.
     """
@@ -135,7 +138,8 @@ def _center_in_reversed(planes: int, center: float, lag: int) -> float:
     """Return the center with which a function shows the same time in the reversed stream.
 
     planes: number of planes of the stream. center: the center in the stream that is not reversed.
-    lag: time that the channels show, minus their center, in half planes.
+    lag: the time that the channels show, minus the center, in half planes. `Representation`
+    (registry.py) has it for each function.
 
     E.g. TFI has the lag 1, so around plane 5 of the planes 0 ... 20 it shows the time 5.5. In the
     reversed stream, this is the time 20 - 5.5 = 14.5, which TFI shows around plane 14. So the
@@ -174,10 +178,11 @@ def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> floa
     E.g. the stream has the planes 0 ... 71, with 8 planes of context on both sides, and the center
     is 36. Then the exposure has the planes 8 ... 63, and the result is min(36 - 9, 63 - 36) = 27.
 
-    Why 9 and not 8? The first plane of the exposure is not counted. Without context it is plane 0
-    of the file, and a part of its light came before the file began. With context it is not counted
-    either, so that the windows are the same with and without context. If it were counted,
-    test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold would fail.
+    Why 9 and not 8? The first plane of the exposure is not counted. Without context, it is plane 0
+    of the file, and a part of the light of plane 0 came before the file began. With context, the
+    first plane is not counted either, so that the windows are the same with and without context. If
+    it were counted, test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold
+    would fail.
 
     planes: number of planes of the stream, with context. center: plane of the sharp frame.
     outside: (before, after), numbers of context planes before and after the exposure.
@@ -191,9 +196,9 @@ def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> floa
 def channel_count(name: str, **options: Any) -> int:
     """Return S, the number of channels of representation `name` with these options.
 
-    The function is run on one pixel without spikes, because only the function knows how many
-    channels its options give. The stream has 8192 planes. Files have a few hundred planes, so this
-    is more than any window needs.
+    Only the function knows how many channels its options give. So it is run on one pixel without
+    spikes. The stream of this pixel has 8192 planes. Files have a few hundred planes, so 8192
+    planes are enough for any window.
     """
     stream = np.zeros((8192, 1, 1), np.uint8)
     center = len(stream) // 2
