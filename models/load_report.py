@@ -22,15 +22,15 @@ class LoadReport:
     `loaded_share` decides whether the file is refused. The log shows the report as a text.
     """
 
-    # Loaded as they are.
+    # Tensors that were loaded as they are.
     matched: list[str] = field(default_factory=list)
-    # Loaded with zeros for the input channels that the file does not have.
+    # Tensors that were loaded with zeros for the input channels that the file does not have.
     widened: list[str] = field(default_factory=list)
-    # In the network, but not in the file.
+    # Tensors in the network, but not in the file.
     missing: list[str] = field(default_factory=list)
-    # In the network and in the file, with different shapes.
+    # Tensors in the network and in the file, with different shapes.
     mismatched: list[str] = field(default_factory=list)
-    # In the file, but not in the network.
+    # Tensors in the file, but not in the network.
     unexpected: list[str] = field(default_factory=list)
 
     def file_has_fusion(self) -> bool:
