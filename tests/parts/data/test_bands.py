@@ -146,7 +146,7 @@ def test_solving_in_bands_gives_the_solution_of_the_whole_frame(tmp_path):
     motion = motion_of(recording, clip.view, gain)
 
     def solved(band):
-        """Return the solution (3, rows, W) of a band."""
+        """Return the sharp frame of a band, (3, rows, W), which solves the joint equations."""
         equations = Equations(
             band.of_recording(recording),
             SpikePixels(band.view, CPU),

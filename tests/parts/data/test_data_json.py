@@ -101,7 +101,8 @@ def test_a_useless_file_is_refused_with_a_message(tmp_path, name, data):
         reader(tmp_path / name)
     seconds = time.monotonic() - begin
 
-    # The message names the file. But it does not quote all of the content, which may be long.
+    # The message names the file. But it does not quote all of the content, which may have 500,000
+    # bytes. Reading must be quick for any content, so that a file cannot stop a program.
     message = str(error.value)
     assert name in message
     assert len(message) < 1500
@@ -227,6 +228,8 @@ def test_a_file_holds_as_many_exposures_as_end_in_it(period, start, length, offs
         while sum(exposures.planes_of(fitting, offset)) <= planes:
             fitting += 1
 
+        # If no exposure ends in the file, the program still gives one frame. It refuses this frame
+        # later, with a message about the planes that are missing.
         assert timing.frames("clip", planes) == max(fitting, 1)
 
 

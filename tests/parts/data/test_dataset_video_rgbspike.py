@@ -3,7 +3,13 @@
 tests/helpers/clip_files.py writes the clips. Blurry frames ("lq"), sharp frames ("gt") and spikes
 show the same random levels, and the green value of a frame is its number. So a test can tell from a
 sample which frames it has, whether time runs backwards, and whether lq, gt and spikes show the same
-place.
+pixels of the scene.
+
+Helpers of clip_files.py that most tests use:
+
+    write_clips   writes clips of 6 frames: frames of 16 x 24 pixels, 24 spike planes of 8 x 12
+    build_clips   makes the data set of the written clips. Its arguments are keys of the section
+    data_section  gives this section, datasets.train or datasets.test, as a dict
 """
 
 import pickle
@@ -41,7 +47,7 @@ from tests.helpers.clip_files import (
 from utils.errors import DataError, OptionError
 from utils.options.loader_options import DatasetsOptions, LoaderOptions
 
-# Every random change of a sample.
+# All random turns of a sample: flips, turns by 90 degrees, and reversed time.
 ALL_TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 
 
@@ -134,6 +140,8 @@ def test_crops_of_frames_sharp_frames_and_spikes_agree_to_the_pixel(tmp_path, sc
             assert item["lq"].shape[-2:] == (CROP, CROP)
             assert item["gt"].shape[-2:] == (CROP * scale, CROP * scale)
             lq, gt, spike = levels_in(item)
+            # Levels are whole numbers, so a wrong pixel would differ by 1. The tolerance allows for
+            # the rounding of float32.
             assert torch.allclose(lq, spike, atol=1e-3)
             assert torch.allclose(lq, gt, atol=1e-3)
 
@@ -179,8 +187,9 @@ def draws(count=200, size=(20, 30), **allowed):
     return drawn
 
 
+# Spike pixels cover 2 x 2 pixels of a frame, so crops begin at even rows and columns.
 def test_crops_reach_every_even_place():
-    plain = draws(count=2000)
+    plain = draws(count=2000)  # far more draws than the 7 rows and 12 columns that are possible
 
     # The frame has 20 x 30 pixels, so a crop of 8 x 8 begins at most at row 12 and column 22.
     assert {augment.top for augment in plain} == set(range(0, 12 + 1, 2))
@@ -456,6 +465,7 @@ def test_the_centre_of_the_data_is_the_plane_of_the_sharp_frame(clips):
     at_12 = spikes_of_test(clips)
     at_5 = spikes_of_test(clips, center=5)
 
+    # 0.45 lies above the rate 0.4, which is the largest rate of the first window.
     assert at_12.max() < 0.45 < at_5.max()
 
 
@@ -512,6 +522,7 @@ def test_without_dataset_json_the_sharp_plane_of_another_clip_is_not_known(tmp_p
     ],
 )
 def test_a_damaged_dataset_json_is_named(tmp_path, content):
+    # The file that write_clips wrote is replaced.
     write_clips(tmp_path, "GOPR0372_03_00")
     (tmp_path / "GOPRO_Large_spike_seq/dataset.json").write_text(content)
 
@@ -562,17 +573,19 @@ def test_light_decides_what_match_or_gamma_do(tmp_path, light, integrated, gamma
     write_info(tmp_path, rate=None, light=None)
     spike = {**VOXEL_OF_1, "rate": "match", "center": "file", "light": light}
     spikes = build_clips(tmp_path, "test", spike=spike).clips[0].spikes
-    # "match" compares the whole picture with its spikes. So the window must have the spike pixels
-    # of the whole picture.
+    # The rate "match" is measured: the program compares the whole picture with its spikes. So
+    # `whole_picture` must have the spike pixels of the whole picture.
     grid = ScaledGrid(SpikeGeometry(2, 2), size=(4, 4), interpolation=cv2.INTER_NEAREST)
     whole_picture = grid.window(Augment.whole((4, 4)))
     planes = grey_spikes(integrated)
-    middle = (GREY_PLANES - 1) / 2  # so the voxel has all planes
+    # A voxel has equally many planes on both sides of its center. Around the middle, it has all.
+    middle = (GREY_PLANES - 1) / 2
 
     rate = rate_of(spikes, planes, GREY, whole_picture)
     channels = spikes.changed(gamma=gamma).represent(planes, center=middle, rate=rate)
 
-    # The spikes in 1000 planes are a whole number, so the error of a rate is at most 0.001.
+    # A pixel fires a whole number of times in 1000 planes, e.g. 600 x 0.5020 = 301.2 -> 301. So the
+    # error of a rate is about 0.001, and the tolerance is twice as much.
     assert rate == pytest.approx(RATE, abs=0.002)
     assert channels.mean() == pytest.approx(shown, abs=0.002)
 
@@ -601,9 +614,9 @@ def test_the_check_of_the_data_tells_light_with_rate_if_nobody_states_them(tmp_p
     message = log_of_check(tmp_path, caplog, light=None, rate=None)
 
     # For a pixel of level 1, `write_clip` writes 1 spike in 24 planes, and a red value of 20 of
-    # 255. The grey value is 0.299 of red, because only red has the level. So the display
-    # value 1 has (1 / 24) / (0.299 * 20 / 255) = 1.78 spikes per plane. With rounded grey values,
-    # this becomes 1.77.
+    # 255. The check compares the spikes with the grey value. It is 0.299 of red, because only red
+    # has the level. So the display value 1 has (1 / 24) / (0.299 * 20 / 255) = 1.78 spikes per
+    # plane. With rounded grey values, this becomes 1.77.
     assert "look like display light of rate 1.77" in message
     assert "firing rate at full light" in message
 
@@ -632,7 +645,7 @@ def mean_spikes(item):
     return float(item["spike"].mean())
 
 
-# The key of a sample is (epoch, number). All samples below are of this epoch.
+# The index of a sample is (epoch, number). All samples below are of this epoch. Any epoch would do.
 EPOCH = 1
 # These samples have 11 to 17 % more spikes than expected. In 24 planes a pixel has 6.5 spikes on
 # average, and the planes after its last spike count as the light of almost one more spike. If a
@@ -695,6 +708,7 @@ def test_a_matched_rate_gives_the_brightness_of_the_frame_whatever_the_threshold
     light = item["lq"] ** 2.2
     luma = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
     brightness = float((light * luma).sum(1).mean())
+    # A rate that ignored the threshold would be off by the factor 2 or 4.
     assert mean_spikes(item) / brightness == pytest.approx(1.0, rel=0.01)
 
 
@@ -745,6 +759,8 @@ def test_a_training_section_is_no_section_for_testing(clips):
         build_dataset(data_section(clips, "train"), "test", seed=0)
 
 
+# Representations that ignore some keys of the section `spike`: "raw" gives the planes as they are,
+# and the other two spread their windows over the file.
 RAW = {"type": "raw", "window": 3}
 SPREAD_ENCODING = {"type": "encoding25", "num_windows": 3, "pad": "edge"}
 SPREAD_TFP = {"type": "tfp", "half_window": 2, "num_bins": 3}

@@ -43,7 +43,7 @@ def names_in(folder: Path) -> list[str]:
 
 # ---- Links ----
 
-# Places below the folder "out" of `folder_with_links` through which nothing may be written.
+# Paths below the folder "out" of `folder_with_links`, at which nothing may be written.
 UNSAFE = {
     "clip/x.png": "a link to another folder",
     "../elsewhere/x.png": "a path out of the folder",
@@ -405,7 +405,10 @@ def test_an_unreadable_video_is_named(tmp_path, content):
 
 
 class Noise(NamedTuple):
-    """A video of noise in 4:4:4, in which each pixel keeps a colour of its own."""
+    """A video of noise in the form 4:4:4, which stores a colour for each pixel.
+
+    The usual form, 4:2:0, stores a colour for 2 x 2 pixels.
+    """
 
     times: list[Fraction]
     frames: list[np.ndarray]
@@ -418,7 +421,8 @@ def noise_video(tmp_path_factory) -> Noise:
     # These are times of a phone, in seconds: 24000 / 1001 frames per second, then a gap, then
     # faster.
     times = [Fraction(t) for t in ("1001/24000", "1001/12000", "1/2", "53/100", "1")]
-    # The sides are odd, and the texture has details of one pixel, which a codec may lose.
+    # The sides are odd, because a codec may need even sides. Noise has details of one pixel, which
+    # a codec may lose.
     rng = np.random.default_rng(0)
     frames = [rng.integers(0, 256, (35, 45, 3), np.uint8) for _ in times]
     path = tmp_path_factory.mktemp("noise") / "v.mp4"
@@ -458,7 +462,10 @@ def test_the_420_form_repeats_the_last_row_instead_of_losing_it(tmp_path):
 
 
 def write_turned(path: Path, upright: Path) -> None:
-    """Write a video with the mark of a phone that was held upright: a quarter turn clockwise.
+    """Write a video of a phone that was held upright.
+
+    Such a phone stores the frames lying, and a mark that says: show them turned clockwise by 90
+    degrees.
 
     upright: a video of 48 x 64 pixels without such a mark.
     """

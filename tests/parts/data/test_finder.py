@@ -1,4 +1,10 @@
-"""data/motion/finder.py: which motion is used: of optical flow ("dis"), a network, or both."""
+"""data/motion/finder.py: which motion is used: of optical flow ("dis"), a network, or both.
+
+DIS is the optical flow of OpenCV. With "both", a frame in dim light gets the mean of both motions,
+and a frame in bright light gets the motion of DIS. Dim light means less than 5 spikes per exposure
+in a pixel of median light (DIM_SPIKES). An exposure has 60 planes. So a rate of 0.05 is dim: at
+most 60 x 0.05 = 3 spikes. A rate of 0.95 is bright.
+"""
 
 from pathlib import Path
 
@@ -15,8 +21,8 @@ from tests.helpers.motion_network import constant_network
 from tests.helpers.moving_scene import Scene, reader_of
 
 CPU = torch.device("cpu")
-# The motion that the network gives: 3 spike pixels along x in a unit of its time. All other terms
-# of the curve are 0.
+# The motion that the network gives: 3 spike pixels along x in half an exposure, at constant speed.
+# The other five numbers of the curve are 0 (test_learned.py explains them).
 CURVE = (3.0, 0, 0, 0, 0, 0)
 
 
@@ -38,7 +44,7 @@ def test_in_dim_light_both_is_the_mean_of_network_and_dis(tmp_path):
     both = finder_of("both", net, CPU)(recording, clip.view, gain)
 
     alone = finder_of("network", net, CPU)(recording, clip.view, gain)
-    # DIS begins at the motion of the network.
+    # With "both", DIS begins its search at the motion of the network.
     begun = motion_of(recording, clip.view, gain, start_motion=alone)
     assert np.array_equal(both.shifts, mean_motion(alone, begun).shifts)
 

@@ -193,7 +193,7 @@ def fast_spot(tmp_path_factory) -> FastSpot:
 
 
 def test_the_expected_error_is_larger_where_the_motion_is_wrong(fast_spot):
-    # Measured errors: 4.9 pixels around the square, and 0.7 pixels above it.
+    # Expected errors, as measured: 4.9 pixels around the square, and 0.7 pixels above it.
     assert fast_spot.expected_around_spot > 2 * fast_spot.expected_above
 
 

@@ -13,8 +13,12 @@ Words of this file:
     tick      the unit in which a film counts time; a second has CLOCK = 19200 ticks
     lengths   how long each frame lasts, in seconds
     distance  the time between the starts of two frames
+    exposure  the planes of a frame. The option spike.exposure has a row [first plane, number of
+              planes] for each frame, or one period for all frames: {"start": 0, "length": 20,
+              "period": 24} gives planes 0 to 19 to the first frame, 24 to 43 to the second, ...
 
 The spike camera takes RATE = 1440 planes per second, so a frame of 1/60 s has 24 planes.
+tests/helpers/film_files.py writes the films.
 """
 
 import itertools
@@ -287,17 +291,17 @@ def test_a_film_that_begins_later_has_its_planes_from_its_first_frame_on(tmp_pat
     clip = clip_of(film, spikes)
 
     difference = np.array(planes_of(clip)) - np.array(true_planes(LENGTHS_OF_LATER_FILM))
-    # Matroska rounds times to milliseconds, and a millisecond has 1.44 planes. So a start or a
-    # number of planes may be off by 2 planes.
+    # Matroska rounds times to milliseconds, and the spike camera takes 1.44 planes in a
+    # millisecond. So a start or a number of planes may be off by 2 planes.
     assert np.abs(difference).max() <= 2
 
 
 def test_a_film_that_begins_later_is_as_long_as_its_frames_last(tmp_path):
     film, spikes = later_film(tmp_path)
 
-    # By a clock of twice the rate, the planes last half as long as the film. So the clip is
-    # refused. The error says how long the film is: 0.249 s, because Matroska rounds to
-    # milliseconds.
+    # The calibration says that the spike camera takes twice as many planes per second. Then the
+    # planes last half as long as the film, so the clip is refused. The error says how long the film
+    # is: 0.249 s instead of 0.25 s, because Matroska rounds to milliseconds.
     error = refusal(film, spikes, calibration=write_clock(tmp_path, tick_hz=2 * RATE))
 
     assert "the film lasts 0.249 s, its planes 0.125 s" in error.what
@@ -342,7 +346,8 @@ def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
     by_times = read_metrics(tmp_path / "timed")["averages"]
     by_table = read_metrics(tmp_path / "told")["averages"]
     assert by_times["restored"]["psnr"] == by_table["restored"]["psnr"]
-    # A gain of more than 1 dB shows that the planes were the right ones.
+    # The restored frames are better than the blurry frames by more than 1 dB. So both restorations
+    # used planes that fit the frames. If both were equally wrong, the first assertion would pass.
     assert by_times["restored"]["psnr"] > by_times["input"]["psnr"] + 1
 
 
@@ -478,7 +483,7 @@ def test_one_period_for_a_film_that_lacks_frames_is_refused_with_a_table(tmp_pat
 @pytest.mark.parametrize("rate", [Fraction(25), Fraction(30000, 1001)], ids=str)
 def test_a_sound_film_lacks_no_frame(tmp_path, caplog, name, codec, options, rate):
     noise_film(tmp_path / name, 20, codec=codec, rate=rate, options=options)
-    # 487 is no multiple of 20. So some frames get 24 planes, and others 25.
+    # 487 is no multiple of 20. So some frames get 24 planes, and other frames get 25.
     spikes = write_empty_planes(tmp_path / "f.dat", 487)
 
     clip = clip_of(tmp_path / name, spikes)
@@ -492,7 +497,10 @@ def test_a_sound_film_lacks_no_frame(tmp_path, caplog, name, codec, options, rat
 
 
 def images_with_spikes(folder: Path, names: list[str], planes: int = 240) -> tuple[Path, Path]:
-    """Write images with these names, and one spike file. Returns the path of both."""
+    """Write images with these names, and one spike file. Returns the path of both.
+
+    The default, 240 planes, can be divided evenly by 2, 3, 4, 5 and 6 frames.
+    """
     for number, name in enumerate(names):
         write_png(folder / "frames" / f"{name}.png", np.full(SIZE, 20 * number))
     return folder / "frames", write_empty_planes(folder / "all.dat", planes)
@@ -906,7 +914,11 @@ def test_one_period_for_frames_at_uneven_times_is_refused_in_a_data_set(tmp_path
 
 @pytest.fixture
 def seconds_behind_a_text(tmp_path):
-    """Give a folder of images, t_432.033333.png, ..., whose order by value is not that by name."""
+    """Give a folder of images t_432.033333.png, t_432.066667.png, ...
+
+    Their order by value is not their order by name: the digits after the point may be a fraction
+    (432.1 is more than 432.066667) or a counter (1 is less than 66667).
+    """
     for stem in SECONDS:
         write_png(tmp_path / f"in/t_{stem}.png", np.zeros(SIZE))
     return tmp_path / "in"

@@ -3,7 +3,7 @@
 A blurry frame shows a whole exposure. An instant is the sharp frame of one moment in it, so K
 instants of a frame are a short slow-motion film. In the clips of these tests, the green value of a
 picture says which instant it is, counted from 1. The spikes of a frame are all in the first half of
-its exposure.
+its exposure. `write_clip` (tests/helpers/clip_files.py) writes these clips.
 """
 
 import json
@@ -162,7 +162,7 @@ def test_memory_gives_the_same_samples_as_the_files(clips, plain_set):
 
 @pytest.fixture
 def problem_of(tmp_path) -> dict[str, str]:
-    """Give the problems of clip0, which lacks an instant, and of clip1, which has two: by clip."""
+    """Give {clip: problem}. clip0 lacks an instant of a frame, and clip1 has two instants."""
     write_clip(tmp_path, "clip0", frames=3, instants=3)
     write_clip(tmp_path, "clip1", frames=2, instants=2)
     write_info(tmp_path)
@@ -285,7 +285,7 @@ def test_the_slow_film_shows_the_saved_instants(tested_folder, instant):
     saved = imread_rgb(tested_folder / f"instants/test1/000002_{instant}.png")
 
     # Frame 2 has the instants 6, 7 and 8 of the film. A film is compressed, so its values differ
-    # from the picture by some levels.
+    # from the picture by some of the 255 levels.
     shown = film.read(2 * K + instant).astype(int)
     assert np.abs(shown - saved).mean() < 8
 

@@ -3,10 +3,11 @@
 The check of a training writes its findings into the folder .preflight of the experiments. These
 findings, the record, are two files: a .npz file with arrays (the columns: names, sizes, ...) and a
 .json file with a digest of the arrays. The next start takes the clips from this record if the files
-of the data set are unchanged. But the record may be damaged, or a stranger may have written it.
-Then the check must read the files of the data set again.
+of the data set are unchanged. But the record may be damaged, or another program or user may have
+changed it. Then the check must read the files of the data set again.
 
-These are some of the columns, for the two clips of six frames of most tests:
+These are some of the columns, for the two clips of six frames of most tests
+(data/clips/columns.py explains all columns):
 
     clips          text: the name of each clip
     frames         number of frames of each clip: [6, 6]
@@ -127,8 +128,9 @@ def write_record(folder: Path, columns: Columns, save: Callable[..., None] = np.
 # ---- The clips of a record ----
 
 
-# Each of the next functions turns the clips in `root` into another kind of data set. It returns the
-# keys of the section datasets.train that this kind needs.
+# A kind of data set, e.g. one spike file for each clip. Each of the next functions turns the clips
+# in `root` into the kind that its name says. It returns the keys of the section datasets.train that
+# the kind needs.
 
 
 def frames_without_spikes(root):
@@ -249,7 +251,7 @@ def test_each_partition_has_a_record_of_its_own(root):
 
 
 class NumbersOnly(ClipTable):
-    """A table that refuses to make a clip."""
+    """A table that refuses to make a clip, because numbers must come from the arrays alone."""
 
     def _clip(self, number: int) -> Clip:
         raise AssertionError(f"clip {number} was made, although the arrays have its numbers")
@@ -322,7 +324,8 @@ def test_one_of_each_form_has_the_sizes_of_all_clips(tmp_path):
         forms = one_of_each_form(clips)
         return [(clip.name, clip.size[0], clip.gt_size[0]) for clip in forms]
 
-    # "b" has the form of "a", so a table leaves it out. A list has all its clips.
+    # The form of a clip is the sizes of its frames, the number of its sharp instants and its spike
+    # settings. "b" has the form of "a", so a table leaves "b" out. A list has all its clips.
     assert names_and_sizes(tables[0]) == [("a", 16, 16), ("c", 16, 32)]
     assert names_and_sizes(lists[0]) == [("a", 16, 16), ("b", 16, 16), ("c", 16, 32)]
     in_both = [("a", 16, 16), ("c", 16, 32), ("a", 16, 64)]
@@ -437,8 +440,10 @@ def plus(column: np.ndarray, value: float) -> np.ndarray:
     return column + np.array(value, column.dtype)
 
 
-# A lie replaces some columns of a true record. Each function below is a lie: it gets the true
-# columns, and returns {name: column} of the columns to replace. Its name says what is wrong.
+# A lie is a record whose digest fits, but some of whose columns are wrong. So only a comparison
+# with the files or with other columns can find the fault. Each function below makes a lie: it gets
+# the true columns, and returns {name: column} of the columns to replace. The name of the function
+# says what is wrong.
 
 
 # ---- Lies: paths ----
@@ -652,7 +657,7 @@ def one_less(name: str) -> Callable[[Columns], Columns]:
 
 
 def counts_are(name: str, *counts: int) -> Callable[[Columns], Columns]:
-    """Return a lie: the clips have these numbers of files. There are 12 files in all.
+    """Return a lie: the first clip has counts[0] files, and the second clip has counts[1] files.
 
     name: a column of numbers of files, e.g. "gt_counts".
     """
@@ -662,7 +667,8 @@ def counts_are(name: str, *counts: int) -> Callable[[Columns], Columns]:
 def row_has(**fields: int) -> Callable[[Columns], Columns]:
     """Return a lie: row 0, the exposure of every frame, has these values.
 
-    fields: fields of data.clips.columns.Row, e.g. plane_count=0 for frames without planes.
+    fields: fields of data.clips.columns.Row, where each field is explained. E.g. plane_count=0
+    means frames without planes.
     """
 
     def lie(columns: Columns) -> Columns:
@@ -816,7 +822,7 @@ def test_a_record_without_one_of_the_clips_is_not_used(root):
 
 
 def test_a_compressed_record_is_not_used(root):
-    # A small compressed file can hold arrays that fill all memory.
+    # A small compressed file can hold arrays that fill all memory. So no compressed record is read.
     values = data_section(root)
     checked_at_start(values, root)
 
@@ -933,7 +939,7 @@ class FirstStart:
 
 @pytest.fixture(scope="module")
 def first_start(tmp_path_factory) -> FirstStart:
-    """Check the two clips of `root` for the first time, and note the system calls."""
+    """Check two clips for the first time. Give their folder, and the system calls of the check."""
     if not shutil.which("strace"):
         pytest.skip("counts calls with strace")
     root = write_clips(tmp_path_factory.mktemp("first_start"), "clip0", "clip10")

@@ -1,8 +1,13 @@
 """data/motion/learned.py: how the curves of the network become shifts of the pixels of a frame.
 
-The network gives a curve of six numbers for each spike pixel (a polynomial of time along x, and one
-along y) and the logarithm of an expected error. The networks of these tests give the same curve for
-each pixel, so the expected shifts can be worked out.
+The network gives a curve for each spike pixel, and the logarithm of an expected error. A curve has
+six numbers (x1, y1, x2, y2, x3, y3), in spike pixels. They are the coefficients of two polynomials:
+
+    shift along x = x1 tau + x2 tau^2 + x3 tau^3
+    shift along y = y1 tau + y2 tau^2 + y3 tau^3
+
+The networks of these tests (tests/helpers/motion_network.py) give the same curve for each pixel. So
+the expected shifts can be worked out. tests/helpers/moving_scene.py renders the clips.
 
     tau       time from the middle of the exposure, -1 at its begin and 1 at its end
     motion    how far each pixel of the frame has moved at several instants (its shifts), and the

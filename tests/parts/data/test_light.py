@@ -1,4 +1,8 @@
-"""data/motion/light.py: how much light an exposure has, by its spikes and by its frame."""
+"""data/motion/light.py: how much light an exposure has, by its spikes and by its frame.
+
+Light goes from 0 to 1, full light. E.g. a pixel that sees the light 0.5 and has 30 spikes would
+have 60 spikes at full light.
+"""
 
 import numpy as np
 import pytest

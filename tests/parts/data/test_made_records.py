@@ -1,8 +1,8 @@
 """data/making/recipe.py and clip_plan.py: the record of a made clip, made.json.
 
 A data set is continued only if the record of a clip is equal to the record that would be made now.
-So with the same settings and files, each version of the project must make the same record. Raise
-VERSION in data/making/recipe.py if the files of a clip change.
+So with the same settings and files, each version of the project must make the same record. If you
+change what the files of a clip contain, raise VERSION in data/making/recipe.py.
 """
 
 import hashlib

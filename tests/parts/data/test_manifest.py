@@ -11,6 +11,9 @@ Words of this file:
     root     a folder of clips; a section of options names a root for each kind of file
     kind     "lq": blurry frames, "gt": sharp frames, "spike": files of spikes
     scale    how many times larger a sharp frame is than the blurry frame
+    section  the options of a data set as a dict, e.g. datasets.train. `data_section` makes it
+    center   the spike plane at the instant of the sharp frame, e.g. 12 of the planes 0 to 23
+    rate     spikes per plane of a pixel in full light
 """
 
 import dataclasses
@@ -79,7 +82,7 @@ def sample_of(dataset: Any, number: int, epoch: int = 0) -> dict[str, Any]:
 
 
 def folder(root: Path, kind: str, clip: str = "clip0") -> Path:
-    """Return the folder of a clip. kind: "blur", "sharp" or "spike"."""
+    """Return the folder of a clip. kind: name of the folder, "blur", "sharp" or "spike"."""
     base = "GOPRO_Large_spike_seq" if kind == "spike" else "GOPRO_Large"
     return root / base / "train" / clip / kind
 
@@ -251,6 +254,7 @@ def test_the_digest_of_a_listing_stays(tmp_path):
     frame = tmp_path / "clip_a/blur/000000.png"
     frame.parent.mkdir(parents=True)
     frame.write_bytes(b"abc")
+    # The digest depends on name, size and time of change of the file. So the time is set.
     os.utime(frame, ns=(10**18, 10**18))
 
     listing = list_root(str(tmp_path), "blur", (".png",))
@@ -278,7 +282,7 @@ def test_the_error_of_a_root_with_one_spike_file_per_clip_says_what_to_do(root):
     (root / "empty").mkdir()
     for name in ("200.dat", "203.dat"):
         (root / "empty" / name).write_bytes(bytes(PLANE_BYTES * PLANES))
-    # The size is given, because this folder has no dataset.json.
+    # The size of a plane is given, because this folder has no dataset.json. Any center would do.
     spike = {"type": "dat", "h": 8, "w": 12, "center": 1}
 
     message = complaint(root, dataroot_spike=str(root / "empty"), spike=spike)
@@ -412,10 +416,12 @@ def test_numbers_of_a_list_that_no_clip_has_are_refused(root, line):
     message = complaint(root, **write_meta(root, line))
 
     assert "line 1 is " in message
-    assert len(message) < 1000  # a long line is not repeated
+    # The message does not repeat a number of 5000 digits.
+    assert len(message) < 1000
 
 
-# A meta file may be made of these words, or of any bytes.
+# Hypothesis makes meta files of two forms: any bytes, and lists of these words. The words are parts
+# of good lines and of bad lines. Any bytes alone would hardly ever form a line with a clip.
 WORDS = ["clip0", "a/b", "..", "0", "6", "9" * 30, "(1,1,3)", "(", ")", "\n", "\x00"]
 LISTS_OF_WORDS = st.lists(st.sampled_from(WORDS), max_size=12)
 TEXTS = LISTS_OF_WORDS.map(lambda words: " ".join(words).encode())
@@ -440,7 +446,7 @@ def test_whatever_a_list_of_clips_holds_it_is_read_or_refused(tmp_path_factory, 
 
 
 class Fault(NamedTuple):
-    """A fault of a data set, and texts that its error must contain."""
+    """A fault of a data set, and the texts that the error about the fault must contain."""
 
     make: Callable[[Path], object]  # damages the data set below this root
     texts: list[str]
@@ -615,7 +621,8 @@ def test_a_fault_of_the_data_is_named_before_training(root, name):
         assert text in message
 
 
-# The representation "voxel" can be made of any number of planes, so it does not restrict the tests.
+# With the representation "voxel" of 2 bins, a frame may have any number of planes from 2 on. So no
+# test below fails because a representation needs more planes.
 VOXEL = {"type": "dat", "center": 1, "representation": {"type": "voxel", "num_bins": 2}}
 # Names of two spike files of clip0, which has frames 000047 to 000052.
 MIDDLE = "000049"
@@ -644,6 +651,7 @@ def write_planes(root: Path, stem: str, planes: int) -> None:
 )
 def test_the_last_file_of_a_clip_may_lack_interpolated_planes(root, interpolate, missing):
     if interpolate:
+        # write_info writes dataset.json.
         write_info(root, recipe={"interpolate": interpolate})
     write_planes(root, LAST, PLANES - missing)
 
@@ -654,6 +662,9 @@ def test_the_last_file_of_a_clip_may_lack_interpolated_planes(root, interpolate,
     assert last == PLANES - missing
 
 
+# A file in the middle must have the planes of its frame, PLANES. The last file may lack fewer
+# planes than `interpolate`, which is 8 for GoPro. E.g. with 1, nothing is interpolated, so no plane
+# may be missing.
 @pytest.mark.parametrize(
     ("stem", "interpolate", "planes"),
     [
@@ -714,13 +725,17 @@ def test_clips_that_differ_in_their_planes_give_samples_of_one_shape(clips_of_un
 # ---- Options that are refused ----
 
 
-# A template says how a number is written, e.g. "06d" -> 000047.
+# The template says how a number is written, e.g. "06d" -> 000047. These templates are no formats of
+# Python, write more than digits (a point, a blank, a sign), or write 1000 digits.
 @pytest.mark.parametrize("template", ["x", "{}", "1000d", "08.3f", " d", "s", "-8d"])
 def test_a_template_that_writes_no_whole_number_is_refused(root, template):
     with pytest.raises(OptionError, match="filename_tmpl"):
         build_clips(root, filename_tmpl=template)
 
 
+# The largest values that the options allow are 10,000 frames, a crop of 2**16 pixels, an interval
+# of 10,000 frames, and a gamma from 0.1 to 10 (data/clip_options.py and
+# data/cameras/spike_source.py).
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -745,7 +760,7 @@ TFP = {
     "center": "gt",
     "representation": {"type": "tfp", "offsets": [0]},
 }
-# Every random change of a sample.
+# All random turns of a sample: flips, turns by 90 degrees, and reversed time.
 ALL_TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 
 
@@ -811,7 +826,7 @@ def test_several_roots_have_the_samples_of_each(joined_set):
 def test_with_several_roots_a_sample_stays_as_in_its_own_root(roots, joined_set):
     sets_of_one_root = [build_clips(root, seed=3, spike=TFP, **ALL_TURNS) for root in roots]
 
-    epoch = 1
+    epoch = 1  # any epoch would do
     # Sample numbers beyond the epoch are allowed. They are new draws of the same frames.
     for number in range(2 * len(joined_set)):
         # A draw holds the random choices for a sample: clip, frames, crop and turns.
@@ -1012,6 +1027,7 @@ def test_the_check_knows_every_root(roots, tmp_path, capsys):
 
 
 def test_a_training_set_for_testing_is_refused_by_the_check(roots, tmp_path, capsys):
+    # The section is a section for training, but it stands in datasets.test.
     clip_files.doctor_of_data(tmp_path, test=section_of_roots(roots))
 
     assert "a dataset for testing: " in capsys.readouterr().err

@@ -4,6 +4,9 @@ data/motion/spike_windows.py counts the spikes. Words of this file:
 
     window    some planes in a row; the network gets the spikes and the light of each window
     edge      where a window begins or ends
+    eleventh  the unit of edges: the exposure is divided into eleven windows of equal length
+
+tests/helpers/moving_scene.py renders the clips.
 """
 
 import numpy as np
@@ -107,7 +110,8 @@ def test_the_inputs_hardly_depend_on_the_number_of_planes_of_the_exposure():
         assert np.isfinite(of_usual).all()
         assert np.isfinite(of_short).all()
         assert np.abs(of_usual).max() < 5  # most values are about 1 or less
-    # INSIDE are the eleven windows that divide the exposure.
+    # INSIDE selects the eleven windows that divide the exposure. The inputs are about 1, and the
+    # tolerance is large, because windows of half as many planes count spikes more coarsely.
     assert np.allclose(usual.pictures[INSIDE], short.pictures[INSIDE], atol=0.3)
     assert np.allclose(usual.scene, short.scene, atol=0.3)
 

@@ -3,7 +3,8 @@
 Most tests write two training clips and a test clip of six frames each, in the layout of the GoPro
 data set, with one fault. `preflight` is the check of a training. `check_clips`
 (tests/helpers/clip_files.py) does the same check for one section of the options, and returns its
-report.
+report. `doctor_of_data` runs the program scripts/doctor.py, which a user calls before a training.
+The exit code 3 means that the data have problems.
 """
 
 import os
@@ -84,7 +85,7 @@ def frame(root, name="blur/000003.png", clip="clip0"):
 
 
 def cut_short(path):
-    """Remove the last bytes of a picture, as after an interrupted copy."""
+    """Remove the last 20 bytes of a picture, as after an interrupted copy."""
     path.write_bytes(path.read_bytes()[:-20])
 
 
@@ -170,7 +171,8 @@ def test_a_missing_root_hides_no_problem_of_the_other_split(root, capsys):
 
 def enlarge_in_header(content):
     """Write the size 2^31 - 1 x 2^31 - 1 into the header of a PNG picture, with its checksum."""
-    # Bytes 12 to 28 are the header: 4 bytes each for name, width and height, and 5 for the format.
+    # Bytes 12 to 28 are the header: 4 bytes each for its name, the width and the height, and 5
+    # bytes for the format. Bytes 29 to 32 are the checksum of the header.
     content[16:24] = b"\x7f\xff\xff\xff" * 2
     content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
 
@@ -393,7 +395,11 @@ def test_ratios_are_no_warning_if_the_spikes_integrate_display_values(root):
 
 @pytest.fixture
 def root_with_few_spikes(root):
-    """Give `root` with few spikes: 2 spikes in 24 planes in half of the rows, 0.042 per plane."""
+    """Give `root` with few spikes.
+
+    Half of the rows have 2 spikes in 24 planes. So there is 1 spike in 24 planes on average, which
+    is 0.042 per plane. A window of half_windows 6 has 13 planes and 0.54 spikes.
+    """
     for path in (root / TRAIN_SPIKES).glob("*/spike/*.dat"):
         stream = np.zeros((24, 8, 12), np.uint8)
         stream[6, ::2] = 1

@@ -2,6 +2,15 @@
 
 test_self_calibration.py and test_calibrate.py test fits of whole clips. If a test of this file
 fails, look at the other files test_registration_*.py, because they test each step of a fit.
+
+Words of this file (data/cameras/registration/result.py explains all values of a fit):
+
+    matrix    maps a spike pixel to an RGB pixel. `nominal_matrix` is the true matrix here, because
+              tests/helpers/registration_views.py simulates two cameras that see the same
+    offset    by how many planes the exposure is later than the files say
+    share     fraction of the planes during which the RGB camera is exposed
+    moved     how far the fit moved a spike pixel on the frame, in RGB pixels
+    applied   a value is used for the clip, because it is sure and differs from the start
 """
 
 from dataclasses import replace
@@ -185,4 +194,5 @@ def test_a_repeated_pattern_does_not_move_aligned_cameras_by_half_a_period():
     found = fit(pan(pattern.astype(np.float32), (0.1, 0.2), frames=2), nominal_matrix(SPIKE, RGB))
 
     assert found.is_applied == NONE
-    assert found.moved < 0.2  # RGB pixels. Without the start it is 12, and applied
+    # In RGB pixels. If the start were not compared, the fit would move by 12 pixels and apply it.
+    assert found.moved < 0.2

@@ -2,8 +2,9 @@
 
 The spike plane is cut into parts. Matching a part with the frame gives the shift of this part. Then
 one change of the matrix (from spike pixels to frame pixels) is found that explains all shifts
-together. CHANGES has the eight kinds of small changes, e.g. "right", "larger" and "turned". Places
-are measured from the middle of the plane, in units of half its longer side: they go from -1 to 1.
+together. CHANGES has the eight kinds of small changes, e.g. "right", "larger" and "turned".
+Coordinates count from the middle of the plane, in units of half its longer side: -1 is one edge,
+and 1 is the opposite edge.
 """
 
 import numpy as np

@@ -2,10 +2,12 @@
 
 A fit finds how two cameras are mounted (data/cameras/registration/rounds.py). Words of this file:
 
-    explained        fraction of the details of the spikes that the frames explain
+    explained        fraction of the details of the spikes that the frames explain, e.g. 0.99
     offset           planes by which the exposure is later than the files say
     nominal offset   the offset that the files say
     doubtful middle  the offset was fitted, but it looks nearly like a moved camera
+    middle, length   of the exposure, in planes. An offset moves the middle
+    roll             planes by which the last row of a frame is exposed later than the first row
 """
 
 import math

@@ -113,7 +113,7 @@ def test_the_rgb_camera_of_a_perfect_pair_records_the_mean_light():
 def test_with_the_true_calibration_spikes_and_frame_show_the_same_place():
     mix = (0.3, 0.5, 0.2)  # how strongly the spike camera sees red, green and blue
     rig = Rig(shift_x=3.0, shift_y=-2.0, rotation_deg=1.5, scale=0.97, mix=mix)
-    lights = scene(30 * PLANES)
+    lights = scene(30 * PLANES)  # with many planes, the rates have little noise
     rates = firing_rates(rig, lights).astype(np.float32)  # (h, w)
     geometry = SpikeGeometry(*SPIKE)
     calibrated = CalibratedGrid(rig.calibration(SPIKE, RGB), geometry, path="no file")
@@ -213,6 +213,8 @@ def test_a_light_is_in_the_planes_that_the_time_offset_says(offset, rate_in_firs
     rates = spikes.mean(axis=(1, 2))  # of each plane
     assert rates[: second_exposure.first].max() == 0
     first_lit = rates[second_exposure.first]
+    # The pixels begin with random charges. So of 1280 pixels, about this share fires in the plane.
+    # The standard deviation of the share is 0.014, far less than the tolerance.
     assert first_lit == pytest.approx(rate_in_first_lit_plane, abs=0.1)
 
 
@@ -273,6 +275,8 @@ def test_stuck_pixels_are_as_many_as_asked(rate_of_pixel, share):
 
     rates = firing_rates(rig, scene(8 * PLANES))
 
+    # Each of 1280 pixels is dead with the probability 0.1. So the standard deviation of the share
+    # is sqrt(0.1 x 0.9 / 1280) = 0.008. The tolerance is three times as large.
     assert (rates == rate_of_pixel).mean() == pytest.approx(share, abs=0.03)
 
 

@@ -11,7 +11,8 @@ There are five clips:
     other      cameras as in "aligned", but another scene
 
 A calibration says where a spike pixel lies in a frame, and which planes belong to a frame. The
-program looks for the calibration with which the spikes explain the frames best.
+program looks for the calibration with which the frames explain the spikes best. A value that it
+finds is only used if its error is small (data/cameras/registration/result.py).
 """
 
 import json
@@ -226,6 +227,7 @@ def test_training_finds_the_clock_of_a_moved_camera(home, dataset):
     found = not_none(calibration_of(dataset, "moved"))
 
     true = load_calibration(home / "moved.json")
+    # In planes. 0.7 is the largest error with which an offset counts as sure (SURE_WITHIN_PLANES).
     assert found.time_offset_planes == pytest.approx(true.time_offset_planes, abs=0.7)
 
 
@@ -234,6 +236,8 @@ def test_training_finds_the_exposure_of_a_moved_camera(home, dataset):
 
     true = load_calibration(home / "moved.json")
     assert true.exposure_share == MOVED["exposure"]
+    # A share with a standard error of up to 0.03 counts as sure (SURE_WITHIN_SHARE). Two standard
+    # errors are allowed here.
     assert found.exposure_share == pytest.approx(true.exposure_share, abs=0.06)
 
 
@@ -296,7 +300,7 @@ class Run:
         # A step has two samples on any number of ranks.
         batch = f"datasets.train.dataloader_batch_size={2 // ranks}"
         steps = f"train.total_iter={self.steps}"
-        # The worker prints the calibrations of the clips as JSON.
+        # With case="clips", tests/dist/odd_worker.py prints the calibrations of the clips as JSON.
         result = run_odd(self.options, *self.changes, batch, steps, ranks=ranks, case="clips")
         assert result.exit_codes == [0] * ranks, result.text
         assert f"{fitted} clips fitted in" in result.text, result.text

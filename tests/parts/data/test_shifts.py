@@ -1,4 +1,9 @@
-"""data/motion/shifts.py: the motion at times between the measured times, and the way back."""
+"""data/motion/shifts.py: the motion at times between the measured times, and the way back.
+
+A motion has the shift of each pixel at some times. Time 0 is the sharp instant, where all shifts
+are 0. The shift at time t says where a pixel of the sharp frame is at time t. The way back says
+where a pixel of time t was at the sharp instant.
+"""
 
 import numpy as np
 import pytest

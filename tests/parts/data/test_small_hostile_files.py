@@ -1,8 +1,8 @@
 """A small hostile file of the data is refused in words, in two seconds and a gigabyte.
 
-A file that a stranger gives may be small, and may state that it holds more than fits into memory.
-`assert_refused` and `call_limited` call a function in a process of its own, which may use no more
-memory and time than this.
+A file from an unknown source may be small, and may state that it has more content than fits into
+memory. `assert_refused` and `call_limited` (tests/helpers/limited.py) call a function in a process
+of its own. They fail if the call takes more than 2 seconds or 1024 MB.
 """
 
 import io
@@ -140,8 +140,8 @@ def test_a_plane_of_a_small_npz_of_many_planes_does_not_unpack_them_all(tmp_path
 
 
 def test_a_large_npz_gives_the_planes_of_its_array(tmp_path):
-    # The array has 70 MB, more than the 64 MB up to which an array is kept in memory. It has few
-    # spikes (1 of 256), because these are compressed five times as fast as many spikes.
+    # The array has 70 MB. An array of up to 64 MB would be kept in memory, and read in another way.
+    # One of 256 values is a spike, because NumPy compresses few spikes five times as fast as many.
     noise = np.random.default_rng(0).integers(0, 256, (700, 250, 400), np.uint8)
     planes = (noise == 0).astype(np.uint8)
     np.savez_compressed(tmp_path / "a.npz", spk=planes)

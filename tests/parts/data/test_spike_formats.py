@@ -1,6 +1,8 @@
 """data/spike/formats.py: spike files of each format are read back; other files are refused.
 
-formats.py calls one module per format: packing.py, sps100.py, headers.py and others.
+formats.py calls one module per format: packing.py, sps100.py, headers.py and others. A
+`SpikeGeometry` says how a plane is stored: height, width, `flipud` (the bottom row comes first),
+the order of the bits in a byte, and head columns, which are no part of the picture.
 
 The formats are .dat and .bin (packed bits), .npy and .npz (arrays), and the .dat of an SPS100
 camera. The spikes of these tests are random planes of 0 and 1. Packed bits have no header, so any
@@ -379,7 +381,8 @@ class RefusedFile(NamedTuple):
 
 
 REFUSED = [
-    # Sizes that do not fit.
+    # Sizes that do not fit. E.g. a plane of 360 x 640 bits has 28,800 bytes, and 56 of them are
+    # 1,612,800 bytes. 1,625,300 bytes are no whole number of planes of any known size.
     RefusedFile("none.dat", None, "No such file"),
     RefusedFile(
         "none_fits.dat",
@@ -474,8 +477,9 @@ def test_a_file_of_matlab_is_said_to_be_one(tmp_path, head, kind):
     ],
 )
 def test_planes_of_a_bright_scene_may_begin_as_another_file_does(tmp_path, begin):
-    # The file has two planes of 12 bytes. 0xf7 has seven bits 1 and one bit 0: seven of eight
-    # pixels fire, as in a bright scene.
+    # JPEG and gzip files begin with these bytes. But other bytes of their headers are missing here,
+    # so the file is taken for spikes. It has two planes of 12 bytes. 0xf7 has seven bits 1 and one
+    # bit 0: seven of eight pixels fire, as in a bright scene.
     (tmp_path / "a.dat").write_bytes(begin.ljust(24, b"\xf7"))
 
     assert read_spikes(tmp_path / "a.dat", OF_CLIPS).shape == (2, 8, 12)

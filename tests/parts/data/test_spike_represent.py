@@ -19,6 +19,17 @@ Each definition is written here a second time, independently of the code:
 
 The representations that show light have two options. `rate` is the share of planes in which a pixel
 fires in full light. `gamma`, e.g. 2.2, turns light into display values: light^(1 / gamma).
+
+Other options:
+
+    half_window    number of planes on each side of the middle of a window. E.g. with 3, the window
+                   around plane 12 has the planes 9 to 15
+    offsets        middles of the windows, counted from `center`. A channel for each offset
+    half_exposure  number of planes on each side of `center` that count as the exposure
+    num_bins       number of parts into which the planes are divided, a channel for each
+
+A tolerance of 1e-4 to 1e-6 allows for the rounding of float32. Other tolerances have their reason
+beside them.
 """
 
 import math
@@ -74,6 +85,8 @@ REFUSED = [
     pytest.param(
         "tfp", 12, {"half_window": 3, "offsets": [20]}, "outside", id="tfp: offset after the end"
     ),
+    # With num_bins, a window may lack its last plane. So it needs 13 planes before its middle, the
+    # middle, and 12 planes after the middle: 26 planes.
     pytest.param(
         "tfp",
         12,
@@ -440,7 +453,11 @@ def test_tfstp_does_not_depend_on_planes_after_the_centre():
 
 @pytest.fixture
 def regular_trains():
-    """Give 100 planes of four pixels: a spike every 4 planes, every 40 planes, one spike, none."""
+    """Give 100 planes of four pixels.
+
+    Pixel 0 has a spike every 4 planes, pixel 1 every 40 planes. Pixel 2 has one spike, and pixel 3
+    has none.
+    """
     spikes = zeros(100, pixels=4)
     spikes[::4, 0, 0] = 1
     spikes[3::40, 0, 1] = 1
@@ -493,7 +510,8 @@ def moving_edge(rate: float, planes: int = 161) -> tuple[np.ndarray, np.ndarray]
     """Return light (planes, 16, 24) of a moving edge, and the spikes that a sensor records.
 
     The light is 0.8 left of the edge and 0.1 right of it. The edge goes from column 6 to column 18,
-    and is in the middle of its way at plane 80.
+    and is in the middle of its way at plane 80, the middle one of 161 planes. The sharp frame is
+    the light of plane 80, and the blurry frame is the mean light of all planes.
 
     rate: share of planes in which a pixel in full light fires. For a lower rate, the sensor has a
         higher threshold.
@@ -537,6 +555,8 @@ def test_the_exposure_has_as_many_planes_on_both_sides_as_the_shorter_side(strea
 
 
 def test_one_spike_shows_no_change_of_light(stream_with_dark_pixels):
+    # Pixel (0, 0) has one spike, so there is no interval between spikes to compare. The light of
+    # the short window must be the light of the exposure, and not 0.
     short, long = exposure_rates(stream_with_dark_pixels, center=20, half_window=4)
 
     assert short[0, 0] == long[0, 0]
@@ -671,8 +691,9 @@ def test_parts_of_relative_light_show_when_the_light_changed():
 
     # The channels are one window, then six parts of the exposure, then the confidence.
     parts = channels[1:-1, 0, 0]
-    # The light is 1 in the first half and 2 in the second half, and its mean is 1.5. The two parts
-    # in the middle show some of both halves, so they are not compared.
+    # In any unit, the light is 1 in the first half and 2 in the second half. So its mean is 1.5,
+    # and the channels are light / 1.5. The two parts in the middle show some of both halves, so
+    # they are not compared.
     assert np.allclose(parts[:2], 1 / 1.5, atol=0.04)
     assert np.allclose(parts[4:], 2 / 1.5, atol=0.04)
 
@@ -744,7 +765,8 @@ def test_rate_with_gamma_scales_what_is_proportional_to_light(name, options):
     assert np.allclose(found, light**TO_DISPLAY)
 
 
-# Raw planes are bits, not light. So a rate and a gamma, which scale light, do not change them.
+# Raw planes are bits and no light. So the options rate and gamma, which scale light, do not change
+# them.
 def test_rate_with_gamma_leaves_raw_planes_as_they_are():
     spikes = stream()
 

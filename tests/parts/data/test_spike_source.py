@@ -1,8 +1,8 @@
 """data/cameras/spike_source.py: what a section `spike` says of the spikes of a clip.
 
 A source is fixed once it is built. It knows rate, light and timing of the spikes, makes their
-channels, and shows the picture that the channels stand for. The spikes are those of 2 x 2 pixels
-that fire evenly, 20, 40, 80 and 160 times in 201 planes.
+channels, and shows the picture that the channels stand for. The planes of most tests have 2 x 2
+pixels, which fire evenly: 20, 40, 80 and 160 times in 201 planes.
 """
 
 import dataclasses
@@ -103,6 +103,8 @@ def test_the_measured_rate_knows_how_bright_each_color_is(color, luma):
 
     rate = rate_of(spikes, even_spikes(), picture, window)
 
+    # The rate is the spikes per plane at full light. These pixels fire COUNTS.mean() / PLANES times
+    # per plane on average, and the picture shows `luma` of full light.
     assert rate == pytest.approx(COUNTS.mean() / PLANES / luma)
 
 
@@ -150,14 +152,16 @@ def test_firing_rates_are_shown_as_display_values(representation, light, power, 
 
 # ---- A user's spikes, of which the user says little ----
 
-# What weights know of the spikes in training.
+# What a file of weights stores about the spikes of its training. "rate" is the number by which the
+# spikes were divided, so that the channels show light. None: they were not divided. "match": they
+# were divided by a rate that was measured from the frames.
 TRAINED = {"rate": 0.5, "light": "linear", "center": "gt", "planes": 24, "gt_plane": 12}
 
 
 def user_source(trained, **options):
     """Return the source of a user's clip. options: keys of the section `spike`.
 
-    trained: what the weights know of the spikes in training, or None.
+    trained: what the weights store about the spikes in training, or None without weights.
     """
     section = SPIKE_SOURCES.resolve({"type": "dat", "h": 2, "w": 2, **options}, "spike")
     return user_spikes(section, trained, DatasetInfo(), "holiday")
@@ -301,6 +305,9 @@ def test_other_names_tell_no_sharp_plane(name):
 INFO = '{"format": 1, "h": 2, "w": 4}'
 
 
+# In a data set, a spike file is <root>/<split>/<clip>/spike/<file>, and dataset.json is in the
+# root. The program looks for dataset.json in the folder of the spike file, and in the folders above
+# it up to the folder that contains the root.
 @pytest.mark.parametrize("place", [".", "root", "root/train/c"])
 @pytest.mark.parametrize("named", ["spike/0.dat", "spike"], ids=["file", "folder"])
 def test_the_dataset_json_above_a_spike_file_is_found(tmp_path, place, named):

@@ -117,7 +117,7 @@ def recording_of(
 ) -> Recording:
     """Return a recording of vertical stripes.
 
-    positions: (PLANES,) place of the stripes in each plane, in spike pixels.
+    positions: (PLANES,) how far the stripes have moved in each plane, in spike pixels.
     brightness: a factor of the light, (PLANES,) or one number for all planes.
     moving_columns: the stripes move in this number of columns, from the left.
     """
@@ -160,8 +160,8 @@ def test_noise_is_no_motion_on_a_plane_of_any_size(plane):
     recording = Recording(np.zeros((*plane, 3), np.float32), stream, begin=0, end=60, sharp=30)
     view = View(plane, plane, to_rgb=np.eye(3), is_display=False)
 
-    # The limit is not 0, because among so many pixels, noise may raise the evidence of a few pixels
-    # slightly above its limit.
+    # The largest share may be a little more than 0, because among so many pixels, noise may raise
+    # the evidence of a few pixels slightly above the limit of a motion.
     assert share_by_change(recording, view, is_good=np.ones(plane, bool)).max() < 0.1
 
 
@@ -252,6 +252,7 @@ def test_a_part_without_trusted_pixels_keeps_its_first_estimate():
 
     share = share_by_change(recording, view, is_good)
 
+    # The motion is still seen in the left half, because the dead rows repeat their neighbours.
     # Within 4 pixels of the border at SIDE // 2, the share is neither 0 nor 1.
     assert share[:, : SIDE // 2 - 4].min() > 0.9
     assert share[:, SIDE // 2 + 4 :].max() == 0

@@ -5,7 +5,10 @@ section `spike` has these options:
 
     first, count         a window of each file: only these planes are used
     exposure             if a clip has one file for all frames: where their exposures lie in the
-    file context              number of planes before and after an exposure that are read, too
+                         file
+    context              number of planes before and after an exposure that are read, too
+    center               plane of the sharp frame. A number, "gt": as dataset.json says, or "file":
+                         the middle of the file
     calibration          has a time offset, which moves windows, exposures and contexts
 
 The clips have four frames with random spikes, 24 planes per frame. Most tests compare two data
@@ -53,7 +56,10 @@ RAW_OF_3 = {"type": "raw", "window": 3}
 
 
 def noise_planes(frame, planes=PLANES):
-    """Return the random planes (T, 8, 12) of a frame of each clip. frame: their seed."""
+    """Return random planes (T, 8, 12). frame: number of the frame, which is the seed.
+
+    So all clips have the same planes in the frame of this number.
+    """
     return (np.random.default_rng(frame).random((planes, 8, 12)) < 0.3).astype(np.uint8)
 
 
@@ -130,6 +136,7 @@ def have_equal_channels(a, b, reverse=False):
 def test_a_window_gives_the_same_channels_as_files_of_these_planes(
     tmp_path, representation, center, center_in_cut, reverse
 ):
+    # The window has the planes 5 to 19. Plane 12 of a whole file is plane 12 - 5 = 7 of the window.
     whole = write_noise(tmp_path / "whole", gt_plane=12)
     cut = write_noise(tmp_path / "cut", slice(5, 20), planes=15, gt_plane=7)
 
@@ -170,7 +177,7 @@ def test_a_window_reaches_to_the_last_plane(tmp_path, first, count):
 def test_a_window_without_a_count_reaches_to_the_end(tmp_path):
     dataset = build(write_noise(tmp_path), first=20)
 
-    assert dataset.clips[0].exposures[0].own.count == 4
+    assert dataset.clips[0].exposures[0].own.count == 4  # planes 20 to 23
 
 
 @pytest.mark.parametrize(
@@ -234,7 +241,9 @@ EVEN = {"start": 0, "length": PLANES, "period": PLANES}
 
 
 def join(root, place, firsts=FIRSTS, planes=None):
-    """Join the files of each clip to one file. Between the exposures, all values are 1.
+    """Join the files of each clip to one file.
+
+    Between the exposures, all values are 1. So a frame that gets a wrong plane has other channels.
 
     place: path of the file, e.g. "{clip}/spike/long.dat". firsts: first plane of each exposure.
     planes: number of planes of the file. None: the file ends with the last exposure.
@@ -293,7 +302,7 @@ def test_a_format_that_can_only_be_read_from_the_start_is_warned_of(tmp_path, pl
 
     report = check_clips(data_section(root, "test", spike={"type": "dat", "exposure": EXPOSURE}))
 
-    # The second place is a compressed .npz, which can only be read from its start.
+    # The second path is a compressed .npz, which can only be read from its start.
     found = [warning for warning in report.warnings if "from the start" in warning.what]
     assert len(found) == warnings
 
@@ -356,9 +365,10 @@ RELATIVE = {"type": "relative", "half_windows": [2], "num_bins": 3}
 
 
 def expected_with_context(frame, context, reverse):
-    """Return the channels of a frame, with planes before and after its exposure.
+    """Return the channels of a frame, made from the noise without the program's reading of files.
 
-    context: number of planes on each side. The sharp frame is at plane 11 of the exposure.
+    context: number of planes on each side. The sharp frame is at plane 11 of the exposure. The
+    program takes 10 planes on each side of it as the exposure, because plane 0 does not count.
     """
     stream = all_noise()
     first = frame * PLANES
@@ -717,9 +727,9 @@ def test_the_time_offset_of_a_calibration_moves_the_planes(tmp_path, offset):
     assert torch.equal(channels_with_offset(tmp_path / "offset", offset), expected)
 
 
-# With first=1, a file has the planes 1 to 23, and plane 12 is the middle. With an offset of 5 the
-# middle is plane 17, and planes after 23 are missing. With an offset of -5 the middle is plane 7,
-# and planes before 0 are missing.
+# With first=1, the planes 1 to 23 of a file are used, and plane 12 is the middle. With an offset of
+# 5 the middle is plane 17, and planes after 23 are missing. With an offset of -5 the middle is
+# plane 7, and planes before 0 are missing.
 @pytest.mark.parametrize(("offset", "center"), [(0, 12), (5, 17), (-5, 7)])
 def test_the_time_offset_moves_the_middle_of_whole_files(tmp_path, offset, center):
     root = write_noise(tmp_path)

@@ -7,6 +7,7 @@ needs no calibration.
 
 A plane is what a spike camera records at one instant: one bit for each pixel. A channel, the input
 of the network, is a mean of planes. A matrix maps a spike pixel (x, y, 1) to a pixel of a frame.
+tests/helpers/two_cameras.py draws a random scene (`record`) and makes the matrices (`similarity`).
 """
 
 import logging
@@ -46,7 +47,8 @@ PLANES = 48  # number of planes of a frame
 RATE = 0.6
 
 
-# The true place of the second camera, relative to the RGB camera.
+# The true position of the second camera relative to the RGB camera. All tests call such a position
+# a place. It is a matrix.
 TRUE_TURN = 2.0  # degrees
 TRUE_SHIFT = (2.4, -1.3)  # along x and along y, in pixels of a frame
 
@@ -206,6 +208,7 @@ def test_rate_match_divides_the_channels_by_the_rate_of_the_camera(home, kind):
     given = build(home, "test", kind, rate=1.0)[0]["spike"]
 
     factor = (matched / given)[given > 0].median()
+    # The measured rate is the true rate but for the noise of the spikes.
     assert float(factor) == pytest.approx(1 / RATE, rel=0.05)
 
 
@@ -238,7 +241,8 @@ def test_samples_are_the_same_from_a_cache(home):
 
 
 def test_crops_that_are_larger_than_what_both_cameras_see_are_refused(home):
-    # A frame has 45 rows, but the second camera does not see all of them. So 44 rows are too many.
+    # A spike plane covers 30 x 1.37 = 41 rows of a frame, because a spike pixel is 1.37 frame
+    # pixels high. So crops of 44 rows are too large.
     too_large = section(home, "train") | {"gt_size": 44}
 
     with pytest.raises(DataError, match="what the spike camera sees"):
@@ -425,7 +429,8 @@ def training(home, tmp_path_factory) -> Training:
 
 
 def test_a_training_says_what_the_second_camera_sees(training):
-    # The message gives the share of a frame in percent: "the spike camera sees 6x % of it".
+    # The message gives the share of a frame in percent: "the spike camera sees 6x % of it". A plane
+    # covers 41 x 55 of the 45 x 80 pixels of a frame, which are about 62 %.
     assert "the spike camera sees 6" in training.text
 
 
@@ -460,8 +465,8 @@ def test_a_user_s_own_files_are_restored_as_the_test_clip_of_the_option_file(
 
     by_options = read_metrics(tmp_path / "by_options")["clips"]["c"]
     (by_flags,) = read_metrics(tmp_path / "by_flags")["clips"].values()
-    # The numbers are in dB. The windows of frames may differ, so the numbers are equal up to
-    # rounding.
+    # The numbers are in dB. The two runs may cut the clip into other windows of frames. So the
+    # numbers are only equal up to rounding.
     expected = by_options["restored"]["psnr"]
     assert by_flags["restored"]["psnr"] == pytest.approx(expected, abs=0.01)
 

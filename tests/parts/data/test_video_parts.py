@@ -1,7 +1,9 @@
 """data/making/video_parts.py: the parts of a video that can be interpolated.
 
-A video is a textured picture that moves to the right by some pixels from frame to frame. With a
-limit of 8 pixels (MOST_STEP), its frames are scaled down until the motion is as small.
+A video is a textured picture. The view moves over it by some pixels from frame to frame. The motion
+of a part may be at most 8 pixels per frame (MOST_STEP). If it is faster, the frames are scaled down
+until it is 8 pixels, but not below the least side. E.g. 12 pixels at a side of 160 pixels become 8
+pixels at a side of 107 pixels. If the least side is larger, the part is left out.
 """
 
 from collections.abc import Sequence
