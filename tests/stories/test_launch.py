@@ -520,8 +520,10 @@ INCOMPLETE = [
     ),
     pytest.param(JSRUN, "jsrun -E MASTER_ADDR=", id="jsrun"),
     pytest.param(without(FLUX, "FLUX_JOB_NNODES"), "flux run", id="Flux"),
-    pytest.param({"LSB_MCPU_HOSTS": "a 4 b 4"}, "torchrun --nnodes", id="LSF"),
-    pytest.param({"PBS_NUM_NODES": "2", "PBS_NODENUM": "1"}, "torchrun --nnodes", id="PBS"),
+    pytest.param({"LSB_MCPU_HOSTS": "a 4 b 4"}, "torchrun_quiet.py --nnodes", id="LSF"),
+    pytest.param(
+        {"PBS_NUM_NODES": "2", "PBS_NODENUM": "1"}, "torchrun_quiet.py --nnodes", id="PBS"
+    ),
     pytest.param(
         {"DET_SLOT_IDS": "[0,1]"}, "determined.launch.torch_distributed COMMAND", id="Determined"
     ),
