@@ -63,6 +63,7 @@ def equations(request, tmp_path_factory):
     gain, is_good = clip.gain()
     recording = clip.read(1)
     motion = motion_of(recording, clip.view, gain)
+    # These numbers are smaller than the defaults of Solver, so that the tests are quick.
     solver = Solver(groups=6, linearisations=1, steps=3)
     pixels = SpikePixels(clip.view, CPU)
     return Equations(recording, pixels, motion, gain, is_good, solver, CPU)

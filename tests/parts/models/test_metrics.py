@@ -48,6 +48,8 @@ def to_uint8(values):
 
 
 def test_a_metric_with_the_name_of_lpips_is_refused(monkeypatch):
+    # The metric is registered in copies of both tables. After the test, monkeypatch brings the
+    # tables without this metric back.
     monkeypatch.setattr(METRICS, "_parts", dict(METRICS._parts))
     monkeypatch.setattr("models.metrics.COLUMNS", dict(COLUMNS))
     metric("lpips", title="L", digits=1)(lambda restored, sharp: 0.0)

@@ -3,6 +3,9 @@
 The published network made the vectors (tests/helpers/golden.py, tests/data/golden). A vector has
 weights, an input, and what the published network computes from them. Our network gets the same
 weights and the same input, in float64, and must compute the same.
+
+The gradients of a vector are those of a loss in which each value of the output has another weight
+(`golden.cotangent`). So a gradient is wrong if two values of the output are exchanged.
 """
 
 from typing import Any
@@ -190,6 +193,8 @@ def test_outputs_activations_flows_and_gradients_equal_the_reference(name):
     ],
 )
 def test_the_plain_transcription_gives_the_reference_output(name):
+    # NaiveVRT is the published network as plain code, without any optimisation
+    # (tests/helpers/naive_vrt.py). Other tests compare our network with it.
     vector = golden.load_net(name)
     net = NaiveVRT(**vector.config["network"]).eval()
     net.load_state_dict(vector.weights, strict=False)

@@ -60,7 +60,8 @@ def test_the_cosine_equals_torchs_cosine_until_its_end():
 
 @pytest.mark.parametrize("step", [300, 301])
 def test_the_cosine_stays_low_after_its_end(step):
-    # torch restarts at step 300 with the full rate. The last steps of a run must keep the low rate.
+    # G_scheduler_periods is 300. torch's schedule restarts at step 300 with the full rate. The last
+    # steps of our run must keep the low rate.
     assert lr_at(step, base=4e-4, train=train_options()) == FLOOR
 
 

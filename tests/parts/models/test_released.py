@@ -1,4 +1,9 @@
-"""Weights by name: "vrt/006" is fetched once, from a file server of this test, and checked."""
+"""Weights by name: "vrt/006" is fetched once, from a file server of this test, and checked.
+
+"vrt/006" means network 006 of the published VRT networks. A program downloads its file into
+model_zoo/vrt, and reads it from there the next time. The variable of the environment whose name is
+MIRROR gives another address for the download. The tests set it to a server on this machine.
+"""
 
 import threading
 from collections.abc import Iterator

@@ -35,7 +35,8 @@ SMALL: dict[str, Any] = {
     "deformable_groups": 4,
     "spynet_path": None,
 }
-# One of the tables, by its name in a weights file.
+# One of the tables, by its name in a weights file. It says for each pair of tokens of a window
+# which bias the attention adds.
 TABLE = "stage1.residual_group1.blocks.0.attn.relative_position_index"
 CLIP = torch.rand(1, 3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 

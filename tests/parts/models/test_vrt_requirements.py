@@ -1,4 +1,9 @@
-"""What VRT refuses: sizes that do not fit together, clips of a wrong shape, old options."""
+"""What VRT refuses: sizes that do not fit together, clips of a wrong shape, old options.
+
+The network of most tests, SMALL of tests/helpers/small_vrt.py, has nine stages of 16 channels with
+2 heads, and windows of 4 x 4 pixels. Each test changes the arguments that its case names. An error
+names the option, e.g. netG.embed_dims[0].
+"""
 
 import pytest
 import torch

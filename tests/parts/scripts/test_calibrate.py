@@ -3,6 +3,10 @@
 Its input is a pair: spikes (.dat) and a frame (.png) of the same time. The pairs are random scenes,
 recorded through a known matrix (tests/helpers/two_cameras.py). Exit code 0: found; 2: wrong use of
 the program; 3: these files cannot be calibrated.
+
+A calibration is compared with the true matrix: `error_px` returns the mean and the largest distance
+in RGB pixels between the places to which both map the spike pixels. LIMIT_PX is the largest
+distance that the tests accept.
 """
 
 import numpy as np

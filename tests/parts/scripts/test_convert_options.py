@@ -12,7 +12,7 @@ Words of this file:
 
     plane    one bit for each spike pixel: whether it fired at one instant
     channel  a picture made of many planes, e.g. their mean; the network gets the channels
-        middle   the plane in the middle of the planes of a channel
+    middle   the plane in the middle of the planes of a channel
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from utils.options.load import load_options
 from utils.options.models import Options
 
 PUBLISHED = ROOT / "tests/data/options/svrt_006.json"
-# Exit code of an OptionError: the user must change the file or an argument.
+# Exit code if the program refuses the file or an argument, which the user must change.
 REFUSED = 2
 # A person changes these keys to train on small data with a small network, as the tests do. Every
 # other key stays as it is.
@@ -380,6 +380,7 @@ def test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding(
     sample = dataset[epoch, first_sample]
 
     channels_of_first_frame = sample["spike"][0].numpy()
+    # The tolerance allows for the rounding of float32.
     assert np.allclose(channels_of_first_frame, channels_of_svrt(planes), atol=1e-6)
 
 

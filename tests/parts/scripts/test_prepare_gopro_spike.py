@@ -13,6 +13,9 @@ Most tests use three raw clips (`write_raw`), whose frames of 32 x 32 pixels sho
 
 A folder of prepared clips has GOPRO_Large (blurry and sharp frames) and GOPRO_Large_spike_seq
 (spikes, dataset.json, and a made.json for each clip).
+
+tests/helpers/gopro_files.py writes the raw frames, and runs the program in this process (`prepare`,
+which returns the exit code). The exit codes are 0: clips were made; 2: wrong flags; 3: wrong data.
 """
 
 import json
@@ -93,7 +96,10 @@ def prepared_root(raw_once, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def with_instants(raw_once, tmp_path_factory):
-    """Give clips of known brightness with three sharp instants per frame. No test changes them."""
+    """Give clips with three sharp instants per frame. No test changes them.
+
+    The spikes have the rate 0.9, spikes per plane at full light, so tests can compute the light.
+    """
     out = tmp_path_factory.mktemp("with_instants") / "out"
     how = ("--rate", 0.9, "--instants", 3)
     assert prepare("--source", raw_once, "--out", out, *how) == 0

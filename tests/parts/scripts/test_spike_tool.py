@@ -134,7 +134,7 @@ def info(capsys, *arguments):
 def output_of_scene(tmp_path_factory):
     """Give the output of `info` for 128 planes of 180 x 320, without an argument for the size."""
     path = tmp_path_factory.mktemp("scene") / "a.dat"
-    # The same bytes could be 32 planes of 360 x 640, so more than one size fits.
+    # 128 planes of 180 x 320 have as many bytes as 32 planes of 360 x 640, so both sizes fit.
     write_scene(path, h=180, w=320, planes=128)
     output = io.StringIO()
     with contextlib.redirect_stdout(output):

@@ -43,8 +43,9 @@ from utils.run.speed import loader_advice
 def measures_of_rank(steps=10, data_s=0.1, forward_s=1.0, memory=None, cores=range(8), **values):
     """Return the values of a healthy rank in ten steps of half a second, with some changes.
 
-    data_s, forward_s: seconds of all steps together. memory: kind -> (used, total) in GB.
-    values: numbers of the log line.
+    data_s: seconds for which the rank waited for data. forward_s: seconds of its forward passes.
+    Both are for all steps together. memory: kind -> (used, total) in GB. values: numbers of the log
+    line.
     """
     return Measured(
         host="node",
@@ -117,7 +118,7 @@ def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health,
 
 
 def validate(health, psnrs, losses):
-    """For each pair of a PSNR and a loss, log the loss, then validate. psnrs: in dB."""
+    """Log each loss, and after it judge the validation with the PSNR of the same index, in dB."""
     for psnr, loss in zip(psnrs, losses, strict=True):
         health.judge_log_line([measures_of_rank(loss=loss)], [1.0])
         health.judge_validation(psnr)

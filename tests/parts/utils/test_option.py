@@ -68,7 +68,7 @@ def l1() -> None: ...
 
 # ---- The option file ----
 
-# Tests quote its line numbers: "task" is in line 3, "checkpoint_print" in line 18.
+# Tests name its lines by their numbers: "task" is in line 3, "checkpoint_print" in line 18.
 TEXT = """{
   // A comment; the URL below survives.
   "task": "trial",
@@ -577,6 +577,7 @@ def test_a_message_hides_a_secret_but_names_its_key(file, override):
     assert "wandb_" in message
 
 
+# Names of options or flags whose values are secrets.
 KEYS_OF_SECRETS = [
     "private_key",
     "ssh_key",
@@ -631,7 +632,7 @@ def test_the_value_behind_a_name_within_a_text_is_not_saved(key):
     assert redact(saved) == saved
 
 
-# {text: what people see of it}
+# Texts of messages, and what is left of each text after secrets are hidden.
 SEEN_TEXTS = {
     "tokens: 4096, num_tokens=400000": "tokens: 4096, num_tokens=400000",  # counts
     "use_auth: false": "use_auth: false",

@@ -358,7 +358,8 @@ def claim(
     save: tuple[str, ...] = VIDEOS,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Take the folder for a test of one clip, which has one frame, named "0".
+    """Let a test take the folder, as main_test_vrt.py does first. It has one clip of one frame,
+    "0".
 
     save: the kinds of results that the test saves. settings: its settings, for run.json.
     """

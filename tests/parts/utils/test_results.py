@@ -46,8 +46,8 @@ SHARP = 220
 def entry(name, values, bonus=3.0):
     """Return the scores of a clip, as a test stores them.
 
-    values: PSNR of each input frame. bonus: how much higher the PSNR of the restored frames is, in
-    dB.
+    values: PSNR of each input frame in dB. bonus: by how many dB the PSNR of the restored frames is
+    higher.
     """
     given = {"psnr": values, "ssim": [0.5] * len(values)}
     restored = {"psnr": [value + bonus for value in values], "ssim": [0.75] * len(values)}
