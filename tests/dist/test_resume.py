@@ -215,8 +215,8 @@ def test_a_run_goes_on_in_the_epoch_that_a_named_checkpoint_began(starts):
     assert starts.run_to_5.exit_codes == [0], starts.run_to_5.text
     assert "begins with" not in starts.run_to_5.text
     assert starts.state_of_run["step"] == 5
-    # Step 1 was in epoch 0. run_to_4 began epoch 1 with step 2, as the test above checks. So steps 2
-    # to 5 are the first four steps of epoch 1.
+    # Step 1 was in epoch 0. run_to_4 began epoch 1 with step 2, as the test above checks. So steps
+    # 2 to 5 are the first four steps of epoch 1.
     assert starts.state_of_run["epoch"] == 1
     assert starts.state_of_run["batch"] == 4
 

@@ -254,9 +254,9 @@ def test_a_run_under_nohup_continues_after_a_logout(tmp_path, log):
     with start_command(command, log) as process:
         text = wait_for(log, "Iter: 1,")
         log_out(process)
-        # The log has a line for each step. At the logout the run may have done more steps than `text`
-        # has lines, but not four more. So a run that reaches step `steps + 4` has gone on after the
-        # logout.
+        # The log has a line for each step. At the logout the run may have done more steps than the
+        # log has lines, but not four more. So a run that reaches step `steps + 4` has gone on after
+        # the logout.
         steps = len(re.findall("Iter: ", text))
         wait_for(log, rf"Iter: {steps + 4},")
         process.send_signal(signal.SIGINT)

@@ -145,7 +145,10 @@ BROKEN = {
 
 
 def damage(folder: Path, kind: str) -> None:
-    """Break each file of each training clip, so that the next sample meets one, whichever it is."""
+    """Break each frame or each spike file of the training clips.
+
+    So whichever sample comes next, it reads a broken file. kind: a key of `BROKEN`.
+    """
     frames = (folder / "GOPRO_Large/train").glob("*/sharp/*.png")
     spike_files = (folder / "GOPRO_Large_spike_seq/train").glob("*/spike/*.dat")
     if kind == "vanished frame":

@@ -26,7 +26,7 @@ def verdict_of_reporter(self, stall_s):
 
 
 def killed_before_report(self, verdict):
-    """End the process. It replaces `Watchdog._report`."""
+    """Kill this process after a second, in place of the report that `Watchdog._report` gives."""
     time.sleep(1.0)
     os.kill(os.getpid(), signal.SIGKILL)
 

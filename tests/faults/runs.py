@@ -45,7 +45,7 @@ from tests.helpers.train_files import (
 )
 from utils.run.history import read_history
 
-STEPS = 6
+STEPS = 6  # steps of an interrupted run
 NO_TEST = "datasets.test={}"
 # Options of an interrupted run. The start after the interruption continues at the last saved step.
 SAVE_EACH_STEP = ("train.checkpoint_save=1", f"train.total_iter={STEPS}", NO_TEST)
@@ -103,10 +103,12 @@ def state_without_interruption(ranks: int, is_odd: bool = False) -> dict[str, An
 def interrupt(
     options: Path, ranks: int, how: str, seed: int, expected: dict[str, Any]
 ) -> Interruption:
-    """Strike a new run once, at a random moment from its start on, and let it finish.
+    """Strike a new run once, at a random moment, and start it again to let it finish.
 
+    options: the option file. ranks: number of ranks.
     how: "kill" sends SIGKILL to a random rank. "SIGTERM", "SIGUSR1" or "SIGHUP" goes to a random
-    rank or to all ranks. expected: the final state of a run that was not interrupted.
+    rank or to all ranks.
+    seed: decides the moment and the ranks. expected: the final state of a run without interruption.
     """
     rng = random.Random(seed)
     task = f"{how}-{ranks}-{seed}"
@@ -161,7 +163,7 @@ def send_signal(running: Ranks, victims: list[int], number: int) -> None:
         if len(victims) == 1:
             os.kill(pid, number)
         else:
-            # torchrun sends to the whole process group of each rank.
+            # As torchrun does, send the signal to the whole process group of each rank.
             os.killpg(pid, number)
 
 

@@ -17,8 +17,10 @@ import torch
 from utils.errors import CheckpointError
 from utils.run import checkpoint
 
-FLOATS = 2**20  # 4 MB: a write takes long enough to be hit
-LONGEST_S = 0.3  # some tens of saves
+# Numbers of a checkpoint: 4 MB. Writing them takes so long that a kill often comes within a write.
+FLOATS = 2**20
+# Longest time from the first save to the kill, in seconds. Some tens of saves take so long.
+LONGEST_S = 0.3
 
 
 def write_for_ever(folder: Path, acknowledge: int) -> None:

@@ -24,9 +24,9 @@ from utils.dist.verdict import Judge
 
 LONG = 1e6  # seconds: a limit that no rank reaches
 PER_HOST = 8  # ranks
-# `since` of a healthy rank, the time at which it entered its phase. A healthy rank goes on from
-# phase to phase, so its time in a phase ("age" in a beat) must always be 0. With infinity,
-# `publish` computes max(0, now - infinity) = 0.
+# Value of `since` for a healthy rank. `since` is the time at which a rank entered its phase, and a
+# beat says how long the rank has been in the phase ("age"). A healthy rank goes on from phase to
+# phase, so its age must always be 0. With infinity, `publish` computes max(0, now - infinity) = 0.
 HEALTHY = float("inf")
 EXIT_CODE = 70  # of a run that stalled
 
@@ -193,7 +193,8 @@ def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> di
     """
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = new_ranks(server, fault, n)
-    # A beat of all ranks takes this process long. The watchdog must not take this for a suspension.
+    # This process needs long to send the beats of all ranks. A watchdog that hears nothing for so
+    # long could believe that its process was suspended. With this setting it does not.
     for rank in ranks:
         rank.beats.clock.slice_s = 2 * beat_s
     # Three rounds in which nothing is wrong. A verdict in them is a false alarm.

@@ -3,8 +3,9 @@
     stall_worker.py KIND RANK STEP STALL_S [MINUTES]
 
 KIND is a kind of fault, see `strike` and `Numbers`. RANK and STEP say where the fault strikes, and
-STALL_S is the option of the watchdog. A fault prints "FAULT at TIME" first. With MINUTES, KIND is
-"none": the ranks train for this time, and print the number of steps and the longest step.
+STALL_S is the option watchdog.stall_s. Just before the fault happens, the rank prints "FAULT at
+TIME". With MINUTES, KIND is "none": the ranks train for this time without a fault, and print the
+number of steps and the longest step.
 
 You may change the network and the samples. These texts must stay, because tests/faults/stalls.py
 looks for them: "FAULT at", the function names `strike` and `__getitem__` in stacks, and "clip 7 is
@@ -39,7 +40,7 @@ MINUTES = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
 FOREVER_S = 3600
 STEPS = 100  # length of a run without MINUTES
 STEP_S = 0.02  # pause after each step of a run without MINUTES
-EXCHANGE_STEPS = 5  # after so many steps the ranks meet at a barrier, as in a validation
+EXCHANGE_STEPS = 5  # the ranks meet at a barrier every fifth step, as in a validation
 
 
 def say_fault() -> None:
@@ -88,8 +89,8 @@ class Numbers(Dataset):
         return 10**6
 
     def __getitem__(self, index: int) -> Tensor:
-        # A loader process is no rank, but it has the environment variables of its rank. So RANK
-        # tells to which rank the loader process belongs.
+        # A loader process is no rank, but it has the environment variables of its rank. So the
+        # variable RANK tells to which rank the loader process belongs.
         is_struck_rank = os.environ.get("RANK", "0") == str(RANK)
         if KIND == "worker" and is_struck_rank and index == STEP:
             say_fault()

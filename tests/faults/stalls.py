@@ -71,7 +71,8 @@ class Trial:
         infinite if a process did not end.
     left: processes that still lived at the time limit, in words.
     blamed: every text that fits `BLAME`, of all ranks.
-    has_stack: whether the words of `ExpectedOutput` are in the output.
+    has_stack: whether the output has the words that `KINDS` names for this kind, usually a line of
+        the stack.
     exit_codes: of each rank.
     text: output of all ranks.
     """

@@ -77,21 +77,25 @@ def state(step: int, floats: int = 500_000) -> dict[str, object]:
 
 
 def full_at_the_start(folder):
-    """Leave less room than the content needs, as the program can see beforehand."""
+    """Leave less room than the content needs. The program can see this before it writes."""
     (folder / "other").write_bytes(bytes(2_600_000))
     return state(step=2)
 
 
 def full_in_the_middle(folder):
-    """Return a content of which the program cannot see beforehand how large it becomes.
+    """Return a content whose file becomes larger than the program can see beforehand.
 
-    torch.save writes the whole storage of a slice: 4 MB for ten numbers.
+    The program sees a slice of ten numbers. But torch.save writes the whole storage behind the
+    slice, 10^6 numbers of 4 bytes: 4 MB.
     """
     return {"step": 2, "weights": torch.zeros(10**6)[:10]}
 
 
 def full_at_the_sidecar(folder):
-    """Leave room for one more file. The sidecar of a checkpoint, with its checksum, has no room."""
+    """Leave room for one more file, the checkpoint.
+
+    A checkpoint also has a sidecar, a small file with its checksum. There is no room for this file.
+    """
     free_files = os.statvfs(folder).f_ffree
     for number in range(free_files - 1):
         (folder / f"other{number}").touch()
@@ -225,7 +229,8 @@ def steps_of(events, tag):
 def test_a_full_disk_under_tensorboard_is_reported_once_and_the_run_goes_on(tmp_path):
     options = write_odd_options(tmp_path)
     changes = no_validation("train.total_iter=40", "logging.use_tensorboard=true")
-    # A disk of 16 kB has room for the first steps only.
+    # TensorBoard writes some bytes in each of the 40 steps. A disk of 16 kB has room only for the
+    # first steps.
     with disk(folder_of_run(options) / "tb_logger", "16k"):
         make_folder_of_earlier_run(options)
 

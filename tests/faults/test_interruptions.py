@@ -4,8 +4,8 @@ A signal ends a run in order: the run saves, and its exit code is 75. `kill -9` 
 once. In both cases the next start must go on from the last checkpoint. It must lead to the same
 weights, optimizer and position, bit for bit (tests/faults/runs.py).
 
-tests/faults/trials.py interrupts in the same way at many more moments. Here the seeds are chosen so
-that each of the three cases below occurs once.
+tests/faults/trials.py interrupts in the same way at many more moments. In the last test of this
+file, the seeds are chosen so that a signal goes once to rank 0, once to rank 1, and once to both.
 """
 
 import os
@@ -55,7 +55,7 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
             time.sleep(0.1)
         result = running.wait(limit_s=10)
 
-    # This is the code by which a shell reports a program that a signal has ended.
+    # A shell reports a program that a signal has ended by this code, e.g. 128 + 15 for SIGTERM.
     assert result.exit_codes == [128 + second]
     # The message about a second Ctrl-C comes only after a first Ctrl-C.
     expected_count = 1 if first == signal.SIGINT else 0
@@ -137,8 +137,9 @@ def test_a_signal_saves_and_ends_a_run(tmp_path, signals, program):
 # ---- The bits of a resumed run ----
 
 
-# The seed decides when and which ranks are struck, see `interrupt`. The network "odd" is one
-# convolution. A tiny VRT takes five times as long, so only `make slow` has it here. In `make test`,
+# seed: decides when the run is struck, and which ranks are struck (`interrupt` in
+# tests/faults/runs.py). struck: these ranks. The network "odd" is one convolution. A tiny VRT takes
+# five times as long, so only `make slow` has it here. In `make test`,
 # test_resume_gives_the_same_weights_as_no_interruption resumes a VRT on one rank.
 @pytest.mark.parametrize(
     ("network", "how", "seed", "struck"),

@@ -75,7 +75,7 @@ def test_in_a_turn_a_rank_writes_one_key_and_reads_once(ranks_after_turns, count
 
 
 def most_keys_of_a_turn(ranks: list[SimulatedRank]) -> float:
-    """Return the number of keys that the rank that reads most reads in a turn, on average."""
+    """Return how many keys a rank reads in a turn, on average: the largest number of all ranks."""
     return max(rank.store.keys["multi_get"] for rank in ranks) / TURNS
 
 
@@ -210,7 +210,7 @@ def test_a_rank_that_is_waited_for_is_named_once(server):
 @pytest.mark.parametrize("count", [2, 24])
 def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named(server, count):
     ranks = new_ranks(server, f"late{count}", count)
-    # All ranks enter a collective (syncs) and wait in it since `begin`.
+    # All ranks have entered one collective (syncs = 1) at the time `begin`, and wait in it.
     begin = time.monotonic()
     for rank in ranks:
         rank.since = begin
@@ -251,8 +251,8 @@ def names_of_starts(server) -> list[list[str]]:
     for _ in range(2):
         names: dict[int, str] = {}
         in_threads(partial(ask, names, 2), partial(ask, names, 1), partial(ask, names, 0))
-        # This key says that the ranks have met. Then the thread of rank 0 that answers requests
-        # ends. Wait for its end. Otherwise it could answer requests of the next start.
+        # A thread of rank 0 ("rendezvous") answers the requests. It ends when this key says that
+        # the ranks have met. Wait for its end, because it could answer requests of the next start.
         server.set(f"spikevrt/{names[0]}/{MET}", "1")
         for thread in threading.enumerate():
             if thread.name == "rendezvous":

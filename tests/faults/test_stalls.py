@@ -41,7 +41,8 @@ STALLED = 70
 # ---- One rank is struck ----
 
 
-# kind: what happens to the rank, a key of tests.faults.stalls.KINDS. rank: the rank that is struck.
+# kind: what happens to the rank, a key of tests.faults.stalls.KINDS, e.g. "stop" is SIGSTOP.
+# ranks: number of ranks. rank: the rank that is struck.
 # most_s: all processes must be gone STALL_S + most_s seconds after the fault.
 @pytest.mark.parametrize(
     ("kind", "ranks", "rank", "most_s"),
@@ -83,6 +84,7 @@ def test_ranks_that_all_hang_in_c_code_are_reported_once():
 @pytest.mark.parametrize("reporter", [0, 1])
 def test_a_stall_is_reported_although_the_reporting_rank_is_killed(reporter):
     stuck = 1 - reporter
+    # The arguments are REPORTER, and then KIND RANK STEP STALL_S of stall_worker.py.
     command = ("tests/faults/reporter_worker.py", str(reporter), "forward", str(stuck), "10")
 
     result = run_ranks(2, *command, str(STALL_S), limit_s=60)
@@ -141,15 +143,17 @@ def test_other_programs_of_the_same_parent_do_not_delay_the_end_of_a_run(tmp_pat
 
 # ---- The whole run is suspended ----
 
-# How long a run is suspended: longer than any limit that follows from STALL_S.
+# How long a run is suspended. It is longer than STALL_S, after which a run that hangs would be
+# ended.
 PAUSE_S = STALL_S + 6
 
 
 class Pause(NamedTuple):
-    """How a run is suspended: one process stops first and wakes last.
+    """How a run is suspended: one process (or rank) stops first and wakes last.
 
-    It stops `lead_s` seconds before the other processes. Before and after the pause, the others are
-    awake and wait for this process.
+    It stops `lead_s` seconds before the other processes, and wakes a moment after them. While only
+    this process is stopped, the others wait for it, as for a process that hangs. The watchdog must
+    not end the run because of this.
     """
 
     last: str  # the process that wakes last

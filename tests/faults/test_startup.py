@@ -121,9 +121,9 @@ def test_ranks_that_do_not_meet_end_with_one_message_that_says_why(world):
 
     result = run_ranks(world.ranks, *WORKER, env={**world.env, **SOON, **port}, env_of=world.env_of)
 
-    # The rank that finds the reason ends with code 2. If the ranks have different variables, two
-    # ranks may have met before. Then the other one of the two loses this rank, and ends with code
-    # 70.
+    # The rank that finds the reason ends with code 2. If the ranks have different variables, this
+    # rank may have met another rank before. The other rank then loses its connection, and ends with
+    # code 70.
     allowed = {2, 70} if world.env_of else {2}
     assert 2 in result.exit_codes, result.text
     assert set(result.exit_codes) <= allowed, result.text
@@ -257,8 +257,8 @@ def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longe
 
     result = run_odd(write_odd_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
 
-    # The limits of slow phases become 90 % of the time-out: 0.9 x 7200 s = 6480 s. The other 10 %
-    # are 12 minutes. In this time the watchdog can end the run before the time-out. The limit of a
+    # The limits of slow phases become 90 % of the time-out: 0.9 x 7200 s = 6480 s. The remaining 10
+    # %, 12 minutes, are the time in which the watchdog can report and end the run. The limit of a
     # step, stall_s, does not change.
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
@@ -455,8 +455,9 @@ def test_a_loader_process_that_stands_still_between_two_epochs_is_named_and_ends
         "datasets.test={}",
         "train.total_iter=100000",
     )
-    # Step 2 is the last step of the first epoch. In this step the rank waits until its loader
-    # process stands still. So the run notices the loader process between two epochs.
+    # Step 2 is the last step of the first epoch. In this step the rank waits until the test has
+    # stopped its loader process (case "wait" of odd_worker.py). So the first batch that does not
+    # come is the first batch of the next epoch.
     command = odd_command(
         write_odd_options(tmp_path), *changes, case="wait", struck_rank=0, at_step=2
     )

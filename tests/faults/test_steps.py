@@ -137,7 +137,7 @@ def test_a_run_that_nan_stops_writes_the_numbers_of_its_steps(steps_of_dump):
     for step in steps_of_dump:
         assert step["what"] == "loss"
         assert step["grad_norm"] == "nan"
-        assert step["scale"] == 1.0
+        assert step["scale"] == 1.0  # the loss is not scaled, because this run is not in float16
         # The rate begins with 0.001, and the schedule lowers it a little.
         assert 0.0009 < step["lr"] <= 0.001
 
@@ -170,7 +170,8 @@ def test_a_run_that_nan_stops_writes_no_secret_key(run_stopped_by_nan):
 def test_skipped_steps_before_and_after_a_resume_are_counted_together(tmp_path):
     options = write_odd_options(tmp_path)
     changes = ("datasets.test={}", "train.max_nonfinite_steps=3", "train.checkpoint_save=1")
-    # Fewer than three steps with NaN are allowed, so the first start ends well after two of them.
+    # A run may skip two steps with NaN in a row. So the first start, of two steps, ends with code
+    # 0.
     first = run_odd(options, *changes, "train.total_iter=2", case="nan")
     assert first.exit_codes == [0], first.text
 

@@ -87,8 +87,8 @@ def results_of(outcomes: list[str], **more: Any) -> Results:
 
 # ---- Stalls and deaths ---------------------------------------------------------------------------
 
-# Chooses the rank that is struck from the kind of the fault, the seed and the number of ranks, as
-# `waiting_rank` does.
+# A function that returns the rank that is struck, e.g. `waiting_rank`. Its arguments are the kind
+# of the fault, the seed and the number of ranks.
 ChooseVictim = Callable[[str, int, int], int]
 
 
@@ -144,7 +144,7 @@ def waiting_rank(kind: str, seed: int, ranks: int) -> int:
 
 
 def each_rank_in_turn(kind: str, seed: int, ranks: int) -> int:
-    """Return the rank that a death strikes."""
+    """Return the rank that a death strikes: rank 0 for seed 0, rank 1 for seed 1, and so on."""
     return seed % ranks
 
 
@@ -230,6 +230,7 @@ def overhead(share: float) -> Results:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     phase_ns, turn_us = (float(number) for number in ended.stdout.split())
 
+    # A step of 100 ms is an example. It has five phases, and a fifth of a beat falls into it.
     step_s = 0.1
     beat_s = 0.5  # time from one beat to the next
     phases_per_step = 5
@@ -274,7 +275,7 @@ def interruptions(how: str, share: float) -> Results:
 
     how: "kill" (SIGKILL), or "signal" (SIGTERM, SIGUSR1 and SIGHUP in turn).
     """
-    # Number of ranks -> number of trials, 50 in all. Any other division of 50 would serve as well,
+    # Number of ranks -> number of trials, 50 in all. How the 50 are divided does not matter,
     # because the moments of the interruptions are random.
     number_of_trials = {1: 18, 2: 20, 4: 12}
     found = []

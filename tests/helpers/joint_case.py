@@ -38,8 +38,9 @@ def true_motion(scene: Scene, factor: float = 1.0) -> Motion:
 
     factor: scales the motion. 0 says that nothing moves.
     """
-    # Nine times over the whole exposure, in planes after the sharp frame. The sharp frame is the
-    # middle of plane 30 of 60. A motion must have the time 0, so the nearest time is moved there.
+    # Nine times over the whole exposure, in planes after the sharp frame. The sharp frame is taken
+    # in the middle of plane 30 of 60, at 30.5. So the exposure lasts from -30.5 to 29.5. A motion
+    # must have the time 0, so the nearest of the nine times is set to 0.
     times = np.linspace(-30.5, 29.5, 9)
     times[np.abs(times).argmin()] = 0.0
     shifts = np.stack([scene.shifts(FRAME, time) for time in times]).astype(np.float32)

@@ -17,7 +17,8 @@ def constant_network(curve: Sequence[float] = (0.0,) * 6, log_error: float = 0.0
     `curve`, and then `log_error`.
 
     curve: x1, y1, x2, y2, x3, y3. The shift along x at time tau is x1 tau + x2 tau^2 + x3 tau^3, in
-    spike pixels.
+    spike pixels. The shift along y has the same form.
+    log_error: the logarithm of the error that the network expects of its curve, in spike pixels.
     """
     net = MotionNet().eval()
     with torch.no_grad():

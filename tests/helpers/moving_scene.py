@@ -63,14 +63,14 @@ class Scene:
     # What the spike camera integrates: "linear" light, as real cameras do, or "display" values, as
     # in the public data set Spk-GoPro, which is synthetic.
     light: str = "linear"
-    # The RGB camera exposes the frame during this share of its planes. The planes before and after
-    # the exposure are equally many.
+    # The RGB camera exposes the frame during this share of its planes, e.g. 0.8. Before and after
+    # the exposure, equally many planes of the frame are left.
     exposure: float = 1.0
     # The last row is exposed later than the first row, by this share of the exposure (a rolling
     # shutter).
     rolling: float = 0.0
-    # The blurry frame is the mean of "light", as in a real camera, or of "display" values, as in no
-    # real camera.
+    # The blurry frame is the mean of linear "light", as in a real camera. Or it is the mean of
+    # "display" values, which are gamma-corrected; no real camera does this.
     averaged: str = "light"
     # Side in pixels of a square in the middle that moves on its own; 0: there is no square.
     spot: int = 0
@@ -82,7 +82,7 @@ class Scene:
     def matrix(self, time: float) -> np.ndarray:
         """Return the motion (3, 3) from the middle of the clip to a time.
 
-        The matrix maps a pixel (x, y, 1) of the middle to its place at this time.
+        The matrix maps a pixel (x, y, 1) of the middle to its position at this time.
         """
         height, width = self.size
         center = ((width - 1) / 2, (height - 1) / 2)
@@ -94,14 +94,15 @@ class Scene:
         return np.vstack((motion, (0, 0, 1)))
 
     def sharp_time(self, frame: int) -> float:
-        """Return the time of the sharp frame of a frame."""
+        """Return the time at which the sharp frame of a frame is taken, in exposures."""
         middle_of_plane = frame * self.planes + self.sharp_plane + 0.5
         return middle_of_plane / self.planes - self.frames / 2
 
     def shifts(self, frame: int, planes: float) -> np.ndarray:
         """Return the true shift (H, W, 2) of each pixel, as x and y.
 
-        The shift leads from the sharp frame of `frame` to the view `planes` planes later.
+        The shift leads from the sharp frame of `frame` to the view at a later time. planes: the
+        time between them, in spike planes. It may be negative.
         """
         start = self.sharp_time(frame)
         end = start + planes / self.planes
@@ -124,7 +125,7 @@ class Scene:
         # give no spikes.
         scene = to_linear(np.clip(1.6 * scene - 0.3, 0.02, 1))
         spot = to_linear(_coloured_texture(rng, height, width))[: self.spot, : self.spot]
-        # The first pixel of the frame is MARGIN pixels within the scene.
+        # The first pixel of the frame lies MARGIN pixels from the upper and left edge of the scene.
         to_frame = _translation(-MARGIN, -MARGIN)
 
         for plane in range(self.frames * self.planes):

@@ -44,7 +44,7 @@ def partition(x: Tensor, window: tuple[int, ...]) -> Tensor:
     b, d, h, w, c = x.shape
     wd, wh, ww = window
     x = x.view(b, d // wd, wd, h // wh, wh, w // ww, ww, c)
-    # The windows first, then the places within a window: (B, D/wd, H/wh, W/ww, wd, wh, ww, C).
+    # The windows first, then the positions within a window: (B, D/wd, H/wh, W/ww, wd, wh, ww, C).
     x = x.permute(0, 1, 3, 5, 2, 4, 6, 7)
     return x.reshape(-1, math.prod(window), c)  # (windows, T, C)
 
@@ -63,19 +63,20 @@ def shift_mask(size, window, shift, dtype: torch.dtype, device: torch.device) ->
     """Return the mask, (windows, T, T), that is added to the logits of shifted windows.
 
     Features are rolled before they are cut into windows. So the last window along an axis holds
-    places from both ends of the features, which must not attend to one another. For a pair of such
-    places the mask has -100, as in the published network: its softmax is nearly 0. For any other
-    pair the mask has 0.
+    tokens from both ends of the features. Tokens of different ends must not attend to each other.
+    For a pair of such tokens the mask has -100, as in the published network: the softmax makes of
+    it a weight of nearly 0. For any other pair the mask has 0.
 
-    size: (D, H, W) of the features. shift: number of places by which they are rolled, for each
-    axis.
+    size: (D, H, W) of the features. shift: number of positions by which the features are rolled,
+    for each axis.
 
-    The masks are cached because the published code caches them: the speed of both is compared.
+    The masks are cached, because the published code also caches them. Otherwise a comparison of
+    speed would not be fair.
     """
-    # Number the regions whose places belong together. Along an axis with a shift there are three
-    # regions: the windows before the last one, and the two parts of the last window that were
-    # apart. E.g. with 8 places, windows of 4 and a shift of 2, the rolled places are
-    # 2 3 4 5 | 6 7 0 1. The regions are 2 3 4 5, then 6 7, and then 0 1.
+    # Number the regions whose tokens may attend to each other. Along an axis with a shift there are
+    # three regions: all windows but the last, and two parts of the last window, which come from the
+    # two ends of the axis. E.g. with 8 positions, windows of 4 and a shift of 2, the rolled
+    # positions are 2 3 4 5 | 6 7 0 1. The regions are 2 3 4 5, then 6 7, and then 0 1.
     cuts = []
     for w, s in zip(window, shift, strict=True):
         if s:
@@ -99,7 +100,10 @@ def shift_mask(size, window, shift, dtype: torch.dtype, device: torch.device) ->
 
 
 class GatedMlp(nn.Module):
-    """An MLP whose hidden values are multiplied by a second linear layer."""
+    """An MLP whose hidden values are multiplied by the output of a second linear layer.
+
+    inputs, hidden, outputs: numbers of channels.
+    """
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
@@ -112,7 +116,10 @@ class GatedMlp(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention of a window. If `mutual`, its two frames also attend to each other."""
+    """Self-attention of a window. If `mutual`, its two frames also attend to each other.
+
+    dim: channels. window: frames, height and width of a window. heads: number of heads.
+    """
 
     relative_position_index: Tensor
     position_bias: Tensor
@@ -123,8 +130,8 @@ class Attention(nn.Module):
         self.mutual = mutual
         self.scale = (dim // heads) ** -0.5
         d, h, w = window
-        # The table has a row for each difference of two places in a window. Along the frames, the
-        # difference has 2 d - 1 values, from -(d - 1) to d - 1. The same holds for h and w.
+        # The table has a row for each difference of two positions in a window. Along the frames,
+        # the difference has 2 d - 1 values, from -(d - 1) to d - 1. The same holds for h and w.
         rows = (2 * d - 1) * (2 * h - 1) * (2 * w - 1)
         self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
@@ -181,7 +188,7 @@ class Attention(nn.Module):
     def attend_mutually(self, u: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention of each frame of a window to the other frame (windows, T, C)."""
         half = u.shape[1] // 2  # tokens of a frame
-        # `position_bias` is for one frame, (1, T / 2, C). Both frames get the same one.
+        # `position_bias` has the values of one frame, (1, T / 2, C). Both frames get these values.
         positions = self.position_bias.repeat(1, 2, 1)
         q, k, v = self.split(self.qkv_mut(u + positions))
         if mask is not None:
@@ -200,8 +207,9 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention in windows and a gated MLP, each added to its input.
 
-    window: frames, height and width of a window. shift: by how many places the windows are shifted
-    along each axis. mutual: see `Attention`. mlp_ratio: hidden channels of the MLP / dim.
+    window: frames, height and width of a window. shift: number of positions by which the windows
+    are shifted, for each axis. mutual: see `Attention`. mlp_ratio: hidden channels of the MLP /
+    dim.
     """
 
     def __init__(
@@ -225,15 +233,16 @@ class Block(nn.Module):
         """Return attention of features x (B, D, H, W, C), in the same shape."""
         b, *size, _ = x.shape  # size: (D, H, W)
         # If the features are not larger than a window along an axis, the window gets the size of
-        # the features there. Then one window has all places of the axis, so nothing is shifted.
+        # the features along this axis. Then one window has all positions of the axis, so nothing is
+        # shifted.
         window = tuple(min(s, w) for s, w in zip(size, self.window, strict=True))
         shift = []
         for s, w, offset in zip(size, self.window, self.shift, strict=True):
             shift.append(0 if s <= w else offset)
         shift = tuple(shift)
 
-        # Pad each axis at its end to whole windows. E.g. for 10 places and windows of 4, add
-        # (-10) % 4 = 2 places. F.pad takes the last axis first.
+        # Pad each axis at its end to whole windows. E.g. for 10 positions and windows of 4, add
+        # (-10) % 4 = 2 positions. F.pad takes the last axis first.
         y = self.norm1(x)
         pd, ph, pw = ((-s) % w for s, w in zip(size, window, strict=True))
         y = F.pad(y, (0, 0, 0, pw, 0, ph, 0, pd))
@@ -258,8 +267,8 @@ class Block(nn.Module):
 class Group(nn.Module):
     """Blocks on features (B, C, D, H, W). Every second block is shifted by half a window.
 
-    depth: number of blocks. window: places of a window along D, H and W. mutual: whether the blocks
-    also have mutual attention, between the two frames of a window.
+    depth: number of blocks. window: frames, height and width of a window. mutual: whether the
+    blocks also have mutual attention, between the two frames of a window.
     """
 
     def __init__(
@@ -338,9 +347,9 @@ class Deform(nn.Module):
         residue, weights = out.split((2 * third, third), dim=1)
         residue = self.magnitude * torch.tanh(residue)
 
-        # Each source has a part of the offsets, to which its flow is added. The channels of a part
-        # are y, x, y, x, ..., one pair for each sample. The channels of a flow are x, y. So the
-        # flow is flipped and repeated, and then its channels are y, x, y, x, ..., too.
+        # Each source has a part of the offsets, and its flow is added to this part. The channels of
+        # a part are y, x, y, x, ..., one pair for each sample. The channels of a flow are x, y. So
+        # flip the flow to y, x, and repeat it for each pair.
         offsets = []
         for part, flow in zip(residue.chunk(self.k, 1), flows, strict=True):
             pairs = part.shape[1] // 2
@@ -395,9 +404,9 @@ class Stage(nn.Module):
         window: tuple[int, ...],
         mutual_depth: int,  # number of the first blocks, which have mutual attention
         mlp_ratio: float,
-        pa_frames: int,  # frames of the alignment; 0 for none
+        pa_frames: int,  # number of aligned neighbours; 0 for a stage without alignment
         groups: int,  # offset groups of the alignment
-        scale: int,  # a pixel of this resolution is this many pixels of the input wide
+        scale: int,  # width of a pixel of this stage, in pixels of the input: 1, 2, 4 or 8
     ) -> None:
         super().__init__()
         self.kind = kind
@@ -537,8 +546,9 @@ class NaiveVRT(nn.Module):
         self.reach = pa_frames // 2
         window = tuple(window_size)
         dims = embed_dims
-        # With each frame, the network sees four samples of the frame after it and four samples of
-        # the frame before it: 9 times the channels. `nonblind_denoising` adds a map of the noise.
+        # `aligned_input` adds to each frame four samples of the frame after it, and four samples of
+        # the frame before it. So the network sees 9 times the channels. `nonblind_denoising` adds
+        # one channel, a map of the noise.
         self.conv_first = conv3d(9 * in_chans + nonblind_denoising, dims[0])
         self.spynet = SpyNet()
 
@@ -561,7 +571,8 @@ class NaiveVRT(nn.Module):
             )
             self.add_module(f"stage{i + 1}", stage)
 
-        # Stage 8 changes the number of channels. Groups of blocks at full resolution follow.
+        # Stage 8 begins with a layer that changes the number of channels. Then come groups of
+        # blocks at full resolution.
         to_width = nn.Sequential(nn.Identity(), nn.LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
         self.stage8 = nn.ModuleList([to_width])
         for i in range(7, len(depths)):

@@ -25,13 +25,15 @@ RATE = 200
 
 
 def moving_view() -> View:
-    """Return a view of a picture that swings by 16 pixels. Both cameras see the same.
+    """Return a view of a picture that swings by 16 pixels along x and y. Both cameras see the same.
 
     With a steady motion, a fit could not find the times of the exposure, because a later exposure
     would look like a camera that is moved.
     """
     picture = texture(np.random.default_rng(1), (2 * SIDE, 2 * SIDE))
     plane = np.arange(PLANES + 2 * AROUND)
+    # The middle of the view: it swings with a period of 60 planes along x, and of 42 planes along
+    # y.
     x_of_planes = SIDE + 8 * np.sin(2 * np.pi * plane / 60)
     y_of_planes = SIDE + 8 * np.cos(2 * np.pi * plane / 42)
     lights = []

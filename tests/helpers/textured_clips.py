@@ -25,6 +25,7 @@ SIDE = 96
 FRAMES = 4
 PLANES = 40
 PLANE = SpikeGeometry(height=48, width=48)
+# Changes of a training sample that are drawn at random: flips, quarter turns, reversed time.
 TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 SPIKES = {
     "type": "dat",

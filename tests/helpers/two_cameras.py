@@ -68,9 +68,9 @@ def similarity(
     # minus.
     turn = cv2.getRotationMatrix2D(spike_center, -angle_deg, scale)
     matrix = np.vstack((turn, (0, 0, 1)))
-    # The turn keeps the centre of the spike picture in its place. The third column of the matrix is
-    # added to each point. Add the way from this centre to the centre of the RGB picture, and the
-    # shift.
+    # The turn does not move the centre of the spike picture. The third column of the matrix is
+    # added to each point. So add to it the vector from this centre to the centre of the RGB
+    # picture, and the shift.
     matrix[:2, 2] += np.subtract(rgb_center, spike_center) + shift
     return matrix
 
@@ -104,9 +104,9 @@ def record(
     # The time of the middle of each plane. The unit is an exposure, which lasts from -0.5 to 0.5.
     # E.g. with planes = 4 and around = 1: -0.625 | -0.375, -0.125, 0.125, 0.375 | 0.625.
     times = (np.arange(-around, planes + around) + 0.5) / planes - 0.5
-    # For each plane, the matrix from an RGB pixel to its place in the scene. The frame begins
-    # `margin` pixels behind the edge of the scene. If the scene moves to the right, the pixel sees
-    # a place farther to the left, hence the minus.
+    # For each plane, the matrix from an RGB pixel to the point of the scene that the pixel sees.
+    # The first pixel of the frame lies `margin` pixels from the edges of the scene. If the scene
+    # moves to the right, a pixel sees a point farther to the left, hence the minus.
     shift_x, shift_y = motion
     to_scene = [_translation(margin - shift_x * t, margin - shift_y * t) for t in times]
     is_moving = any(motion)
@@ -153,8 +153,9 @@ def _render_views(
     # this file.
     from scipy.ndimage import map_coordinates
 
-    # This matrix maps a point to its place in pixels. Point i of n points in a pixel is at
-    # (i + 0.5) / n - 0.5, seen from the centre of the pixel. E.g. three points are at -1/3, 0, 1/3.
+    # This matrix maps the number of a point to its position in pixels. Point i of the n points of a
+    # pixel is at (i + 0.5) / n - 0.5, seen from the centre of the pixel. E.g. three points are at
+    # -1/3, 0 and 1/3.
     fine = points_per_side
     offset = 0.5 / fine - 0.5
     to_pixel = np.array([[1 / fine, 0, offset], [0, 1 / fine, offset], [0, 0, 1]])
@@ -201,7 +202,7 @@ def error_px(path: Path, truth: np.ndarray, mirror: str) -> tuple[float, float]:
     pixels = np.stack((x.ravel(), y.ravel()), axis=1)  # (n, 2)
     pixels = pixels.astype(np.float64)[None]  # (1, n, 2), as OpenCV wants them
 
-    # The places in the frame, (n, 2).
+    # The positions of these pixels in the RGB frame, (n, 2).
     true_matrix = truth @ mirroring(mirror, (height, width))
     expected = cv2.perspectiveTransform(pixels, true_matrix)[0]
     actual = cv2.perspectiveTransform(pixels, found.to_rgb())[0]
