@@ -1,20 +1,20 @@
-"""Make clips of RGB frames and spikes from video or photographs.
+"""Make clips of RGB frames and spikes from videos or photographs.
 
 Modules with the steps of scripts/prepare_gopro_spike.py:
 
-    recipe.py         the settings of made clips
-    sources.py        finds what clips are made from
+    recipe.py         has the settings of made clips
+    sources.py        finds the videos and photographs from which clips are made
     clip_plan.py      checks a clip before anything is written
     prepare.py        makes one clip
     fast_video.py     makes a clip from a fast video, without a rig (a pair of simulated cameras)
 
-Modules that give the light that the cameras see:
+Modules that compute the light that the cameras see:
 
     video_parts.py    finds the parts of a video that can be interpolated
-    video_scene.py    the light of such a part
+    video_scene.py    computes the light of such a part
     light_path.py     interpolates the light between the frames of a video
-    photo_scene.py    the light of a photograph in motion
+    photo_scene.py    computes the light of a photograph in motion
     photo_layers.py   draws this motion
-    smooth_walk.py    a smooth random motion
+    smooth_walk.py    draws a smooth random motion
     frame_light.py    turns the values of a picture into linear light
 """

@@ -1,7 +1,7 @@
-"""Check a clip before anything is written, and say what making it needs.
+"""Check a clip before anything is written, and plan it.
 
     Job         a clip to make: its name, its split, its source
-    plan_clip   the check of a job, which gives its `Plan`
+    plan_clip   checks a job, and returns its `Plan`: sizes, whether the clip must be made, record
 
 A finished clip has two folders, each with a record (made.json) of its settings and source:
 
@@ -11,11 +11,11 @@ A finished clip has two folders, each with a record (made.json) of its settings 
 With a rig, two simulated cameras record any video or photograph (data/making/recipe.py). Without a
 rig, the raw frames of a fast video are averaged.
 
-The program runs `plan_clip` in several processes. So it takes and returns values that can be
-pickled. If a clip cannot be made, it returns the error and does not raise it, so that the program
-can show the errors of all clips.
+The program runs `plan_clip` in several processes, so its arguments and its result can be pickled.
+If a clip cannot be made, `plan_clip` returns the error and does not raise it. So the program can
+show the errors of all clips.
 
-What must stay: the record of a clip, because a data set is continued only if the record is equal.
+What must stay: the record of a clip, because a data set is continued only if the records are equal.
 Free to change: the texts, and the estimate of bytes. Free to add: checks.
 
 Tests: tests/parts/data/test_made_records.py (the record),
@@ -51,15 +51,16 @@ class Job:
     split: str  # "train" or "test"
     source: ClipSource  # what the clip is made from
     out: Path  # folder of the data set
-    # With a rig, the part of the source that is recorded. For a photograph, `cut.first` is the
-    # number of the clip. None without a rig.
+    # With a rig, the part of the source that is recorded. A photograph has no parts, so `cut.first`
+    # is the number of the clip. None without a rig.
     cut: Cut | None = None
 
     @property
     def folders(self) -> tuple[Path, Path]:
         """The folder of the frames, and the folder of the spikes.
 
-        The names are the names of the published data set, and users' option files have them.
+        Both names must stay: the published data set has these folders, and so users' option files
+        name them.
         """
         clip = Path(self.split) / self.name  # e.g. train/GOPR0372_07_00
         return self.out / "GOPRO_Large" / clip, self.out / "GOPRO_Large_spike_seq" / clip
@@ -67,13 +68,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """What making a clip needs."""
+    """What the program must know to make a clip."""
 
     size: tuple[int, int]  # (height, width) of the source's frames; with a rig, of the made frames
     bytes: int  # estimated size of the files of the clip
     is_to_make: bool  # whether the clip must be made, because one of its two folders is missing
-    # Number of frames that making the clip goes through: without a rig, the raw frames that are
-    # averaged; with a rig, the frames to make.
+    # Number of frames. Without a rig, the raw frames of the source. With a rig, the made frames.
     frames: int
     record: dict[str, Any]  # the contents of made.json
 
@@ -83,7 +83,8 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
     A DataError is returned and not raised, so that the program can show the errors of all clips.
     """
-    # OpenCV gets one thread in the whole process, because each core has a process of its own.
+    # This changes OpenCV in the whole process. The program runs one process on each core, so more
+    # threads would compete for the cores.
     cv2.setNumThreads(1)
     try:
         return _plan(job, recipe)
@@ -92,10 +93,10 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
 
 def _plan(job: Job, recipe: Recipe) -> Plan:
-    """Check a clip, and say what making it needs. Raises DataError."""
+    """Do the work of `plan_clip`. Raises DataError if the clip cannot be made."""
     if job.cut:
-        # A job with a cut (the part of its source that is recorded) has a rig. `cuts_of`
-        # (sources.py) has checked the frames of the source already, so they are not opened here.
+        # A job has a cut only with a rig. `cuts_of` (sources.py) has already checked the frames of
+        # the source, so they are not opened here.
         raw = None
         size = (recipe.crop, recipe.crop)
         frames = recipe.frames  # made frames, each of one exposure
@@ -117,7 +118,8 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
         "source": _digest_of(files),
     }
     is_to_make = not _is_made(job, record)
-    # This reads the headers of all frames, so do it only if the clip must be made.
+    # This check reads the headers of all frames, which takes time. So it is only done if the clip
+    # must be made.
     if is_to_make and raw:
         _refuse_other_sizes(job.name, files, size)
     return Plan(
@@ -141,8 +143,8 @@ def _bytes_per_exposure(
     # A spike pixel has one bit in each plane.
     spike_bytes = recipe.planes_of(clip) * spike_pixels // 8
     if raw:
-        # All images are assumed to have the size of the first frame as a PNG. There are three
-        # images (blur, blur_gamma, sharp) and the instants.
+        # We assume that each image has as many bytes as the first frame as a PNG. An exposure has
+        # three images (blur, blur_gamma, sharp), and the instants.
         _, first_png = cv2.imencode(".png", raw.read(0))
         image_bytes = len(first_png) * (3 + recipe.instants)
     else:
@@ -171,15 +173,15 @@ def _files_of(path: Path, raw: FrameSource | None) -> list[Path]:
 def _digest_of(files: list[Path]) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
-    The digits are stored in made.json. So the form of the lines below must stay. With another form
-    the digits would differ, and no older data set could be continued.
+    The digits are stored in made.json, so the form of the lines below must stay. With lines of
+    another form, the digits would be others, and no older data set could be continued.
     """
     digest = hashlib.sha256()
     for file in files:
         size, mtime_ns = stamp(str(file))
         line = f"raw/{file.name} {size} {mtime_ns}\n"
-        # A name may have bytes that are no text. Python keeps such bytes as surrogates, and this
-        # turns them into the bytes again.
+        # A name may have bytes that are not valid UTF-8. Python stores such bytes as surrogates,
+        # and "surrogateescape" turns the surrogates into the same bytes again.
         digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
@@ -191,13 +193,13 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
     Raises DataError if a folder was not made from this source with this recipe. Such a folder is
     never overwritten.
     """
-    # lexists is true for a broken link, too, because a broken link must not be replaced either.
+    # lexists and not exists, because a broken link must not be replaced either.
     folders = [folder for folder in job.folders if os.path.lexists(folder)]
     for folder in folders:
         try:
             made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             differing = [key for key in record if made[key] != record[key]]
-        # The file is missing or is no JSON, or the JSON has other keys or is no object.
+        # The file is missing or is no JSON, or the JSON lacks a key or is no object.
         except (OSError, ValueError, KeyError, TypeError):
             differing = [f"there is no usable {RECORD}"]
         if differing:

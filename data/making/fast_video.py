@@ -1,13 +1,13 @@
 """Make the pictures and the spikes of a clip from a fast video, without a rig.
 
     make_images   averages raw frames to blurry frames, and writes sharp frames
-    make_spikes   lets a simulated sensor see the light between the raw frames
+    make_spikes   simulates a sensor that sees the light between the raw frames, and writes spikes
 
-An exposure is a group of `average` raw frames. Raw frames after the last whole exposure are left
-out.
+An exposure is a group of `average` raw frames, e.g. 7. Raw frames after the last whole exposure are
+left out.
 
-What must stay: every bit of the files. If a change makes an image or a spike differ, raise VERSION
-in data/making/recipe.py.
+What must stay: every bit of the files, because data sets are published, and interrupted data sets
+are continued. If a change makes an image or a spike differ, raise VERSION in data/making/recipe.py.
 Free to change: speed and memory.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
@@ -35,16 +35,17 @@ from utils.random_streams import published_stream
 
 
 def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path) -> None:
-    """Write the frames of all exposures below `folder`.
+    """Write the frames of all exposures into four folders in `folder`.
 
-    blur: mean of the display values, as in GoPro.
-    blur_gamma: mean of linear light.
-    sharp: the middle raw frame.
-    instants: the exposure is divided into equal parts, and the raw frame nearest to the middle of
-    each part is written.
+        blur         mean of the display values, as in GoPro
+        blur_gamma   mean of linear light
+        sharp        the middle raw frame
+        instants     raw frames spread over the exposure: the exposure is divided into
+                     `recipe.instants` equal parts, and the raw frame nearest to the middle of each
+                     part is written
 
     average: number of raw frames in an exposure. frames: all raw frames of the clip.
-    If you change this function and an image changes in any bit, raise VERSION.
+    If a change of this function changes any bit of an image, raise VERSION.
     """
     middle = average // 2
     instant_indexes = _instant_indexes(average, recipe.instants)
@@ -75,16 +76,17 @@ class _Exposure(NamedTuple):
 
 
 def _expose(frames: FrameSource, numbers: range, gamma: float, written: set[int]) -> _Exposure:
-    """Average the raw frames of one exposure. Of the display values v of a pixel, 0 ... 255:
+    """Average the raw frames of one exposure. With the display values v of a pixel, 0 ... 255:
 
         blur       = mean(v)
         blur_gamma = 255 * mean((v / 255) ** gamma) ** (1 / gamma)
 
-    numbers: numbers of the raw frames. gamma: exponent from display values to light.
-    written: which raw frames of the exposure are kept, e.g. {3}: the fourth one. The other raw
-    frames are dropped at once, because all raw frames of an exposure would take much memory.
+    The raw frames must be added in the order of `numbers`, because the order decides the last bits
+    of the sums.
 
-    The raw frames must be added in this order, because the order decides the last bits of the sums.
+    numbers: numbers of the raw frames. gamma: exponent from display values to light.
+    written: indices of the raw frames of the exposure that are returned, e.g. {3} for the fourth
+    one. The other raw frames are not kept, because together they would take much memory.
     """
     # Linear light of each display value 0 ... 255, as float32.
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
@@ -122,8 +124,8 @@ def _instant_indexes(average: int, instants: int) -> list[int]:
     average: number of raw frames in an exposure, odd. instants: number of instants K, odd or 0.
 
     The instants must be symmetric about the middle, so that reversed time has the same instants.
-    They are symmetric because round(-x) = -round(x) for every x in Python. Other instants fail
-    test_the_instants_are_raw_frames_spread_over_the_exposure.
+    They are symmetric because round(-x) = -round(x) for every x in Python.
+    test_the_instants_are_raw_frames_spread_over_the_exposure fails for other instants.
     """
     middle = average // 2
     indexes = []
@@ -144,16 +146,18 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
 
         t = e * average + p / interpolate
 
-    clip: name of the clip. frames: its raw frames. folder: folder of the .dat files.
-    After the last raw frame the light is unknown, so the last file may have fewer planes. If you
-    change this function and any spike changes, raise VERSION.
+    After the last raw frame the light is unknown, so the last file may have fewer planes. If a
+    change of this function changes any spike, raise VERSION.
+
+    clip: name of the clip. frames: raw frames of the clip. folder: folder of the .dat files.
     """
     average = recipe.raw_frames_per_exposure(clip)
     planes = recipe.planes_of(clip)
     frame_height, frame_width = frames.size
     height = frame_height // recipe.ratio
     width = frame_width // recipe.ratio
-    # With light "display", the sensor integrates display values, so the curve is a straight line.
+    # With light "display", the sensor integrates display values. So the exponent from display
+    # values to light is 1.
     gamma = recipe.gamma if recipe.light == "linear" else 1.0
     light_path = LightPath(grey_light(frames, (height, width), gamma), len(frames), recipe.method)
     sensor = IntegrateAndFire(
@@ -161,7 +165,7 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
         width,
         rate=recipe.rate,
         threshold=recipe.threshold,
-        # The published data were made with this generator. Its key is the seed, and then each byte
+        # The published data were made with this generator. Its key has the seed, and then each byte
         # of the name of the clip.
         rng=published_stream(recipe.seed, *clip.encode()),
         initial_charge=recipe.initial_charge,

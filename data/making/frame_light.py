@@ -3,8 +3,8 @@
 Light is linear, float32, 1 at full scale. Display values are the values 0 ... 255 of a picture.
 
 What must stay: every bit of the light, because made data sets are published, and an interrupted
-data set is continued later. If it must change, raise VERSION in data/making/recipe.py. No test
-notices a change of the last bits.
+data set is continued later. If the light must change, raise VERSION in data/making/recipe.py. No
+test notices a change of the last bits.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
@@ -24,11 +24,11 @@ LIGHT_OF_DISPLAY_VALUE = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 def grey_light(
     frames: FrameSource, size: tuple[int, int], gamma: float
 ) -> Callable[[int], np.ndarray]:
-    """Return a function: number of a frame -> its grey light (h, w).
+    """Return a function that takes the number of a frame and returns its grey light (h, w).
 
-    size: (h, w), to which frames are scaled. gamma: exponent from display values to light.
+    size: (h, w) to which frames are scaled. gamma: exponent from display values to light.
     """
-    # As LIGHT_OF_DISPLAY_VALUE, for this gamma.
+    # The same table as LIGHT_OF_DISPLAY_VALUE, for another gamma.
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
     height, width = size
 

@@ -1,9 +1,9 @@
 """Give the light at any time between the frames of a video, by optical flow.
 
 A spike camera reads out thousands of planes per second, but a video has only tens or hundreds of
-frames per second. So the light between two frames is interpolated: the frame A before a time and
-the frame B after it are moved along the optical flow and mixed. p is the fraction of the time from
-A to B that has passed. f is the flow from A to B, and g the flow from B to A. Then
+frames per second. So the light between two frames A and B is interpolated: both frames are moved
+along the optical flow, and then mixed. p is the fraction of the time from A to B that has passed. f
+is the flow from A to B, and g the flow from B to A. Then
 
     light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x))
 
@@ -37,8 +37,8 @@ class _Flows(NamedTuple):
 class LightPath:
     """The light at any time between the frames of a clip.
 
-    Call `at` with increasing times. Times in another order give the same light, but take longer:
-    only the flows of the last pair of frames are stored, so they would be computed again and again.
+    Call `at` with increasing times. Times in another order give the same light, but take longer,
+    because only the flows of the last pair of frames are stored.
     """
 
     def __init__(
@@ -46,10 +46,11 @@ class LightPath:
     ) -> None:
         """Prepare a path through `count` frames.
 
-        light: function that returns the light of a frame, (h, w) or (h, w, 3) float32, by number.
-        method: "flow", or "linear", which only mixes the neighbours.
+        light: function that takes the number of a frame and returns its light, (h, w) or (h, w, 3)
+        float32.
+        method: "flow", or "linear", which mixes the frames A and B without moving them.
         """
-        # The last two frames, A and B, stay in memory, because many times lie between them.
+        # Keep the last two frames, A and B, in memory, because many times lie between them.
         self.light = lru_cache(2)(light)
         self.count = count
         self.method = method
@@ -65,7 +66,7 @@ class LightPath:
         constant before the first and after the last frame.
         """
         index, fraction = self._place_of(time)
-        # The time of a frame may have a rounding error, e.g. 2.9999999999. Such a time must show
+        # The time of a frame may have a rounding error, e.g. 2.9999999999. At such a time, return
         # the frame itself, without interpolation.
         is_at_frame = min(fraction, 1 - fraction) < 1e-9
         if is_at_frame:
@@ -94,7 +95,10 @@ class LightPath:
         return index, time - index
 
     def _flows_from(self, index: int) -> _Flows:
-        """Return the flows between frame `index` and the next frame, and keep the flows."""
+        """Return the flows between frame `index` and the next frame.
+
+        The flows of the last call are kept, so they are not computed again for the next plane.
+        """
         last = self._last_flows
         if last is not None and last.index_of_A == index:
             return last
@@ -107,11 +111,11 @@ class LightPath:
 
 
 def _for_flow(light: np.ndarray) -> np.ndarray:
-    """Return the image of a frame that optical flow is computed from, (h, w) uint8.
+    """Return the grey image (h, w) uint8 of a frame, from which optical flow is computed.
 
     light: (h, w) or (h, w, 3).
 
-    The image shows the square root of the light, i.e. display values of gamma 2. In linear light,
+    The image has the square root of the light, i.e. display values of gamma 2. In linear light,
     dark parts of the scene would have nearly equal grey levels, and the flow could not follow them.
     """
     grey = light if light.ndim == 2 else light.mean(axis=2)
@@ -120,9 +124,11 @@ def _for_flow(light: np.ndarray) -> np.ndarray:
 
 
 def _move(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """Move an image: pixel p of the result shows the light at p + shift(p).
+    """Move an image: pixel x of the result is the light at x + shift(x).
 
-    shift: (h, w, 2) in pixels, x first. Beyond its border, the light goes on as at the border.
+    Outside of the image, its edge pixels are repeated.
+
+    shift: (h, w, 2) in pixels, first the column and then the row.
     """
     height, width = light.shape[:2]
     columns = np.arange(width, dtype=np.float32)

@@ -7,12 +7,12 @@ The steps, in the order in which the program takes them:
     plan_clip        clip_plan.py   checks a clip before anything is written
     make_clip        prepare.py     writes the pictures and the spikes of a clip
 
-recipe.py has the settings. The program runs the last three steps in several processes. So they take
-and return values that can be pickled.
+recipe.py has the settings. The program runs the last three steps in several processes. So their
+arguments and results can be pickled.
 
 What must stay: a folder of a clip appears only when it is complete
 (test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes). The bytes of the files must
-stay, too. If they must change, raise VERSION in data/making/recipe.py.
+stay, too. If the bytes must change, raise VERSION in data/making/recipe.py.
 Free to change: speed.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
@@ -48,7 +48,9 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
 
     record: `Plan.record` of the clip. It is written last, so a folder with a record is complete.
     """
-    cv2.setNumThreads(1)  # for the whole process, because the program runs one on each core
+    # This changes OpenCV in the whole process. The program runs one process on each core, so more
+    # threads would compete for the cores.
+    cv2.setNumThreads(1)
     frames = FrameSource(job.source.path)
     # Everything is written into two hidden folders beside the final folders.
     scratch_folders = []
@@ -66,9 +68,9 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     text = json.dumps(record, indent=2) + "\n"
     for folder, scratch in zip(job.folders, scratch_folders, strict=True):
         write_whole(scratch / RECORD, text.encode())
-        # An earlier run may have been killed after it had finished one of the two folders. This
-        # folder stays, because `plan_clip` has checked that it was made from the same source with
-        # the same recipe.
+        # An earlier run may have been killed after it had finished one of the two folders. The
+        # finished folder stays, because `plan_clip` has checked that it was made from the same
+        # source with the same recipe.
         if os.path.lexists(folder):
             shutil.rmtree(scratch)
         else:
@@ -80,8 +82,8 @@ def _record_with_rig(
 ) -> None:
     """Write what a rig records of a cut: blurry frames, sharp frames and spikes.
 
-    job: the clip to make. cut: the part of its source that is recorded.
-    recipe: the settings. frames: the frames of the source; a photograph is a single frame.
+    job: the clip to make. cut: the part of the source that is recorded.
+    recipe: the settings. frames: the frames of the source. A photograph has a single frame.
     pictures: folder in which the folders blur and sharp are made. spikes: folder of the .dat files.
     """
     rng = random_stream(f"scene of clip {job.name}", recipe.seed)
@@ -91,7 +93,7 @@ def _record_with_rig(
     if job.source.is_photo:
         scene = PhotoScene(
             frames.read(0),
-            side=cut.side,  # to which the shorter side of the photograph is scaled down
+            side=cut.side,  # the shorter side of the photograph is scaled down to this length
             count=recipe.frames,
             planes=recipe.planes,
             crop=crop,

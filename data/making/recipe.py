@@ -1,16 +1,16 @@
-"""The settings of made clips: `Recipe`, which dataset.json and the record of each clip keep.
+"""Define the settings of made clips, `Recipe`. They are written to dataset.json and made.json.
 
 scripts/prepare_gopro_spike.py has a flag for each setting. There are two ways to make a clip:
 
-    without a rig   The raw frames of a fast video (240 fps) are averaged in groups of `average`,
-                    which gives the blurry frames. The light between the raw frames is
-                    interpolated, and a simulated sensor turns it into spikes.
+    without a rig   The raw frames of a fast video (240 fps) are averaged in groups of `average`
+                    raw frames. Each mean is a blurry frame. The light between the raw frames is
+                    interpolated, and a simulated sensor turns this light into spikes.
     with a rig      Any video or photograph is shown to a simulated pair of cameras
                     (data/cameras/rig.py), which move and have flaws.
 
-What must stay: a recipe and a source give the same files on every machine, because data sets are
-continued and published. So neither the order of random draws nor the arithmetic may change. If the
-files must change, raise VERSION.
+What must stay: a recipe and a source give the same files on every machine, because interrupted data
+sets are continued, and data sets are published. So neither the order of random draws nor the
+arithmetic may change. If the files must change, raise VERSION.
 Free to add: a setting. `Recipe.record` says what it needs.
 
 Tests: tests/parts/data/test_made_records.py, tests/parts/scripts/test_prepare_gopro_spike.py
@@ -25,12 +25,13 @@ from data.cameras.rig import Rig
 from utils.options.section import Section
 from utils.random_streams import random_stream
 
-# Raise it if the same recipe and source give other files than before. The program then refuses to
-# continue a data set of another version, because its clips would be of two kinds. Since version 2,
-# a pixel of the simulated sensor that fires keeps its charge modulo the threshold.
+# Raise this number if the same recipe and source give other files than before. The program refuses
+# to continue a data set of another version, because the data set would have clips of two kinds.
+# Since version 2, a pixel of the simulated sensor keeps its charge modulo the threshold when it
+# fires.
 VERSION = 2
-# Settings that have an effect only without a rig. A setting that is in neither of the two sets is
-# recorded with and without a rig. `Recipe.record` says what else a new setting needs.
+# Settings that have an effect only without a rig. A setting that is neither in this set nor in
+# ONLY_WITH_RIG is recorded in both cases. `Recipe.record` says what else a new setting needs.
 ONLY_WITHOUT_RIG = {
     "interpolate", "method", "gamma", "light", "rate", "threshold", "initial_charge", "shot_noise",
     "dark_rate", "threshold_mismatch", "instants",
@@ -113,10 +114,12 @@ class Recipe(Section):
     def record(self) -> dict[str, Any]:
         """Return the settings with an effect, as JSON.
 
-        Two recipes with equal records give equal clips. So the record is stored with each clip, and
-        it is compared when a data set is continued. If you add a setting, the records of older data
-        sets do not have it. So leave it out of the record while it has its default, as `instants`
-        is left out. Otherwise older data sets could not be continued.
+        Two recipes with equal records give equal clips. So the record is stored with each clip
+        (made.json), and it is compared when a data set is continued.
+
+        If you add a setting, the records of older data sets do not have it. So leave it out of the
+        record while it has its default, as `instants` is left out here. Otherwise older data sets
+        could not be continued.
         """
         if self.has_rig:
             without_effect = set(ONLY_WITHOUT_RIG)
@@ -128,7 +131,7 @@ class Recipe(Section):
 
     def refuse_unknown_rig(self) -> None:
         """Raise OptionError if --rig names no rig."""
-        # Any name of a clip would do, because the name only changes the random numbers of a rig.
+        # The name of the clip only changes the random numbers of a rig, so any name can be used.
         self.rig_of("")
 
     def rig_of(self, clip: str) -> Rig:
@@ -145,9 +148,9 @@ class Recipe(Section):
     def raw_frames_per_exposure(self, clip: str) -> int:
         """Return the number of raw frames that are averaged to a blurry frame of a clip.
 
-        It is the setting `average`, if this is given. Otherwise it is the number in the name of a
-        clip of GoPro, e.g. 7 for GOPR0372_07_00. For other names it is 7, the least number in
-        GoPro.
+        If the setting `average` is given, it is the result. Otherwise the result is the number in
+        the name of a clip of GoPro, e.g. 7 for GOPR0372_07_00. For other names it is 7, the least
+        number in GoPro.
         """
         if self.average:
             return self.average

@@ -1,4 +1,4 @@
-"""Give a smooth random motion, as of a camera that a person holds.
+"""Draw a smooth random motion, like the motion of a camera that a person holds.
 
 What must stay: the order of the draws and of the arithmetic, because made data sets depend on every
 bit (test_a_seed_gives_its_scene).
@@ -8,8 +8,8 @@ Tests: tests/parts/data/test_seeds.py
 
 import numpy as np
 
-# Weights of the four sines of a random motion. Their sum is 1. The motion is irregular, because the
-# sines have different periods. A single sine would repeat itself.
+# Weights of the four sines of a random motion. The sum of the weights is 1. Four sines of different
+# periods give an irregular motion. A single sine would repeat itself.
 WALK_WEIGHTS = (0.4, 0.3, 0.2, 0.1)
 
 
@@ -23,9 +23,11 @@ def smooth_walk(
     The weights w_i are WALK_WEIGHTS. They add up to 1, so the walk stays within -amplitude and
     amplitude.
 
-    periods: the shortest and the longest period T_i, in planes. The logarithm of each period is
+    planes: number of planes.
+    periods: (shortest, longest) allowed period T_i, in planes. The logarithm of each period is
     drawn uniformly.
-    rng: four times, a period and then a phase is drawn. Another order would give other data sets.
+    rng: for each sine, first the period and then the phase is drawn. Another order would give other
+    data sets.
     """
     log_shortest, log_longest = np.log(periods)
     t = np.arange(planes)

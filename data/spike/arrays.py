@@ -4,12 +4,12 @@
     array.shape                                       # (planes, h, w)
     array.read(10, 21, slice(0, 64), slice(0, 64))    # (21, 64, 64)
 
-A .npy is mapped, so only the bytes that are read come from the disk. A .npz is a zip file. A small
-array in it is unpacked once and kept. A large array is unpacked again for each read, up to the last
-plane of the read.
+A .npy is mapped into memory, so only the bytes that are used are read from the disk. A .npz is a
+zip file. A small array in it is unpacked once and kept in memory. A large array is unpacked again
+for each read, up to the last plane that is wanted.
 
-The header of an array tells its size. This size is compared with the size of the file before
-anything is read.
+The header of an array tells its size. This size is compared with the size of the file before the
+values are read.
 
 What must stay: this comparison. Without it, a small file could fill the memory, because its header
 may state an array of any size, and a few compressed bytes may unpack to gigabytes
@@ -31,8 +31,8 @@ from typing import IO, Any
 
 import numpy as np
 
-# Bytes at the beginning of a file that hold the header. NumPy's own limit is 10,000 bytes, after up
-# to 12 bytes of magic and length.
+# Number of bytes at the beginning of a file that are read as the header. They are enough, because
+# NumPy refuses headers of more than 10,000 bytes. Before the header, a file has up to 12 bytes.
 HEAD_BYTES = 2**14
 # Arrays of a .npz up to this size (64 MiB) are kept in memory. Larger arrays are unpacked again for
 # each read. If they were kept, a loader process that reads many files would fill the memory.
@@ -53,7 +53,8 @@ class ArrayFile:
     shape: tuple[int, ...]
     dtype: np.dtype
     start: int  # number of the byte at which the values begin, in the .npy or in the member
-    # Whether the first axis varies fastest (order "F"). Then planes are not stored one by one.
+    # Whether the first axis varies fastest (order "F"). Then the bytes of a plane are spread over
+    # the whole file.
     is_fortran: bool
     member: str | None = None  # name of the array within a .npz, such as "spk"; None for a .npy
     # The array, once it is mapped or in memory.
@@ -63,7 +64,7 @@ class ArrayFile:
         """Return a copy of the rows and columns of planes first ... first + count - 1.
 
         Returns (count, h, w), in C order.
-        Raises OSError, ValueError, and what zipfile and zlib raise for a damaged file.
+        Raises OSError, ValueError, and the errors of zipfile and zlib for a damaged file.
         """
         whole = self._whole_array()
         if whole is not None:
@@ -140,11 +141,11 @@ class ArrayFile:
 def find_array(path: Path, name: str) -> ArrayFile:
     """Return the array of a .npy or of a .npz, without reading its values.
 
-    From a .npz, the array called `name` is taken. If there is none, the only array of three axes is
-    taken.
+    From a .npz, the array called `name` is taken. If no array has this name, the only array with
+    three axes is taken.
 
-    The header is at the beginning of a .npy, or of each array in a .npz. Only this part is read.
-    Raises OSError, ValueError, and what zipfile and zlib raise for a damaged file.
+    Only the headers are read: the beginning of a .npy, or of arrays in a .npz.
+    Raises OSError, ValueError, and the errors of zipfile and zlib for a damaged file.
     """
     if path.exists() and not path.is_file():
         raise ValueError("it is a folder, a device or a pipe")
@@ -153,7 +154,8 @@ def find_array(path: Path, name: str) -> ArrayFile:
             return _array_in(path, file.read(HEAD_BYTES), path.stat().st_size)
 
     arrays = _arrays_of_zip(path, name)
-    # An array of the expected name is taken, whatever its shape is. The caller checks the shape.
+    # If an array has the expected name, take it, whatever its shape is. The caller checks the
+    # shape.
     if name in arrays:
         return arrays[name]
     with_three_axes = [array for array in arrays.values() if len(array.shape) == 3]
@@ -164,9 +166,10 @@ def find_array(path: Path, name: str) -> ArrayFile:
 
 
 def _arrays_of_zip(path: Path, name: str) -> dict[str, ArrayFile]:
-    """Return the arrays of a .npz, name -> array: only the array `name` if it is there, else all.
+    """Return {name: array} of a .npz. If it has the array `name`, return only this array.
 
-    Raises ValueError if there are too many arrays, or if an array is compressed in another way.
+    Raises ValueError if there are too many arrays, or if an array is compressed in a way that NumPy
+    does not use.
     """
     arrays = {}
     with zipfile.ZipFile(path) as archive:
@@ -200,8 +203,8 @@ def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> 
         shape, is_fortran, dtype, start = _read_header(head)
         nbytes = math.prod(shape) * dtype.itemsize
     except Exception as e:
-        # NumPy evaluates the header as Python, so a damaged header may raise anything. Some texts
-        # are pages long, so only the beginning is shown.
+        # NumPy evaluates the header as Python, so a damaged header may raise any error. Some texts
+        # of errors are pages long, so only the beginning is shown.
         first_line = str(e).partition("\n")[0]
         reason = first_line[:200] or type(e).__name__
         raise ValueError(f"the header of the array is damaged: {reason}") from e
@@ -230,7 +233,8 @@ def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     else:
         shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
-    # NumPy accepts any tuple here. `type` and not isinstance, because True is an int too.
+    # NumPy accepts any tuple as a shape. `type` is used and not isinstance, because isinstance
+    # would accept True as an int.
     if not all(type(length) is int and length >= 0 for length in shape):
         raise ValueError("a negative length")
     return shape, is_fortran, dtype, file.tell()

@@ -1,8 +1,10 @@
 """Read and write spike files: one format for each suffix of a file's name.
 
-    .dat, .bin   packed planes: 8 pixels in a byte; any other suffix is read in the same way
+    .dat, .bin   packed planes: 8 pixels in a byte. Files with other suffixes are read as packed
+                 planes, too
     .npy         an array (T, h, w) of uint8 or bool in {0, 1}, row 0 at the top of the image
-    .npz         the same array in a zip file: the one named "spk", else the only one of three axes
+    .npz         such an array in a zip file: the array named "spk", or, if no array has this name,
+                 the only array with three axes
 
 A plane is one read-out of the spike camera. T is the number of planes. Packed planes have no
 header, so the caller gives their size:
@@ -11,9 +13,11 @@ header, so the caller gives their size:
     file.planes                                  # T
     spikes = file.read(first=10, count=21)       # (21, 250, 400) uint8
 
+The parts are in other modules:
+
     geometry.py      SpikeGeometry, Crop           packing.py   which bit is which pixel
-    spike_file.py    SpikeFile: reads planes       sps100.py    planes with words among the pixels
-    packed_file.py   checks of packed content      headers.py   other files are refused
+    spike_file.py    SpikeFile, which reads        sps100.py    planes with words among the pixels
+    packed_file.py   checks of packed content      headers.py   refuses files of other formats
     arrays.py        .npy and .npz                 errors.py    SpikeFileError
 
 What must stay: the bytes of each format, because users and published data have such files.
@@ -84,7 +88,8 @@ def _check_array(array: ArrayFile, path: PathLike, geometry: SpikeGeometry) -> N
 def _has_shape(shape: tuple[int, ...], geometry: SpikeGeometry) -> bool:
     """Return whether an array has the shape (T >= 1, h, w) of planes, or of whole sensor lines.
 
-    A sensor line may be longer than a row of the plane: after the row it has columns without image.
+    A sensor line may be longer than a row of the plane: after the row it has head columns, i.e.
+    columns without image.
     """
     if len(shape) != 3:
         return False
@@ -114,8 +119,8 @@ def count_planes(
     """Return the number of planes in a file.
 
     For packed planes in the layout "raster", the number follows from the size of the file, so the
-    file is not opened. An array says its number of planes in its header. In the layout "sps100",
-    the planes begin at a byte that must be found in the content.
+    file is not opened. For an array, the number is in the header. In the layout "sps100", the first
+    byte of the planes must be found in the content.
 
     size: size of the file in bytes, if the caller knows it already.
     Raises SpikeFileError.
@@ -136,7 +141,7 @@ def is_array(path: PathLike) -> bool:
 def array_shape(path: PathLike) -> tuple[int, ...] | None:
     """Return (T, h, w) of a file that holds an array, or None for packed planes.
 
-    The shape says the size of a plane before the caller knows a geometry.
+    So a caller without a geometry can find the size of a plane.
     Raises SpikeFileError as `open_spikes`.
     """
     if not is_array(path):
@@ -161,16 +166,16 @@ def _map_bytes(path: PathLike) -> np.ndarray:
         # An empty file cannot be mapped.
         return np.empty(0, np.uint8)
     except OSError:
-        # Mapping a folder fails with a text that does not name the cause. Say that it is a folder.
+        # The error of a folder does not name the cause, so raise an error that says: a folder.
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
-        # A pipe or a device has no planes. The caller refuses 0 bytes, and names the size that it
-        # expected.
+        # A pipe or a device has no planes, so return 0 bytes. The caller refuses 0 bytes, and its
+        # error names the expected size.
         if not os.path.isfile(path):
             return np.empty(0, np.uint8)
         raise
     finally:
-        # The mapping stays valid after this.
+        # The mapping stays valid after the file is closed.
         os.close(descriptor)
 
 
@@ -221,7 +226,8 @@ def _write_zip(
     folder: where a temporary file may be written, as large as the array.
 
     np.savez_compressed needs a whole array, which may not fit into memory. So the parts are first
-    written to a file without a name. This file is then mapped, which looks like a whole array.
+    written to a temporary file. Then this file is mapped: NumPy can use it as a whole array, and
+    the system reads it piece by piece.
     """
     with tempfile.TemporaryFile(dir=folder) as array_file:
         start, shape = _write_array(array_file, parts, geometry)
@@ -238,7 +244,7 @@ def _write_array(
 
     Returns the byte at which the values begin, and the shape (T, H, W) of the array.
     """
-    # T is not known yet, so write a header with T = 0 first. "|u1" means uint8.
+    # T is not known before the last part, so write a header with T = 0 first. "|u1" means uint8.
     unknown_shape = (0, geometry.height, geometry.width)
     header = {"descr": "|u1", "fortran_order": False, "shape": unknown_shape}
     np.lib.format.write_array_header_1_0(file, header)

@@ -1,7 +1,7 @@
 """Describe a plane of the spike camera: its size, how a file stores it, and a part of it.
 
-    SpikeGeometry   size and storage of packed planes. Packed planes have no header, so whoever
-                    reads a file must know both
+    SpikeGeometry   size of a plane, and how a file stores it. Packed planes have no header, so the
+                    reader of a file must know both
     Crop            a rectangle of an image, in rows and columns
 
     SpikeGeometry(250, 400).plane_bytes                      # 12500: 250 x 400 bits
@@ -36,17 +36,18 @@ class SpikeGeometry:
     width: int
     # Whether rows are stored bottom first, as in all known files except files of an SPS100.
     flipud: bool = True
-    # Columns without image at the END of each sensor line, in spite of the name, which option files
-    # contain. A line of 416 columns has 400 columns of image and then 16 head columns. Head columns
-    # are dropped when reading and written as zeros.
+    # Number of columns without image. In spite of their name, they are at the END of each sensor
+    # line. The name stays, because option files have it. E.g. a line of 416 columns has 400 columns
+    # of image and then 16 head columns. Head columns are dropped when a file is read, and written
+    # as zeros.
     head_columns: int = 0
     # The first pixel of a byte is its least significant bit ("little", as in all known files) or
     # its most significant bit ("big", the default of numpy.packbits).
     bit_order: Literal["little", "big"] = "little"
-    # "raster": a line has the pixels of a row, and then the head columns. "sps100": the form of the
-    # sensor SPS100. It has 1000 x 1000 pixels in lines of 1024 bits. Each half of a line ends with
-    # a 12-bit word (source: SpikeCV, load_dat.py and sps_parser.py). Files of an SPS100 are only
-    # read, not written.
+    # "raster": a line has the pixels of a row, and then the head columns. "sps100": the layout of
+    # the sensor SPS100, which has 1000 x 1000 pixels. A line has 1024 bits, and each half of a line
+    # ends with a word of 12 bits (source: SpikeCV, load_dat.py and sps_parser.py). Files of an
+    # SPS100 are only read, not written.
     layout: Literal["raster", "sps100"] = "raster"
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class SpikeGeometry:
         """Return the first four fields, and every other field that is not at its default.
 
         For example "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)". Digests of
-        runs hold this text. So a new field must not appear in the text while it has its default.
+        runs contain this text. So a new field must not change the text while it has its default.
         """
         shown = []
         for index, field in enumerate(dataclasses.fields(self)):
@@ -146,5 +147,5 @@ class Crop:
         return [self.top, self.left, self.height, self.width]
 
     def in_words(self) -> str:
-        """Return the place for a message: "rows 0 to 9, columns 4 to 11", both included."""
+        """Return the rectangle in words: "rows 0 to 9, columns 4 to 11", the last ones included."""
         return f"rows {self.top} to {self.bottom - 1}, columns {self.left} to {self.right - 1}"

@@ -14,16 +14,17 @@ import re
 
 from .errors import PathLike, SpikeFileError
 
-# Beginnings of files that are no packed planes, as regular expressions -> name of the kind of file.
-# A mark must be long: random bits of any firing rate match these marks with a probability below
-# 1e-9. Only the first three bytes of a JPEG would match two of 100,000 files of a bright scene.
+# Beginning of a file that is no packed planes, as a regular expression -> name of the kind of file.
+# A mark must be long. Random bits of any firing rate match these marks with a probability below
+# 1e-9. A mark of only the first three bytes of a JPEG would be too short: it would match two of
+# 100,000 spike files of a bright scene.
 MARKS = {
     rb"\x93NUMPY": "the header of a NumPy array (.npy)",
     # The fifth byte is ten times the version of the zip format, 1.0 to 6.3.
     rb"PK\x03\x04[\x0a-\x3f]\x00": "the header of a zip file (.npz)",
     rb"\x89PNG\r\n\x1a\n": "a PNG image",
-    # The start of an image. Then follows a segment of JFIF, Exif or Adobe, or a table of 67 or 132
-    # bytes.
+    # First comes the start of an image, and then a segment of JFIF, Exif or Adobe, or a table of 67
+    # or 132 bytes.
     rb"\xff\xd8\xff(\xe0..JFIF|\xe1..(Exif|http)|\xee..Adobe|\xdb\x00[\x43\x84])": "a JPEG image",
     # Two fixed bytes, the method deflate (8), flags, four bytes of time, the level of compression,
     # and the system.
@@ -33,8 +34,9 @@ MARKS = {
     rb"MATLAB 7\.3 MAT-file|\x89HDF\r\n\x1a\n": "the header of an HDF5 or MATLAB 7.3 file",
     rb"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
 }
-# Number of bytes at the beginning of a file that are compared with the marks, which are shorter.
-# The same bytes are tested for text: with fewer bytes, spikes would look like text more often.
+# Number of bytes at the beginning of a file that are compared with the marks. All marks are
+# shorter. The same bytes are tested for text. With fewer bytes, spikes would look like text more
+# often.
 HEAD_BYTES = 64
 
 
@@ -68,8 +70,8 @@ def _content_of(head: bytes) -> str:
 def _is_text(head: bytes) -> bool:
     """Return whether bytes are printable text with more than 6 different characters.
 
-    With at most 6 different characters, the bytes may be spikes: planes of an even scene repeat a
-    few bytes, and these bytes may be codes of characters
+    Bytes with at most 6 different characters may be spikes. The reason: planes of an even scene
+    repeat a few bytes, and these bytes may be codes of characters
     (test_planes_of_an_even_scene_may_consist_of_codes_of_letters). With a larger limit, short texts
     such as a table of numbers would be read as spikes.
     """

@@ -18,10 +18,10 @@ import numpy as np
 
 from .pictures import DISPLAY_GAMMA
 
-# The better fit is clearly better if its error is below this fraction of the error of the worse
-# fit. If the errors are nearer to each other, noise and motion may have decided which is smaller.
-# With a larger ratio, such an answer would count as clear. With a smaller ratio, right answers
-# would not count as clear.
+# The answer is clear if the error of the better fit is below this fraction of the error of the
+# worse fit. If the two errors are nearer to each other, noise or motion may have decided which of
+# them is smaller. With a larger ratio, such an answer would count as clear. With a smaller ratio,
+# right answers would not count as clear.
 CLEAR_RATIO = 0.8
 
 

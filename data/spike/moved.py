@@ -1,4 +1,4 @@
-"""Keep names that moved to another module importable where they stood in version 0.9.0.
+"""Let users import names from the modules in which they stood in version 0.9.0.
 
     __getattr__ = moved_names(__name__, {"to_grey": "data.spike.pictures"})
 
@@ -17,14 +17,16 @@ from typing import Any
 def moved_names(old_module: str, new_modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the function `__getattr__` of a module whose names moved.
 
-    old_module: the module where the names stood. new_modules: name -> the module where it stands.
+    old_module: the module where the names stood.
+    new_modules: name -> the module where the name stands now.
     """
 
     def find(name: str) -> Any:
         if name not in new_modules:
             raise AttributeError(f"module {old_module!r} has no attribute {name!r}")
         new_module = new_modules[name]
-        # FutureWarning, because Python shows it to everybody. Level 2 is the line that imports.
+        # FutureWarning, because Python shows it to all users. stacklevel=2 makes the warning name
+        # the line that imports.
         warnings.warn(
             f"{name} moved from {old_module} to {new_module}; the old place goes with the version "
             "after the next one",

@@ -1,11 +1,12 @@
 """Check the content of a packed file, and find the planes in it.
 
-Packed planes (packing.py) have no header. So three checks find wrong files and wrong options:
+Packed planes (packing.py) have no header, so a file does not say what it contains. Three checks
+find wrong files and wrong options:
 
-    1. The first bytes are no header of another format, and no text (headers.py).
-    2. An SPS100 sensor writes marker words into each plane. The words must be there if the
-       geometry has the layout of this sensor, and must not be there otherwise (sps100.py).
-    3. The size of the file is a whole number of planes (`planes_in`).
+    1. The first bytes must not be a header of another format, or text (headers.py).
+    2. An SPS100 sensor writes words between the pixels of each plane. A file must have these words
+       if the geometry has the layout "sps100", and must not have them otherwise (sps100.py).
+    3. The size of the file must be a whole number of planes (`planes_in`).
 
 What must stay: published files pass the checks. No check may be left out, because a wrong file or
 option would give noise without an error.
@@ -29,7 +30,7 @@ def packed_planes(
 ) -> SpikeFile:
     """Return the planes in the content of a packed file, such as a value of an LMDB.
 
-    content: bytes, or an array (n,) uint8. path: for messages.
+    content: bytes, or an array (n,) uint8. path: path of the file, for messages.
     remainder: what happens to bytes after the last whole raster plane: "error" refuses them,
     "truncate" ignores them. A capture of an SPS100 may end within a plane, so bytes after its last
     whole plane are always ignored.

@@ -9,8 +9,8 @@ The form of packed planes, which the public readers of SpikeCV, S-SDM and Spike-
 `SpikeGeometry` has fields for the exceptions: rows top first, lines that are longer than a row of
 the image, and bits in the other order.
 
-What must stay: which bit is which pixel. Free to change: how the bytes of a crop are found and
-unpacked.
+What must stay: which bit is which pixel, because published files and users' files have this form.
+Free to change: how the bytes of a crop are found and unpacked.
 
 Tests: tests/parts/data/test_spike_formats.py (compares with this definition, in plain loops)
 """
@@ -29,8 +29,9 @@ def unpack_raster(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
     """
     planes = packed.shape[0]
     line_bits = geometry.line_width
-    # The stored rows of the crop: row ... end_row - 1. Rows stored bottom first begin at the bottom
-    # of the image. E.g. the rows 0 and 1 of 250 rows are the stored rows 248 and 249.
+    # The crop has the stored rows `row` ... `end_row` - 1. If rows are stored bottom first, the
+    # stored row 0 is the lowest row of the image. E.g. the rows 0 and 1 of 250 rows are the stored
+    # rows 249 and 248.
     row = crop.top
     if geometry.flipud:
         row = geometry.height - crop.top - crop.height

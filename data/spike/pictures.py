@@ -1,7 +1,7 @@
 """Turn pictures into light and back.
 
-    display value   what a picture file holds, in [0, 1] here: light ** (1 / 2.2)
-    light           linear, in [0, 1]: twice the light is twice the number
+    display value   value in a picture file, here in [0, 1]: light ** (1 / 2.2)
+    light           linear brightness, in [0, 1]: twice the light is twice the number
 
 E.g. the display value 0.5 is the light 0.5 ** 2.2 = 0.22.
 

@@ -39,9 +39,9 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 # ---- Windows of 25 planes -----------------------------------------------------------------------
 #
 # The windows of `encoding25` lie around the center, or they are spread over the file. Each of the
-# next three functions gets the options of `encoding25` and answers one question about the windows.
-# The functions are fields of `Representation` (registry.py). `represent` (represent.py) needs the
-# answers for a clip that is played backwards.
+# next three functions gets the options of `encoding25`, and answers one question about the windows.
+# The three functions become fields of `Representation` (registry.py). `represent` (represent.py)
+# needs the answers to reverse time.
 
 
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
@@ -128,7 +128,8 @@ def _spaced_middles(num_windows: int, center: int, spacing: int) -> list[int]:
     middles = []
     for i in range(num_windows):
         # The distance from the center may be half a plane, e.g. -2.5 and 2.5 in the example. So
-        # compute twice the distance, -5 and 5. Half of this, rounded down, is -3 and 2.
+        # compute twice the distance in whole numbers, -5 and 5, and divide it by 2, rounded down:
+        # -3 and 2.
         twice_distance = (2 * i - (num_windows - 1)) * spacing
         middles.append(center + twice_distance // 2)
     return middles
@@ -138,9 +139,10 @@ def _spread_middles(num_windows: int, planes: int) -> list[int]:
     """Return the middles of windows of 25 planes that are spread over a file.
 
     The middles must be symmetric: if m is a middle, planes - 1 - m is a middle, too. If each middle
-    were rounded separately, they might not be symmetric. So only the first half is rounded, and the
-    second half mirrors it. An odd number of windows has one more middle at planes // 2. E.g. 3
-    windows in 56 planes have the middles 12, 28 and 43.
+    were rounded separately, the middles might not be symmetric. So only the first half of the
+    middles is rounded, and the second half is its mirror image. If the number of windows is odd,
+    the middle window lies around planes // 2. E.g. 3 windows in 56 planes have the middles 12, 28
+    and 43.
     """
     # The first window has the planes 0 ... 24, and the last window has the last 25 planes.
     spread = np.linspace(12, planes - 13, num_windows)

@@ -6,9 +6,11 @@ gives a spike and is reset. A plane is one read-out of all pixels. A spike is a 
     camera = IntegrateAndFire(32, 48, rate=0.5, rng=np.random.default_rng(0))
     spikes = camera.run([light] * 97)  # (97, 32, 48); a spike in every second plane at light 1
 
-Light is linear, and 1 at full light. The callers choose the amounts of noise: for a simulated rig
-data/cameras/rig.py, with the values in data/cameras/rig_values.py; for made data sets
-data/making/recipe.py; for one video scripts/spike_tool.py, by its flags.
+Light is linear, and 1 at full light. The callers choose the amounts of noise:
+
+    data/cameras/rig.py       for a simulated rig, with the values in data/cameras/rig_values.py
+    data/making/recipe.py     for made data sets without a rig
+    scripts/spike_tool.py     for one video, by its flags
 
 What must stay: all numbers, bit for bit, because made data sets consist of them. So the order of
 random draws and of sums is fixed.
@@ -33,13 +35,14 @@ class IntegrateAndFire:
         s = A >= threshold
         A <- A mod threshold   where s
 
-    So `rate` is the firing rate at I = 1, in spikes per plane. Simulators that have a gain have
-    rate = gain / threshold: 1 / 2 = 0.5 for SpkDeblurNet's v2s, and 0.9925 for S-SDM.
+    So `rate` is the firing rate at I = 1, in spikes per plane. Other simulators have a gain in
+    place of a rate, with rate = gain / threshold. E.g. the rate is 1 / 2 = 0.5 for SpkDeblurNet's
+    v2s, and 0.9925 for S-SDM.
 
-    Why a modulo? If a plane brings a charge of several thresholds, the pixel is reset several
+    Why a modulo? If one plane brings a charge of several thresholds, the pixel is reset several
     times. It still gives only one spike, and only the charge since the last reset remains. The
     simulator of S-SDM does the same (SimulationSimple_Video). If each plane brings less than one
-    threshold, the modulo is equal to the subtraction in SpkDeblurNet's v2s.
+    threshold, the modulo is equal to a subtraction of the threshold, as in SpkDeblurNet's v2s.
 
     Source of the pixel: Huang et al., "1000x Faster Camera and Machine Vision with Ordinary
     Devices", Engineering 25, 2023.
@@ -68,14 +71,14 @@ class IntegrateAndFire:
         if rate <= 0 or threshold <= 0:
             raise ValueError(f"rate is {rate}, threshold is {threshold}, expected numbers above 0")
         self.rng = rng
-        # Charges that a pixel collects in one plane.
+        # Charges that a pixel collects during one plane.
         self.shot_noise = shot_noise * threshold  # standard deviation of the charge at full light
         self.dark = dark_rate * threshold  # charge without light
         self.gain = rate * threshold  # charge at full light
         # The order of the two draws decides which spikes a seed gives: do not change it.
         spread = 1.0 + threshold_mismatch * rng.standard_normal((height, width))
-        # A pixel with a threshold near 0 or below would fire in every plane, so a threshold is at
-        # least a tenth of the mean.
+        # A threshold near 0 or below would make the pixel fire in every plane. So the threshold of
+        # a pixel is at least a tenth of the mean.
         least_threshold = 0.1 * threshold
         self.threshold = np.maximum(threshold * spread, least_threshold).astype(np.float32)
         first_charge = rng.uniform(0.0, 1.0, (height, width)) * initial_charge * self.threshold
@@ -97,7 +100,7 @@ class IntegrateAndFire:
     def run(self, lights: Iterable[np.ndarray]) -> np.ndarray:
         """Return the spikes (T, H, W) uint8 of T planes of light (H, W).
 
-        The charge continues from the last call.
+        The pixels keep the charge that is left from the call before.
         """
         return np.stack([self.step(light) for light in lights])
 

@@ -1,9 +1,10 @@
 """Read planes of an open spike file, whatever its format.
 
-`SpikeFile` is what `open_spikes` (formats.py) returns: either packed planes (8 pixels in a byte) or
-an array of NumPy. Only the bytes of the wanted planes and pixels are read.
+`open_spikes` (formats.py) returns a `SpikeFile`. It has either packed planes (8 pixels in a byte)
+or an array of NumPy. Only the bytes of the wanted planes and pixels are read.
 
-What must stay: the spikes of a crop are equal to the crop of the spikes, in each format.
+What must stay: the spikes of a crop are equal to the crop of the spikes of the whole plane, in each
+format.
 Free to change: how many planes `parts` reads at a time.
 
 Tests: tests/parts/data/test_spike_formats.py
@@ -45,7 +46,7 @@ class SpikeFile:
         crop: the pixels to read; None: all.
         Raises SpikeFileError for planes or a crop outside of the file, and for values above 1.
 
-        All spikes of training and testing come from here.
+        All spikes of training and testing are read by this method.
         """
         if count is None:
             count = self.planes - first
@@ -62,12 +63,13 @@ class SpikeFile:
         return self._as_spikes(spikes)
 
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
-        """Return an iterator over whole planes (t, h, w), at most PART planes at a time.
+        """Return an iterator over parts (t, h, w) of whole planes, at most PART planes in a part.
 
-        The whole file does not have to fit into memory.
+        So the whole file does not have to fit into memory.
+
         first: number of the first plane. count: number of planes.
-        Raises SpikeFileError: for a wrong range of planes at once, for wrong content during the
-        iteration.
+        A wrong range of planes raises SpikeFileError in this call, and wrong content raises it
+        during the iteration.
         """
         self._check_planes(first, count)
         if self.array is not None:

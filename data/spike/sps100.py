@@ -6,9 +6,9 @@ at its end:
     500 pixels, word of 12 bits, 500 pixels, word of 12 bits
 
 A word has the number of a line, 1 ... 500 (10 bits), and a channel, 0 ... 3 (2 bits). So a plane
-has 500 x 4 = 2000 different words, one for each half-line. This "line" is not a row of the plane. A
-capture may begin within a plane. The words tell where the first whole plane begins
-(`start_of_sps100`).
+has 500 x 4 = 2000 different words, one for each half-line. In this file, "line" means this number
+and not a row of the plane. A capture may begin within a plane. The words tell where the first whole
+plane begins (`start_of_sps100`).
 
 Source: SpikeCV, load_dat.py and sps_parser.py. Files of an SPS100 are only read, not written.
 
@@ -35,16 +35,16 @@ SPS100_LINES = 500  # largest number of a line in a word
 def start_of_sps100(data: np.ndarray) -> int | None:
     """Return the first byte of the first whole plane in packed bytes, or None if there is none.
 
-    data: the bytes of a file, (n,) uint8, which may be any file.
+    data: the bytes of a file, (n,) uint8. The file need not be a file of an SPS100.
 
     The first half-line of a plane has the word of line 500 and channel 0. The last whole plane must
-    start with the same word as the first plane, so that one plane of random bits is not enough.
+    start with this word, too. Otherwise one plane of random bits could be enough.
     """
     half_bytes = SPS100_HALF // 8  # bytes of a half-line, 64
     halves_of_plane = 2 * SPS100_SIDE  # half-lines of a plane, 2000
     plane_bytes = half_bytes * halves_of_plane  # 128,000
-    # A capture may start within a half-line, at a multiple of 16 bytes. So try the four places of a
-    # half-line of 64 bytes at which the file may start.
+    # A capture may start within a half-line, at a multiple of 16 bytes. A half-line has 64 bytes,
+    # so try the shifts 0, 16, 32 and 48.
     for shift in range(0, half_bytes, 16):
         one_plane = data[shift : shift + plane_bytes]
         if len(one_plane) < plane_bytes:
@@ -74,8 +74,8 @@ def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
         bits 4 ... 13    number of the line
         bits 14 and 15   channel
     """
-    # A copy has no other bytes between its rows. NumPy before 1.23 needs this for `view`, which
-    # takes each two bytes as one number.
+    # `view` takes each two bytes as one number. NumPy before 1.23 needs a copy for this, because a
+    # copy has no other bytes between its rows.
     last_two_bytes = half_lines[:, -2:].copy()  # (2000, 2)
     words = last_two_bytes.view("<u2")[:, 0]  # (2000,), 16 bits each
     line = (words >> 4) & 0x3FF  # 10 bits
@@ -91,8 +91,8 @@ def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
 def _is_start_of_plane(half_line: np.ndarray) -> bool:
     """Return whether a half-line (64,) uint8 of an SPS100 has line 500 and channel 0.
 
-    In the number of 16 bits, they are 500 << 4 = 0x1F40, stored as the bytes 0x40, 0x1F. The mask
-    sets the lowest 4 bits to 0, because they are pixels.
+    In a number of 16 bits, line 500 and channel 0 are 500 << 4 = 0x1F40, stored as the bytes 0x40,
+    0x1F. The mask sets the lowest 4 bits to 0, because these bits are pixels.
     """
     word = half_line[-2:] & [0xF0, 0xFF]
     return np.array_equal(word, [0x40, 0x1F])
@@ -104,10 +104,10 @@ def _is_start_of_plane(half_line: np.ndarray) -> bool:
 def unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
     """Unpack the crop of planes of an SPS100.
 
-    A line is stored as 500 pixels, a word of 12 bits, 500 pixels, a word. So the line is unpacked
-    as a raster line of 1024 bits. There, the word of the first half moves each column of the second
-    half by 12 bits: column 600 is bit 612. The columns of the crop in both halves are put side by
-    side.
+    A row is stored as 500 pixels, a word of 12 bits, 500 pixels, and a word. So the row is unpacked
+    as a raster line of 1024 bits. In this line, the columns of the second half come 12 bits later,
+    because of the word before them: column 600 is bit 612. The columns of the crop in both halves
+    are put side by side.
     """
     # The same planes as raster planes of 1024 columns, words included.
     as_raster = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud)

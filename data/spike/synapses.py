@@ -1,8 +1,9 @@
 """Represent spikes by a model of synapses (TFSTP, texture from short-term plasticity).
 
-The state of a synapse follows the time between two spikes of its pixel, smoothed over several
-intervals. So the firing rate can be read from the state at any plane. `tfstp` has the equations,
-and `_Synapses` computes them for all pixels, plane after plane.
+Each pixel has a synapse. The state of a synapse follows the time between two spikes of its pixel,
+smoothed over several intervals. So the firing rate can be computed from the state at any plane. The
+docstring of `tfstp` has the equations, and `_Synapses` computes them for all pixels, plane after
+plane.
 
 What must stay: every number, because trained networks expect these channels. A variant with other
 numbers is a new function with a name of its own (docs/extending.md, representation).
@@ -70,14 +71,15 @@ class _Synapses:
     """The model of `tfstp`: one synapse for each pixel. The docstring of `tfstp` has the equations.
 
     E.g. a pixel fires in the planes 3, 7 and 11. At plane 3, its first interval begins. At plane 7,
-    the pixel gets the steady state of the interval dt = 4. At plane 11, the equations are applied
-    with dt = 4 again, and the state stays as it is, because it is steady.
+    the pixel gets the steady state of the interval dt = 4, i.e. the state that no longer changes if
+    all intervals are 4 planes. At plane 11, the equations are applied with dt = 4. The state stays
+    as it is, because it is steady.
 
     The state of each pixel is (h, w), and changes only where the pixel fires:
 
         u            the utilisation u
         used         1 - R. It is stored in place of R, because R of a dark pixel is so close to 1
-                     that float64 would lose the difference
+                     that float64 would lose the difference from 1
         last_spike   plane of the last spike, -1 before the first
         spikes       number of spikes so far
     """
@@ -93,9 +95,9 @@ class _Synapses:
         intervals = np.arange(1, planes + 1, dtype=np.float64)
         self.decay_d = np.exp(-intervals / tau_d)
         self.decay_f = np.exp(-intervals / tau_f)
-        # At its second spike, a pixel has seen one interval dt. It gets the steady state of this
-        # interval: the state that no longer changes if the pixel fires every dt planes. From u' = u
-        # and R' = R follow
+        # At its second spike, a pixel has one interval, dt. It gets the steady state of this
+        # interval: the state that no longer changes if the pixel fires every dt planes. The
+        # conditions u' = u and R' = R give
         #     u = U / (1 - (1 - U) exp(-dt / tau_f))
         #     1 - R = exp(-dt / tau_d) u / (1 - exp(-dt / tau_d) (1 - u))
         steady_u = self.U / (1 - (1 - self.U) * self.decay_f)
@@ -110,7 +112,8 @@ class _Synapses:
 
     def add_plane(self, time: int, has_fired: np.ndarray) -> None:
         """Change the state by one plane. has_fired: bool (h, w). Planes come in order of time."""
-        # The pixels that end an interval. An array indexed with it is (n,), for n such pixels.
+        # Bool (h, w): the pixels whose interval ends. For n such pixels, an array that is indexed
+        # with it is (n,).
         ends_interval = has_fired & (self.spikes > 0)
         if ends_interval.any():
             index = time - self.last_spike[ends_interval] - 1  # dt - 1
