@@ -1,12 +1,12 @@
 """Draw the motion of a camera over a photograph, and of pieces of the photograph.
 
-A layer is the whole photograph, or a piece of it that is nearer to the camera. Three images have
-pixels of their own:
+A layer is the whole photograph, or a piece of the photograph that is nearer to the camera. There
+are three kinds of images:
 
     sheet   the image of a layer, (H, W): as large as the photograph, and transparent outside of
             the piece
-    view    what the camera sees of the sheets, FINE * crop pixels along each side
-    crop    the made frame, crop x crop: the view, reduced by FINE
+    view    the image of the camera, which shows the sheets: FINE * crop pixels along each side
+    crop    the made frame, crop x crop pixels: the view, scaled down by FINE
 
 P is the number of planes of the whole clip. A plane is one read-out of the spike camera. A frame
 interval is the time from one frame of the made clip to the next.
@@ -27,9 +27,10 @@ import numpy as np
 from data.making.smooth_walk import smooth_walk
 
 # Number of pixels of the view along a side of an RGB pixel of the made frame. So each RGB pixel is
-# a mean of FINE x FINE pixels. With 1, the pixels of the photograph would be visible when it moves.
+# a mean of FINE x FINE pixels. With 1, the pixels of the photograph would be visible when the
+# photograph moves.
 FINE = 2
-# Number of pieces of a photograph that are nearer than the rest. More of them would hide the rest.
+# Number of pieces of a photograph that are nearer than the rest. More pieces would hide the rest.
 NEAR_LAYERS = 2
 
 
@@ -37,11 +38,12 @@ NEAR_LAYERS = 2
 class Layer:
     """A layer of the scene. It moves on its own, like a sheet of paper in front of other sheets."""
 
-    # (H, W, 4) light and opacity (0 to 1). The light is multiplied by the opacity already.
+    # (H, W, 4): the light of R, G, B, and the opacity (0 to 1). The light is already multiplied by
+    # the opacity.
     sheet: np.ndarray
-    # (P, 2), the point x, y of the sheet that is in the middle of the view, for each plane.
+    # (P, 2): for each plane, the point (x, y) of the sheet that is in the middle of the view.
     centers: np.ndarray
-    border: int  # what is beyond the edges of the sheet, a constant of OpenCV
+    border: int  # a constant of OpenCV: how the sheet continues outside of its edges
 
 
 @dataclass(frozen=True)
@@ -60,32 +62,37 @@ def draw_camera(
 ) -> Camera:
     """Draw the motion of the camera.
 
-    number_of_planes: P, of the whole clip. crop: side of a made frame in pixels.
-    rng: the order of its draws must not change, because it decides which scene a seed gives.
+    number_of_planes: number of planes P of the whole clip.
+    planes_of_interval: number of planes in a frame interval. crop: side of a made frame in pixels.
+    rng: generator of the motion. The order of its draws must not change, because the order decides
+    which scene a seed gives.
     """
     view_side = FINE * crop
-    # walk(amplitude) is a random motion (P,) between -amplitude and amplitude. The motion swings
-    # once in 2 to 8 frame intervals.
+    # walk(amplitude) is a random motion (P,) between -amplitude and amplitude. Its periods are 2 to
+    # 8 frame intervals.
     periods = (2.0 * planes_of_interval, 8.0 * planes_of_interval)
     walk = partial(smooth_walk, rng, number_of_planes, periods=periods)
     # The amplitude is at most a sixth of the made frame.
     shake_x = walk(rng.uniform(2, crop / 6))  # in pixels of the made frame
     shake_y = walk(rng.uniform(2, crop / 6))
     shake = FINE * np.stack([shake_x, shake_y], axis=1)  # in pixels of the view
-    # The camera turns by up to 0.1 radians (6 degrees). A person who films mostly keeps one zoom.
-    # So the zoom is a constant factor of 1 to 1.3, and changes by only 8 %.
+    # The camera turns by up to 0.1 radians (6 degrees). A person who films hardly changes the zoom.
+    # So the zoom is a constant factor of 1 to 1.3, multiplied by a factor that varies by 8 %.
     angles = walk(0.1)
     zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))
-    # A tilt is at most 0.1 / view_side in x and y. An edge of the view is view_side / 2 from its
-    # middle, so the tilt changes the scale at the edge by at most 0.1 / 2 = 5 %.
+    # A tilt is at most 0.1 / view_side in x and y. The distance from the middle of the view to an
+    # edge is view_side / 2, so the tilt changes the scale at the edge by at most 0.1 / 2 = 5 %.
     tilts = np.stack([walk(0.1), walk(0.1)], axis=1) / view_side
     return Camera(shake, angles, zooms, tilts)
 
 
 def whole_photograph(light: np.ndarray, shake: np.ndarray) -> Layer:
-    """Return the farthest layer. Beyond its edges it is mirrored, so that it always fills the view.
+    """Return the farthest layer, the whole photograph.
 
-    light: (H, W, 3) of the photograph. shake: (P, 2), motion of the camera in pixels of the view.
+    Outside of its edges the photograph is mirrored, so that it always fills the view.
+
+    light: light of the photograph, (H, W, 3).
+    shake: (P, 2), motion of the camera in pixels of the view.
     """
     height, width = light.shape[:2]
     opaque = np.ones((height, width, 1), np.float32)
@@ -104,20 +111,21 @@ def draw_piece(
 ) -> Layer:
     """Draw a piece of the photograph that is nearer than the rest.
 
-    light: (H, W, 3) of the photograph. depth: 1 or 2, where 2 is the nearest.
+    light: light of the photograph, (H, W, 3). depth: 1 or 2, where 2 is the nearest.
     shake: (P, 2), motion of the camera in pixels of the view.
     time: (P, 1), time of each plane in frame intervals. view_side: side of the view in pixels.
-    rng: the order of its draws must not change, because it decides which scene a seed gives.
+    rng: generator of the piece. The order of its draws must not change, because the order decides
+    which scene a seed gives.
     """
     height, width = light.shape[:2]
     size = np.array((width, height))
-    # The piece lies around the point `middle`. It appears in the view at another place than it has
-    # in the photograph, and moves with a constant speed.
+    # In the photograph, the piece lies around the point `middle`. In the view, it is shifted by a
+    # random distance, and moves with a constant speed.
     middle = rng.uniform(0.3, 0.7, 2) * size
     speed = view_side * rng.uniform(-0.05, 0.05, 2)  # pixels per frame interval
     center_at_time_0 = middle + view_side * rng.uniform(-0.3, 0.3, 2)
-    # The shape of the piece is the convex hull of eight random points. Its edge is blurred by 0.8
-    # pixels, so that it has no steps of whole pixels.
+    # The shape of the piece is the convex hull of eight random points. The edge of the piece is
+    # blurred (sigma 0.8 pixels), so that the edge has no steps of whole pixels.
     corners = middle + view_side * rng.uniform(-0.2, 0.2, (8, 2))  # (8, 2), x and y
     hull = cv2.convexHull(corners.astype(np.int32))
     transparent = np.zeros((height, width, 1), np.float32)
@@ -138,9 +146,9 @@ def camera_homography(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray
         [sin / zoom,  cos / zoom, 0]
         [tilt[0],     tilt[1],    1]
 
-    It maps a point of the view to a point of the sheet, both counted from the middle of the view. A
-    homography divides x and y by the third number, tilt[0] x + tilt[1] y + 1. So the scale changes
-    along x and y.
+    It maps a point of the view, counted from the middle of the view, to a point of the sheet,
+    counted from the center of the layer. A homography divides x and y by the third number,
+    tilt[0] x + tilt[1] y + 1. So the scale changes along x and y.
 
     angle: in radians. zoom: above 1, objects look larger. tilt: (2,).
     """

@@ -1,13 +1,14 @@
-"""Give the light of a photograph in motion, plane by plane, and its true motion.
+"""Compute the light of a photograph in motion, plane by plane, and the true motion of each pixel.
 
 A plane is one read-out of the spike camera. The camera shakes, zooms, turns and tilts over the
 photograph. Two pieces of the photograph are nearer than the rest: they move more with the camera,
-and also have a motion of their own (data/making/photo_layers.py). The view is what the camera sees,
-and a sheet is the image of a layer. A point of the view lies on the sheet at
+and also have a motion of their own (data/making/photo_layers.py). The view is the image of the
+camera, and a sheet is the image of a layer. A point of the view shows the point of the sheet at
 
     sheet point = T(center) C(turn, zoom, tilt) T(-middle of the view) view point
 
-T moves a point, and C is the homography of the camera. Light is linear, float32, 1 at full scale.
+T(p) adds p to a point, and C is the homography of the camera. Light is linear, float32, 1 at full
+scale.
 
 What must stay: every bit of the light and the order of the draws, for the same photograph and seed,
 because made data sets are published, and an interrupted data set is continued later. No test
@@ -39,13 +40,14 @@ from data.making.photo_layers import (
 class PhotoScene:
     """A photograph in motion: the light of each plane, and where each pixel moves.
 
-    picture: (H, W, 3) uint8, which is scaled down to a shorter side of FINE * side pixels.
+    picture: the photograph, (H, W, 3) uint8. It is scaled down to a shorter side of FINE * side
+    pixels.
     side: shorter side of the photograph in pixels of the made frame.
-    count: number of frame intervals (from one made frame to the next).
+    count: number of frame intervals (an interval is the time from one made frame to the next).
     planes: number of planes in an interval.
     crop: side of a made frame in pixels.
-    rng: first the camera is drawn (`draw_camera`), then the layers from the farthest to the
-    nearest (`draw_piece`).
+    rng: generator of the scene. First the camera is drawn (`draw_camera`), then the two pieces, the
+    nearest last (`draw_piece`).
     """
 
     def __init__(
@@ -83,17 +85,17 @@ class PhotoScene:
     def shifts(self, plane: int, other: int) -> np.ndarray:
         """Return how far the scene of each pixel moves from `plane` to `other`.
 
-        Returns (crop, crop, 2) float32: x and y in pixels of the made frame. What a pixel shows in
-        `plane` is the nearest layer whose opacity is above 1/2 there. In `other`, a nearer layer
-        may hide it.
+        Returns (crop, crop, 2) float32: x and y in pixels of the made frame. In `plane`, a pixel
+        shows the nearest layer whose opacity is above 1/2 at this pixel. The shift is the shift of
+        this layer, also if a nearer layer hides it in `other`.
 
         Benchmarks and tests compare with these true motions. With a wrong scale,
         test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in_another fails.
-        With an error of a few pixels in `points` it does not fail, because the shifts of
+        The test does not notice an error of a few pixels in `points`, because the shifts of
         neighbouring points hardly differ.
         """
-        # From pixels of the crop to points of the view. E.g. with FINE = 2, pixel 0 of the crop
-        # covers the pixels 0 and 1 of the view, so its middle is at 0.5.
+        # The middle of each pixel of the crop, as a point of the view. E.g. with FINE = 2, pixel 0
+        # of the crop covers the pixels 0 and 1 of the view, so its middle is at 0.5.
         in_crop = np.arange(self.crop)
         y, x = np.meshgrid(in_crop, in_crop, indexing="ij")  # (crop, crop) each
         pixels = np.stack((x, y), axis=-1)  # (crop, crop, 2)
@@ -113,8 +115,9 @@ class PhotoScene:
     def _paint(self, plane: int) -> np.ndarray:
         """Return the view of a plane: the light that the camera sees, (view_side, view_side, 3).
 
-        The layers are painted from the farthest to the nearest, and each layer covers what is
-        behind it by its opacity: light = (1 - opacity) light_behind + light_of_layer.
+        The layers are painted from the farthest to the nearest. Each layer hides what is behind it,
+        by its opacity: light = (1 - opacity) light_behind + light_of_layer. The light of a layer is
+        already multiplied by the opacity.
         """
         view_side = FINE * self.crop
         # WARP_INVERSE_MAP: the matrix leads from the result (view) to the source (sheet).
@@ -128,7 +131,7 @@ class PhotoScene:
                 flags=flags,
                 borderMode=layer.border,
             )  # (view_side, view_side, 4)
-            light_of_layer = seen[..., :3]  # multiplied by the opacity already
+            light_of_layer = seen[..., :3]
             opacity = seen[..., 3:]
             canvas = canvas * (1 - opacity) + light_of_layer
         return canvas
@@ -142,6 +145,6 @@ class PhotoScene:
         view_side = FINE * self.crop
         middle_to_origin = translation(-view_side / 2, -view_side / 2)
         x, y = layer.centers[plane]
-        # A product of matrices acts from right to left: move the middle of the view to 0; turn,
-        # zoom and tilt; move 0 to the center of the layer in this plane.
+        # A product of matrices acts from right to left. First move the middle of the view to 0,
+        # then turn, zoom and tilt, and then move 0 to the center of the layer in this plane.
         return translation(x, y) @ turn_and_zoom @ middle_to_origin

@@ -1,14 +1,14 @@
-"""What clips are made from: folders of images, videos and photographs, and their parts.
+"""Find the sources of made clips: folders of images, videos and photographs, and their parts.
 
     find_sources   finds the sources
-    cuts_of        with a rig: chooses the parts of a source that are recorded, one clip each
+    cuts_of        with a rig: chooses the parts of a source that are recorded, one for each clip
 
-The program runs `cuts_of` in several processes. So it takes and returns values that can be pickled.
-If a source cannot be used, it returns the error and does not raise it. So the program goes on with
-the other sources.
+The program runs `cuts_of` in several processes, so its arguments and its result can be pickled. If
+a source cannot be used, `cuts_of` returns the error and does not raise it. So the program goes on
+with the other sources.
 
-What must stay: the same source and recipe give the same parts, or raise VERSION in
-data/making/recipe.py.
+What must stay: the same source and recipe give the same parts. If the parts must change, raise
+VERSION in data/making/recipe.py.
 Free to change: the texts, except where tests/parts/scripts/test_prepare_gopro_spike.py quotes them.
 """
 
@@ -32,12 +32,13 @@ from utils.random_streams import random_stream
 SPLITS = ("train", "test")
 # The shorter side of the scaled frames is at least this many times the side of the crop, so that
 # the crop has room to move. With 1, the crop could not move along the shorter side. With a larger
-# value, frames could be scaled down less, so fewer parts of fast videos would be slow enough.
+# value, frames could not be scaled down as much. Then the motion would have more pixels, and fewer
+# parts of fast videos could be used.
 LEAST_SIDE_PER_CROP = 1.1
 
 
 class ClipSource(NamedTuple):
-    """What a clip is made from. With a rig, several clips may be made from one source."""
+    """The source of a clip. With a rig, several clips may be made from one source."""
 
     name: str  # name of the file or folder, without suffix
     path: Path  # a folder of images, a video file or, with a rig, a photograph
@@ -66,7 +67,8 @@ def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
         roots = [(path, "")]
 
     # Folders of images and videos come first, then photographs. Clips are made and shown in this
-    # order. `also_read` prevents a warning that `clips_in` cannot read the photographs.
+    # order. `clips_in` would warn about image files that it does not read. `also_read` prevents
+    # this warning for photographs, which are read below.
     sources = []
     photo_endings = IMAGE_SUFFIXES if photos else ()
     for root, split in roots:
@@ -104,8 +106,9 @@ def cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut] | DataError:
 def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
     """Return the parts of a source that a rig records. Raises DataError if there are none.
 
-    What must stay: the parts for a source and a recipe. `random_stream` gives the same numbers on
-    every machine. Another order of the draws would give other data sets (VERSION).
+    The parts of a source and a recipe are the same on every machine, because `random_stream` gives
+    the same numbers everywhere. Another order of the draws would give other data sets. Then raise
+    VERSION (recipe.py).
     """
     # This changes OpenCV in the whole process. The program runs one process on each core, so more
     # threads would compete for the cores.

@@ -1,8 +1,8 @@
-"""Find the parts of a video that can be interpolated: slow motion, one scene.
+"""Find the parts of a video that can be interpolated: parts with small motion and one scene.
 
-Optical flow is reliable only for small motions, and between two scenes there is no motion at all. A
-"frame interval" is the time from one frame of the made clip to the next. An interval may have
-several frames of the video, which are averaged.
+Optical flow is reliable only for small motions. And if the scene changes between two frames, no
+motion leads from one frame to the other. A "frame interval" is the time from one frame of the made
+clip to the next. An interval may have several frames of the video, which are averaged.
 
 What must stay: the parts that are found and the order of the draws, for the same video and seed,
 because made data sets depend on them. If they must change, raise VERSION in data/making/recipe.py.
@@ -21,8 +21,9 @@ from data.clips.user_frames import FrameSource
 from data.making.frame_light import scale_down
 
 # A part of a video has this many frames in addition to the frames of its intervals: one before the
-# first interval and one after the last interval. The light of the part begins and ends between two
-# frames. There it is interpolated, which needs these two frames.
+# first interval and one after the last interval. The reason: the first interval begins between two
+# frames, and the last interval ends between two frames. The light there is interpolated, which
+# needs the frames on both sides.
 FRAMES_BESIDE = 2
 
 
@@ -33,18 +34,18 @@ class Cut:
     The names of the fields are keys of a file beside the made clips, so they stay.
     """
 
-    first: int  # number of its first frame in the video
+    first: int  # number of the first frame of the part in the video
     average: int  # number of frames of the video in one frame interval, which are averaged
     side: int  # shorter side in pixels to which the frames are scaled
 
     def frames(self, intervals: int) -> int:
-        """Return the number of its frames, with the two beside its intervals."""
+        """Return the number of frames of the part, with the two frames beside its intervals."""
         return self.average * intervals + FRAMES_BESIDE
 
 
-# Largest step in pixels between two frames that are interpolated. Optical flow is less reliable for
-# larger motions. A smaller value would leave fewer parts of a video.
-# test_no_part_has_a_motion_that_is_too_fast notices a much larger value.
+# Largest step (motion from one frame to the next) in pixels between two frames that are
+# interpolated. Optical flow is less reliable for larger motions. With a smaller value, fewer parts
+# of a video could be used. test_no_part_has_a_motion_that_is_too_fast notices a much larger value.
 MOST_STEP = 8.0
 
 
@@ -58,13 +59,13 @@ def find_cuts(
     """Return the parts of a video that can be interpolated, without a change of the scene.
 
     The sharp frame of an interval is in its middle. E.g. with 3 intervals of 1 frame, a part that
-    begins at frame 10 has 5 frames (FRAMES_BESIDE says why it has two more):
+    begins at frame 10 has 5 frames (FRAMES_BESIDE says why there are two more frames):
 
         frame    10       11       12       13       14
                       |  sharp |  sharp |  sharp |
 
-    The light goes from the time 10.5 to 13.5. There are 4 steps from frame to frame. The next part
-    begins at frame 13: its first interval begins at 13.5, where the last interval of this part
+    The intervals last from the time 10.5 to 13.5. There are 4 steps from frame to frame. The next
+    part begins at frame 13: its first interval begins at 13.5, where the last interval of this part
     ends. test_parts_follow_one_another and the tests beside it notice wrong parts.
 
     intervals: number of frame intervals of a part.
@@ -92,9 +93,9 @@ def find_cuts(
         cut = Cut(first, frames_in_interval, side)  # the side becomes smaller below, if needed
         steps_of_part = np.array(steps[first : first + cut.frames(intervals) - 1])
 
-        # A part is rejected if a step in it is longer than allowed, or is a change of the scene
-        # (inf). Then try a part that begins after the last of these steps. Step i of the rejected
-        # part leads to frame first + i + 1.
+        # A part is rejected if one of its steps is longer than allowed, or is a change of the scene
+        # (inf). Then try a part that begins at the frame after the last of these steps. Step i of
+        # the rejected part leads from frame first + i to frame first + i + 1.
         too_long = np.flatnonzero(steps_of_part > most_step).tolist()
         if too_long:
             first += too_long[-1] + 1
@@ -106,12 +107,13 @@ def find_cuts(
 
 
 def _side_of_part(longest_step: float, side: int, least_side: int) -> int:
-    """Return the side that the frames of a part are scaled to, so that no step is too long.
+    """Return the side to which the frames of a part are scaled, so that no step is too long.
 
-    The longest step becomes MOST_STEP pixels. E.g. a longest step of 16 pixels at side 288 gives
-    the side 144. If the longest step is below MOST_STEP, the side stays.
+    The side is chosen so that the longest step becomes MOST_STEP pixels. E.g. a longest step of 16
+    pixels at side 288 gives the side 144. If the longest step is below MOST_STEP, the side stays.
 
-    longest_step: in pixels of frames of `side`. least_side: the smallest allowed result.
+    longest_step: longest step of the part, in pixels of frames of `side`.
+    least_side: smallest allowed result.
     """
     step = max(longest_step, MOST_STEP)
     return max(least_side, int(side * MOST_STEP / step))
@@ -127,9 +129,9 @@ def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator)
 
     Returns None if too few frames are left.
 
-    wanted: the number that the user gave. None: it is drawn. most: the largest possible number.
-    rng: one number is drawn for each part that is tried, also if the part is rejected later. The
-    order of the draws must stay, because it decides the made data sets.
+    wanted: the number that the user gave. None: the number is drawn. most: largest possible number.
+    rng: generator of the number. One number is drawn for each part that is tried, also if the part
+    is rejected later. The order of the draws must stay, because it decides the made data sets.
     """
     if wanted is not None:
         return wanted if wanted <= most else None
@@ -140,8 +142,8 @@ def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator)
 
 
 # A "step" is the motion from one frame of a video to the next, in pixels. 95 % of the pixels move
-# less than the step. With 100 %, a few pixels with a wrong flow would decide. With a smaller share,
-# a fast thing in a still scene would not count.
+# less than the step. With 100, a few pixels with a wrong flow would decide the step. With a smaller
+# percentile, a fast object in a still scene would not count.
 STEP_PERCENTILE = 95
 # If the grey levels (0 to 255) of two frames differ by more than this on average, the scene has
 # changed. A smaller value would take fast motion for a change of the scene.

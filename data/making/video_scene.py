@@ -1,8 +1,8 @@
-"""Give the light of each plane of a part of a video, seen through a crop that moves.
+"""Compute the light of each plane of a part of a video, seen through a crop that moves.
 
 A plane is one read-out of the spike camera. A frame interval is the time from one frame of the made
-clip to the next, and has a number of planes. The crop moves smoothly, as if a person held the
-camera. Light is linear, float32, 1 at full scale.
+clip to the next, e.g. 88 planes. The crop moves smoothly, as if a person held the camera. Light is
+linear, float32, 1 at full scale.
 
 What must stay: every bit of the light and the order of the draws, for the same video and seed,
 because made data sets are published, and an interrupted data set is continued later. No test
@@ -30,14 +30,16 @@ def video_scene(
 ) -> Iterator[np.ndarray]:
     """Yield the light (crop, crop, 3) float32 of each plane of a cut.
 
-    The crop moves smoothly, as if a person held the camera. The sharp instant of each interval is
-    its middle plane, planes // 2. The light of this plane becomes the sharp frame of the made clip,
-    so nothing in it may be interpolated. Two things ensure this: the sharp instant has the time of
-    a frame of the video, and the corner of the crop is on a whole pixel at this time. If the time
-    or the corner is wrong, test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame fails.
+    The crop moves smoothly, as if a person held the camera. The light of the middle plane of each
+    interval, planes // 2, becomes the sharp frame of the made clip. So this light must not be
+    interpolated. Two things ensure this: the middle plane has exactly the time of a frame of the
+    video, and the corner of the crop is on a whole pixel in this plane. If the time or the corner
+    is wrong, test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame fails.
 
+    frames: frames of the video. cut: the part of the video.
     count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
-    rng: generator of the motion. The order of its draws must stay, because it decides the clips.
+    rng: generator of the motion. The order of its draws must stay, because the order decides the
+    clips.
     """
 
     def light_of(number: int) -> np.ndarray:
@@ -50,14 +52,14 @@ def video_scene(
     height, width = light_path.at(0.0).shape[:2]
     corners = _corners_of_crop(height, width, crop=crop, count=count, planes=planes, rng=rng)
 
-    # Times are in frames of the cut. The first sharp instant is at the first frame that has half an
-    # interval before it: frame 1 for intervals of 1 or 2 frames, frame 2 for 3 or 4 frames. E.g.
-    # with 88 planes and one frame in an interval, plane 44 has the time 1, and plane 132 has the
-    # time 2.
+    # Times are in frames of the cut: frame 1 has the time 1. The first sharp plane gets the time of
+    # the first frame that has half an interval before it: frame 1 for intervals of 1 or 2 frames,
+    # frame 2 for intervals of 3 or 4 frames. E.g. with 88 planes and one frame in an interval,
+    # plane 44 has the time 1, and plane 132 has the time 2.
     first_sharp_time = (cut.average + 1) // 2
     first_sharp_plane = planes // 2
     for plane, corner in enumerate(corners):
-        # An interval of `planes` planes has `cut.average` frames.
+        # `planes` planes last as long as `cut.average` frames.
         planes_since_sharp = plane - first_sharp_plane
         time = first_sharp_time + cut.average * planes_since_sharp / planes
         x, y = (corner + (crop - 1) / 2).tolist()  # middle of the crop
@@ -69,10 +71,10 @@ def _corners_of_crop(
 ) -> np.ndarray:
     """Return the upper left corner of a moving crop in each plane: (count planes, 2), x and y.
 
-    height, width: of the scaled frames. crop: side of the crop in pixels.
+    height, width: size of the scaled frames. crop: side of the crop in pixels.
     count: number of frame intervals. planes: number of planes in an interval.
-    rng: for x and then for y, an amplitude, a walk and its middle are drawn. Another order would
-    give other data sets.
+    rng: generator of the motion. First for x and then for y, it draws an amplitude, a walk (a
+    smooth random motion) and the middle of the walk. Another order would give other data sets.
     """
     room = np.array((width, height)) - crop  # largest x and y of a corner
     number_of_planes = count * planes
@@ -80,9 +82,9 @@ def _corners_of_crop(
     sharp_planes = range(planes // 2, number_of_planes, planes)
     corners = np.empty((number_of_planes, 2))
     for axis, most in enumerate(room):
-        # A walk from `middle - amplitude` to `middle + amplitude`, with periods of 2 to 8 frame
-        # intervals. The amplitude is at most half of the smaller room, so `middle` can be drawn
-        # such that the crop stays within the frame.
+        # A walk between `middle - amplitude` and `middle + amplitude`, with periods of 2 to 8 frame
+        # intervals. The amplitude is at most half of the smaller one of the two rooms. So `middle`
+        # can be drawn such that the crop stays within the frame.
         amplitude = rng.uniform(0.1, 1.0) * min(room) / 2
         periods = (2.0 * planes, 8.0 * planes)
         walk = smooth_walk(rng, number_of_planes, amplitude, periods)
