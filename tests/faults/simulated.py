@@ -193,8 +193,9 @@ def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> di
     """
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = new_ranks(server, fault, n)
-    # This process needs long to send the beats of all ranks. A watchdog that hears nothing for so
-    # long could believe that its process was suspended. With this setting it does not.
+    # The clock of a watchdog counts at most slice_s seconds between two turns; it takes a longer
+    # time for a suspension (utils/dist/awake_clock.py). Here a turn of all ranks takes up to
+    # `beat_s` seconds. So slice_s must be longer.
     for rank in ranks:
         rank.beats.clock.slice_s = 2 * beat_s
     # Three rounds in which nothing is wrong. A verdict in them is a false alarm.

@@ -5,7 +5,8 @@ once. In both cases the next start must go on from the last checkpoint. It must 
 weights, optimizer and position, bit for bit (tests/faults/runs.py).
 
 tests/faults/trials.py interrupts in the same way at many more moments. In the last test of this
-file, the seeds are chosen so that a signal goes once to rank 0, once to rank 1, and once to both.
+file, the seeds are chosen so that one case strikes rank 0, one strikes rank 1, and one strikes
+both.
 """
 
 import os

@@ -37,7 +37,7 @@ def read_picture(path: Path, flags: int = cv2.IMREAD_COLOR) -> np.ndarray:
 
 
 def module_of(net: nn.Module, name: str, kind: type[M]) -> M:
-    """Return the module of a dotted name, which has this class."""
+    """Return the module of a network with this dotted name. Fails if it has another class."""
     module = net.get_submodule(name)
     assert isinstance(module, kind), f"{name} is a {type(module).__name__}"
     return module

@@ -59,15 +59,16 @@ class CudaAutocast(TorchFunctionMode):
     def __init__(self, device_type: str) -> None:
         super().__init__()
         self.device_type = device_type
-        # Weights are cast once, as autocast does: id of a weight -> the weight, and its cast.
+        # As autocast does, cast each weight once and keep the result: id of a weight -> the weight,
+        # and the cast weight.
         self.weights: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function, with its tensors in the dtype of its rule if it has one."""
         kwargs = kwargs or {}
-        # torch switches a mode off while it runs this method, so also in all functions that `func`
-        # calls. Tensor.backward computes checkpointed branches again, which need the rules, too. So
-        # `self.backward` switches the mode on again.
+        # While torch runs this method, it switches the mode off, and so the rules do not act in the
+        # functions that `func` calls. But Tensor.backward computes checkpointed branches again, and
+        # they need the rules. So `self.backward` switches the mode on again.
         if func is Tensor.backward:
             return self.backward(args[0])
         has_rule = func in LOWER or func in FLOAT32
@@ -82,11 +83,7 @@ class CudaAutocast(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
-        """Run loss.backward() with the default arguments, and with this mode on.
-
-        torch turns this mode off within a function. It must be on here, because the backward pass
-        computes checkpointed branches again.
-        """
+        """Run loss.backward() with the default arguments, and with this mode on."""
         with self:
             # These are the arguments that Tensor.backward would give to torch's engine.
             # Tensor.backward itself cannot be called here, because it would call this method again.

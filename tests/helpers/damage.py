@@ -21,7 +21,7 @@ for factor in (3, 30):
 def examples(count: int) -> settings:
     """Return settings that try `count` examples, or a multiple of them with another profile.
 
-    An example has no limit of time, because its time depends on what else the machine does.
+    An example has no limit of time (deadline), because its time depends on how busy the machine is.
     """
     factor = not_none(settings.default).max_examples // USUAL
     return settings(

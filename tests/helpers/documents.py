@@ -4,5 +4,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# README.md and its neighbours, and all pages below docs/ (docs/zh/ has the Chinese pages).
+# README.md and the other pages in the root, and all pages below docs/ (docs/zh/ has the Chinese
+# pages).
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

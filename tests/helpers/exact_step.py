@@ -81,9 +81,10 @@ def results_of_step(
 
     The results are in float64 on the CPU.
 
-    dtype: precision of autocast; None for the precision of the parameters, without TF32 (in which a
-        GPU rounds factors of products to 10 bits). In float16 the loss is scaled by 2^10, so that
-        small gradients do not become zero.
+    dtype: precision of autocast. None computes in the precision of the parameters and without TF32,
+        in which a GPU rounds the factors of products to 10 bits. With float16 the loss is
+        multiplied by 2^10, so that small gradients do not become zero. The gradients are divided by
+        2^10.
     """
     scale = 1.0
     if dtype is torch.float16:

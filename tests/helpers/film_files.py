@@ -32,8 +32,8 @@ def write_film(path: Path, frames: Sequence[np.ndarray], starts: Sequence[Fracti
     path.parent.mkdir(parents=True, exist_ok=True)
     tick = Fraction(1, CLOCK)
     with av.open(str(path), "w") as out:
-        # crf 0: lossless. bf 0: no frame refers to a later frame. The encoder requires a rate, but
-        # the rate has no effect, because each frame gets its own start (pts) below.
+        # crf 0: lossless. bf 0: no frame refers to a later frame. The encoder requires a rate, e.g.
+        # 60. But the rate has no effect, because each frame gets its own start (pts) below.
         stream = out.add_stream("libx264rgb", rate=60, options={"crf": "0", "bf": "0"})
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = "rgb24"
@@ -249,6 +249,7 @@ def write_scene_spikes(path: Path, light: np.ndarray) -> None:
     light: (planes, H, W), from `moving_scene`.
     """
     # Each sum begins at 0.5. A pixel fires in each plane in which its sum passes a whole number.
+    # E.g. with a light of 0.4 the sums are 0.9, 1.3, 1.7, 2.1: the pixel fires in planes 1 and 3.
     charge = np.cumsum(light, axis=0, dtype=np.float64) + 0.5
     spikes = np.diff(np.floor(charge), axis=0, prepend=0.0) > 0
     write_spikes(path, spikes.astype(np.uint8), SpikeGeometry(*light.shape[1:]))

@@ -36,8 +36,9 @@ def snapshot(root: Path) -> dict[str, str]:
 def populate(folder: Path, outside: Path, names: list[str], rng: np.random.Generator) -> None:
     """Put foreign files into a folder, some of them under the names of a program's files.
 
-    Up to three of `names` are taken then. Each of them is a file, a file that may only be read, a
-    link to a file outside, or it lies in a folder that is a link to a folder outside.
+    Up to three of `names` are taken for foreign files. Each of these names becomes a file, a file
+    that may only be read, or a link to a file outside. Or its folder becomes a link to a folder
+    outside.
 
     outside: a folder to which the links lead, e.g. a user's album. This function makes it.
     names: files that a program writes below `folder`.
@@ -52,11 +53,12 @@ def populate(folder: Path, outside: Path, names: list[str], rng: np.random.Gener
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(CONTENT)
     (folder / "a link").symlink_to(outside)
-    # Take 0 to 3 of the names. The order of the random draws must stay, because it decides which
-    # files each test meets.
+    # Take 0 to 3 of the names. Do not change the order of the random draws, because they decide
+    # which files a test finds.
     for name in rng.permutation(names)[: int(rng.integers(0, 4))]:
         path = folder / str(name)
-        # An earlier name may have made its folder a link to the outside, or the name may be taken.
+        # Leave out a name that exists already, and a name whose folder was made a link to the
+        # outside by an earlier round.
         if not path.resolve().is_relative_to(folder.resolve()) or os.path.lexists(path):
             continue
         kind = int(rng.integers(4))

@@ -22,8 +22,8 @@ def moving_frames(count, seed=0, step=0.5):
     clouds = cv2.GaussianBlur(noise, (0, 0), 3)
     clouds = (clouds - clouds.min()) / np.ptp(clouds)
     x, y = np.meshgrid(np.arange(SIZE, dtype=np.float32), np.arange(SIZE, dtype=np.float32))
-    # The view begins 40 columns within the clouds. It moves to the left, so the clouds move to the
-    # right.
+    # The clouds have 96 columns. The view begins at column 40 and moves to the left, so the clouds
+    # move to the right.
     frames = [cv2.remap(clouds, x + 40 - step * i, y, cv2.INTER_LINEAR) for i in range(count)]
     return np.rint(255 * np.stack(frames)).astype(np.uint8)
 
@@ -36,9 +36,10 @@ def write_folder(path, frames):
 
 
 def write_tree(root, clips=4, frames=60):
-    """Write raw clips, each 6 frames longer than the one before. Returns the number of all frames.
+    """Write raw clips. Returns the number of all frames.
 
-    Clip 1 is a test clip, the others are for training.
+    Clip 0 has `frames` frames, and each further clip has 6 frames more than the clip before. Clip 1
+    is a test clip, and the other clips are for training. clips: number of clips.
     """
     total = 0
     for number in range(clips):

@@ -20,7 +20,9 @@ from typing import NamedTuple
 from tests.dist.launching import run_ranks
 
 PROGRAM = "tests/helpers/limited.py"
-MOST_MB = 1024  # beyond what the process takes once the modules are loaded
+# The limits of a call. The memory is what the call takes beyond the memory of the process after the
+# import of its modules.
+MOST_MB = 1024
 MOST_SECONDS = 2.0
 # On a busy machine, a process may wait this number of times as long as it computes.
 PATIENCE = 5
@@ -41,7 +43,7 @@ def call_limited(function: str, *arguments: object) -> CallResult:
     function: its dotted name, e.g. "utils.image.imread_rgb". arguments: become texts.
     """
     module, _, name = function.rpartition(".")
-    # The call may take PATIENCE * MOST_SECONDS = 10 s. The rest is for the imports.
+    # The call may take PATIENCE * MOST_SECONDS = 10 s. The remaining 14 s are for the imports.
     done = run_ranks(1, PROGRAM, module, name, *map(str, arguments), limit_s=24)
     assert done.exit_codes == [0], done.text
     ended = CallResult(**done.json)

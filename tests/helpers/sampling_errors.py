@@ -89,7 +89,7 @@ def inputs_of(case: Case) -> list[Tensor]:
 
 
 def results(deform_conv: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    """Return the output, and the gradient of each input, of the sum of squares of the output."""
+    """Return the output, and the gradient of each input. The loss is the sum of squared outputs."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     out = deform_conv(*leaves)
     # A sum in float16 would have large rounding errors of its own.

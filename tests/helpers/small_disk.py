@@ -16,7 +16,7 @@ def disk(folder: Path, size: str, files: int = 1000) -> Generator[Path]:
     the test if it cannot be mounted.
     """
     folder.mkdir(parents=True)
-    # The folder itself takes one place in the table of files.
+    # The folder itself takes one inode (an entry in the table of files), so add 1.
     options = f"size={size},nr_inodes={files + 1}"
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True

@@ -33,10 +33,12 @@ def make_tiling(**fields: Any) -> Tiling:
 def make_reader(lq, spike=None, spike_reversed=None):
     """Return a function that reads frames and spikes of a clip, as `stream_clip` wants it.
 
-    lq: frames (B, T, C, H, W). spike: planes (B, T, S, H, W), or None without spikes.
-    spike_reversed: the planes for frames that are played backwards.
-    The function takes moments, pairs (index of a frame, whether it is played backwards). It returns
-    the frames (B, n, C, H, W), and the planes (B, n, S, H, W) if there are spikes.
+    lq: frames (B, T, C, H, W). spike: spike channels (B, T, S, H, W), or None without spikes.
+    spike_reversed: the spike channels for frames that are played backwards.
+
+    The argument of the returned function is a list of n moments. A moment is a pair (index of a
+    frame, whether it is played backwards). The result is the frames (B, n, C, H, W), and the spike
+    channels (B, n, S, H, W) if there are spikes.
     """
 
     def read(moments):
@@ -55,9 +57,10 @@ def make_reader(lq, spike=None, spike_reversed=None):
 def restore_clip(net, lq, spike=None, spike_reversed=None, **tiling):
     """Restore frames lq (B, T, C, H, W) in tiles. Returns (B, T, C', scale H, scale W).
 
-    With center_frame_only, the result has only the middle frame.
+    With center_frame_only, the result has only the middle frame. C' is the number of channels that
+    the network returns.
 
-    tiling: arguments of `make_tiling`.
+    lq, spike, spike_reversed: see `make_reader`. tiling: arguments of `make_tiling`.
     """
     cut = make_tiling(**tiling)
     frame_count = lq.shape[1]

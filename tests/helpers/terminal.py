@@ -14,8 +14,8 @@ from tests.dist.launching import PATIENCE, kill_session
 
 # Rows and columns of the terminal.
 SIZE = (50, 200)
-# Seconds in which the last output is read after the end of the script. A process that left the
-# session may keep the terminal open for longer.
+# Longest time, in seconds, to read the last output after the end of the script. Without this limit,
+# a process that the script has started in another session could keep the terminal open forever.
 LAST_S = 10.0
 # The parts of what a script writes. A part is a control sequence, e.g. "\x1b[2A" (two rows up), a
 # carriage return, a line end, or a text.

@@ -62,7 +62,7 @@ ON_A_GPU_ONLY = (192, 256)
 # A window with at least this number of tokens is long. The interpreter takes most of its time for
 # long windows.
 LONG = 128
-# A GPU computes this shape as well.
+# Only a GPU computes this shape, in addition to SHAPES.
 LARGE = Shape(t=512, channels=16, mutual=False, is_masked=True)
 # Number of tokens of a window -> frames, height, width.
 WINDOWS = {
@@ -117,7 +117,11 @@ def main(cases: str) -> None:
 
 
 def attention_errors(shape: Shape, dtype: torch.dtype, seed: int, device: str) -> list[float]:
-    """Return the errors of the output and of the gradients of qkv and bias."""
+    """Return the errors of the output and of the gradients of qkv and bias.
+
+    A window of mutual attention has no bias, so it has no error of a gradient of the bias.
+    seed: seed of the inputs. device: "cpu" or "cuda".
+    """
     t, channels, mutual, is_masked = shape
     generator = torch.Generator().manual_seed(seed)
     heads = 6 if device == "cuda" else 2

@@ -20,8 +20,10 @@ from utils.options.load import load_options
 def save_weights(options, path, *overrides):
     """Save random weights of the option file's network. Returns the path as a text.
 
-    The last convolution, which is 0 in a new network, gets random weights, so that the network
-    changes the picture.
+    In a new network the last convolution is 0, so the network would not change its input. Here this
+    convolution gets random weights, too.
+
+    options: the option file. path: the file of the weights.
     overrides: options as on the command line, e.g. "netG.fusion=none".
     """
     opt = load_options(str(options), overrides, parts=main_test_vrt.PARTS)
@@ -35,8 +37,11 @@ def save_weights(options, path, *overrides):
 def released_tensors(name: str) -> dict[str, torch.Tensor]:
     """Return tensors with the names and shapes of a released file.
 
-    All weights are 0. They take no memory, because each weight is one number that is expanded.
-    Tables of positions are computed, because a network refuses weights with other tables.
+    All weights are 0. They take no memory, because each tensor is a single 0 that is expanded to
+    the shape. Only tables of positions have their true values, because a network refuses weights
+    with other tables.
+
+    name: name of a released model in `golden.manifests`.
     """
     about = golden.manifests()[name]
     tensors = {}
@@ -51,10 +56,11 @@ def released_tensors(name: str) -> dict[str, torch.Tensor]:
 
 
 def make_home(folder):
-    """Write an option file, three test clips, and weights. Returns `folder`.
+    """Write options.json, clips, and two files of weights. Returns `folder`.
 
-    The clips have 2, 3 and 4 frames of 32 x 32 pixels. spike.pth has the weights of a network with
-    spikes, and rgb.pth has the weights of a network without spikes.
+    The test clips test0, test1 and test2 have 2, 3 and 4 frames of 32 x 32 pixels
+    (`write_options`). spike.pth has the weights of a network with spikes, and rgb.pth has the
+    weights of a network without spikes.
     """
     options = write_options(folder)
     save_weights(options, folder / "spike.pth")
@@ -73,7 +79,10 @@ def read_metrics(folder):
 
 
 def refusal_message(capfd, *arguments):
-    """Run a command that is refused. Returns all that it printed, and its exit code."""
+    """Run main_test_vrt.py, which refuses the arguments. Returns its output and its exit code.
+
+    The output must have one error and no traceback. capfd: the fixture of pytest with this name.
+    """
     with pytest.raises(SystemExit) as error:
         main_test_vrt.main([str(argument) for argument in arguments])
     printed = capfd.readouterr()

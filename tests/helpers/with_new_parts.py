@@ -83,8 +83,8 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
     sys.argv[1:] = with_secrets
     codes["train"] = main_train_vrt.main(with_secrets)
     (saved,) = folder.glob("experiments/tiny/options/*.json")
-    # The saved options hold no secret, so they lack an argument of the writer. So the writer is
-    # given anew.
+    # The saved options hold no secret, so the token of the writer is missing in them. Therefore
+    # give the writer anew, without a token.
     again = ["--opt", str(saved), 'logging.writers=["table"]']
 
     # The data sets without files.

@@ -357,8 +357,9 @@ def test_the_page_asks_other_machines_for_nothing(page):
 def test_other_machines_cannot_reach_the_page(server):
     port = int(server.address.strip("/").rpartition(":")[2])
 
-    # A server that other machines could reach would listen at all addresses of this machine.
-    # 127.0.0.2 is one of these addresses, so a connection to it must be refused.
+    # A server that other machines could reach would listen at all addresses of this machine. One of
+    # these addresses is 127.0.0.2. app.py listens only at 127.0.0.1, so a connection to 127.0.0.2
+    # must be refused.
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port))
 

@@ -286,8 +286,7 @@ def assert_no_file_holds_it(folder: Path) -> None:
 
 # ---- A program that goes on ---------------------------------------------------------------------
 
-# A program that trains, and goes on when the training ended with an error, as a notebook does. It
-# prints which threads and child processes are left.
+# A program that makes twenty watchdogs and stops each. It prints which threads it saw after a stop.
 STOPS_WATCHDOGS = """
 import json, threading
 from utils.dist.watchdog_thread import Watchdog
@@ -298,6 +297,8 @@ for _ in range(20):
 print(json.dumps({"threads": sorted(threads)}))
 """
 
+# A program that trains, and goes on when the training has ended with an error, as a notebook does.
+# It prints the exit code of the training, and which threads and child processes are left.
 LIVES_ON = """
 import json, os, sys, threading
 import main_train_vrt

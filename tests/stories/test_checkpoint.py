@@ -121,6 +121,7 @@ def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
 
     found = run_ranks(1, script).json
 
+    # Eight trials take seconds. `make faults` runs 200 (tests/faults/trials.py).
     assert found["trials"] == 8
     assert found["unreadable"] == 0
     assert found["lost"] == 0
@@ -396,7 +397,7 @@ def write_checkpoint(folder, name, step):
 
 
 class Runs:
-    """The checkpoints of this run and of another run.
+    """The checkpoints of two runs: "own" is the run that is started, "other" is another run.
 
     own: step of the latest checkpoint of this run. best: step of the best checkpoint of this run.
     other: step of the latest checkpoint of another run. Each may be None (no such file) or
@@ -410,7 +411,7 @@ class Runs:
             "best": write_checkpoint(self.folder, "best", best),
             "other": write_checkpoint(root / "other", "latest", other),
         }
-        # What `path.resume` may name.
+        # What the option path.resume may name: a word of the cases below -> a file or folder.
         self.places = {
             **self.files,
             "folder of own": self.folder,
@@ -777,8 +778,9 @@ def test_a_step_that_builds_a_new_graph_has_the_time_limit_of_a_start(watched_st
 
     limits_s = [limits.limit_of_phase(phase) for phase in watched_steps.phases]
 
-    # The limits are of forward and backward of three steps. A step that builds a graph has 50 s. A
-    # graph is built in step 1, and again in step 2, from which on all weights are trained.
+    # There are two limits for each of the three steps: of its forward and of its backward pass. A
+    # step that builds a graph has 50 s. A graph is built in step 1. Another graph is built in step
+    # 2, because from this step on all weights are trained.
     assert limits_s == [50, 50, 50, 50, 1, 1]
 
 

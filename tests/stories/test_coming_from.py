@@ -1,8 +1,9 @@
 """The commands in the documents of KAIR, BasicSR and S-VRT run here, or the error names ours.
 
-A command of a training starts the training, if its flags mean the same here. A flag that means
-something else here is refused, and the error says what to do instead (the cure). The test command
-of KAIR is refused with an error that has the command of this project.
+KAIR, BasicSR and S-VRT are other projects, whose users may try their usual commands here. A command
+of a training starts the training, if its flags mean the same here. A flag that means something else
+here is refused, and the error says what to do instead (the cure). The test command of KAIR is
+refused, too. The error has the command of this project that does the same.
 
 What is tested: utils/options/foreign_flags.py.
 """

@@ -167,8 +167,8 @@ def home(tmp_path_factory):
     """Give a folder with options.json, its clips test0 to test2, and weights.
 
     The option file names the folder "experiments" beside it as the folder of runs.
-    spike.pth is of a network with spikes, rgb.pth of one without, three.pth of one of three
-    instants.
+    spike.pth has weights of a network with spikes, and rgb.pth of a network without spikes. The
+    network of three.pth returns three sharp frames, at three instants, for each blurry frame.
     """
     folder = make_home(tmp_path_factory.mktemp("home"))
     three_instants = ("netG.out_instants=3", "netG.fusion=gated")

@@ -389,7 +389,7 @@ VOLCANO = {
 
 
 class Place(NamedTuple):
-    """The place of rank 1 among the ranks, and where it finds rank 0."""
+    """What rank 1 must learn from the variables: its number on its host, and where rank 0 is."""
 
     local_rank: int  # number on its host
     world_size: int  # number of ranks
@@ -616,7 +616,8 @@ def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(two_steps):
 # ---- torchrun, as scripts/torchrun_quiet.py starts it ----
 
 # A program that removes two options from torchrun, because older versions do not have them. Then it
-# prints with which settings torchrun would start the ranks.
+# runs scripts/torchrun_quiet.py, in which `print_instead` takes the place of torchrun's `run`. So
+# no rank is started, and the settings with which torchrun would start the ranks are printed.
 OLDER_TORCHRUN = """
 import os
 import signal
@@ -668,6 +669,8 @@ def test_an_older_torchrun_starts_ranks_like_a_new_torchrun(tmp_path):
     assert result.text.startswith(expected), result.text
 
 
+# A program that asks scripts/torchrun_quiet.py for ranks on a machine that seems to have two GPUs.
+# Its argument is the number of ranks.
 FEW_GPUS = """
 import sys
 
@@ -1080,6 +1083,8 @@ def test_a_launcher_in_another_folder_uses_the_files_of_the_callers_folder(tmp_p
 
 # ---- A process group that another program made ----
 
+# A program that makes a process group itself, and then trains. At the end the group must still
+# exist.
 JOINS_A_GROUP = """
 import sys
 

@@ -308,6 +308,7 @@ class Exposure:
         # Each pixel of the spike camera sees ratio x ratio pixels of a frame.
         grey = grey.reshape(len(frames), side, self.ratio, side, self.ratio).mean(axis=(2, 4))
         rng = np.random.default_rng(0)
+        # 0.9925 spikes per plane at full light: the rate of S-SDM (data/spike/simulate.py).
         return IntegrateAndFire(side, side, rate=0.9925, rng=rng).run(list(grey))
 
 
@@ -331,6 +332,10 @@ def mean_psnr_of_frames(pairs):
 # Name of a clip of both data sets -> the number of its exposures that count.
 CLIPS = {"GOPR0384_11_00": 3, "GOPR0385_11_01": 2}
 
+# The numbers of planes are as docs/benchmarks/published.md tells them. Spk-GoPro: a file of a clip
+# with the number 11 in its name has 8 x 11 = 88 planes, and plane 4 x 11 - 4 = 40 is the sharp
+# frame. The test reads the central 56 planes, 16 to 71, in which the sharp frame is plane 24.
+# S-SDM: a file has 137 planes, and the sharp frame is in their middle, plane 68 = 20 + 48.
 SPK_GOPRO = Exposure(before=16, inside=56, after=16, sharp_plane=24, ratio=2)
 S_SDM = Exposure(before=20, inside=97, after=20, sharp_plane=48, ratio=4)
 
@@ -524,6 +529,7 @@ def test_the_results_on_s_sdm_name_the_published_protocol(on_s_sdm):
 def similar_data(tmp_path_factory):
     """Give a folder with both data sets that docs/benchmarks/published.md makes of raw frames."""
     folder = tmp_path_factory.mktemp("similar")
+    # 39 raw frames make three blurry frames, because each is the mean of 13 raw frames.
     frames = moving_frames(39, step=1)
     grey = frames[..., :1].repeat(3, axis=3)
     # Twice as large: 64 x 64. The second command has --ratio 4, so its spike planes have a quarter

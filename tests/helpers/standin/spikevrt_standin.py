@@ -184,8 +184,9 @@ ProcessGroup: Any = dist.ProcessGroup
 class Group(ProcessGroup):
     """Collectives for tensors of the device. Each method runs gloo on copies of the tensors.
 
-    torch calls a method by the name of the collective, with the arguments that gloo has. opts: the
-    options of the collective, e.g. which rank broadcasts. All ranks must call it.
+    torch calls the method with the name of the collective. The arguments are the same as of gloo's
+    methods. opts: the options of the collective, e.g. which rank broadcasts. All ranks must call
+    the same method.
     """
 
     gloo: Any  # the process group that does the work
