@@ -291,7 +291,8 @@ def with_a_spike_every(planes, sample):
     ("part", "sets"), [(FEW_SPIKES, ["seven_dim"]), (GOOD_LIGHT, ["seven_ideal"])]
 )
 def test_each_part_is_trained_on_the_light_in_which_it_is_used(sample, part, sets):
-    # An exposure has 60 planes: 30 spikes are good light, 2 spikes are few.
+    # An exposure has 60 planes: 30 spikes are good light, 2 spikes are few. The names are sets of
+    # SETS: in "seven_dim", the exposure is the mean of seven real frames, and the rig is "dim".
     bright = with_a_spike_every(2, sample)
     dim = with_a_spike_every(30, sample)
     samples = {

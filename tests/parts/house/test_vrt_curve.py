@@ -1,8 +1,13 @@
 """lab/vrt_curve.py: what attention over frames is worth at equal training time.
 
-A form (PriorForm, BehindForm, MotionForm) is a way to use attention. Each form has two networks,
-its arms: one with attention, and a control without. Here they are trained for less than a
-second, on two frames of 72 x 72.
+A form is a place where attention over frames is added:
+
+    PriorForm     between the learned steps of weights/motion.pth
+    BehindForm    in a VRT that improves the frames of the network of weights/operator.pth
+    MotionForm    in the network that finds the motion
+
+Each form has two networks, its arms: one with attention, and a control without. Here they are
+trained for less than a second, on two frames of 72 x 72.
 """
 
 import json

@@ -108,8 +108,8 @@ def test_a_validation_that_is_repeated_at_the_step_of_the_resume_replaces_the_fo
     assert read_history(tmp_path) == {"train/loss": [[2, 2.0], [4, 4.0]], "val/psnr": [[4, 31.0]]}
 
 
-# A line has 25 bytes or a few more: {"step": 2, "train/loss": 2.0} and the end of the line. The
-# cuts remove its end, half of it, or most of it.
+# The last line has 31 bytes: {"step": 2, "train/loss": 2.0} and the end of the line. The cuts
+# remove only the end of the line, a third of the line, and two thirds of it.
 @pytest.mark.parametrize("cut", [1, 10, 21])
 def test_a_last_line_that_is_cut_off_is_only_repaired_by_the_next_start(tmp_path, cut):
     write(tmp_path, [1, 2])

@@ -124,6 +124,7 @@ def lines_of_action(
     """Run an action by a clock of the test. Return the lines that it writes.
 
     units: how many units the action does. name: what a unit is, e.g. "frames".
+    parts_of_unit: number of updates for each unit. seconds_of_part: time of one update.
     """
     caplog.set_level(logging.INFO)
     now = 100.0

@@ -8,6 +8,15 @@ Letters of this file:
     M       number of intervals between spikes of a spike pixel
     x       light of the sharp frame, (3, H, W)
     l       the part of this light that the spike camera integrates, (1, H, W)
+    B x     what the RGB camera records of x, (3, H, W)
+    S l     what the spike camera records of l: a mean for each interval, (M, h, w)
+    u_g     motion of group g: what it sees at pixel p is at p + u_g(p) in the sharp frame
+    s_g     share of group g in the exposure of a row
+    c_g     share of group g in an interval of a spike pixel
+    L, D    blur by the lens of the spike camera, and means over the areas of spike pixels
+
+The recordings come from tests/helpers/made_exposures.py (ALIGNED, PLANES, dark_exposure). The clip
+of the last test has its equations from tests/helpers/joint_case.py (Case).
 """
 
 from typing import NamedTuple
@@ -216,6 +225,9 @@ def test_if_all_pixels_move_alike_the_spike_camera_sees_the_moved_picture(to_rgb
     moved = sample_picture(grey, pixels_of(view.size) + shifts[0])
     in_truth = seen_by_spike_pixels(moved, view)
     inside = (..., slice(4, -4), slice(4, -4))  # the edges move out of the frame
+    # Both sides interpolate linearly between pixels, at different places. In this picture, one
+    # interpolation is off by at most (3/48)^2 / 8 + (4/60)^2 / 8 = 1e-3. Each side interpolates
+    # twice, so the two sides differ by at most 2e-3.
     assert torch.allclose(seen[inside], in_truth[inside], atol=2e-3)
     # The seen picture has values from -1 to 1. The motion changes this picture by far more than the
     # limit above, so the limit shows that the motion was computed.
@@ -254,6 +266,8 @@ def test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations(shifted_c
     by_x, by_grey = shifted_cameras.cameras.adjoint(of_blurry, of_spikes)
 
     plain_x, plain_grey = torch.autograd.grad((blurry, spikes), (x, grey), (of_blurry, of_spikes))
+    # Only rounding may differ here, too. A value of the adjoint can be a sum of many samples and
+    # far above 1, so the limit is larger than that of B x and S l, and relative.
     assert torch.allclose(by_x, plain_x, rtol=1e-4, atol=1e-4)
     assert torch.allclose(by_grey, plain_grey, rtol=1e-4, atol=1e-4)
 

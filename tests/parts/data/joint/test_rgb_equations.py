@@ -21,6 +21,7 @@ def test_the_noise_on_a_ramp_is_measured():
     torch.manual_seed(0)
     noise = 0.02 * torch.randn(64, 64)
 
+    # On 64 x 64 pixels the measured deviation varies by about 3 % with the seed.
     assert noise_of(RAMP + noise) == pytest.approx(0.02, rel=0.1)
 
 
