@@ -34,9 +34,9 @@ def test_collectives_give_the_same_on_every_rank(n):
     assert result.exit_codes == [0] * n
     for found in result.jsons:
         assert found["gathered"] == [{"rank": rank} for rank in range(n)]
-        # The store is the table that all ranks share. The process group has a time-out of 60 s
-        # (`init_dist` in helpers_worker.py), and the store waits for the same time. NCCL waits at
-        # the store for the ids of other ranks, so these waits have this limit, too.
+        # The store is the table that all ranks share. helpers_worker.py gives the process group a
+        # time-out of 60 s (`init_dist`). The store must wait for the same time, because NCCL waits
+        # at the store for the ids of other ranks.
         assert found["store_s"] == 60
         # The ranks meet at 127.0.0.1. So gloo uses the network "lo", which no other host reaches.
         # A single rank has no group, and so no network.
@@ -65,7 +65,7 @@ def assert_banner(output: str, rank: int, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("case", "code", "message"),
     [
-        # Ranks 0 and 1 give the value 0 to a comparison, and rank 2 gives the value 1.
+        # The ranks compare a value, which is 0 on ranks 0 and 1, and 1 on rank 2.
         ("different_values", 2, "rank 0, 1: 0; rank 2: 1"),
         ("same_option_error", 2, "OptionError: unknown option x"),
         ("error_on_last_rank", 3, "DataError: clip 7 is short"),
@@ -169,7 +169,8 @@ def test_of_several_ranks_that_fail_the_lowest_one_counts():
     store = HashStore()
     meetings = [Round(store, "round", rank, world_size=4) for rank in range(4)]
 
-    # Rank 3 fails first, then rank 1, then rank 2. Rank 0 does not fail.
+    # Rank 3 fails first, then rank 1, then rank 2. Rank 0 does not fail. The exit codes 7, 5 and 6
+    # are arbitrary, but differ.
     for rank, code in ((3, 7), (1, 5), (2, 6), (0, None)):
         meetings[rank].arrive(code)
 

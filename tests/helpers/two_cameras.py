@@ -39,6 +39,7 @@ def texture(rng: np.random.Generator, size: Size) -> np.ndarray:
     clouds = cv2.resize(rng.random(coarse, np.float32), (width, height))
     picture = 0.25 + 0.5 * clouds
 
+    # One polygon for each 500 pixels. Later polygons cover earlier ones.
     polygons = height * width // 500
     for _ in range(polygons):
         x = int(rng.integers(width))
@@ -207,6 +208,7 @@ def error_px(path: Path, truth: np.ndarray, mirror: str) -> tuple[float, float]:
     expected = cv2.perspectiveTransform(pixels, true_matrix)[0]
     actual = cv2.perspectiveTransform(pixels, found.to_rgb())[0]
 
+    # Count only spike pixels that lie within the RGB frame.
     rgb_height, rgb_width = found.rgb_size
     last_pixel = np.array([rgb_width - 1, rgb_height - 1])  # x, y
     is_inside = np.all((expected >= 0) & (expected <= last_pixel), axis=1)

@@ -1,8 +1,8 @@
 """Checkpoints: how they are written, read and refused; from which one a run resumes.
 
-Other test files say when a run is finished, and what the state of training holds. Most checkpoints
-here are small files that the test writes. The tests of the training state use a network that notes
-the phase of each of its steps.
+Most checkpoints here are small files that the test writes. The tests of the training state use the
+network "watched", which notes the phase of each of its steps. Whole runs that resume are tested in
+tests/stories/test_main_train.py and tests/dist/test_resume.py.
 
 What is tested: checkpoint.py, resume.py, position.py and restore_position.py in utils/run, the
 weights files of models/weights_file.py, and the state of training in models/model_state.py.

@@ -385,6 +385,8 @@ def test_the_input_of_an_interpolation_is_scored_as_the_mean_of_the_two_neighbou
 @pytest.fixture
 def septuplet_test(tmp_path):
     """Give options of file 003 that test on clips of seven frames, and weights of its network."""
+    # File 009 tests on septuplets. So take its test set, with other folders: sharp frames in gt,
+    # and frames that are to be enlarged in lq. temporal_scale 1 gives the network every frame.
     changes = {}
     for key, value in options_of("009").items():
         if key.startswith("datasets.test."):
@@ -619,7 +621,7 @@ def test_a_sample_of_fewer_frames_has_the_middle_frames_of_a_septuplet(root, end
 
 
 # The order of the frames is drawn for each epoch: forward or backward. Twelve epochs show both
-# orders. All 12 draws are equal for only one of 2000 seeds, and the seed is fixed.
+# orders. The chance that all 12 draws are equal is 2 / 2^12, one in 2048, and the seed is fixed.
 EPOCHS = range(12)
 
 
@@ -751,7 +753,7 @@ def test_color_jitter_is_equal_in_all_frames(coloured_picture):
 def test_color_jitter_is_small(coloured_picture):
     first, _, _ = with_other_colours(coloured_picture)
 
-    # The values are between 0 and 1. This draw changes them by at most 0.16, far below the limit.
+    # The values are between 0 and 1. The draw of this seed changes them by at most 0.16.
     change = float((first - coloured_picture).abs().max())
     assert 0 < change < 0.3
 

@@ -1,9 +1,10 @@
 """How a process learns who started it, and the two shell scripts that start ranks.
 
-Each launcher (torchrun, SLURM, MPI, a cloud platform) tells a process its place among all processes
-by environment variables. The dictionaries below hold these variables as the launchers document
-them. Most tests compare what the product reads from these dictionaries with the expected place.
-Other tests start real launchers, or launch_train.sh with a `python` that only prints its arguments.
+Each launcher (torchrun, SLURM, MPI, a cloud platform) tells a process by environment variables
+which of all processes it is, e.g. by RANK and WORLD_SIZE. The dictionaries below hold these
+variables as the launchers document them. Most tests give such a dictionary to the product, and
+compare the rank that it reads with the expected rank. Other tests start real launchers, or
+launch_train.sh with a `python` that only prints its arguments.
 
 A rank is one process of a run, usually with one GPU. A node, or host, is a machine. The local rank
 is the number of a process on its node, counted from 0.
@@ -101,7 +102,7 @@ def without(env, name):
 
 
 def on_platform(kind="platform", local_rank=1):
-    """Return the place of the process of PLATFORM."""
+    """Return what must be read from the variables of PLATFORM."""
     return LaunchInfo(
         kind,
         rank=3,
@@ -113,7 +114,8 @@ def on_platform(kind="platform", local_rank=1):
 
 
 def on_slurm(master_addr="gpu003", master_port=15000 + 4567):
-    """Return the place of the process of SLURM. Its rank 0 is on the first host of the list.
+    """Return what must be read from the variables of SLURM. Rank 0 is on the first host of the
+    list.
 
     The port is 15000 plus the last four digits of the job, so that two jobs have two ports.
     """

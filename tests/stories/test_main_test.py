@@ -288,7 +288,10 @@ def test_the_report_needs_no_other_file(tested_folder):
 
 
 class InterruptedTest(NamedTuple):
-    """Results that lacked a frame and the scores of a clip, until the command was repeated."""
+    """Results of a test before and after the command was repeated.
+
+    Before, the scores of clip test1 and one of its frames were missing.
+    """
 
     folder: Path
     results_before: dict[str, Any]
@@ -527,7 +530,7 @@ def test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits(home):
 # The arguments of a user who has spikes. The letters stand for paths, because these tests read no
 # file.
 WITH_SPIKES = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"]
-# Keys that say which planes of a file belong to which frame.
+# Keys of the section `spike` that say which planes of a spike file belong to which frame.
 PLANE_KEYS = {"first", "count", "exposure", "calibration"}
 
 TRAINED_ON = [
@@ -586,10 +589,13 @@ def test_a_center_outside_of_the_planes_is_refused(home, tmp_path, capfd):
 
 
 class HalfRate:
-    """Spikes of a camera with half the rate. No dataset.json tells this rate.
+    """Spikes of a camera with half the rate of the camera in training.
 
-    folder: the spikes are written into this folder. home: the folder of the weights and of the clip
-    test2. The spikes of this camera are made of the spikes of test2.
+    They are the spikes of clip test2, without the spikes of every second plane. No dataset.json
+    tells the rate.
+
+    home: the folder of the weights and of the clip test2. folder: the folder to which the spikes
+    are written.
     """
 
     def __init__(self, home, folder):
@@ -653,6 +659,8 @@ def test_a_camera_whose_rate_is_given_is_not_measured(half_rate, caplog):
     assert "not known" not in caplog.text
 
 
+# Usually spike counts are divided by the firing rate at full light. They must stay undivided if the
+# weights say that training had no rate (is_known), or if they say nothing of the training.
 @pytest.mark.parametrize("is_known", [False, True], ids=["nothing known", "undivided rates"])
 def test_rates_are_not_divided_if_they_were_not_divided_in_training(half_rate, caplog, is_known):
     trained = half_rate.trained | {"rate": None} if is_known else None

@@ -54,7 +54,10 @@ VALUES = ("uint8", "clamped", "float")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Give the folder of `make_home`, with weights that brighten the frames beyond 1."""
+    """Give the folder of `make_home`, with weights that brighten the frames by half of white.
+
+    So some values are above 1, and clamping changes the scores.
+    """
     home = make_home(tmp_path_factory.mktemp("home"))
     saved = torch.load(home / "spike.pth", weights_only=True)
     saved["params"]["conv_last.bias"] += 0.5
@@ -64,6 +67,7 @@ def home(tmp_path_factory):
 
 def command_of_test(home, out):
     """Return the command of a test that writes its results to `out`."""
+    # Each list with a star is a flag and its value.
     return [
         *["--opt", home / "options.json"],
         *["--weights", home / "spike.pth"],

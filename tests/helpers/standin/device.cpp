@@ -1,6 +1,6 @@
-// An accelerator that stands in for one that is not here. Its memory and its arithmetic are the
-// CPU's. Its tensors, streams, events and generators have the device type PrivateUse1, which torch
-// keeps for devices that it does not know.
+// An accelerator for tests, which takes the place of an accelerator that this machine does not have.
+// Its memory is memory of the CPU, and the CPU computes for it. Its tensors, streams, events and
+// generators have the device type PrivateUse1, which torch keeps for devices that it does not know.
 //
 // tests/helpers/standin/__init__.py compiles this file. spikevrt_standin.py registers the device,
 // and gives torch a Python module for it. The program of a test then computes on it as on a GPU of
@@ -67,7 +67,7 @@ struct Memory final : c10::Allocator {
     if (now > peak) peak = now;
     return {block->data, block, &release, c10::Device(KIND, current)};
   }
-  // There is none, because a deleter that got the bare address would not know the size.
+  // There is no raw deleter, because it would get only the address and not know the size.
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, size_t size) const override {
     std::memcpy(to, from, size);
@@ -81,8 +81,8 @@ REGISTER_ALLOCATOR(KIND, &memory);
 
 using Clock = std::chrono::steady_clock;
 
-// Every operation has ended when its call returns. So there is one stream, every event is past, and
-// nothing needs to be waited for. An event is the time at which it was recorded.
+// An operation has ended when its call returns. So one stream is enough, every event has happened
+// already, and nobody needs to wait. An event only stores the time at which it was recorded.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return KIND; }
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -125,7 +125,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
-// Random numbers: those of the CPU, by a generator that is said to be on this device.
+// The generator of random numbers. It is the CPU's generator, but says that it is on this device.
 struct Numbers final : at::CPUGeneratorImpl {
   explicit Numbers(c10::DeviceIndex index) {
     device_ = c10::Device(KIND, index);
@@ -133,7 +133,7 @@ struct Numbers final : at::CPUGeneratorImpl {
   }
 };
 
-// What torch.accelerator and torch's loader ask.
+// The answers to the questions of torch.accelerator and of torch's loader.
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return count() > 0; }
@@ -183,7 +183,7 @@ Tensor empty_strided(
       c10::dtype_or_default(dtype));
 }
 
-// The same memory as a tensor of the CPU.
+// Return a tensor on the CPU that uses the memory of `x`. Nothing is copied.
 Tensor on_cpu(const Tensor& x) {
   if (x.device().type() != KIND) return x;
   const auto bytes = static_cast<int64_t>(x.storage().nbytes());
@@ -193,7 +193,8 @@ Tensor on_cpu(const Tensor& x) {
       .set_(all.storage(), x.storage_offset(), x.sizes(), x.strides());
 }
 
-// Every copy passes here: to the device, from the device, and on the device.
+// Copy the values of a tensor. torch calls this function for every copy: from the CPU to the device,
+// from the device to the CPU, and on the device.
 Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
   on_cpu(to).copy_(on_cpu(from));
   return to;
@@ -217,7 +218,7 @@ const Tensor& resize(
   return x;
 }
 
-// Make `x` a view of a storage. No strides (and a size) mean a contiguous view.
+// Make `x` a view of a storage. If a size is given without strides, the view is contiguous.
 Tensor& set_storage(
     Tensor& x, at::Storage storage, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
   auto* tensor = x.unsafeGetTensorImpl();
@@ -228,20 +229,21 @@ Tensor& set_storage(
   return x;
 }
 
-// Make `x` a view of all numbers of a storage, of one dimension. torch.load calls it.
+// Make `x` a view of all numbers of a storage, with one dimension. torch.load calls this function.
 Tensor& set_whole_storage(Tensor& x, at::Storage storage) {
   const auto numbers = static_cast<int64_t>(storage.nbytes() / x.itemsize());
   return set_storage(x, storage, 0, {numbers}, {});
 }
 
-// The value of a tensor of one number, e.g. for `loss.item()`. A GPU would have to be waited for.
+// Return the value of a tensor of one number, e.g. for `loss.item()`. With a GPU, the CPU would have
+// to wait for the value. So this call counts as a wait.
 at::Scalar local_scalar(const Tensor& x) {
   waits++;
   return at::_local_scalar_dense(on_cpu(x));
 }
 
-// torch has no way to the CPU for convolution, unlike for other operations. So these two copy the
-// tensors there, and the results back.
+// `by_cpu` below runs other operations on the CPU, but torch offers no such way for convolution. So
+// the next two functions give the tensors to the CPU, and copy the results back.
 Tensor convolution(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
     c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
@@ -258,7 +260,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     const Tensor& grad, const Tensor& x, const Tensor& weight, c10::IntArrayRef stride,
     c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
     c10::IntArrayRef output_padding, int64_t groups, std::array<bool, 3> mask) {
-  // mask: which of the three gradients are asked for. The others are undefined tensors.
+  // mask: which of the three gradients torch asks for. The other gradients are undefined tensors.
   const std::vector<int64_t> bias_size{transposed ? weight.size(1) * groups : weight.size(0)};
   auto [x_grad, weight_grad, bias_grad] = at::convolution_backward(
       on_cpu(grad), on_cpu(x), on_cpu(weight), bias_size, stride, padding, dilation, transposed,
@@ -267,7 +269,8 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
   return {moved(x_grad), moved(weight_grad), moved(bias_grad)};
 }
 
-// Which kernel scaled_dot_product_attention takes: products of matrices, which run anywhere.
+// Choose the kernel of scaled_dot_product_attention: "math", which is made of products of matrices
+// and so runs on any device.
 int64_t attention_by_products(
     const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool,
     std::optional<double>, bool) {
@@ -307,7 +310,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_fused_sdp_choice", &attention_by_products);
 }
 
-// Autocast: the operations below compute in the lower precision, all others as they are called.
+// Autocast. The operations below compute in the lower precision. All other operations compute in the
+// precision of their arguments.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFallthrough());
 }
