@@ -295,7 +295,8 @@ def fork_client_variable() -> dict[str, str]:
 def write_python(path: Path, before: str = "") -> Path:
     """Write a command that runs a script as `python` does, but as a fork. Returns `path`.
 
-    The command needs the variable of `fork_client_variable`. before: shell commands to run first.
+    The command needs the variable of `fork_client_variable`. before: shell commands to run first,
+    e.g. "shift; ".
     """
     client = f'{before}exec {sys.executable} {ROOT}/tests/dist/fork_client.py "$@"'
     return write_command(path, client)

@@ -843,7 +843,10 @@ def auto_and_whole(folder, frames, width, run):
 
 @pytest.fixture(scope="module")
 def long_clip(tmp_path_factory):
-    """Give the tests of a clip of 14 frames of 32 x 32: "auto" in two tiles, and "whole"."""
+    """Give the tests of a clip of 14 frames of 32 x 32: "auto" in two tiles, and "whole".
+
+    A tile of "auto" has 12 frames, so 14 frames need two tiles.
+    """
 
     def run(options, arguments):
         return run_ranks(1, MAIN, "--opt", options, *arguments, limit_s=LIMIT_S)
@@ -931,7 +934,7 @@ WRONG_DATA = 3  # exit code: a file is missing, or cannot be used
 
 
 class Refusal(NamedTuple):
-    """A command that is refused."""
+    """A command line of main_test_vrt.py that is refused, and the error that is expected."""
 
     # The arguments. A name in braces stands for a file, e.g. {clip} for the frames of a clip. The
     # dictionary `files` in `test_bad_input_ends_with_one_message` has all names.

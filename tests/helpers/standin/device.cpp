@@ -1,5 +1,5 @@
-// An accelerator for tests, which takes the place of an accelerator that this machine does not have.
-// Its memory is memory of the CPU, and the CPU computes for it. Its tensors, streams, events and
+// An accelerator for tests. It takes the place of an accelerator that this machine does not have. Its
+// memory is memory of the CPU, and the CPU computes for it. Its tensors, streams, events and
 // generators have the device type PrivateUse1, which torch keeps for devices that it does not know.
 //
 // tests/helpers/standin/__init__.py compiles this file. spikevrt_standin.py registers the device,
@@ -193,8 +193,8 @@ Tensor on_cpu(const Tensor& x) {
       .set_(all.storage(), x.storage_offset(), x.sizes(), x.strides());
 }
 
-// Copy the values of a tensor. torch calls this function for every copy: from the CPU to the device,
-// from the device to the CPU, and on the device.
+// Copy the values of a tensor. torch calls this function for every copy: from the CPU to the
+// device, from the device to the CPU, and on the device.
 Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
   on_cpu(to).copy_(on_cpu(from));
   return to;
@@ -235,8 +235,8 @@ Tensor& set_whole_storage(Tensor& x, at::Storage storage) {
   return set_storage(x, storage, 0, {numbers}, {});
 }
 
-// Return the value of a tensor of one number, e.g. for `loss.item()`. With a GPU, the CPU would have
-// to wait for the value. So this call counts as a wait.
+// Return the value of a tensor of one number, e.g. for `loss.item()`. With a GPU, the CPU would
+// have to wait for the value. So this call counts as a wait.
 at::Scalar local_scalar(const Tensor& x) {
   waits++;
   return at::_local_scalar_dense(on_cpu(x));
@@ -310,8 +310,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_fused_sdp_choice", &attention_by_products);
 }
 
-// Autocast. The operations below compute in the lower precision. All other operations compute in the
-// precision of their arguments.
+// Autocast. The operations below compute in the lower precision. All other operations compute in
+// the precision of their arguments.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFallthrough());
 }
