@@ -67,9 +67,9 @@ def fill(folder: Path) -> None:
 
 # ---- One checkpoint ----
 
-# Each of the next functions begins with "full_". It gets the folder of a disk of 5 MB, on which a
-# checkpoint of 2 MB is already. It returns the content of a second checkpoint, for which the disk
-# has no room, and writes other files if they are needed for this.
+# Each function full_... below gets the folder of a disk of 5 MB, which already has a checkpoint of
+# 2 MB. The function returns the content of a second checkpoint for which the disk has no room. If
+# necessary, it first fills the disk with other files.
 
 
 def state(step: int, floats: int = 500_000) -> dict[str, object]:

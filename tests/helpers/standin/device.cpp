@@ -1,5 +1,5 @@
-// An accelerator for tests. It takes the place of an accelerator that this machine does not have. Its
-// memory is memory of the CPU, and the CPU computes for it. Its tensors, streams, events and
+// An accelerator for tests. It takes the place of an accelerator that this machine does not have.
+// Its memory is memory of the CPU, and the CPU computes for it. Its tensors, streams, events and
 // generators have the device type PrivateUse1, which torch keeps for devices that it does not know.
 //
 // tests/helpers/standin/__init__.py compiles this file. spikevrt_standin.py registers the device,
