@@ -470,7 +470,7 @@ def test_the_clips_of_a_step_on_any_gpus_are_as_published(page):
         assert int(gpus) * int(clips_at_once) * int(passes) == 8
 
 
-# ---- The option file for GoPro in the page on launching ----
+# ---- The option file for GoPro ----
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,7 @@ def test_the_clips_of_a_step_on_any_gpus_are_as_published(page):
 )
 def test_the_file_for_gopro_has_eight_clips_a_step_on_four_gpus(option_file, section):
     # The page says to write the second section in place of the first one for other spikes.
-    [text] = re.findall(r"```json\n(.*?)```", read_page("docs/ddp.md"), re.DOTALL)
+    [text] = re.findall(r"```json\n(.*?)```", read_page("docs/gopro.md"), re.DOTALL)
     option_file.write_text(text.replace('{"lq_folder": "blur_gamma"}', section))
 
     opt = main_train_vrt.read_options(["--opt", str(option_file)])
