@@ -4,8 +4,14 @@
     properties_of       the properties of the training spikes that are stored with the weights
     common_properties   these properties for several roots together
 
-dataset.json lies beside the spike files and describes them (docs/data_reference.md). If both the
-options and dataset.json give a value, the options count.
+dataset.json lies beside the spike files and describes them (docs/data_reference.md). What happens
+if both the options and dataset.json give a value:
+
+    h, w, flip, light   an error if the two values differ (agreed_values.py)
+    rate                the same. But "match" measures the rate, and is not compared
+    center              a number or "file" counts, and not `gt_plane` of dataset.json
+    calibration         the options decide: "recorded" takes the calibration of dataset.json,
+                        and without the key, spikes and frames are taken as aligned
 
 What must stay: keys and values of the properties. They are stored with the weights, and a test
 compares them with its own spikes. `ClipSources.spike_data` has their meaning. A new key needs a
