@@ -25,8 +25,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from data.chosen_method import ChosenMethod, choose_method
 from data.formula_spikes import SET_BY_METHOD, refuse_channels, section_for
 from data.motion.joint_method import JointMethod
@@ -504,10 +502,7 @@ def with_improvement(
         return JointMethod(joint, first_method)
     if saved is None:
         return first_method
-    # On the device "meta" tensors have shapes and no memory. The shapes are enough to see which
-    # fusion the network has.
-    with torch.device("meta"):
-        fusion = motion_of(saved.network())
+    fusion = motion_of(saved.empty_network)
     if fusion is None:
         return first_method
     return learned_motion(first_method, fusion, build=lambda: motion_of(saved.build()))

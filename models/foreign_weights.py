@@ -34,10 +34,10 @@ SCALAR_NAMES = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
 _lock_of_allowed_names = threading.Lock()
 
 
-def load_content(path: Path, mmap: bool = False) -> Any:
+def load_content(path: Path) -> Any:
     """Read what torch.save wrote to `path`: plain types, and tensors on the CPU.
 
-    NumPy scalars become numbers of Python. mmap: whether each tensor is read only when it is used.
+    NumPy scalars become numbers of Python.
 
     Raises CheckpointError, which says what the file is, if the file is something else.
     """
@@ -45,17 +45,17 @@ def load_content(path: Path, mmap: bool = False) -> Any:
         # torch keeps one list of allowed names for the whole process. Without the lock, a thread
         # could remove the names while another thread still reads with them.
         with _lock_of_allowed_names:
-            return _load_with_scalars(path, mmap)
+            return _load_with_scalars(path)
     except checkpoint.UNREADABLE as e:
         raise no_weights(path, e) from e
 
 
-def _load_with_scalars(path: Path, mmap: bool) -> Any:
+def _load_with_scalars(path: Path) -> Any:
     """Read a file as `load_plain` does, but also a file that holds NumPy scalars."""
     # Few files hold NumPy scalars, so first read the file without them. If the file holds a scalar,
     # `load_plain` refuses the file, and names the function that makes the scalar.
     try:
-        return load_plain(path, mmap)
+        return load_plain(path)
     except checkpoint.UNREADABLE as e:
         has_scalars = any(name in str(e) for name in SCALAR_NAMES)
         if not has_scalars:
@@ -66,7 +66,7 @@ def _load_with_scalars(path: Path, mmap: bool) -> Any:
     for name in SCALAR_NAMES:
         stand_ins.append((_scalar, name))
     with torch.serialization.safe_globals(stand_ins):
-        return load_plain(path, mmap)
+        return load_plain(path)
 
 
 # ---- NumPy scalars -------------------------------------------------------------------------

@@ -24,15 +24,13 @@ from typing import Any
 
 from torch import Tensor
 
-from models.foreign_weights import load_content
 from models.recognise import file_of, published_network
 from models.saved_network import FROM_FILE, SavedNetwork
 from models.select_network import kind_differences
-from models.weights_file import read_weights
+from models.weights_file import read_content, tensors_in
 from utils import utils_dist
 from utils.errors import CheckpointError
 from utils.run import changed_options
-from utils.run.torch_file import is_zip
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +64,9 @@ def read_saved(path: str | Path, description: dict[str, Any] | None = None) -> S
     # which is downloaded unless it is there.
     path = file_of(path)
     # {name of a tensor: the tensor}, on the CPU. The file is read as data, so no code in it runs.
-    weights = read_weights(path, prefer="ema_state_dict", key="--weights")
-    options = _options_in(path)
+    content = read_content(path, key="--weights")
+    weights = tensors_in(content, path, prefer="ema_state_dict")
+    options = _options_in(content)
     if description is not None:
         return _with_option_file(path, weights, options or {}, description)
     if options is not None:
@@ -84,13 +83,11 @@ def read_saved(path: str | Path, description: dict[str, Any] | None = None) -> S
     return saved
 
 
-def _options_in(path: Path) -> dict[str, Any] | None:
+def _options_in(content: dict[str, Any]) -> dict[str, Any] | None:
     """Return what one of our files says of its network: a table with the keys of DESCRIPTION.
 
-    Returns None if the file was not written by this program.
+    content: all that is in the file. Returns None if the file was not written by this program.
     """
-    # With mmap only the tables are read, and no tensors. torch can map only zip files.
-    content = load_content(path, mmap=is_zip(path))
     # A file of ours has one of these forms, or both:
     #
     #     {"network": {"scale": 1, "netG": {...}, "spike_channels": 9, ...}}

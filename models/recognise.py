@@ -76,8 +76,7 @@ def _network_of_release(name: str, path: Path, weights: dict[str, Tensor]) -> Sa
 
 def _tensors_of(saved: SavedNetwork) -> dict[str, Tensor]:
     """Return the state dict of a network on the device "meta": only names and shapes."""
-    with torch.device("meta"):
-        return saved.network().state_dict()
+    return saved.empty_network.state_dict()
 
 
 def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:

@@ -55,8 +55,16 @@ class SavedNetwork:
     @cached_property
     def spec(self) -> InputSpec:
         """Return what the network requires of its input."""
-        with torch.device("meta"):  # without memory for the weights
-            return input_spec(self.network())
+        return input_spec(self.empty_network)
+
+    @cached_property
+    def empty_network(self) -> nn.Module:
+        """The network on the device "meta": its tensors have shapes, but no numbers and no memory.
+
+        It is built once, for all questions that need no numbers. Do not change it.
+        """
+        with torch.device("meta"):
+            return self.network()
 
     def network(self) -> nn.Module:
         """Build the network without its weights.
@@ -94,10 +102,9 @@ class SavedNetwork:
         """
         # A tensor that repeats one number is small in the file, and may be huge in the network.
         refuse_repeated_numbers(self.weights, self.path)
-        # Compare on the device "meta", where a network takes no memory, however large it is. This
-        # call is made only for its errors.
-        with torch.device("meta"):
-            compare_weights(self.network(), self.weights, str(self.path), strict=True)
+        # Compare with the empty network, which takes no memory, however large it is. This call is
+        # made only for its errors.
+        compare_weights(self.empty_network, self.weights, str(self.path), strict=True)
         # Only a network that fits the tensors of the file is built with memory.
         net = self.network()
         load_weights(net, self.weights, str(self.path), strict=True)

@@ -38,6 +38,16 @@ def read_weights(
     Raises CheckpointError if the file is missing or holds no weights.
     """
     path = Path(path)
+    return tensors_in(read_content(path, key), path, prefer)
+
+
+def read_content(path: Path, key: str) -> Any:
+    """Return all that is in a weights file, with tensors on the CPU.
+
+    key: the option that names the file, e.g. "--weights", for the error.
+
+    Raises CheckpointError if the file is missing or torch.save did not write it.
+    """
     if not path.is_file():
         raise CheckpointError(
             what="no such weights file",
@@ -46,7 +56,14 @@ def read_weights(
             # `address_of` adds where to download the file, if it is a published one.
             do=f"correct {key}{address_of(path)}",
         )
-    content = load_content(path)
+    return load_content(path)
+
+
+def tensors_in(content: Any, path: Path, prefer: str = "params") -> dict[str, Tensor]:
+    """Return the state dict in the content of the weights file `path`.
+
+    prefer: as in `read_weights`. Raises CheckpointError if there is no state dict.
+    """
     # If the file holds its state dict under a key, take what is under the key.
     if isinstance(content, dict):
         for name in (prefer, *CONTAINERS):

@@ -58,35 +58,19 @@ class DamagedFile(RefusedFile):
     """The bytes of a file have changed since it was written."""
 
 
-def load_plain(path: Path, mmap: bool = False) -> Any:
+def load_plain(path: Path) -> Any:
     """Return what torch.save wrote to `path`, with tensors on the CPU.
-
-    mmap: whether the numbers of tensors are read only when they are used. Needs a file of torch 1.6
-        or later, which is a zip archive (`is_zip`).
 
     Raises RefusedFile, and the errors of torch.load for a file that torch.save did not write
     (checkpoint.UNREADABLE lists them).
     """
     operation_count = _check_file(path)
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    content = torch.load(path, map_location="cpu", weights_only=True)
     # Each operation of a pickle makes one value, or puts values together. So an honest file has
     # about as many values as operations. The limit is ten times the number of operations, because
     # an honest file may use some values several times. 1000 is added for files with few operations.
     _refuse_repetition(content, most=1000 + 10 * operation_count)
     return content
-
-
-def is_zip(path: Path) -> bool:
-    """Return whether a file has the format of torch 1.6 or later, a zip archive.
-
-    Only a zip archive can be read with mmap.
-    """
-    try:
-        return zipfile.is_zipfile(path)
-    except zipfile.BadZipFile:
-        # The end of the file says that the archive continues on other disks. torch.save never
-        # divides an archive like this.
-        return False
 
 
 # ---- The file, before it is read -------------------------------------------------------------
