@@ -48,7 +48,16 @@ def test_a_frame_of_usual_size_stays_whole(size):
 
 # The last frame is so wide that the common rows of two bands alone have more than MOST_PIXELS
 # pixels.
-@pytest.mark.parametrize("size", [(1080, 1920), (2160, 3840), (3000, 600), (100, 12000)], ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [
+        (1080, 1920),
+        pytest.param((2160, 3840), marks=pytest.mark.slow),
+        (3000, 600),
+        (100, 12000),
+    ],
+    ids=str,
+)
 def test_the_bands_of_a_large_frame_cover_all_rows(size):
     bands = bands_of(aligned_view(*size))
 

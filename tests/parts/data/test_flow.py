@@ -84,6 +84,7 @@ def lengths_of_errors(scene: Scene, found: Motion) -> np.ndarray:
             0.5,
             2.0,
             id="a quarter of the light",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             Scene(velocity=(10.0, -4.0), rate=0.05, size=(192, 192)),

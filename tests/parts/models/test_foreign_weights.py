@@ -170,7 +170,13 @@ SCALARS = [
 ]
 
 
-@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "form of torch before 1.6"])
+@pytest.mark.parametrize(
+    "is_zip",
+    [
+        pytest.param(True, id="zip"),
+        pytest.param(False, id="form of torch before 1.6", marks=pytest.mark.slow),
+    ],
+)
 def test_numbers_of_numpy_beside_the_tensors_are_no_hindrance(home, tmp_path, is_zip):
     state = torch.load(home / "rgb.pth", weights_only=True)
     with_numbers = {**state, "best": SCALARS, "iter": np.int64(5)}

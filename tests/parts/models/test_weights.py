@@ -101,7 +101,13 @@ def test_each_network_takes_its_own_weights_of_a_file_that_has_both(tmp_path, rg
 # ---- Weights of RGB start a network with spikes ----
 
 
-@pytest.mark.parametrize("noise", [False, True], ids=["RGB", "RGB and noise map"])
+@pytest.mark.parametrize(
+    "noise",
+    [
+        pytest.param(True, id="RGB and noise map"),
+        pytest.param(False, id="RGB", marks=pytest.mark.slow),
+    ],
+)
 def test_rgb_weights_start_a_concat_network_that_gives_the_same_output(tmp_path, noise):
     rgb = random_rgb_net(nonblind_denoising=noise)
     torch.save({"params": rgb.state_dict()}, tmp_path / "rgb.pth")
@@ -317,7 +323,6 @@ def saved_as(path, released):
 KNOWN_AT_ONCE = (
     "001_VRT_videosr_bi_REDS_6frames",
     "006_VRT_videodeblurring_GoPro",
-    "008_VRT_videodenoising_DAVIS",
 )
 
 

@@ -87,7 +87,10 @@ def correlation(a, b):
             "gamma": 2.2,
             "representation": {"type": "relative", "half_windows": [2, 6, 12], "num_bins": 8},
         },
-        {"gamma": 2.2, "representation": {"type": "voxel", "num_bins": 8}},
+        pytest.param(
+            {"gamma": 2.2, "representation": {"type": "voxel", "num_bins": 8}},
+            marks=pytest.mark.slow,
+        ),
         {"representation": {"type": "raw"}},
     ],
     ids=["relative", "voxel", "raw"],

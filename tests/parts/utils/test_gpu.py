@@ -405,7 +405,7 @@ class Waits(TorchDispatchMode):
     ("form", "amp"),
     [
         pytest.param("auto", False, id="the form for GPUs"),
-        pytest.param("plain", True, id="the plain form in bfloat16"),
+        pytest.param("plain", True, id="the plain form in bfloat16", marks=pytest.mark.slow),
     ],
 )
 def test_a_step_waits_for_the_gpu_once(tmp_path, monkeypatch, form, amp):

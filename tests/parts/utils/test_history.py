@@ -25,12 +25,12 @@ from utils.run.history_writer import HistoryWriter
 # ---- The files of a run ----
 
 
-def write(folder, steps, start=0, tag="train/loss", factor=1.0):
+def write(folder, steps, start=0, tag="train/loss", factor=1.0, draws_report=False):
     """Write a curve with the value factor * step at each step, as a start of a run does.
 
     start: the step of the checkpoint from which the run resumes. tag: name of the curve.
     """
-    writer = HistoryWriter(folder, start)
+    writer = HistoryWriter(folder, start, draws_report)
     for step in steps:
         writer.scalars({tag: factor * step}, step)
     writer.close()
@@ -187,7 +187,7 @@ def test_a_full_disk_cuts_no_line_and_later_entries_are_written_again(tmp_path, 
 def test_curves_that_cannot_be_drawn_cost_no_entry_of_the_history(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
 
-    write(tmp_path, [1, 2], tag="val/psnr")
+    write(tmp_path, [1, 2], tag="val/psnr", draws_report=True)
 
     assert steps_of(tmp_path, "val/psnr") == [1, 2]
     assert caplog.text.count("cannot write the report of the run") == 1

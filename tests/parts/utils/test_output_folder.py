@@ -133,7 +133,9 @@ class RestartedTest(NamedTuple):
     times_after: dict[Path, int]
 
 
-@pytest.fixture(scope="module", params=["all frames", "middle frame"])
+@pytest.fixture(
+    scope="module", params=["all frames", pytest.param("middle frame", marks=pytest.mark.slow)]
+)
 def restarted_test(request, home, tmp_path_factory) -> RestartedTest:
     """Restore a clip, remove the file that marks it as finished, and run the command again."""
     out = tmp_path_factory.mktemp("restarted")
