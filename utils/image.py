@@ -48,7 +48,7 @@ JPEG_QUALITY = 93
 def tensor_to_uint8(image: Any) -> np.ndarray:
     """Turn a tensor (..., C, H, W) in [0, 1] into an array (..., H, W, C) uint8.
 
-    Values are clamped, multiplied by 255, and rounded; halves are rounded to the even number.
+    Values are clamped, multiplied by 255, and rounded. Halves become the even neighbour: 2.5 -> 2.
     """
     image = image.detach().float().clamp(0, 1) * 255
     image = image.round().byte()
@@ -93,9 +93,8 @@ def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
 def imread_rgb(path: str | Path) -> np.ndarray:
     """Return an image file as (H, W, 3) uint8. Raises DataError if it cannot be decoded."""
     image = None
-    # Give OpenCV the content of the file and not its name, because a name that is not UTF-8 makes
-    # OpenCV end the process. Do not give it an empty content, for which it raises an error of its
-    # own.
+    # Read the file here, and let OpenCV decode its content. With a file name that is not UTF-8,
+    # OpenCV would end the process. For an empty content, OpenCV would raise an error of its own.
     if Path(path).is_file():
         content = np.fromfile(path, np.uint8)
         if content.size:
@@ -136,15 +135,14 @@ def comparison(
     """Return the panels of a comparison: name -> (H, W, 3) uint8.
 
     The panels come in this order: blurry, spikes, restored, sharp, error x5. A panel without data
-    is left out.
+    is left out. The error is 5 x |restored - sharp|, at most 255.
 
-    A new panel may be added. A run writes the names of its panels to images/panels.json, and its
-    report (utils/run/report.py) reads them there. So reports of older runs stay right.
+    A new panel may be added. Each run writes the names of its panels to images/panels.json, where
+    its report (utils/run/report.py) reads them. So a new panel does not break the reports of older
+    runs.
 
-    spikes: display values (H, W), as ClipReader.spike_light returns them. Their 99.5th percentile
-        becomes white, so that single bright pixels do not make the picture dark.
-
-    The error is |restored - sharp| x 5, at most white.
+    spikes: display values (H, W) from `ClipReader.spike_light`, or None. The 99.5 % quantile of the
+        values becomes white, so that a few bright pixels do not make the picture dark.
     """
     panels = {"blurry": blurry}
     if spikes is not None:
@@ -167,8 +165,8 @@ def comparison_strip(
 ) -> np.ndarray:
     """Put panels (h, w, 3) uint8 side by side, each below its name. Returns (H, W, 3) uint8.
 
-    `panels_of` takes a strip apart, also a strip that an earlier version of this program wrote. So
-    label and gap must keep their sizes.
+    `panels_of` cuts a strip into its panels again, also a strip of an earlier version of this
+    program. So label and gap must keep their sizes.
 
     size: (height, width) of each panel in the strip. A smaller panel is enlarged to this size by
         repeating its pixels. With None, it is the size of the panel "restored".
@@ -199,13 +197,13 @@ def comparison_strip(
 
 
 def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Take a strip of `comparison_strip` apart into its panels: name -> (H, W, 3) uint8.
+    """Cut a strip of `comparison_strip` into its panels: name -> (H, W, 3) uint8.
 
     names: names of the panels, from left to right.
     """
-    # n panels have n - 1 gaps between them. Add one gap at the right: then the width divides evenly
-    # into n times a panel and its gap. E.g. a strip of 3 panels of 100 pixels is 304 pixels wide,
-    # and a panel with its gap is (304 + 2) // 3 = 102 pixels wide.
+    # n panels have n - 1 gaps between them. With one more gap at the right, the strip is n times a
+    # panel with its gap. E.g. 3 panels of 100 pixels make a strip of 304 pixels, and a panel with
+    # its gap has (304 + 2) // 3 = 102 pixels.
     strip_width = strip.shape[1]
     width_with_gap = (strip_width + GAP) // len(names)
     panels = {}

@@ -17,10 +17,15 @@ A *beat* is a record that a rank writes into the key-value store of the run, eve
 
 The newest record of a rank is called the *state* of this rank.
 
-A rank makes two requests to the store for a beat, whatever the number of ranks. With the first, the
-rank writes its own state. With the second, the rank reads the failure that ends the run, and the
-states of the ranks that it *watches*: rank 0, the next rank, and the next rank on its host. If some
-ranks fall silent, at least one of them is watched by a rank that still beats.
+For each beat, a rank makes two requests to the store, whatever the number of ranks:
+
+    `publish`   writes the state of this rank
+    `read`      reads the states of the ranks that this rank *watches*, and the failure, if a rank
+                has failed
+
+A rank watches three ranks: rank 0, the next rank, and the next rank on its host. So each rank is
+watched by the rank before it. If some ranks stop to beat, a rank that still beats watches at least
+one of them.
 
 `Watchdog.beat_once` (utils.dist.watchdog_thread) calls `publish` and `read` with each beat. Then it
 asks `Judge.verdict` (verdict.py) what the beats tell.
@@ -83,20 +88,24 @@ class Beats:
         self.store = store
         self.machine = machine_name or process.machine()
         self.number = 0  # number of the last beat of this rank
-        # This clock loses time if `now` is called less than once a second. `Watchdog.watch` sets
-        # slice_s to two intervals of its beats.
+        # Between two calls of `now`, this clock counts at most slice_s. Each beat calls `now`, so
+        # slice_s is two intervals of the beats. `Watchdog.watch` sets it again for its interval.
         self.clock = AwakeClock(slice_s=1.0)
         self.watched: list[int] | None = None  # ranks to watch; None until all ranks have met
         self.states: dict[int, State] = {}  # rank -> its newest known state
         self.heard: dict[int, Heard] = {}  # watched rank -> its last beat
         if store is not None:
-            # `multi_get` in `read` waits for a key that does not exist, so create the key with an
-            # empty value. If a rank has already written a failure, compare_set leaves it.
+            # `read` would wait for a key that does not exist, so create the key with an empty
+            # value. If a rank has already written a failure, compare_set does not replace it.
             store.compare_set(FAILURE, "", "")
-            # The store also has a list of the ranks of each host. The key on/<machine> is the
-            # length of the list, and on/<machine>/0, on/<machine>/1, ... are its ranks, in the
-            # order in which they arrive. `add` returns the new length, so this rank has the index
-            # "length - 1".
+            # The store also has a list of the ranks of each host, in the order in which they
+            # arrive. E.g. rank 4 arrived first, and then rank 6:
+            #
+            #     on/<machine>     2, the length of the list
+            #     on/<machine>/0   4
+            #     on/<machine>/1   6
+            #
+            # `add` returns the new length. The index of this rank is one less.
             self.index_on_host = store.add(f"on/{self.machine}", 1) - 1
             store.set(f"on/{self.machine}/{self.index_on_host}", str(rank))
 
@@ -117,7 +126,7 @@ class Beats:
         """
         if self.store is None:
             return None
-        # MET is the key that is set when all ranks have met. Before, a rank may have no beat yet.
+        # The key MET exists when all ranks have met. From then on every rank has a beat.
         if self.watched is None and self.store.check([MET]):
             self.watched = self._ranks_to_watch(self.store)
         watched_ranks = self.watched or []
@@ -132,8 +141,8 @@ class Beats:
             state = read_state(rank, beat)
             self._refuse_another_process(rank, state)
             self.states[rank] = state
-            # If the number has not changed, this is the beat that was read before, and the time of
-            # its first reading stays.
+            # If the number has not changed, the same beat is read again. Then the time of its first
+            # reading stays.
             last = self.heard.get(rank)
             if last is None or last.beat != state["beat"]:
                 self.heard[rank] = Heard(state["beat"], self.clock.now())
@@ -175,9 +184,9 @@ class Beats:
 
 
 def read_states(store: Store, world_size: int) -> dict[int, State]:
-    """Return the last beat of each rank. Call this only after all ranks have met: each has a beat.
+    """Return the last beat of each rank. Call this only after all ranks have met.
 
-    Before, `multi_get` would wait for the beats that are missing.
+    Earlier, some ranks may have no beat, and `multi_get` would wait for it.
     """
     values = store.multi_get([f"beat/{rank}" for rank in range(world_size)])
     return {rank: read_state(rank, value) for rank, value in enumerate(values)}
@@ -202,7 +211,7 @@ def claim_failure(store: Store, failure: Failure, world_size: int) -> Failure:
 
 
 def is_gone(state: State) -> bool:
-    """Return whether the process of a rank is gone. For a rank of another host, return False.
+    """Return whether the process of a rank is gone. Returns False for a rank of another host.
 
     state: the last beat of the rank.
     """

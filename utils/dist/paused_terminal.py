@@ -18,7 +18,7 @@ TELL_AFTER_S = 10.0
 
 
 class PausedTerminal:
-    """Knows whether the main thread of this rank waits for its terminal, and since when."""
+    """Notes whether the main thread of this rank waits for its terminal, and since when."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -26,14 +26,17 @@ class PausedTerminal:
         self.has_told = False  # whether the log file has the line about this wait
 
     def holds_main_thread(self, now: float, in_phase_s: float) -> bool:
-        """Return whether the main thread waits. Writes a line into the log after TELL_AFTER_S.
+        """Return whether the main thread waits for its terminal.
 
-        now: time of the clock of the beats.
-        in_phase_s: seconds that count in the present phase. They stay 0 during a wait.
+        If a wait is longer than TELL_AFTER_S, this writes a line into the log file, once.
+
+        now: present time, on the clock of the beats (`Beats.clock`).
+        in_phase_s: seconds of the present phase that count so far. If the result is True, the
+            caller lets this number begin at 0 again.
         """
-        # In a new phase do not ask the system, because asking costs time. The exception: if the
-        # main thread waited at the last beat, ask again. Such a phase only looks new, because its
-        # seconds stay 0 during the wait.
+        # Asking the system costs time, so do not ask in a new phase. During a wait, in_phase_s
+        # begins at 0 with each beat, and a long phase looks new. So ask also if the main thread
+        # waited at the last beat.
         is_new_phase = in_phase_s < LONG_PHASE_S
         if is_new_phase and self.waits_since is None:
             return False

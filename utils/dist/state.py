@@ -106,7 +106,7 @@ def tell(**facts: Any) -> None:
 
         device          name of the device
         samples         number of samples of this rank in an epoch
-        first           indices of the first three of these samples
+        first           indices of the first three samples of this start, e.g. [17, 4, 230]
         weights         digest of the weights after the step `weights_step`
         weights_step    number of this step
         loss_is_finite  whether the loss of the newest step is finite

@@ -57,7 +57,9 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
     if rank is None:
         rank = RUN.launch.rank
     facts: dict[str, Any] = state["facts"]
-    # The next samples of the epoch, e.g. "17, 4, 230". At the end of an epoch no sample is left.
+    # The first samples of this start of the run, e.g. "17, 4, 230" (utils/run/start_lines.py).
+    # Later samples do not change the text. The list is empty if the epoch had no sample left when
+    # the run started.
     first = ", ".join(str(index) for index in facts["first"]) or "none left of this epoch"
     parts = [
         f"rank {rank} of {RUN.launch.world_size} on {state['host']}, {facts['device']}, "
@@ -94,11 +96,12 @@ def _answer(folder: Path, over: threading.Event) -> None:
     """Answer requests until `over` is set. Runs in a thread."""
     path = folder / STATUS_NAME
     store = RUN.store.clone() if RUN.store else None  # each thread needs a connection of its own
-    # When the newest answer was written. At the start:
+    # The time of the file after the newest answer. If the file has another time, somebody has
+    # touched it. At the start:
     #
-    #     no file              None
-    #     an empty file        None: `touch` makes an empty file, so it is a request
-    #     a file with content  its time: it is an answer of an earlier run
+    #     there is no file        None
+    #     the file is empty       None. `touch` has made the file, so it is a request
+    #     the file has content    time of the file. It is an answer of an earlier run
     answered_at = None
     if path.exists() and path.stat().st_size:
         answered_at = _time_of(path)
@@ -108,7 +111,7 @@ def _answer(folder: Path, over: threading.Event) -> None:
             is_request = touched_at is not None and touched_at != answered_at
             if not is_request:
                 continue
-            over.wait(POLL_S)  # until each rank has written a beat that is newer than the request
+            over.wait(POLL_S)  # meanwhile each rank writes a beat that is newer than the request
             lines = [time.strftime("%Y-%m-%d %H:%M:%S"), *_lines(store), ""]
             with suppress(DataError):  # a full disk: the next request may succeed
                 write_whole(path, "\n".join(lines).encode())

@@ -1,9 +1,8 @@
 """Raise OptionError for values of options that contradict one another, or the file system.
 
 pydantic first checks each key of an option file separately. Then `Options` (models.py) calls these
-functions one after the other. The first contradiction is raised. A contradiction between an option
-and the network, or between an option and the data, is found later, when the network or the data are
-loaded.
+functions one after the other. The first contradiction is raised. Contradictions between options and
+network, or between options and data, are found later, when network and data are loaded.
 
 Free to change: to add a check, add a function here and a line at the end of
 `Options._check_conflicts`. What must stay: a check changes no value.
@@ -22,9 +21,9 @@ from utils.options.train_options import TrainOptions
 def refuse_task(task: str) -> None:
     """Raise OptionError if `task` cannot be the name of the folder of a run."""
     try:
-        # ".preflight" is the name of `Options.checks_folder`, beside the folders of the runs. File
-        # systems allow at most 255 bytes for a name. The bytes are counted, and not the characters:
-        # a Chinese character has 3 bytes in UTF-8.
+        # The folder ".preflight" holds results of data checks (`Options.checks_folder`). It lies
+        # beside the folders of the runs, so no run may have its name. A name has at most 255 bytes
+        # on most file systems. A Chinese character has 3 bytes in UTF-8, so count bytes.
         is_no_folder = task == ".preflight" or len(os.fsencode(task)) > 255
     except UnicodeEncodeError:  # the locale has no such character, e.g. an ASCII locale
         is_no_folder = True
@@ -102,8 +101,8 @@ def refuse_slow_loader(loader: LoaderOptions | None, stall_s: float) -> None:
 
 def refuse_milestones(train: TrainOptions) -> None:
     """Raise OptionError if MultiStepLR has no milestones, or milestones that do not rise."""
-    # Milestones rise if sorting them and removing repetitions changes nothing: [10, 20] rises,
-    # [20, 10] and [10, 10] do not.
+    # [10, 20] rises. [20, 10] and [10, 10] do not rise: sorting them, or removing repetitions,
+    # changes them.
     steps = train.G_scheduler_milestones
     are_rising = bool(steps) and steps == sorted(set(steps))
     if train.G_scheduler_type == "MultiStepLR" and not are_rising:

@@ -6,7 +6,8 @@ The files in the folder `checkpoints` of a run:
     checkpoint_latest.pth.sha256     its sidecar: 64 hexadecimal digits, the SHA-256 of the file
     checkpoint_latest_previous.pth   the state before, with its own sidecar
     checkpoint_latest_previous2.pth  the state two saves ago, if train.keep_checkpoints is above 1
-    checkpoint_best.pth              the state with the best PSNR, with the same companions
+    checkpoint_best.pth              the state with the best PSNR; it also has a sidecar and former
+                                     versions
 
 `save` writes a file under a temporary name, e.g. `.checkpoint_latest.pth.<random>.tmp`, and then
 renames the file, because a rename is atomic. So even if the process dies, `checkpoint_latest.pth`
@@ -60,7 +61,7 @@ MAKE_ROOM = "free some space or quota, or set path.root to another disk, then re
 
 
 def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
-    """Write `state` to `path` atomically. Returns when file, sidecar and folder are on the disk.
+    """Write `state` to `path` atomically, and wait until file, sidecar and folder are on the disk.
 
     The sidecar is the small file with the digest of the checkpoint, e.g.
     checkpoint_latest.pth.sha256.
@@ -79,9 +80,9 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     * writing fails.
     """
     # The file is a little larger than its tensors, because it also holds names and shapes. So ask
-    # for 1.2 times the size of the tensors. With a much smaller factor, a save could fill the disk
-    # and fail. With a much larger factor, a save that fits would be refused. `_plain_bytes` also
-    # refuses types that could not be loaded again.
+    # for 1.2 times the size of the tensors. With a smaller factor, the disk could be full before
+    # the end of the file. With a larger factor, a save that fits would be refused. `_plain_bytes`
+    # also refuses types that could not be loaded again.
     need_mb = 1.2 * _plain_bytes(state) / 2**20
     new_file = _temporary_name(path)
     new_sidecar = _temporary_name(_sidecar_of(path))
@@ -104,9 +105,8 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
 
         # Keep the present file as the newest former version. The file gets a second name, and also
         # keeps the name `path` until the new file replaces it. So there is a file `path` at any
-        # time, even if the process dies. If the present file is damaged (it does not match its
-        # sidecar), it is not kept, because it would push out the oldest version, which may be the
-        # only good version
+        # time, even if the process dies. A damaged file, which does not match its sidecar, is not
+        # kept. Otherwise it would replace the oldest version, perhaps the only good one
         # (test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can).
         if keep and path.exists() and _fault(path) is None:
             _rename_versions(path, keep)
@@ -136,12 +136,11 @@ def _put_in_place(new_file: Path, new_sidecar: Path, path: Path) -> None:
         after `replace` of the file      the new file, without a sidecar
         after `replace` of the sidecar   the new file and its sidecar
 
-    A file without a sidecar is read without a check. In another order of the lines, a reader could
-    compare the new file with the old sidecar, or the old file with the new sidecar. Then it would
-    refuse a good file.
+    A file without a sidecar is read without a check. If the order of the lines were different, the
+    new file could stand beside the old sidecar, and a reader would refuse a good file.
 
-    test_a_kill_while_saving_leaves_a_readable_file kills only eight saves, at random moments, so it
-    may pass with a wrong order. `make faults` kills 200.
+    test_a_kill_while_saving_leaves_a_readable_file kills only eight saves, at random moments. So
+    the test may pass although the order is wrong. `make faults` kills 200 saves.
     """
     sidecar = _sidecar_of(path)
     sidecar.unlink(missing_ok=True)
@@ -276,8 +275,7 @@ def _remove_temporary_files(path: Path) -> None:
 
 # The errors that torch.load may raise for a damaged file, or for a file that is not a checkpoint.
 # torch.load has no error class of its own for such files. After one of these errors `load` reads a
-# former version. An error that is missing here would end the run, although a former version may be
-# good.
+# former version. Any other error ends the run, although a former version may be good.
 UNREADABLE = (
     UnpicklingError,
     RuntimeError,
@@ -348,8 +346,8 @@ def existing_versions(path: Path) -> list[Path]:
         path.parent.glob(f"{path.stem}_previous*{path.suffix}"),
         key=lambda version: (len(version.name), version.name),
     )
-    # lexists is also true for a link to a file that is gone. `load` then fails to read it, and
-    # warns.
+    # lexists is also true for a link to a file that is gone. `load` then warns that the file cannot
+    # be read.
     if os.path.lexists(path):
         return [path, *former]
     return former

@@ -151,7 +151,7 @@ class Experiment:
         scalars: tag -> number. The numbers are means over the clips, and scores of single clips.
             E.g. "val/psnr" is the mean of the restored frames, and "val/psnr_input" is the mean of
             the blurry frames.
-        panels: clip -> title -> panel, a picture, e.g. the restored frame. The panels of a clip
+        panels: clip -> title -> picture, e.g. the restored frame. The pictures (panels) of a clip
             stand side by side in one file (a strip), images/<clip>/<step>.png.
         """
         own_scores = ""  # of the metrics that the option metric.more names
@@ -181,8 +181,8 @@ class Experiment:
                 titles = json.dumps(list(panels_of_clip)).encode()
                 write_whole(self.folder / "images" / report.PANELS_NAME, titles)
             self.to_writers("image", f"val/{clip}", strip, progress.step)
-        # The scalars must come after the pictures: when the history gets the scalars, it writes the
-        # report, which shows the pictures
+        # The scalars must come after the pictures. When the history gets the scalars of a
+        # validation, it writes the report, which shows the pictures
         # (test_the_page_of_a_run_shows_each_clip_and_the_command).
         self.to_writers("scalars", scalars, progress.step)
 
@@ -201,8 +201,7 @@ class Experiment:
         known, the checkpoint is written there before the error is raised, so that no step is lost.
         """
         # `progress.saved` is the step of the newest checkpoint_latest. If it is the present step,
-        # this step was saved before its validation, and is saved again with the score of the
-        # validation.
+        # this is a second save of the step, e.g. after a validation.
         is_second_save = name == "latest" and progress.saved == progress.step
         if name == "latest":
             progress.saved = progress.step
@@ -220,17 +219,17 @@ class Experiment:
             "version": VERSION,
             "options": self.options,
         }
-        # `keep` is the number of former versions to keep. It is 0 for a second save of a step,
-        # which replaces the first save. If the first save became a former version, it would push
-        # out the state of an earlier step
+        # `keep` is the number of former versions to keep. The second save of a step replaces the
+        # first save, so `keep` is 0. If the first save became a former version, the state of an
+        # earlier step would be lost
         # (test_the_former_checkpoint_has_the_state_of_the_former_step).
         keep = 0 if is_second_save else self.options["train"]["keep_checkpoints"]
         checkpoint.save(state, path, keep)
         seconds = time.perf_counter() - begin
         logger.info("saved %s at iter %d (%.1f s)", path, progress.step, seconds)
         if new_place is not None:
-            # The run ends here: its other files would go to the old place. `saved` tells the user
-            # which file the run can resume from.
+            # The run ends here, because its other files would go to the old place. `saved` tells
+            # the user which file to resume from.
             raise FolderMovedError(self.folder, new_place, saved=path)
 
     def _new_place(self) -> Path | None:

@@ -43,8 +43,8 @@ NORM_FACTOR = 10.0
 # before them. With fewer steps a few large batches could look like an explosion.
 NEW_NORM_STEPS = 10
 OLD_NORM_STEPS = 50
-# Number of newest gradient norms and losses that are remembered. More would only let an early part
-# of the run, in which the norm is large, hide an explosion.
+# Number of newest gradient norms and losses that are remembered. The norms are large in an early
+# part of a run. If this part were remembered for longer, it could hide an explosion.
 MOST_REMEMBERED = 1000
 # Largest share of a run in which the learning rate may stay at its floor without a warning. Many
 # schedules end with a short constant part.
@@ -69,9 +69,8 @@ class Health:
     """Judges a run at its log lines, saves and validations. All ranks may call it; rank 0 warns.
 
     To add a warning, add a method `_check_...`, which calls `_warn` with a name that no other
-    warning has. The method must contain no collective, because only rank 0 calls it: the other
-    ranks return from `judge_log_line` and `judge_save` at once, so rank 0 would wait for them
-    forever.
+    warning has. Only rank 0 calls the method, so it must contain no collective: rank 0 would wait
+    for the other ranks forever.
     """
 
     def __init__(
@@ -213,9 +212,9 @@ class Health:
 
         psnr: mean PSNR of the validation, in dB.
         """
-        # Leave out a validation that cannot be compared with others. Case 1: a resumed run repeats
-        # a validation, so there was no step, and no loss, since the validation before. Case 2: the
-        # PSNR is not finite. Perfect frames have the PSNR Inf, and broken frames NaN.
+        # Leave out a validation that cannot be compared with others. Case 1: there is no loss since
+        # the last validation, because a resumed run repeats a validation. Case 2: the PSNR is not
+        # finite. Perfect frames have the PSNR Inf, and broken frames NaN.
         if not self.losses or not math.isfinite(psnr):
             return
         self.validations.append(_Validation(psnr, loss=statistics.fmean(self.losses)))
@@ -258,9 +257,9 @@ class Health:
         # math.ceil rounds up: the last save comes at the end of the run, if not before.
         saves_to_come = math.ceil(steps_to_come / self.train.checkpoint_save)
 
-        # A new checkpoint replaces its oldest former version, so the folder `checkpoints` grows
-        # only until all versions exist. But the files of the weights in `models` are never deleted,
-        # so they fill the disk.
+        # The files of the weights in `models` are never deleted, so they fill the disk. The folder
+        # `checkpoints` grows only until all former versions exist, because a new checkpoint
+        # replaces the oldest version.
         weights_bytes = 0
         for path in (self.folder / "models").glob(f"{step}_*.pth"):
             weights_bytes += path.stat().st_size
@@ -305,7 +304,7 @@ class Health:
 def _fullest_rank(ranks: list[Measured], kind: str) -> int | None:
     """Return the number of the rank with the fullest memory, or None if no rank reports it.
 
-    Of several equally full memories, the rank with the lowest number is returned.
+    If several memories are equally full, returns the lowest of these ranks.
 
     kind: "GPU" or "host"
     """

@@ -36,7 +36,7 @@ class HistoryWriter:
     """Writes the history of a run, and after each validation its curves and its report.
 
     An entry is appended to the file at once, so a killed process loses at most the line that it is
-    writing. To append takes the same time for a short and for a long file.
+    writing. Appending takes the same time, however long the file is.
     """
 
     def __init__(self, folder: Path, start: int, draws_report: bool = True) -> None:
@@ -75,10 +75,10 @@ class HistoryWriter:
         """Return the entries in the file that this start of the run does not write again.
 
         A start resumes from a checkpoint, so it repeats all later steps and writes their entries
-        again. It may also repeat the validation at the step of the checkpoint: if the earlier start
-        wrote the entry of the validation, and was killed before it saved the checkpoint with the
-        score. E.g. the checkpoint has step 200, and the first new entry is the validation of step
-        200. Then the entries of the file are handled like this:
+        again. It may also repeat the validation at the step of the checkpoint, because the earlier
+        start may have been killed before it saved the score. E.g. the checkpoint has step 200, and
+        the first new entry is the validation of step 200. Then the entries of the file are handled
+        like this:
 
             {"step": 100, "train/loss": ...}   stays
             {"step": 200, "train/loss": ...}   stays: the new entry has no "train/loss"
@@ -106,8 +106,8 @@ class HistoryWriter:
         for entry in entries:
             if entry is None or entry["step"] > self.resumed_step:
                 continue
-            # The new entry is at resumed_step or later, and the entry here is at resumed_step or
-            # earlier. So the two have the same step only if both are at resumed_step.
+            # Here `entry` is at resumed_step or earlier, and the new entry is at resumed_step or
+            # later. So if they have the same step, it is resumed_step.
             is_same_step = entry["step"] == step
             # A step may have two entries: a log line and a validation. The earlier entry is written
             # again only if the new entry has a scalar of the same name.

@@ -46,8 +46,8 @@ class Measured:
     # Seconds of waiting for batches. The first batch of an epoch does not count, because it waits
     # for new loader processes.
     data_s: float
-    # Seconds of the forward passes, a part of compute_s. A forward pass waits for no other rank; a
-    # backward pass does. So forward_s shows a rank that is slow itself.
+    # Seconds of the forward passes, a part of compute_s. A backward pass waits for other ranks, and
+    # a forward pass does not. So forward_s shows whether this rank itself is slow.
     forward_s: float
     compute_s: float  # seconds of all computing of the steps: forward, backward, optimizer
     values: dict[str, float]  # numbers of the log line, e.g. "loss", "lr", "memory_gb"
@@ -113,15 +113,14 @@ def _memory(device: torch.device) -> dict[str, Use]:
 def log_values(ranks: list[Measured]) -> dict[str, float]:
     """Return the numbers of the log line: means over the ranks, and the largest memory_gb.
 
-    If all ranks report their GPU, three numbers are added: "gpu_busy_min" (of the GPU that works
-    least), "gpu_busy_mean", and "gpu_used_gb_max" (memory of the fullest GPU). The names are tags
-    of the history of a run, so they must stay
+    If all ranks report their GPU, three numbers are added: "gpu_busy_min" and "gpu_busy_mean", the
+    smallest and the mean share of time in which a GPU computes, and "gpu_used_gb_max", the memory
+    of the fullest GPU. The names are tags of the history of a run, so they must stay
     (test_the_log_line_has_the_idlest_and_the_fullest_gpu).
     """
     values = {}
     for name in ranks[0].values:
-        # Leave out a number that only some ranks have, because its mean would be a mean over other
-        # ranks than the means of the other numbers.
+        # A number that only some ranks have is left out, because its mean would leave ranks out.
         if all(name in rank.values for rank in ranks):
             values[name] = statistics.fmean(rank.values[name] for rank in ranks)
     values["memory_gb"] = max(rank.values["memory_gb"] for rank in ranks)

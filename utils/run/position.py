@@ -1,9 +1,12 @@
 """Record how far a run is, in steps and in its data, and decide what comes next.
 
     Progress        optimizer steps done, and the position of the next step in the data
-    DataOrder       the order of the training samples: which samples a position means
-    planned_steps   how many steps the whole run has
+    DataOrder       the order of the training samples
+    planned_steps   number of steps of the whole run
     left_to_do      what comes next: a validation, steps, or nothing
+
+A position in the data is (epoch, batch): `epoch` epochs and `batch` steps of the next epoch are
+done. The order of the samples decides which samples the next step takes.
 
 What must stay: the names of the fields of both classes, because checkpoints hold them by name. A
 new field of `Progress` needs a line in utils/run/saved_state.py.
@@ -28,8 +31,8 @@ class Progress:
 
     step: int = 0  # number of optimizer steps done
     epoch: int = 0  # number of epochs done
-    # Number of steps done in the current epoch. Steps are counted from 0, so it is also the number
-    # of the next step.
+    # Number of steps done in the current epoch. E.g. 100: the steps 0 to 99 are done, and step 100
+    # is the next one.
     batch: int = 0
     best_psnr: float | None = None  # in dB; None before the first validation
     best_step: int = 0  # step of best_psnr
@@ -40,7 +43,10 @@ class Progress:
     wandb_id: str | None = None  # id of the run at W&B
 
     def advance(self) -> None:
-        """Count one more step. No signal has stopped a validation of the new step, so count 0."""
+        """Count one more step.
+
+        No signal has stopped a validation of the new step yet, so `validation_stops` becomes 0.
+        """
         self.step += 1
         self.batch += 1
         self.validation_stops = 0
@@ -53,10 +59,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class DataOrder:
-    """The order of the training samples: it decides which samples a position in the data means.
+    """The order of the training samples.
 
-    Two starts with equal orders train on the same samples at the same position. A checkpoint holds
-    these fields by their names.
+    If two starts have equal orders, they train on the same samples at the same position (epoch,
+    batch). A checkpoint holds these fields by their names.
     """
 
     samples: int  # number of samples in an epoch
@@ -66,16 +72,18 @@ class DataOrder:
 
 
 def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:
-    """Return the optimizer steps of the whole run: `total_iter` or `epochs`, whichever ends first.
+    """Return the number of optimizer steps of the whole run.
 
-    E.g. 3 epochs of 100 steps and total_iter 250 give 250. The options have at least one of the
-    two, so the result is finite. Test: test_the_planned_end.
+    The options `total_iter` and `epochs` limit this number, and the smaller limit counts. E.g. 3
+    epochs of 100 steps and total_iter 250 give 250. At least one of the two options is set, so the
+    result is finite. Test: test_the_planned_end.
     """
     total = math.inf if train.total_iter is None else train.total_iter
     if train.epochs is not None:
-        # Count from the present position, because earlier epochs may have had another length.
-        # `epochs_left` includes the current epoch, so subtract its `batch` steps that are done.
-        epochs_left = train.epochs - progress.epoch
+        # Earlier epochs may have had another number of steps. So count only the steps that are
+        # left. E.g. train.epochs is 3, and 1 epoch of 100 steps and 40 steps of the next one are
+        # done: 2 * 100 - 40 = 160 steps are left.
+        epochs_left = train.epochs - progress.epoch  # with the current epoch
         steps_left = epochs_left * steps_per_epoch - progress.batch
         total = min(total, progress.step + steps_left)
     return int(total)
@@ -86,12 +94,13 @@ def left_to_do(
 ) -> Literal["validation", "steps", "nothing"]:
     """Return what comes next in a run. "nothing" means that the run is finished.
 
-    Training and resuming both call this function, so that they agree. A run is finished if its last
-    step is done and validated. Each rule below has a case in test_when_a_run_is_finished.
+    A run is finished if its last step is done and validated. A run asks this function at its start
+    and after each step, so a resumed run decides by the same rules. Each rule below has a case in
+    test_when_a_run_is_finished.
 
     total_iter: number of steps of the run.
-    test_every: number of steps between two validations, or 0 if there is no test split. The last
-        step has a validation in any case.
+    test_every: number of steps between two validations, or 0 if there is no test split. If there is
+        one, the last step has a validation, too.
     """
     is_last = progress.step >= total_iter
     if not test_every:

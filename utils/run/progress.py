@@ -28,10 +28,10 @@ LINE_COUNT = 10
 # Longest time between two lines, in seconds. After this time a line is logged even if no tenth was
 # completed, so that a user who looks at the log does not think that a slow action hangs.
 LONGEST_WITHOUT_LINE_S = 60.0
-# Seconds at the start of an action without a line. An action that is done within this time needs no
-# line in the log. A caller may choose another number (`quiet_s`).
+# No line comes in the first seconds of an action, because a short action needs no line in the log.
+# A caller may choose another number (`quiet_s`).
 QUIET_S = 5.0
-# Seconds at the start after which a line comes even if no tenth was completed.
+# Seconds after which the first line comes, even if no tenth was completed.
 FIRST_LINE_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -76,8 +76,8 @@ def _drop(line: str) -> None:
 def kind_to_show(kind: str) -> str:
     """Return `kind`, or "none" if this process shows no progress.
 
-    Ranks other than 0 show none, and TQDM_DISABLE switches all progress off. As in tqdm itself, an
-    empty value and "0" leave it on.
+    Only rank 0 shows progress. The environment variable TQDM_DISABLE switches it off, unless its
+    value is empty or "0", as in tqdm itself.
     """
     if RUN.launch.rank != 0:
         return "none"

@@ -111,8 +111,8 @@ class Bar(ExitStack):
 class AboveBars:
     """Replaces stdout or stderr while a bar is open, and writes lines above the bars.
 
-    Text is held back until its line is complete, because the bar would overwrite a half line. Test:
-    test_the_bar_tears_no_line_of_the_log.
+    Text is held back until its line is complete, because the bar would overwrite an incomplete
+    line. Test: test_the_bar_tears_no_line_of_the_log.
     """
 
     def __init__(self, stream: Any, terminal: Any) -> None:

@@ -56,8 +56,8 @@ def restore_progress(
     state = resumed.state
     progress = _progress_in(state)
 
-    # The data that the checkpoint was written with, and its steps per epoch. An early version did
-    # not save them. For its checkpoints, take the present number of steps.
+    # The order of the data when the checkpoint was written, and the steps per epoch. Checkpoints of
+    # early versions do not have them. For such a checkpoint, take the present number of steps.
     order_then = _order_in(state)
     steps_per_epoch_then = order.steps if order_then is None else order_then.steps
 
@@ -66,9 +66,9 @@ def restore_progress(
     if progress.batch == steps_per_epoch_then:
         progress.next_epoch()
 
-    # The options of this start count, and not the options in the checkpoint. Log what differs.
-    # Older versions hid fewer secrets in a checkpoint. `redact` hides them here, too. Otherwise a
-    # secret that is hidden only now would count as a changed option.
+    # The run uses the options of this start, and not the options in the checkpoint. Log what
+    # differs. Older versions hid fewer secrets in a checkpoint, and `options` has no secrets. So
+    # hide all secrets of the checkpoint, too. Otherwise a secret would count as a changed option.
     changes = differences(redact(state["options"]), options)
     if changes and utils_dist.is_main_process():
         log_changed_options(changes)
@@ -87,9 +87,9 @@ def restore_progress(
     # The best PSNR does not count if, for example, it was measured on other test clips.
     _forget_incomparable_best(progress, folder, options_of_psnr(changes), scored_on)
 
-    # A finished run reads no more samples, so it does not matter whether its data have changed. To
-    # find out whether the run is finished, use the steps per epoch of the checkpoint. If the new
-    # data have more steps per epoch, the new number would make a finished run look unfinished.
+    # A finished run reads no more samples, so changed data do not matter. Whether the run is
+    # finished depends on the steps per epoch when the checkpoint was written. With the present
+    # number, a finished run would look unfinished if the data have grown.
     is_finished = progress.step >= planned_steps(train, steps_per_epoch_then, progress)
     if not is_finished:
         _fit_position_to_data(progress, order_then, order, resumed, options)
@@ -137,11 +137,11 @@ def _forget_incomparable_best(
 ) -> None:
     """Forget the best PSNR if new PSNR values cannot be compared with it. Changes `progress`.
 
-    The reason is logged. A start without a test split measures no PSNR. Then `scored_on` is None,
-    and the test clips are not compared. Test: test_a_best_score_of_other_test_clips_does_not_count.
+    The reason is logged. Test: test_a_best_score_of_other_test_clips_does_not_count.
 
     changed_psnr_options: keys of changed options that the PSNR depends on.
-    scored_on: digest of the test clips of this start, or None without a test split.
+    scored_on: digest of the test clips of this start. None without a test split: then this start
+        measures no PSNR, and the test clips are not compared.
     """
     if progress.best_psnr is None:
         return
@@ -184,11 +184,10 @@ def _fit_position_to_data(
     resumed: the checkpoint.
     options: all options of this start.
 
-    The two errors are needed, because the queue of a cluster may start a run again after a host or
-    a disk was lost. The run must not continue with half of its GPUs or half of its clips. But if
-    the user has named the checkpoint (--resume FILE), the change is intended: the run goes on with
-    the next epoch, and the change is only logged. tests/dist/test_changed_resume.py tries each
-    case.
+    Why two errors: the queue of a cluster may start a run again after a host or a disk was lost.
+    The run must not continue with half of its GPUs or half of its clips. If the user has named the
+    checkpoint (--resume FILE), the change is intended. Then the run goes on with the next epoch,
+    and the change is only logged. tests/dist/test_changed_resume.py tries each case.
     """
     ranks = utils_dist.get_world_size()
     ranks_then = resumed.state.get("world_size", 1)  # missing in early versions
@@ -207,12 +206,11 @@ def _fit_position_to_data(
     if (is_other_data or per_step != per_step_then) and not is_intended:
         raise _other_data_or_batch(is_other_data, changes, per_step_then, resumed.path)
 
-    # The number of samples and the samples per step determine the number of steps in an epoch. If
-    # both numbers are unchanged, no run saves a position beyond the end of an epoch, so somebody
-    # has changed the file. Count this as a change, too.
+    # If nothing has changed, an epoch has as many steps as before. Then no run has saved a position
+    # beyond the end of the epoch, so somebody has changed the file. Count this as a change, too.
     if not changes and progress.batch > order.steps:
         changes = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
-    # A position at the start of an epoch can stay: no sample of the epoch has been used.
+    # At the start of an epoch the position can stay, because no sample of the epoch has been used.
     if changes and progress.batch:
         progress.next_epoch()
 

@@ -47,10 +47,10 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
         a file of another run  checkpoint_latest (2)               the named file (2)
         a file of this run     the file with more steps (3)        the named file
 
-    (1) It is refused if the folder holds a checkpoint_best, because a fresh start would overwrite
+    (1) If the folder holds a checkpoint_best, a fresh start is refused, because it would overwrite
         this file.
-    (2) With this rule the user can repeat the same command after an interruption: the first start
-        uses the named file, and later starts go on from checkpoint_latest of this run.
+    (2) So the user can repeat the same command after an interruption. The first start uses the
+        named file, and later starts go on from checkpoint_latest of this run.
     (3) If checkpoint_latest cannot be read, the named file is used.
 
     A path to a folder means the checkpoint_latest in this folder.
@@ -198,11 +198,11 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def restoring(resumed: Resumed | None) -> Generator[None]:
-    """Turn an error of the block, which restores a checkpoint, into one that names the file.
+    """Turn an error within the block into a CheckpointError that names the file.
 
-    The block gives the weights, moments and averages of the checkpoint to network and optimizer.
-    For a value that does not fit, they raise errors of many types. They do not know the path of the
-    file. So here the error becomes a CheckpointError with the path.
+    The block restores a checkpoint: it gives weights, moments and averages to network and
+    optimizer. If a value does not fit, network and optimizer raise errors of many types, and these
+    errors do not name the file.
 
     resumed: the checkpoint, or None for a fresh start. The errors of a fresh start are not changed,
         because no file is their cause.

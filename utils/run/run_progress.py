@@ -94,9 +94,9 @@ class RunProgress(ExitStack):
     def eta(self, step: int) -> str:
         """Return the time that the rest of the run takes, e.g. "1 d 03:12:00".
 
-        The rest is the steps after `step`, with their validations and saves. Before the first
-        validation of this start, its time is not known, so no validation is counted. The same holds
-        for saves. Returns "" if the speed is not known yet.
+        The rest is the steps after `step`, with their validations and saves. Validations count only
+        after the first validation of this start, because their time is not known before. Saves
+        count only after the first save. Returns "" if the speed is not known yet.
         Test: test_the_remaining_time_holds_the_validations_and_saves_to_come.
         """
         seconds_per_step = self.timer.pace()
@@ -114,7 +114,7 @@ class RunProgress(ExitStack):
     def _pauses_to_come(self, step: int, every: int) -> int:
         """Return how many validations (or saves) are still to come after `step` steps.
 
-        They come at each multiple of `every`, and one follows the last step. A validation at `step`
+        They come at each multiple of `every`, and after the last step. A validation at `step`
         itself is still to come, because the remaining time is shown before it begins. E.g. 10 of 25
         steps are done and every = 10: the result is 3, for the validations at 10, 20 and 25.
         """

@@ -23,8 +23,8 @@ from typing import Any
 from utils.options.loader_options import DatasetsOptions
 from utils.run.measured import Measured
 
-# Largest share of the time for which a rank may wait for data without a warning. Below this share,
-# a faster loader would save less time than the difference between two equal runs.
+# Largest share of the time for which a rank may wait for data without a warning. Two equal runs
+# differ in time by about this share, so a smaller wait is not noticeable.
 MOST_DATA_SHARE = 0.10
 # A rank is slow if it takes more than SLOW_FACTOR times the median of the other ranks, and if the
 # difference is more than LEAST_DELAY_SHARE of a step. A smaller delay is not noticeable.
@@ -96,7 +96,7 @@ class SpeedJudge:
             own_times.append(wait + forward)
         for rank, own_s in enumerate(own_times):
             times_of_others = [*own_times[:rank], *own_times[rank + 1 :]]
-            # A single rank has no others. It is compared with itself, so it is never slow.
+            # A single rank is compared with itself, so it is never slow.
             usual_s = statistics.median(times_of_others or own_times)
             # A rank that takes 1 ms in place of 0.5 ms is much slower, but the others hardly wait
             # for it. So its delay must also be a noticeable share of its whole step.
@@ -130,9 +130,9 @@ class SpeedJudge:
             shares.append(wait / seconds)
         worst_share = max(shares)
         worst_rank = shares.index(worst_share)
-        # How many cores has a rank? Ranks of a host that may use the same cores share them. But
-        # SLURM may have given each rank cores of its own. So count the ranks with the same host and
-        # the same cores, and divide the cores by this number.
+        # The number of cores of a rank. Ranks of a host may share their cores, or SLURM may have
+        # given each rank its own cores. So count the ranks with the same host and the same cores,
+        # and divide the number of cores by this count.
         cores_of_ranks = [(rank.host, rank.cores) for rank in newest]
         sharing_count = cores_of_ranks.count(cores_of_ranks[worst_rank])
         cores_per_rank = max(1, len(newest[worst_rank].cores) // sharing_count)

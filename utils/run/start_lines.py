@@ -39,9 +39,9 @@ def log_start(
 
     total_iter: number of steps of the whole run. The other arguments are arguments of `Run`, too.
     """
-    # The programs also read option files of KAIR, the toolbox in which VRT was published. There the
-    # batch size and the number of workers are totals over all GPUs. Here they are numbers per GPU.
-    # The note warns of this.
+    # The programs also read option files of KAIR, the toolbox in which VRT was published. In KAIR
+    # the batch size and the number of workers are totals over all GPUs. Here they are numbers per
+    # GPU. The note warns the user.
     note = opt.note_on_totals(utils_dist.get_world_size())
     if note and utils_dist.is_main_process():
         logger.warning("%s", note)

@@ -53,14 +53,13 @@ class TensorBoardWriter:
         step: number of steps done when this start begins.
         options: all options, without secrets. They are shown as text, and some sections also as
             hyperparameters next to the newest scores.
-        repeated_scalars: scalars of `step` itself, or None. With scalars, the entries of `step` are
-            hidden too, and these scalars are written in their place. With None, the entries of
-            `step` stay.
+        repeated_scalars: None if the entries of `step` itself stay. Otherwise these entries are
+            hidden, too, and these scalars are written in their place.
         """
         from torch.utils.tensorboard import SummaryWriter, summary
 
         first_hidden_step = step + 1 if repeated_scalars is None else step
-        # SummaryWriter starts a thread. Find this thread: it runs after the call and not before.
+        # SummaryWriter starts a thread. To find this thread, compare the threads before and after.
         threads_before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
             put_before_now(folder)

@@ -6,8 +6,8 @@
 
 What must stay: no function that runs in a step waits for the device, because the host prepares the
 next work while the device computes. Only `seconds_of` waits, and no training step calls it.
-The names that callers give to `StepTimer.part` must stay, too: the history of a run has a tag for
-each name, with "_share" at its end, e.g. "data_share" and "compute_share".
+The names that callers give to `StepTimer.part` must stay, too, because they are part of the tags of
+a run's history. E.g. "data" has the tag "train/data_share".
 
 Tests: tests/parts/utils/test_progress.py, and for the clock of the device
 tests/parts/utils/test_health.py (test_the_event_files_hold_the_times_of_each_rank).
@@ -103,8 +103,8 @@ class StepTimer:
     def __init__(self) -> None:
         self.line = Span()  # since the last log line
         self.epoch = Span()  # since the epoch began, without the first step of the process
-        # When the epoch began. The log shows the whole length of the epoch, also with the first
-        # step. `epoch` serves for the speed, so it leaves the first step out.
+        # When the epoch began, for the length of the epoch in the log. This length includes the
+        # first step of the process. `epoch` leaves this step out, because it serves for the speed.
         self.epoch_begin = time.perf_counter()
         self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
         self._is_warm = False  # whether the first step is done

@@ -66,9 +66,9 @@ def load_plain(path: Path) -> Any:
     """
     operation_count = _check_file(path)
     content = torch.load(path, map_location="cpu", weights_only=True)
-    # Each operation of a pickle makes one value, or puts values together. So an honest file has
-    # about as many values as operations. The limit is ten times the number of operations, because
-    # an honest file may use some values several times. 1000 is added for files with few operations.
+    # Each operation of a pickle makes one value, or puts values together. So a usual file has about
+    # as many values as operations. The limit is ten times the number of operations, because a file
+    # may use some values several times. 1000 is added for files with few operations.
     _refuse_repetition(content, most=1000 + 10 * operation_count)
     return content
 
@@ -222,10 +222,9 @@ def _refuse_repetition(content: Any, most: int) -> None:
     ten times. But a program that goes through c meets 1000 numbers. A list d = [c] * 10 would give
     it 10,000 numbers, and so on. Test: test_nested_lists_with_too_many_leaves_are_refused.
 
-    most: largest number of values, where a value counts as often as it is met.
+    most: largest number of values. A value that is in several lists counts several times.
     """
-    # Go through all values, and count a value as often as it is met. `values_to_count` has the
-    # values that are still to be counted, each with its depth.
+    # `values_to_count` has the values that are still to be counted, each with its depth.
     values_to_count = [(content, 0)]
     count = 0
     while values_to_count:

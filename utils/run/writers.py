@@ -69,10 +69,10 @@ def build_writers(
     if section.use_tensorboard:
         repeated_scalars = None
         if progress.validated < progress.step:
-            # An earlier start may have written a validation of this step, and then died before its
-            # checkpoint was written. This start repeats the validation, so TensorBoard must hide
-            # the entries of this step. This also hides the training scalars of the step, although
-            # this start does not repeat them. So give them to the writer, which writes them again.
+            # This start repeats the validation of this step. An earlier start may have written the
+            # validation already, and may have died before it saved the score. So TensorBoard must
+            # hide the entries of this step. This also hides the training scalars of the step, which
+            # this start does not compute again. So the writer gets them, and writes them again.
             repeated_scalars = history.training_scalars(folder, progress.step)
         writers.append(
             TensorBoardWriter(folder / "tb_logger", progress.step, options, repeated_scalars)
