@@ -86,14 +86,17 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
 # One command, followed through the program. Each step is shown with the value that it returns. Read
-# the file of a step only to see how the step computes this value. `street` is a folder of 14
-# frames, and W.pth holds a network that takes no spikes.
+# the file of a step only to see how the step computes this value. clip.mp4 is a film of 14 frames.
 #
-#     python main_test_vrt.py --weights W.pth --input street --output out
+#     python main_test_vrt.py --input clip.mp4 --spike clip.dat --spike-size 250 400 \
+#         --output out spike.calibration=auto
 #
-#     read_request (models/restore/request.py): reads the flags into named fields
-#         TestRequest(own_files=OwnFiles(input="street", spike=None, gt=None, ...),
-#                     network=NetworkFlags(weights="W.pth", dtype="float32", ...),
+#     read_request (models/restore/request.py): reads the flags into named fields. Without --weights
+#     it takes weights/motion.pth
+#         TestRequest(own_files=OwnFiles(input="clip.mp4", spike="clip.dat", gt=None,
+#                                        spike_size=(250, 400),
+#                                        overrides=("spike.calibration=auto",)),
+#                     network=NetworkFlags(weights=".../weights/motion.pth", dtype="float32", ...),
 #                     results=ResultFlags(output="out", save=(), fps=25.0, ...),
 #                     opt=None, formula=None, joint=None, ...)
 #     choose_method (data/chosen_method.py): nothing, because there is no --method
@@ -101,28 +104,45 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #     read_options: nothing, because there is no --opt
 #         None
 #     job_on_own_clips: reads the weights, and opens the clips
-#         read_saved (models/portable.py): reads W.pth
-#             SavedNetwork(path="W.pth", weights={name: tensor}, spike=None, ...)
-#         spikes_for_network (models/restore/own_spikes.py): refuses inputs that do not fit W.pth
-#             None
+#         read_saved (models/portable.py): reads motion.pth
+#             SavedNetwork(path=".../motion.pth", weights={name: tensor}, spike={...}, ...)
+#         spikes_for_network (models/restore/own_spikes.py): the section `spike` of the training,
+#         changed by --spike-size and spike.calibration=auto
+#             {"type": "dat", "h": 250, "w": 400, "calibration": "auto", "gamma": 2.2, ...}
 #         network_for_own_clips (models/restore/network_method.py): tiles and dtype of the flags
-#             NetworkMethod(the SavedNetwork, tiles of 12 frames, dtype="float32", sigma=None)
-#         clips_with_frames (data/own_clips.py): opens street, by data/clips/clip_reader.py
-#             OwnClips(clips=[the reader of street], frames_note="all")
+#             NetworkMethod(the SavedNetwork, tiles of 1 frame, dtype="float32", sigma=None)
+#         with_improvement: wraps the NetworkMethod, because motion.pth has the fusion "motion"
+#             LearnedMotion(the NetworkMethod, ...)
+#         clips_with_frames (data/own_clips.py): opens the clips. For each clip, `user_clips` of
+#         data/clips/clip_reader.py calls
+#             FrameSource (data/clips/user_frames.py): opens clip.mp4 and reads its first frame
+#             user_spikes (data/cameras/user_spikes.py): how the spikes are read. --spike-size ends
+#             here, in `geometry`
+#                 DatSpikes(geometry=SpikeGeometry(250, 400, ...), is_auto=True, calibration=None)
+#             user_clip (data/clips/user_clip.py): the frames with the spikes of each frame
+#                 Clip("clip", lq=("clip.mp4", ...), spike=("clip.dat", ...), ...)
+#         Then it calls, once for all clips,
+#             calibrate_clips (data/cameras/self_calibration.py): finds where the spike pixels lie
+#             on the frames. "auto" ends here
+#                 the Clip, with DatSpikes(calibration=the found one, ...)
+#         and returns
+#             OwnClips(clips=[the reader of clip.mp4], frames_note="all")
 #
-#         Job(method=NetworkMethod(...),
-#             clips=[the reader of street],  # its `frame(0)` reads street/000000.png
-#             outputs=Outputs("out", save=("comparison", "frames"), fps=25.0, ...), ...)
+#         Job(method=LearnedMotion(...),
+#             clips=[the reader of clip.mp4],  # its `frame(0)` reads the first frame and its spikes
+#             outputs=Outputs("out", save=("comparison", "video"), fps=25.0, ...), ...)
 #     restore_clips (models/restore/run_job.py): asks the method for the frames of each clip
-#         Before the first frame: out/run.json (settings, and names of the results)
-#         restorer = job.method.restorer(device)   # models/restore/tiles/restorer.py
+#         claim_folder (models/restore/output_folder.py): takes the folder of --output, and writes
+#             out/run.json (settings, and names of the results)
 #         restorer.frames(the reader, range(14))   # yields 14 tensors (3, H, W)
-#         Each tensor becomes a file at once: out/street/000000.png ... out/street/000013.png
-#         After the last one: out/street_comparison.mp4, out/strips/street/*.png (of 3 frames),
-#         out/clips/street.png (the middle frame), and at the end out/clips/street.json (scores)
+#         Each tensor becomes a file at once: out/.work/clip/000000.png ... 000013.png. These files
+#         are removed at the end, because a film is saved as a film, without frames
+#         After the last one: out/clip.mp4, out/clip_comparison.mp4, out/strips/clip/*.png (of 3
+#         frames), out/clips/clip.png (the middle frame), and then out/clips/clip.json (scores)
 #     write_report (models/restore/report.py): the results of all clips
 #         out/metrics.json, out/table.txt, out/report.html
 #
+# If --input is a folder of images, the frames are saved: out/street/000000.png for a folder street.
 # With --method, a formula or the joint solution is the method of the job. With --opt and without
 # --input, `job_on_test_set` makes the job.
 #

@@ -174,9 +174,10 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
     operator: Any = getattr(netG, "fusion", None)
     if not operator or not spike:
         return
-    # `operator` is a section of options: its type, e.g. "exposure", the values of its parameters,
-    # and as `constructor` the class of the operator. The class names the only representation that
-    # the operator understands. None: it takes any representation (models/fusion/base.py).
+    # `operator` is the section netG.fusion: its type, e.g. "exposure", and the values of its
+    # parameters. `operator.constructor` is the class of the operator. The attribute
+    # `representation` of the class (models/fusion/base.py) is the only representation that the
+    # operator understands, e.g. "relative", or None if the operator takes any representation.
     only_representation = operator.constructor.representation
     if only_representation is None or spike.representation.type == only_representation:
         return
@@ -208,18 +209,20 @@ def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
 
     gt_size: side of a crop of the sharp frame. The crop of the input is `scale` times smaller.
     """
-    multiple = spec.multiple  # of the sides of the input
-    # Crops are square, so the side must be large enough for height and width. E.g. VRT with windows
-    # of 6 x 8 needs inputs of at least 48 x 64, with sides that are multiples of 24. Then the
-    # smallest side is 72, the first multiple of 24 from 64 on.
+    # A side of the input must be a multiple of this number, the least common multiple of the window
+    # height, the window width and the stride. E.g. 6, 8 and 8: 24.
+    multiple = spec.multiple
+    # A crop is square, so its side must be large enough for both height and width. E.g. VRT with
+    # windows of 6 x 8 needs inputs of at least 48 x 64. The smallest multiple of 24 that is at
+    # least 64 is 72.
     least_side = math.ceil(max(spec.least_size) / multiple) * multiple
     side = gt_size // scale  # of the crop of the input
     is_whole = gt_size % scale == 0
     if is_whole and side % multiple == 0 and side >= least_side:
         return
-    # Propose the valid size that is nearest to `gt_size`. E.g. gt_size 203, scale 4, multiple 8:
-    # side is 50, so the nearest side is 48, and the proposal is 192. `least_side` is a multiple,
-    # too, so the larger of both numbers is valid.
+    # Propose a valid size near `gt_size`. E.g. gt_size 203, scale 4, multiple 8: the side is 50,
+    # the nearest multiple of 8 is 48, and the proposal is 4 * 48 = 192. A side below `least_side`
+    # is not valid, so then propose `least_side`.
     nearest_side = max(least_side, round(side / multiple) * multiple)
     key = "datasets.train.gt_size"
     raise OptionError(
@@ -269,9 +272,10 @@ def _check_task(
             expected="true",
             do="set it to true, or choose another dataset",
         )
-    # With netG.nonblind_denoising, the test clips need the noise map, too. They have a noise map if
-    # datasets.test.sigma is a number, and none if sigma is null (None). Without a test dataset, or
-    # without the key sigma, getattr gives 0, so that nothing is refused.
+    # With netG.nonblind_denoising, the test clips need the noise map, too. They get it if
+    # datasets.test.sigma is a number. If sigma is null (None), they have no noise map, so refuse
+    # them. Without a test dataset, or without the key sigma, getattr gives 0, and nothing is
+    # refused.
     if spec.noise_map and getattr(test, "sigma", 0) is None:
         raise OptionError(
             what="netG.nonblind_denoising is true, and the test clips have no noise",

@@ -202,6 +202,7 @@ class DatSpikes:
         # Where the spike pixels lie on a frame. The fields are first set as without a calibration,
         # and `_calibrate` then sets the calibration of a file. With "auto", self_calibration.py
         # later makes a copy for each clip (`changed`), with the calibration of this clip.
+        # --spike-size and spike.h arrive in `geometry` above, and spike.calibration arrives here.
         self._set(
             interpolation=cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST,
             is_auto=calibration == "auto",

@@ -96,6 +96,7 @@ def user_clip(
     if spikes:
         warn_of_one_spike_file(clip, spikes, times)
         # A calibration says where the planes lie on the frames, so a plane may then have any shape.
+        # With "auto" the calibration is not found yet, so the shape is checked.
         if spikes.calibration is None:
             plane = (spikes.geometry.height, spikes.geometry.width)
             check_same_view(clip.size, plane, str(spike))

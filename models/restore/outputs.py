@@ -129,10 +129,10 @@ class Outputs:
         return frames + videos
 
     def planned_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """Return every file written for a clip with these frames, each once.
+        """Return every file that is written for a clip, each once.
 
-        stems: names of the frames. If empty, only the files of the clip itself are returned, such
-        as its videos.
+        stems: names of the frames. With (), only the files of the whole clip are returned, such as
+        its videos.
         """
         # Strips are written for at most STRIPS_PER_CLIP frames, e.g. frames 0, 3 and 6 of 7 frames.
         positions = evenly_spaced(len(stems), most=STRIPS_PER_CLIP)
@@ -149,8 +149,8 @@ class Outputs:
         ]
         if self.pictures:
             files.append(self.file("captions", clip))
-        # With "frames" in `save`, the frames are among the results, too. A dict keeps the first of
-        # equal keys, and the order.
+        # Drop repetitions, and keep the order. With "frames" in `save`, `results` and `frame_files`
+        # return the same files.
         return list(dict.fromkeys(files))
 
     # ---- Writing and reading ----
@@ -163,8 +163,8 @@ class Outputs:
     def write_pictures(self, clip: str, pictures: Sequence[FramePicture]) -> None:
         """Write pictures of how the example frame of a clip was restored.
 
-        The captions are written last, because the file of the captions is the sign for the report
-        that all pictures are there.
+        The file of the captions is written last. If it exists, the report knows that all pictures
+        exist.
         """
         for picture in pictures:
             imwrite_rgb(self.file("picture", clip, picture.name), picture.image)
@@ -172,9 +172,10 @@ class Outputs:
         write_whole(self.file("captions", clip), json_bytes(captions))
 
     def load_pictures(self, clip: str) -> list[FramePicture]:
-        """Return what `write_pictures` wrote for a clip, or [] if it wrote nothing.
+        """Return the pictures that `write_pictures` wrote for a clip.
 
-        A test of an older version, or of a method without pictures, wrote nothing.
+        Returns [] if there are none, e.g. for a method without pictures, or for a clip that an
+        older version restored.
         """
         path = self.file("captions", clip)
         if not self.pictures or not path.exists():
@@ -186,18 +187,20 @@ class Outputs:
         return pictures
 
     def write_frame(self, clip: str, stem: str, frame: torch.Tensor) -> None:
-        """Write a restored frame (3 K, H, W) and its K instants.
+        """Write a restored frame and its K instants.
 
-        The file of kind "frame" must be written last, because it is the sign for a resumed test
-        that all files of this frame are there.
+        The file of kind "frame" must be written last. If it exists, a continued test takes the
+        frame as finished.
+
+        frame: (3 K, H, W), the colours of each instant.
         """
         instants = frame.unflatten(0, (self.instants, -1))  # (K, 3, H, W)
         for path in self.exact_files(clip, [stem]):  # one path or none
             content = BytesIO()
             np.save(content, instants.numpy())
             write_whole(path, content.getvalue())
-        # The images in the order of `frame_files`. E.g. 3 instants: instant 0, 1, 2, and then
-        # instant 1 once more, as the file of the frame. With one instant: only the frame.
+        # The images in the order of `frame_files`. E.g. K = 3: instants 0, 1, 2, and then instant 1
+        # again, because the middle instant is the frame. K = 1: only the frame.
         images = list(tensor_to_uint8(instants))
         if len(images) > 1:
             middle = images[len(images) // 2]

@@ -5,8 +5,8 @@ user's files with their "spike.key=value" (request.py). Out: the section with th
 main_test_vrt.py and scripts/show_motion.py hand it to the reader of the clips
 (data/clips/clip_reader.py). For a formula, which has no weights, they call only `changed_spikes`.
 
-The user may not change the kind of the channels, because the network was trained with it
-(`kind_differences` in models/select_network.py names its keys).
+The user may not change the keys `representation` and `gamma`, because the network was trained with
+channels of this kind (`kind_differences` in models/select_network.py compares these keys).
 
 What must stay: each refusal, because a network gives wrong frames for channels of another kind,
 without an error. A new key of the section `spike` that describes the files of a training must be

@@ -1,7 +1,8 @@
 """Read the command line of main_test_vrt.py into a frozen `TestRequest`.
 
-Only this file and refused_flags.py read the values that argparse returns. main_test_vrt.py takes
-the `TestRequest`, and passes its fields on. E.g. the flags
+main_test_vrt.py takes the `TestRequest`, and passes its fields on. Only three files read the values
+that argparse returns: this file, refused_flags.py and utils/options/foreign_flags.py. E.g. the
+flags
 `--input a.mp4 --spike b.dat --output out --tile 12,256` become
 
     own_files   OwnFiles(input="a.mp4", spike="b.dat", ...)

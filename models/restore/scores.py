@@ -20,24 +20,29 @@ from models.metrics import COLUMNS, format_score
 from utils.name_order import natural_key
 from utils.results import plain_table
 
-# Values of the options metric.values and metric.mean -> their meaning in words, for the report. The
-# texts are part of the protocol of a test, so they must stay.
+# Value of the option metric.values -> what it means, in words for the report. The texts here and in
+# MEANS are part of the protocol of a test, so they must stay.
 NUMBER_FORMATS = {
     "uint8": "clamp 0..1, x255, round to uint8",
     "clamped": "clamp 0..1, x255, not rounded",
     "float": "x255, neither clamped nor rounded",
 }
+# Value of the option metric.mean -> what it means, in words.
 MEANS = {"clips": "frame -> clip mean -> mean over clips", "frames": "mean over all frames"}
 
 
 class OtherMean(NamedTuple):
-    """The mean that metric.mean does not ask for. Both means are always given."""
+    """The second mean of a metric.
 
-    over: str  # "clips" or "frames"
-    key: str  # its key in metrics.json; with {metric} = psnr e.g. "psnr_frame_mean"
+    metrics.json has two means of each metric. The key "psnr" is the mean that the option
+    metric.mean chooses, and the second mean has a longer key.
+    """
+
+    over: str  # "clips" or "frames": what is averaged
+    key: str  # its key in metrics.json. "{metric}_frame_mean" becomes e.g. "psnr_frame_mean"
 
 
-# Value of metric.mean -> the other mean.
+# Value of metric.mean -> the second mean.
 OTHER_MEANS = {
     "clips": OtherMean(over="frames", key="{metric}_frame_mean"),
     "frames": OtherMean(over="clips", key="{metric}_clip_mean"),
@@ -57,9 +62,10 @@ def protocol_text(number_format: str, mean: str) -> str:
     )
 
 
-# If LPIPS is computed, the report appends LPIPS_NOTE to `protocol_text`: network and version of
-# LPIPS. scripts/compare_runs.py compares protocols without this note, so it searches for the start
-# of the note, "; LPIPS". The start must stay, because files of finished tests have it.
+# With --lpips, report.py appends LPIPS_NOTE to `protocol_text`. The note names the network and the
+# version of LPIPS. scripts/compare_runs.py cuts the note off before it compares two protocols. It
+# finds the note by its start "; LPIPS". The start must stay, because files of finished tests have
+# it.
 START_OF_LPIPS_NOTE = "; LPIPS"
 LPIPS_NOTE = f"{START_OF_LPIPS_NOTE}: AlexNet, version 0.1"
 
@@ -69,10 +75,6 @@ def collect(
 ) -> dict[str, Any]:
     """Return the scores and averages of metrics.json. report.py adds the key "protocol" to them.
 
-    clips: an entry {"name", "frames", "per_frame": Scores, ...} for each clip.
-    expected: number of clips that there should be.
-    mean: which mean comes first, a key of MEANS.
-
     E.g. for one clip of 10 frames, with mean "clips":
 
         {"clips": {"street": {"frames": 10, "per_frame": {...}, "restored": {"psnr": 30.1}, ...}},
@@ -81,9 +83,14 @@ def collect(
                                    "mean": "clips", "frames": 10, "clips_found": 1,
                                    "clips_expected": 1, "complete": true}, ...}}
 
-    Only clips with sharp frames count for the averages.
+    clips: an entry for each clip, the content of its clips/<name>.json: {"name", "frames",
+    "per_frame": Scores, ...}. A clip without sharp frames has no scores, and does not count for
+    the averages.
+    expected: number of clips that there should be. With fewer clips, "complete" is false.
+    mean: the mean that gets the name of the metric as its key: "clips" or "frames".
     """
-    # The entries in natural order ("clip2" before "clip10"), with the mean of each metric.
+    # The result for "clips": name of a clip -> its entry, with the mean of each metric added. The
+    # names are in natural order, "clip2" before "clip10".
     table: dict[str, dict[str, Any]] = {}
     for clip in sorted(clips, key=lambda clip: natural_key(clip["name"])):
         # E.g. {"frames": 10, "per_frame": {"restored": {"psnr": [30.2, ...]}}, ...}.
@@ -107,12 +114,11 @@ def collect(
 
 
 def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -> dict[str, Any]:
-    """Return the averages of one kind, e.g. of "restored". `collect` shows such averages.
+    """Return the averages of one kind, e.g. of "restored": an entry of "averages" (`collect`).
 
     rows: the clips that have this kind. E.g. for "restored", each row has
         {"restored": {"psnr": 30.1}, "per_frame": {"restored": {"psnr": [30.2, 30.0]}}, ...}.
-    mean: "clips" or "frames", the mean that gets the name of the metric, e.g. "psnr". The other
-        mean gets a longer key, e.g. "psnr_frame_mean" (OTHER_MEANS).
+    expected, mean: as in `collect`.
     """
     averages: dict[str, Any] = {}
     frame_count = 0
@@ -127,7 +133,7 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
         }
         other = OTHER_MEANS[mean]
         # E.g. with mean "clips": averages["psnr"] is the mean over clips, and
-        # averages["psnr_frame_mean"] is the mean over frames.
+        # averages["psnr_frame_mean"] is the mean over all frames.
         averages[metric] = mean_over[mean]
         averages[other.key.format(metric=metric)] = mean_over[other.over]
     return averages | {
@@ -163,11 +169,11 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
         blurry = clip.get("input", {})
         rows.append(_row(name, clip["frames"], restored, blurry, metrics))
     if metrics:
-        # A row for the mean that the option metric.mean asks for.
+        # A row for the mean that the option metric.mean chooses.
         mean = restored_means["mean"]
         frames = restored_means["frames"]
         rows.append(_row(f"mean over {mean}", frames, restored_means, input_means, metrics))
-        # A row for the other mean.
+        # A row for the second mean.
         other = OTHER_MEANS[mean]
         other_restored = {}
         other_blurry = {}
@@ -210,7 +216,7 @@ def _gain(restored: float | str | None, blurry: float | str | None) -> str:
     """Return the gain in decibels for a table, e.g. "+1.25".
 
     Returns "-" if a score is missing. If both scores are infinite (images without any error), the
-    gain is 0, although inf - inf is NaN.
+    gain is "+0.00", because inf - inf would be NaN.
     """
     if restored is None or blurry is None:
         return "-"

@@ -1,8 +1,8 @@
 """The design of a VRT: the arguments that decide its layers, and what follows from them.
 
-The lists `depths`, `embed_dims` and `num_heads` have an entry for each stage: entries 0 to 6 for
-the stages 1 to 7, the other entries for the layers of stage 8. models/network_vrt.py explains the
-arguments, because they are options of netG.
+The lists `depths`, `embed_dims` and `num_heads` have 7 entries for the stages 1 to 7, and then an
+entry for each layer of stage 8. So entry 0 is for stage 1. The docstring of `VRT`
+(models/network_vrt.py) explains each argument.
 
 What must stay: the names of the fields, because option files and weights files have them as keys.
 The drop rates must stay, too, because another rate gives another training. Free to change: how the
@@ -30,30 +30,41 @@ UNET_MULTIPLE = 8
 class Design:
     """Arguments of VRT, by their names."""
 
-    upscale: int
-    out_chans: int
-    img_size: list[int]
-    window_size: list[int]
-    depths: list[int]
-    indep_reconsts: list[int]
-    embed_dims: list[int]
-    num_heads: list[int]
-    mul_attn_ratio: float
-    mlp_ratio: float
-    qkv_bias: bool
-    qk_scale: float | None
-    drop_path_rate: float
-    pa_frames: int
-    deformable_groups: int
-    nonblind_denoising: bool
-    use_checkpoint_attn: bool
-    use_checkpoint_ffn: bool
-    no_checkpoint_attn_blocks: list[int]
-    no_checkpoint_ffn_blocks: list[int]
-    checkpoint: str | None
-    memory_budget_gb: float | None
-    kernels: Kernels
-    out_instants: int
+    # Input and output.
+    upscale: int  # size of the output / size of the input
+    out_chans: int  # channels of an output frame
+    img_size: list[int]  # [frames, height, width]
+    window_size: list[int]  # [frames, height, width] of an attention window
+
+    # Stages. Each list but `indep_reconsts` has an entry for each stage or layer.
+    depths: list[int]  # numbers of blocks
+    indep_reconsts: list[int]  # entries of `depths` whose layers process each frame separately
+    embed_dims: list[int]  # numbers of channels
+    num_heads: list[int]  # numbers of attention heads
+
+    # Blocks.
+    mul_attn_ratio: float  # fraction of the blocks of a stage that have mutual attention
+    mlp_ratio: float  # channels of the hidden layer of the MLP / channels of the block
+    qkv_bias: bool  # whether queries, keys and values have a bias
+    qk_scale: float | None  # factor of the logits; None: 1 / sqrt(channels of a head)
+    drop_path_rate: float  # stochastic depth: probability of dropping a branch of the last block
+
+    # Alignment.
+    pa_frames: int  # number of neighbours that are aligned to a frame; 0: interpolation
+    deformable_groups: int  # groups of channels that share the offsets of the alignment
+
+    nonblind_denoising: bool  # whether the last input channel is a map of the noise
+
+    # Which branches are recomputed in backward (gradient checkpointing).
+    use_checkpoint_attn: bool  # the attention of each block
+    use_checkpoint_ffn: bool  # the MLP of each block
+    no_checkpoint_attn_blocks: list[int]  # entries of `depths` whose attention is not recomputed
+    no_checkpoint_ffn_blocks: list[int]  # entries of `depths` whose MLP is not recomputed
+    checkpoint: str | None  # "auto": as many branches as the memory needs
+    memory_budget_gb: float | None  # memory for "auto"; None: 90 % of the GPU
+
+    kernels: Kernels  # "auto" or "plain", see models/vrt/forms.py
+    out_instants: int  # number of sharp frames of each exposure
 
     @property
     def window(self) -> tuple[int, int, int]:
@@ -63,11 +74,16 @@ class Design:
 
     @property
     def aligned_neighbours(self) -> int:
-        """Return how many neighbours are aligned to a frame, on either side of it."""
+        """Return the number of neighbours on each side of a frame that are aligned to it."""
         return self.pa_frames // 2
 
     def mutual_depth(self, entry: int) -> int:
-        """Return how many blocks of a stage have mutual attention, from its first block on."""
+        """Return the number of blocks with mutual attention, which are the first of a stage.
+
+        E.g. depth 8 and mul_attn_ratio 0.75: the first 6 blocks.
+
+        entry: index into `depths`, e.g. 0 for stage 1.
+        """
         return int(self.depths[entry] * self.mul_attn_ratio)
 
     def drop_rates(self) -> list[list[float]]:
@@ -76,7 +92,7 @@ class Design:
         The probabilities rise evenly over all blocks, from 0 to drop_path_rate. E.g. depths [2, 1]
         and drop_path_rate 0.2 -> [[0, 0.1], [0.2]].
         """
-        # Always on the CPU. The default device may be "meta", whose tensors have no numbers.
+        # The default device may be "meta", whose tensors have no numbers. So name the CPU.
         rates = torch.linspace(0, self.drop_path_rate, sum(self.depths), device="cpu").tolist()
         rates_of_stages = []
         first = 0
@@ -86,7 +102,10 @@ class Design:
         return rates_of_stages
 
     def block_options(self, entry: int) -> dict[str, Any]:
-        """Return the arguments of `Block` that a stage or layer passes on to its blocks."""
+        """Return the arguments of `Block` for the blocks of a stage, or of a layer of stage 8.
+
+        entry: index into `depths`, e.g. 0 for stage 1.
+        """
         recomputes_attn = self.use_checkpoint_attn and entry not in self.no_checkpoint_attn_blocks
         recomputes_ffn = self.use_checkpoint_ffn and entry not in self.no_checkpoint_ffn_blocks
         return {

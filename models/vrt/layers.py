@@ -40,18 +40,19 @@ def layer_norm(
 ) -> Tensor:
     """Return the layer norm over the last axis, in the dtype of x.
 
-    Mean and variance are computed in float32 or float64, whatever the dtype of x is.
+    Mean and variance are computed in float32, or in float64 if x is float64.
 
-    is_plain: whether torch's operator computes on every device. If false, our kernel computes where
-        it can.
+    is_plain: True for torch's operator in any case. False: our Triton kernel computes if it takes x
+        (`has_kernels`), else torch's operator.
     """
     if not is_plain and has_kernels(x):
         # Imported here, because Triton is not installed everywhere.
         from models.vrt.row_kernels import layer_norm as kernel
 
         return kernel.layer_norm(x, weight, bias, eps)
-    # Weight and bias take the dtype of x, but not on a CPU: there torch sums their gradients in
-    # their dtype, and in bfloat16 these sums would be wrong by 40 %.
+    # Convert weight and bias to the dtype of x, e.g. from float32 to bfloat16. On a CPU they keep
+    # float32, because there torch sums their gradients in the dtype that they have. In bfloat16
+    # these sums would be wrong by 40 %.
     if not in_cpu_form(x):
         weight = weight.to(x.dtype)
         bias = bias.to(x.dtype)
@@ -61,8 +62,8 @@ def layer_norm(
 class LayerNorm(nn.LayerNorm):
     """Layer norm over the last axis. Under autocast its result has the dtype of autocast.
 
-    torch's own layer norm returns float32 on a GPU under autocast. With it, the sums of the
-    residual branches would be float32, and each linear layer would have to convert them.
+    On a GPU, torch's own layer norm returns float32 under autocast. Then the sums of the residual
+    branches would be float32, and each linear layer would have to convert its input.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -89,13 +90,13 @@ class FrameConv(nn.Conv3d):
 def tf32(is_on: bool) -> Generator[None]:
     """Switch TF32 on or off for float32 convolutions and matrix products within this context.
 
-    TF32 is a faster, less exact arithmetic of NVIDIA's GPUs. At the end of the context, the former
-    settings come back.
+    TF32 is a faster, less exact arithmetic of NVIDIA's GPUs. The end of the context restores the
+    former settings.
     """
     matmul = torch.backends.cuda.matmul
     value: str | bool
-    # torch has two kinds of settings for this, which may not be mixed. torch 2.8 has only the old
-    # kind. Later versions warn if the old kind is used.
+    # torch has an old and a new setting for TF32. A program may use only one of them. torch 2.8 has
+    # only the old setting (`allow_tf32`). Later versions warn if a program uses the old setting.
     if hasattr(torch.backends.cudnn, "conv"):
         settings = (torch.backends.cudnn.conv, matmul)
         key = "fp32_precision"

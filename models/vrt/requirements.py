@@ -20,17 +20,18 @@ from utils.errors import DataError
 def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> InputSpec:
     """Return what a VRT of this design requires of its input.
 
-    E.g. with windows of 6 x 8 x 8 and mutual attention: at least 2 frames of 64 x 64 pixels.
+    E.g. windows of 6 x 8 x 8, mutual attention in each of the stages 1 to 7, and pa_frames 2: at
+    least 2 frames of 64 x 64 pixels.
     """
     _, window_height, window_width = design.window
-    # pa_frames 0 chooses the published network for interpolation. Its layers after stage 8 make new
-    # frames from the features of all frames.
+    # pa_frames 0 chooses the published network for interpolation. After stage 8, this network makes
+    # one new frame from the features of all frames.
     interpolates = design.pa_frames == 0
 
-    # Mutual attention adds a table of positions, which has the size of a whole window. So in each
-    # stage that has mutual attention, a window must fit into the frame. E.g. stage 4 has 1/8 of the
-    # resolution, so the input must have 8 times the height and width of a window.
-    largest_scale = 0  # height of the input / height in the smallest of these stages
+    # Mutual attention adds a table of positions, whose size is a whole window. So a whole window
+    # must fit into the frame, in each stage that has mutual attention. E.g. stage 4 halves height
+    # and width three times (scale 8). So with a window of 8 x 8, the input needs 64 x 64 pixels.
+    largest_scale = 0  # the largest scale of a stage with mutual attention; 0: there is none
     for entry, scale in enumerate(STAGE_SCALES):
         if design.mutual_depth(entry) > 0:
             largest_scale = max(largest_scale, scale)
@@ -39,12 +40,14 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     least_width = max(UNET_MULTIPLE, largest_scale * window_width)
 
     if interpolates:
-        # The layers after stage 8 have weights for exactly this number of frames.
+        # The layers after stage 8 have weights for exactly img_size[0] frames.
         least_frames = design.img_size[0]
     else:
-        # A window of mutual attention has two frames. The farthest aligned neighbour must exist.
+        # Mutual attention takes two neighbouring frames, so it needs at least 2 frames.
         least_for_mutual = 2 if has_mutual else 1
-        farthest = design.aligned_neighbours  # distance in frames
+        # A frame is aligned with its neighbours up to this distance. E.g. pa_frames 4: distance 2,
+        # so the clip needs at least 3 frames.
+        farthest = design.aligned_neighbours
         least_frames = max(least_for_mutual, farthest + 1)
     return InputSpec(
         stride=UNET_MULTIPLE,

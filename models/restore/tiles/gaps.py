@@ -32,9 +32,12 @@ from utils.errors import DataError
 
 
 def scored_clips(clips: Sequence[ClipReader], spec: InputSpec) -> Sequence[ClipReader]:
-    """Return clips with sharp frames, in the form in which a network with `spec` is scored on them.
+    """Return the clips on which a network with `spec` is scored.
 
-    A network that interpolates is scored on frames that were left out, see `LeftOutFrames`.
+    A network that interpolates gets each clip as `LeftOutFrames`. Any other network gets the clips
+    as they are.
+
+    clips: clips with sharp frames. spec: what the network takes.
     """
     if not spec.interpolates:
         return clips
@@ -42,15 +45,17 @@ def scored_clips(clips: Sequence[ClipReader], spec: InputSpec) -> Sequence[ClipR
 
 
 class InterpolatedClip:
-    """A clip of n frames as a clip of 2 n - 1 frames, without gt.
+    """A user's clip with a new frame between each two of its frames, without gt.
 
-    The new frame between "000003" and "000004" is "000003_5". E.g. for a clip of 2 frames:
+    A clip of n frames becomes a clip of 2 n - 1 frames. E.g. n = 2:
 
+        index   0          1            2
         stems   "000000"   "000000_5"   "000001"
         gaps    None       0            None
 
-    given_frames: indices of the frames of `clip` between which new frames are made.
-    gaps: for each frame the number of the gap in which it lies, from 0. None for a given frame.
+    stems: names of the frames. The new frame after "000000" is "000000_5".
+    gaps: for each frame, the index of the gap in which it lies. None for a given frame.
+    given_frames: indices of the given frames in `clip`, 0 ... n - 1.
     """
 
     def __init__(self, clip: ClipReader) -> None:
@@ -65,16 +70,18 @@ class InterpolatedClip:
         self.gaps: list[int | None] = []
         for frame_index, stem in enumerate(clip.stems):
             self.stems += [stem, f"{stem}_5"]
-            self.gaps += [None, frame_index]  # each frame is given, so gap g lies after frame g
+            self.gaps += [None, frame_index]  # gap g lies after the given frame g
         # There is no gap after the last frame.
         del self.stems[-1]
         del self.gaps[-1]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
-        """Return the given frame at or before the time of frame `index`, to compare with.
+        """Return the input of frame `index`: the given frame, or the given frame before a new one.
 
-        E.g. for the frames 4 and 5 of this clip, frame 2 of the given clip. `reverse` has no
-        effect, because only spikes depend on the direction of time.
+        Pictures and videos show it beside the result. E.g. the frames 4 and 5 of this clip both
+        have frame 2 of the user's clip.
+
+        reverse: has no effect, because only spikes depend on the direction of time.
         """
         return {"lq": self.clip.frame(index // 2)["lq"]}
 
@@ -94,19 +101,26 @@ def _insert_middles(times: Sequence[Fraction]) -> list[Fraction]:
 
 
 class LeftOutFrames:
-    """A clip whose every second frame is given, to score an interpolation.
+    """A clip to score an interpolation: every second frame is given, the others are left out.
 
-    The network makes new frames between the given frames. The new frames are compared with the
-    frames that were left out. Only gaps with `length` / 2 given frames on either side count.
+    The network makes a new frame in each gap. The new frame is compared with the left-out frame. A
+    gap counts only if there are `length` / 2 given frames before it and as many after it.
 
-    E.g. Vimeo-90K has clips im1 ... im7. For length 4, the frames im1, im3, im5 and im7 are given
-    (indices 0, 2, 4, 6), and im4 (gap 1) is scored, as published.
+    E.g. a clip of Vimeo-90K, im1 ... im7, and length 4, as published:
 
-    given_frames, gaps: see InterpolatedClip. Each frame of this clip lies in a gap.
+        frame   im1     im2     im3     im4     im5     im6     im7
+        index   0       1       2       3       4       5       6
+                given   gap 0   given   gap 1   given   gap 2   given
+
+    Gap 1 has two given frames before it and two after it, so only im4 is scored.
+
+    stems: names of the frames that are scored, e.g. ["im4"]. Only these are frames of this clip.
+    gaps: for each of these frames, the index of its gap, e.g. [1].
+    given_frames: indices of the given frames in `clip`, e.g. 0, 2, 4, 6.
     """
 
-    # Videos of the results need the frame rate and the times of a clip. The left-out frames are
-    # only scored, and no video is made of them, so both are None.
+    # The times of the input do not fit the left-out frames. A video of the results has the frame
+    # rate of --fps.
     fps = None
     times = None
 
@@ -117,9 +131,11 @@ class LeftOutFrames:
         self.origin = clip.origin
         self.pixel_aspect = clip.pixel_aspect
         self.given_frames = range(0, len(clip.stems), 2)
-        # The network takes `length` successive given frames, with the gap in their middle. E.g.
-        # with length 4, gap 1 is the first gap with two given frames before it. m given frames have
-        # m - 3 runs of 4 successive frames, so m - 3 gaps count.
+        # The network takes `length` successive given frames, and the gap is in their middle. E.g.
+        # with length 4, gap 1 is the first gap that has two given frames before it.
+        #
+        # Of m given frames, there are m - length + 1 such groups. Each group has one gap. E.g. 5
+        # given frames a b c d e and length 4: the groups a b | c d and b c | d e.
         first_gap = length // 2 - 1
         gap_count = len(self.given_frames) - length + 1
         self.gaps = range(first_gap, first_gap + gap_count)
@@ -138,10 +154,12 @@ class LeftOutFrames:
         self.stems = [clip.stems[left_out] for left_out in self._left_out]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
-        """Return the left-out frame as gt, and as lq the mean of the given frames before and after.
+        """Return "gt", the left-out frame, and "lq", the mean of the two given frames around it.
 
-        The mean is the simplest interpolation, to compare with. `reverse` has no effect, because
-        only spikes depend on the direction of time.
+        The mean is the simplest interpolation. Its score is the score of the input, with which the
+        score of the network is compared.
+
+        reverse: has no effect, because only spikes depend on the direction of time.
         """
         middle = self._left_out[index]
         before = self.clip.frame(middle - 1)

@@ -104,31 +104,32 @@ class Tiling:
         # of this class.
         del fields["save_img"]
 
-        # Replace "auto" by a number: AUTO_TILE, rounded up to whole windows, and for the side also
-        # to the stride of the network (`spec.multiple`). A side that a user gives must fit only the
-        # window, because padding.py pads each tile to the stride.
+        # Replace "auto" by a number of AUTO_TILE, rounded up. The length becomes a multiple of the
+        # frames of a window. The side becomes a multiple of `spec.multiple`, i.e. of the window and
+        # of the stride of the network. (A side that a user gives must be a multiple of the window
+        # only, because padding.py pads each tile to the stride.)
         is_length_auto = fields["num_frame_testing"] == "auto"
         window_frames = spec.window_size[0]
         multiples = {"num_frame_testing": window_frames, "size_patch_testing": spec.multiple}
         for key, multiple in multiples.items():
             if fields[key] == "auto":
                 fields[key] = round_up(AUTO_TILE[key], multiple)
-                # A user of "auto" wants a result without seams, and no out-of-memory error. A user
-                # who gives a size may want to reproduce the published result for this size. So a
-                # given size keeps the defaults of the class: blend "kair", and no smaller tile.
+                # "auto" is for a good result: no seams, and no out-of-memory error. A user who
+                # gives a size may want the published result for this size. So a given size keeps
+                # the defaults of the class: blend "kair", and no smaller tiles.
                 fields.setdefault("blend", "smooth")
                 fields.setdefault("may_halve", True)
 
-        # A network that restores each frame without its neighbours gains nothing from longer tiles.
-        # They would only keep more frames in memory.
+        # A network that restores each frame without its neighbours needs no tiles of several
+        # frames. They would only keep more frames in memory.
         if is_length_auto and spec.each_frame_alone:
             fields["num_frame_testing"] = 1
             fields["num_frame_overlapping"] = 0
 
         # A network that interpolates takes exactly `least_frames` frames: half of them before a
-        # gap, and half after the gap. `Restorer._interpolate_frames` joins the frames of all gaps
-        # to one clip. So a tile in time is the frames of one gap, and does not overlap the frames
-        # of the next gap.
+        # gap, and half after the gap. `Restorer._interpolate_frames` puts the frames of all gaps
+        # one after another, as one clip. So each tile in time must have the frames of one gap, and
+        # tiles must not overlap.
         if spec.interpolates:
             fields["num_frame_testing"] = spec.least_frames
             fields["num_frame_overlapping"] = 0
@@ -149,8 +150,8 @@ class Tiling:
             frames = f"{self.num_frame_testing} frames"
         side = "the whole frame" if is_whole_in_space else f"{self.size_patch_testing} px"
         phrases = [f"tiles of {frames} x {side}"]
-        # A single tile overlaps nothing. With several tiles both overlaps are named, also if the
-        # tiles overlap only in time or only in space.
+        # If the tile is the whole clip, there is no overlap to name. Else both overlaps are named,
+        # also if there are several tiles only in time, or only in space.
         if not is_whole_in_time or not is_whole_in_space:
             phrases.append(
                 f"overlap {self.num_frame_overlapping} frames, {self.size_patch_overlapping} px"
@@ -168,12 +169,11 @@ class Tiling:
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
     """Return the starts of the tiles along one axis, in time or in space.
 
-    The last tile ends where the axis ends, so it may overlap its neighbour by more than `overlap`.
-    E.g. size 4, overlap 1: length 10 -> 0, 3, 6. Length 9 -> 0, 3, 5, where the last two overlap
-    by 2.
+    E.g. size 4, overlap 1, length 10 -> 0, 3, 6. With length 9 -> 0, 3, 5: the last tile ends at
+    the end of the axis, so it overlaps the tile before it by 2.
 
-    The published code has these starts. With other starts the published numbers are no longer
-    reproduced (test_published_tiling_is_reproduced). So change nothing here.
+    The starts must stay as in the published code, because other starts give other numbers than the
+    published ones (test_published_tiling_is_reproduced).
     """
     if length <= size:
         return [0]
@@ -187,9 +187,10 @@ def smaller_tiling(tiling: Tiling, height: int, width: int) -> Tiling | None:
 
     The order: fewer tiles per pass, then half the side, then half the length. E.g. for a network
     whose smallest side is 64, with an overlap of 2 frames: 12 frames x 256 px -> 12 x 128 ->
-    12 x 64 -> 6 x 64 -> 3 x 64 -> None. The order may change, but each result must be smaller than
-    `tiling`, because `Restorer._restore_frames` tries again until the clip fits or the result is
-    None.
+    12 x 64 -> 6 x 64 -> 3 x 64 -> None.
+
+    The order may change, but each result must be smaller than `tiling`. Otherwise
+    `Restorer._restore_frames`, which tries one result after the other, would never end.
 
     height, width: size of a frame of the input.
     """
@@ -208,8 +209,8 @@ def smaller_tiling(tiling: Tiling, height: int, width: int) -> Tiling | None:
     if is_side_smaller and half_side > tiling.size_patch_overlapping:
         return replace(tiling, size_patch_testing=half_side)
 
-    # A tile of the whole length is not halved. Its `length` is WHOLE, which is 0, so `half_length`
-    # is never below it.
+    # If the tile is the whole clip, `length` is WHOLE, which is 0. Then the condition is false, so
+    # the whole clip is never cut.
     length = tiling.num_frame_testing
     half_length = max(tiling.spec.least_frames, length // 2)
     if half_length < length and half_length > tiling.num_frame_overlapping:

@@ -98,20 +98,19 @@ def _norm_backward(
         dweight = sum of grad * u over the rows
         dbias = sum of grad over the rows
 
-    dx follows from the derivative of u. Channel i of x changes channel j of u in three ways:
-    directly (d_ij, which is 1 if i is j, else 0), through the mean and through the variance:
+    dx follows from the derivative of u. Let d_ij be 1 if i is j, else 0. Channel i of x changes
+    channel j of u directly (the term d_ij), through the mean (1 / C) and through the variance
+    (u_i * u_j / C):
 
         du_j / dx_i = (d_ij - 1 / C - u_i * u_j / C) * factor
         dx_i = sum over j of g_j * du_j / dx_i = (g_i - mean(g) - u_i * mean(g * u)) * factor
 
-    Mean and variance of a row are computed a second time. This costs little, because the row is
-    read for the gradients anyway.
+    Mean and variance of a row are computed a second time, which costs little, because the row is
+    read anyway.
 
-    A program computes several tiles, one after the other. With one tile per program, as in forward,
-    program_sums would have as many rows as there are tiles.
-
-    E.g. 3 programs and tiles of 32 rows: program 1 has the rows 32 ... 63. Its next tile begins
-    3 * 32 = 96 rows later, 128 ... 159, then 224 ... 255, and so on.
+    A program computes several tiles. E.g. with 3 programs and tiles of 32 rows, program 1 computes
+    the rows 32 ... 63, then (3 * 32 = 96 rows later) 128 ... 159, then 224 ... 255, and so on. With
+    one tile per program, program_sums would have as many rows as there are tiles.
     """
     channel = tl.arange(0, PAD)
     is_channel = channel < C
@@ -150,14 +149,14 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         """Return the layer norm of x (..., C) over the last axis, in the dtype of x."""
-        x = x.contiguous()  # the kernels find row r at r * C
+        x = x.contiguous()  # then row r begins at number r * C, as the kernels expect
         y = torch.empty_like(x)
         channels = x.shape[-1]
         n = x.numel() // channels
         shape = tile(channels)
         tiles = math.ceil(n / shape["ROWS"])
-        # Triton's way to launch: kernel[(number of programs,)](arguments). Here each tile is a
-        # program.
+        # Triton's syntax of a launch: kernel[(number of programs,)](arguments). There is one
+        # program per tile.
         _norm_forward[(tiles,)](x, weight, bias, y, n, eps, C=channels, **shape)
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
@@ -173,7 +172,7 @@ class _LayerNorm(torch.autograd.Function):
         shape = tile(channels)
         grad = grad.contiguous()
         grad_x = torch.empty_like(x)
-        # No more programs than tiles. Each program writes its sums to one row of program_sums.
+        # Each program writes its sums to one row of program_sums.
         tiles = math.ceil(n / shape["ROWS"])
         programs = backward_programs(tiles)
         program_sums = x.new_empty(programs, 2, channels, dtype=torch.float32)
