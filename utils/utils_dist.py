@@ -106,10 +106,9 @@ def ranks(log: bool = True) -> Generator[None]:
     one message and one exit code. After an error the ranks end by os._exit, because destroying a
     broken process group can block forever.
 
-    Callers rely on two facts. After the block no rank is left over. And RUN is empty again, so that
-    a notebook may start the next run. The order of the lines in `_start`, `_end_without_error` and
-    `_end_after_error` must stay: the comments there say what would go wrong otherwise. Tests:
-    tests/faults and tests/dist/test_life.py.
+    After the block no rank is left over, and RUN is empty again, so that a notebook may start the
+    next run. The order of the lines in `_start`, `_end_without_error` and `_end_after_error` must
+    stay. The comments there give the reasons. Tests: tests/faults and tests/dist/test_life.py.
 
     A cloud platform may have started one process for all GPUs of a node. This process then becomes
     torchrun, which starts this program again, once for each GPU.
@@ -121,8 +120,8 @@ def ranks(log: bool = True) -> Generator[None]:
     """
     process.open_closed_streams()
     try:
-        # Another library, e.g. Ray Train, may have made a process group already. Then this run uses
-        # this group and must not destroy it, because the library destroys it later.
+        # Another library, e.g. Ray Train, may have made a process group already. This run then uses
+        # the group, and must not destroy it, because the library does this later.
         is_group_of_others = dist.is_initialized()
         _start(is_group_of_others, log)
         yield
@@ -143,9 +142,8 @@ def _start(is_group_of_others: bool, log: bool) -> None:
     if log:
         setup_logging(launch.rank)
     RUN.launch = launch
-    # `pop` takes the key out of the environment, so that no child process and no report has it. A
-    # second run in this process finds no key in the environment, and keeps RUN.job_key of the first
-    # run.
+    # `pop` takes the key out of the environment, so that no child process and no report has it. So
+    # a second run in this process finds no key there, and keeps RUN.job_key of the first run.
     RUN.job_key = os.environ.pop(JOB_KEY, "").encode() or RUN.job_key
     if launch.mode == "torchrun":
         # If somebody kills torchrun, no rank is left over.
@@ -157,9 +155,8 @@ def _start(is_group_of_others: bool, log: bool) -> None:
     RUN.store = open_store(launch)
     RUN.watchdog = Watchdog()
     meet(RUN.store, launch)
-    # Rank 0 and its store may be lost before the watchdog has read the first beat of rank 0. So
-    # read this beat here (a beat is the state of a rank in the store). With this beat, the watchdog
-    # can name rank 0 in its report.
+    # Rank 0 and its store may be lost before the watchdog of this rank has read a beat of rank 0.
+    # So read a beat here. From its host and process id, the watchdog can report the end of rank 0.
     first_state = read_state(rank=0, value=RUN.store.get("beat/0"))
     RUN.watchdog.beats.states.setdefault(0, first_state)
 
@@ -186,9 +183,9 @@ def _end_after_error(error: BaseException) -> NoReturn:
         leave(code, RUN.store)  # ends this process
     # This is a single process, or one of several that failed before it knew its rank.
     process.write_exit_file(code)
-    # If several ranks of this host fail with the same error, the first rank has claimed the report
-    # (utils/dist/claims.py). Its claim ends with its process, and then a later rank would report
-    # again. So a rank with a claim waits here until the other ranks have ended.
+    # If several ranks of this host fail with the same error, only the first rank reports, because
+    # it has a claim (utils/dist/claims.py). The claim ends with the process. So the rank with the
+    # claim waits here until the others have ended. Otherwise a later rank would report again.
     outlast_siblings()
     process.kill_trees()  # loader processes, for which Python's exit handlers could wait forever
     _forget_run()
@@ -205,8 +202,8 @@ def _read_own_launch() -> LaunchInfo:
     # What the user typed, for the advice in errors, which must show no secret.
     command = shlex.join(["python", "-u", *map(argument_without_secrets, sys.argv)])
     env = with_standard_names(os.environ, gpu_count, command)
-    # `variables_for_torchrun` is empty unless this is the only process of a node with several GPUs.
-    # execve replaces this program by torchrun, in the same process, so it does not return.
+    # If this process stands for a node, torchrun has to start the ranks of the node. execve
+    # replaces this program by torchrun, in the same process, so it does not return.
     variables_for_torchrun = node_variables(env, gpu_count)
     if variables_for_torchrun:
         torchrun = str(Path(__file__).parents[1] / "scripts/torchrun_quiet.py")
@@ -223,9 +220,8 @@ def _read_own_launch() -> LaunchInfo:
 def _forget_run() -> None:
     """Forget a run that has ended, and stop its watchdog.
 
-    The process may live on, e.g. in a notebook. A watchdog that is not stopped would take such a
-    process for a run that hangs, and end it. A new field of RUN that belongs to one run needs a
-    line here.
+    The process may live on, e.g. in a notebook, and a watchdog that still runs would end it. A new
+    field of RUN that belongs to one run needs a line here.
     """
     if RUN.watchdog is not None:
         RUN.watchdog.stop()
@@ -256,8 +252,8 @@ def begin(
     """
     RUN.checks_folder = checks_folder
     is_single = get_world_size() == 1
-    # A test in one process without an option file needs no watchdog: no other rank waits for it,
-    # and the user has set no limits.
+    # Without an option file the user has set no limits, and in a single process no other rank
+    # waits. Then there is no watchdog.
     needs_watchdog = budgets is not None or not is_single
     if budgets is None:
         budgets = WatchdogOptions()  # the default limits
@@ -267,7 +263,7 @@ def begin(
     init_dist(budgets.timeout_s(timeout_s))
     check_same_on_all_ranks("the options", digest)
     if not is_single:
-        # With other code, a rank would compute other gradients without a word.
+        # A rank with other code would compute other gradients, and no error would show it.
         check_same_on_all_ranks(
             "the source files (data, models, utils)",
             digest_of_source(),

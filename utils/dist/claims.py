@@ -76,8 +76,8 @@ def _is_ours(address: str) -> bool:
     return False
 
 
-# Seconds that a rank that has made a claim waits before it ends, so that the other ranks find its
-# claim. Ranks of one start that fail with the same error fail within this time.
+# Longest time, in seconds, that a rank with a claim waits before it ends. Ranks of one start that
+# fail with the same error fail within this time, so all of them find the claim.
 CLAIM_S = 10.0
 
 
@@ -108,7 +108,7 @@ def has_ranks(parent: int, without: int, mark: str | None) -> bool:
     """Return whether a rank that the process `parent` has started is alive.
 
     parent: process id of the launcher.
-    without: process id of a rank that does not count, nor do its descendants.
+    without: process id of a rank. This rank and its descendants do not count.
     mark: end of the names of the memory files of this run, or None: any process of this Python.
     """
     uncounted = {os.getpid(), without, *descendants_of(without)}

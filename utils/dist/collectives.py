@@ -1,9 +1,8 @@
 """Exchange values between all ranks: wait for one another, gather, send from one rank, average.
 
 Every function is collective: every rank calls it, and all ranks make the same calls in the same
-order. If a rank leaves a call out, the other ranks wait for it, until the watchdog ends the run. In
-a single process each function returns at once. The result is its own object, or a list with only
-this object.
+order. If a rank leaves a call out, the other ranks wait for it, until the watchdog ends the run. A
+single process exchanges nothing: each function returns its own object, or a list with this object.
 
 Objects are sent as bytes (utils/dist/message.py). A rank first sends the number of bytes, so that
 the receiver can make a tensor of this size, and then the bytes. The receiver checks the number
@@ -81,8 +80,8 @@ def gather_objects(obj: Any) -> list[Any]:
 
 def _bytes_tensor(obj: Any) -> Tensor:
     """Return an object as a tensor of its bytes on the CPU, (number of bytes,)."""
-    # A `bytearray`, because `frombuffer` shares the memory of its argument, and warns of memory
-    # that is read-only, like the memory of `bytes`.
+    # `frombuffer` shares the memory of its argument, and warns if this memory is read-only. So give
+    # it a `bytearray`, because `bytes` are read-only.
     return torch.frombuffer(bytearray(message.pack(obj)), dtype=torch.uint8)
 
 

@@ -45,7 +45,7 @@ from utils.errors import SpikeVRTError, StallError
 class _Ending(NamedTuple):
     """How this rank ends after an error."""
 
-    cause: BaseException  # the error to report, which need not be the error that was raised
+    cause: BaseException  # the error to report. `lost_contact_error` may replace the raised error
     code: int  # the exit code
     is_reporter: bool  # whether this rank reports the cause; if not, another rank does
 

@@ -58,8 +58,8 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     """
     if gpu_ids is None:
         return
-    # The name of the variable that chooses GPUs of this maker. An empty CUDA_VISIBLE_DEVICES asks
-    # for the CPU, whatever the maker.
+    # The variable that chooses GPUs of this maker. To get the CPU, set CUDA_VISIBLE_DEVICES to "",
+    # which works for GPUs of every maker.
     variable = devices.hiding_variable() if gpu_ids else "CUDA_VISIBLE_DEVICES"
     ids_of_environment = os.environ.get(variable)  # set by the user or the launcher, or None
     ids_of_option = ",".join(map(str, gpu_ids))
@@ -67,7 +67,7 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     if is_single and ids_of_environment is None:
         os.environ[variable] = ids_of_option
 
-    # Count the GPUs only now, because the variable that was set above hides some of them.
+    # Count the GPUs after the variable is set, because it hides some of them.
     count = devices.count()
     if not gpu_ids or count == 0:
         return

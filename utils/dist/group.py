@@ -52,8 +52,8 @@ def init_dist(timeout_s: float = 1800) -> None:
         gpu.claim(RUN.store, launch.rank, gpu.identity(device))
 
     _set_launch_variables(launch)
-    # NCCL exchanges its ids through the store, and slow ranks may come late. The present time-out
-    # of the store, 10 s, would be too short.
+    # NCCL exchanges its ids through the store, and a slow rank may come late. So wait longer than
+    # the present time-out of the store, 10 s.
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
     if not dist.is_initialized():
         dist.init_process_group(
@@ -117,8 +117,8 @@ def launch_of_group(launch: LaunchInfo) -> LaunchInfo:
     device = torch.device(own_device.type if takes_own_device else "cpu")
     # The watchdog needs a store of this program, at a port that nobody else uses. Rank 0 asks its
     # system for a free port (by binding port 0), and sends the number to the other ranks. The port
-    # is free again until the store is opened. If another program takes the port in this moment, the
-    # start ends with an error that names the port, so no run uses a wrong store.
+    # is free again until the store is opened. If another program takes the port meanwhile, the
+    # start ends with an error that names the port.
     port = torch.zeros(1, dtype=torch.int64, device=device)
     if dist.get_rank() == 0:
         with socket.socket() as free_socket:

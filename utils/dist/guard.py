@@ -5,8 +5,8 @@ the rank. So the rank sends heartbeats to another process, the guard. If no hear
 time, the guard ends the rank. Other ranks that still run report the hang. If no other rank runs,
 e.g. because all ranks hang in the same C code, the guard reports the hang.
 
-The timer of faulthandler could end a rank, too. But this timer also counts the time in which the
-process is suspended, and it reports only "Timeout (0:00:10)!".
+The timer of faulthandler could also end a rank. But it counts the time in which the process is
+suspended, and reports only "Timeout (0:00:10)!".
 
     start_guard    starts the process `python -S -m utils.dist.guard`, called by the rank
     guard          its main function
@@ -153,7 +153,8 @@ def _wait_for_silence(pid: int, limit_s: float) -> float | None:
 
     pid: process id of the rank, which is the parent of this process
     """
-    # With a slice of at most a third of the limit, one late turn of the loop does not end a rank.
+    # The clock counts at most slice_s in a turn of the loop. This is at most a third of the limit,
+    # so one late turn does not end a rank.
     clock = AwakeClock(slice_s=min(1.0, limit_s / 3))
     heard_at = 0.0  # time of the last heartbeat, on `clock`
     while True:

@@ -36,9 +36,10 @@ class MemberNames(NamedTuple):
 def count_of_members(env: Env, name: str, faults: list[str], is_required: bool = True) -> int:
     """Return the variable `name`, which is the number of ranks or nodes.
 
-    A missing variable means 1, with one exception: RANK together with MASTER_ADDR shows that other
-    ranks exist. In this case a missing variable is a fault, unless is_required is False. A fault is
-    appended to `faults`, and 1 is returned.
+    A missing variable means 1. But if RANK and MASTER_ADDR are set, there are other ranks, so a
+    missing variable is a fault. A fault is appended to `faults`, and 1 is returned.
+
+    is_required: False if a missing variable is never a fault.
     """
     has_others = env.get("RANK") and env.get("MASTER_ADDR")
     default = None if is_required and has_others else 1

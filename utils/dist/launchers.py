@@ -54,9 +54,9 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
     Raises DistError if the platform tells that there are several processes, but not which of them
     this process is, or not where rank 0 is.
     """
-    # 1. The variables of torchrun are there: this process is a rank, or it stands for a node, which
-    # will start its ranks. torchrun sets TORCHELASTIC_RUN_ID for its ranks. The names PET_... stand
-    # for its flags, here for --nproc-per-node.
+    # 1. The variables of torchrun are set. This process is a rank, or it stands for a node and will
+    # start the ranks of the node. torchrun sets TORCHELASTIC_RUN_ID for its ranks.
+    # PET_NPROC_PER_NODE stands for its flag --nproc-per-node.
     is_rank = env.get("WORLD_SIZE") or "TORCHELASTIC_RUN_ID" in env
     is_node = env.get("NPROC_PER_NODE") or env.get("PET_NPROC_PER_NODE")
     if is_rank or is_node:
@@ -124,9 +124,8 @@ def _variables_of_rank(row: PerProcess, env: Env, command: str) -> dict[str, str
         )
     port = env.get("MASTER_PORT", "").strip()
     if not port:
-        # Several jobs may run on one host at once, so each job gets a different port. For several
-        # hosts no such port can be computed: no value is known to all ranks and different for each
-        # job.
+        # Several jobs may run on one host at once, so each job gets a port of its own. Ranks of
+        # several hosts share no value that differs from job to job, so they take DEFAULT_PORT.
         port = _port_of_job(env) if is_one_host else DEFAULT_PORT
     return {
         "RANK": row.rank(env),

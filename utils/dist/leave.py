@@ -3,7 +3,7 @@
 `leave` ends a rank by os._exit. Python's own shutdown could wait forever, e.g. for a process group
 whose other ranks are gone. These functions call `leave`, in the situations on the right:
 
-    _end_after_error in utils_dist.py    main thread: it has reported its error, or another rank has
+    _end_after_error in utils_dist.py    main thread: this rank or another rank has reported
     closed_after_report in failure.py    timer: the error is reported, but closing a resource hangs
     Watchdog._report                     watchdog thread: it has reported a rank that stands still
     Watchdog._follow                     watchdog thread: another rank has failed, and reports
@@ -159,12 +159,12 @@ def leave(code: int, store: Store | None) -> NoReturn:
         process.write_exit_file(code)
         if store is not None:
             _sign_off(store)
-        # The guard ends a rank that sends no heartbeat. The watchdog thread sends the heartbeats.
-        # If it runs this function, it sends no more of them.
+        # The guard ends a rank that sends no heartbeat. The watchdog thread sends the heartbeats,
+        # but not while it runs this function. So end the guard here.
         if RUN.watchdog is not None and RUN.watchdog.guard is not None:
             RUN.watchdog.guard.kill()
-        # If this rank was chosen to report for all ranks of its host, it waits until they have
-        # ended. A rank with a watchdog has a memory file, by whose name the others are found.
+        # If this rank has reported for all ranks of its host, it waits until they have ended. It
+        # finds them by the names of their memory files, which only ranks with a watchdog have.
         mark = None if RUN.watchdog is None else run_mark()
         outlast_siblings(mark)
 
@@ -174,8 +174,8 @@ def leave(code: int, store: Store | None) -> NoReturn:
             sys.stderr.flush()
 
     call_with_time_limit(flush)  # with a paused terminal, `flush` would never return
-    # This comes last. torch raises an error in the main thread when a loader process ends, and the
-    # main thread must not have the time to print this error.
+    # When a loader process ends, torch raises an error in the main thread. So kill the loader
+    # processes last, so that the main thread has no time to print this error.
     process.kill_trees(process.descendants_of(os.getpid()))
     os._exit(code)
 
@@ -196,9 +196,9 @@ def _sign_off(store: Store) -> None:
     may_end_store = RUN.launch.rank == 0 or RUN.launch.is_store_of_agent
     if not may_end_store:
         return
-    # Read the last beat of each rank, which has its process id. Before the ranks have met, some
-    # ranks have no beat, and reading would hang. Then `states` stays empty, and this rank waits
-    # only for ranks that sign off, because it cannot know whose process is gone.
+    # The last beat of each rank has its process id. Before the ranks have met, some ranks have no
+    # beat, and reading it would hang. Then `states` stays empty: it is not known whose process is
+    # gone, so this rank waits until all ranks have signed off.
     states = {}
     with suppress(ForeignValueError):
         if store.check([MET]):

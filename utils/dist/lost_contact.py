@@ -38,7 +38,7 @@ def is_caused_by_peer(error: BaseException) -> bool:
     """Return whether an error says that another rank (a peer) is gone or does not answer."""
     if isinstance(error, DistNetworkError):
         return True
-    # torch raises other errors of a connection as RuntimeError, which only their text tells apart.
+    # torch raises other errors of a connection as RuntimeError. Only the text tells the cause.
     return isinstance(error, RuntimeError) and PEER_IS_GONE.search(str(error)) is not None
 
 
@@ -70,8 +70,8 @@ WAIT_FOR_REPORT_S = 3.0
 def _suspects() -> str:
     """Wait for the report of another rank. Returns the ranks that may have caused the error here.
 
-    E.g. 'rank 3 on gpu7, last seen in phase "forward" at step 120'. Returns "" if another rank has
-    noted a failure, if another rank compares the beats, or if no rank differs from the others.
+    E.g. 'rank 3 on gpu7, last seen in phase "forward" at step 120'. Returns "" in three cases:
+    another rank has noted a failure, another rank compares the beats, or no rank stands out.
     """
     store = RUN.store
     # Only one rank, the observer, compares the beats of all ranks before and after the wait. The
@@ -112,8 +112,8 @@ def _silent_ranks(before: dict[int, State], after: dict[int, State]) -> list[int
 def _ranks_behind(states: dict[int, State]) -> list[int]:
     """Return the ranks that have entered the fewest collectives, if other ranks have entered more.
 
-    A collective ends only when every rank has entered it. So if it runs into its time-out while all
-    ranks beat, the others have waited for these ranks.
+    A collective ends only when every rank has entered it. So if a collective has timed out while
+    all ranks beat, the other ranks have waited for these ranks.
     """
     counts = {rank: state["syncs"] for rank, state in states.items()}
     fewest = min(counts.values())

@@ -119,10 +119,11 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
 def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
     """Return the value that an outline describes, and the position at which its bytes end.
 
-    The bytes of all arrays follow one another. So the position after the bytes of one value is the
-    `begin` of the next value. E.g. the message has a list of two arrays of 6 bytes each, after a
-    text that ends at 71. The first array has the bytes 71 to 76, so `_value` returns 77 for it, and
-    77 is `begin` of the second array.
+    The bytes of all arrays follow one another, so the end of one value is the `begin` of the next
+    one. E.g. for two arrays of 6 bytes each, after a text of 71 bytes:
+
+        first array    begin 71   returns the array and 77
+        second array   begin 77   returns the array and 83
 
     outline: an outline that `_outline` made, or any other JSON value, because the sender may be
         another program.
@@ -172,8 +173,8 @@ def _torch_type(name: str) -> torch.dtype:
 
 def _tensor(dtype: torch.dtype, shape: list[int], message: bytes, begin: int) -> tuple[Tensor, int]:
     """Return the tensor whose bytes begin at position `begin`, and the position after them."""
-    # Read the bytes as a flat array of uint8, and then take them as numbers of the tensor's type,
-    # which may be one that NumPy does not know, such as bfloat16.
+    # NumPy does not know all types of torch, e.g. bfloat16. So read a flat array of uint8, and then
+    # view its bytes as numbers of the tensor's type.
     byte_count = _bytes_of(dtype, shape)
     flat = [-1]  # a shape of one axis, as long as byte_count says
     content, end = _array(np.dtype(np.uint8), flat, message, begin, byte_count)
@@ -198,7 +199,7 @@ def _array(
     bytes_left = len(message) - begin
     if not 0 <= byte_count <= bytes_left:
         raise ValueError("the message is too short")
-    # Copy the bytes, because nobody could write into an array that shares them with the message.
+    # Copy the bytes. An array that shares its memory with the message would be read-only.
     content = np.frombuffer(message, np.uint8, count=byte_count, offset=begin).copy()
     return content.view(dtype).reshape(shape), begin + byte_count
 

@@ -3,8 +3,8 @@
 The store is a server in the process of rank 0, or in torchrun. All ranks connect to it, and
 exchange short texts under keys.
 
-torch itself waits forever if another program listens on the port, and it says only "timed out" if
-the name of a host has no address. So `open_store` checks each step, and says which step failed:
+If another program listens on the port, torch itself waits forever. If the name of a host has no
+address, torch says only "timed out". So `open_store` checks each step, and says which step failed:
 
     MASTER_ADDR has an address    `_check_address_resolves`
     rank 0 can open the port      `_open_on_rank_0`
@@ -69,8 +69,8 @@ def open_store(launch: LaunchInfo) -> Store:
 def _check_address_resolves(launch: LaunchInfo) -> None:
     """Raise DistError if the name MASTER_ADDR has no address.
 
-    A cloud may enter the name into its DNS a moment after it has started the containers, so this
-    looks up the name again for a while.
+    A cloud may enter the name into its DNS after it has started the containers. So this function
+    looks up the name several times, for at most CHECK_S seconds.
     """
     clock = AwakeClock()
     limit_s = min(CHECK_S, launch.join_s)
@@ -143,9 +143,9 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
 def _listener(name: str, port: int) -> socket.socket | None:
     """Return a socket that listens on the address of MASTER_ADDR, and on no other address.
 
-    Returns None if this host cannot know the address that the other hosts use. The store then
-    listens on every address. There are two such cases: a cloud forwards MASTER_ADDR to this host,
-    or this host resolves its own name to a loopback address, as Debian does.
+    Returns None if this host does not know the address that the other hosts use. The store then
+    listens on every address. There are two such cases. A cloud forwards MASTER_ADDR to this host.
+    Or this host resolves its own name to a loopback address, as Debian does.
     """
     # The first address that the system knows for the name. `address` is what `bind` takes, e.g.
     # ("10.0.0.1", 29500).
@@ -239,8 +239,8 @@ def _refuse_run_under_way(store: Store, launch: LaunchInfo) -> None:
     """Raise DistError if all ranks of the run at this port have met: it is another run.
 
     A second run may have the same MASTER_PORT by mistake. Its rank 0 finds the port in use, but its
-    other ranks reach the store of the first run. The first run would take the beats of these ranks
-    for values of a stranger, and end. So ask before this rank writes anything into the store
+    other ranks reach the store of the first run. If they wrote into this store, the first run would
+    end by a ForeignValueError. So this check comes before a rank writes anything
     (test_a_second_run_at_the_same_port_leaves_the_first_run_alone).
     """
     if not store.check([MET]):
@@ -263,9 +263,9 @@ def name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
     If torchrun restarts the ranks, its store still holds the keys of the earlier start. The name of
     the start is a prefix of all keys, so that ranks never read keys of an earlier start.
 
-    torchrun's own count of restarts (TORCHELASTIC_RESTART_COUNT) cannot be the name. The count
-    differs between the agents of torchrun, because each agent counts only the restarts that it
-    asked for. So every other rank asks rank 0 for the name:
+    torchrun's own count of restarts (TORCHELASTIC_RESTART_COUNT) cannot be the name. Each agent of
+    torchrun counts only the restarts that it asked for, so the agents have different counts. So
+    every other rank asks rank 0 for the name. The keys of this request:
 
         requests            5, the number of requests so far
         request/5           a random id, from the rank that has sent the fifth request
@@ -308,12 +308,12 @@ def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
             # E.g. 3 requests were known and now there are 5: requests 4 and 5 are new.
             unanswered.update(range(known_count + 1, count + 1))
             known_count = count
-            # A rank takes its number first and writes its request after that. So a request may not
-            # be there yet.
+            # A rank first takes its number, and then writes its request. So a request may still be
+            # missing.
             for number in list(unanswered):
                 if tcp_store.check([f"request/{number}"]):
-                    # "replace": a request that is not a text, which a stranger wrote, must not end
-                    # this thread. Nobody reads the answer to it.
+                    # Another program may have written a request that is not a text. "replace": such
+                    # a request must not end this thread. Nobody reads its answer.
                     asker_id = tcp_store.get(f"request/{number}").decode(errors="replace")
                     tcp_store.set(f"answer/{asker_id}", name)
                     unanswered.remove(number)

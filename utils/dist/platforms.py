@@ -59,8 +59,8 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     """
     faults: list[str] = []
     task_count = _task_count(env, faults)
-    # With tasks of SLURM, WORLD_SIZE may be missing, because SLURM_NTASKS tells the number of
-    # ranks. Otherwise only WORLD_SIZE tells it.
+    # SLURM tells the number of ranks in SLURM_NTASKS, so WORLD_SIZE may be missing. Without SLURM,
+    # WORLD_SIZE is required.
     is_required = task_count == 1
     world_size = count_of_members(env, "WORLD_SIZE", faults, is_required)
 
@@ -86,8 +86,8 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     # Time-out of a collective. 0 means that the user has set none.
     timeout_s = seconds_in(env, "NCCL_TIMEOUT", default=0.0)
     local_rank = _local_rank(env, gpu_count, faults)
-    # With several GPUs, a missing LOCAL_RANK must not count as 0. Otherwise all ranks of a host
-    # would take GPU 0, be slow, and run out of memory. torchrun and SLURM always set it.
+    # With several GPUs, a missing LOCAL_RANK must not count as 0, because all ranks of a host would
+    # take GPU 0. torchrun and SLURM always set the variable.
     has_local_rank = bool(env.get(_name_of_local_rank(env)))
     if mode == "platform" and gpu_count > 1 and not has_local_rank and not faults:
         raise _unknown_local_rank(world_size, member.number, gpu_count, command)

@@ -8,9 +8,9 @@
 * `kill_trees`, `end` and `die_with_parent` end processes; `write_exit_file` tells the exit code to
   scripts/torchrun_quiet.py, if that program has started torchrun.
 
-What must stay: this module imports only the standard library, and modules of this project that
-import no other package either, because the guard of a rank (utils/dist/guard.py) uses it without
-installed packages. Free to change: HANDLERS_S, and how /proc is read.
+What must stay: the guard of a rank (utils/dist/guard.py) uses this module without installed
+packages. So this module imports only the standard library, and modules of this project that do the
+same. Free to change: HANDLERS_S, and how /proc is read.
 
 Tests: tests/parts/utils/test_process.py, tests/faults/test_stalls.py, tests/dist/test_life.py.
 """
@@ -204,9 +204,9 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
         which have nothing to save.
 
     Loader processes must be ended here, before the exit handlers of Python run. These handlers send
-    SIGTERM twice to each loader process, and then wait for its end. If both signals come before the
-    process runs again, the system delivers only one, and a loader process ignores the first one
-    (`leave_signals_to_parent`). So the wait would never end.
+    SIGTERM twice to each loader process, and then wait for its end. The system may deliver only one
+    of two signals that come at once. A loader process ignores the first SIGTERM
+    (`leave_signals_to_parent`), so the wait would never end.
     """
     # torch has a handler of SIGCHLD, which raises an error when a loader process ends. Only the
     # main thread may replace a handler; in another thread this raises ValueError.
@@ -232,7 +232,7 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 
 # Longest wait for exit handlers of libraries, in seconds. A library may still send its last data
-# over a slow network. A shorter wait could lose these data, and a longer one only delays the end.
+# over a slow network. With a shorter wait, these data could be lost.
 HANDLERS_S = 60.0
 
 

@@ -127,7 +127,7 @@ def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) ->
     """Raise DistError if one of these ranks does not have the job key."""
     for rank in ranks:
         key = f"proof/{rank}"
-        # A process of another program leaves no proof at all. The empty text is a wrong proof.
+        # Another program leaves no proof. Then take an empty text, which is a wrong proof.
         proof = store.get(key) if store.check([key]) else b""
         try:
             unseal(key, proof)

@@ -65,9 +65,9 @@ class Round:
         own_value = "" if code is None else seal(self.failed_key, f"{self.rank} {code}")
         value = self.store.compare_set(self.failed_key, "", own_value)
         if own_value:
-            # Replace the failure of a higher rank. Between two requests of this rank, a third rank
-            # may have replaced the same failure. Then compare_set writes nothing and returns the
-            # newer failure, which is compared in the next turn.
+            # Replace the failure of a higher rank. Another rank may replace it at the same time.
+            # Then compare_set writes nothing, and returns the failure of the other rank, which is
+            # compared in the next turn.
             failure = self._failure(value)
             while failure is not None and failure.rank > self.rank:
                 value = self.store.compare_set(self.failed_key, value.decode(), own_value)

@@ -9,8 +9,8 @@ neither asked for its stacks nor ended
 The stacks go into this memory file, so nothing is left on the disk. faulthandler writes them, even
 if no thread of the rank can run Python code.
 
-This module imports only the standard library and modules that import no other package either,
-because the guard (utils/dist/guard.py) uses it without installed packages.
+The guard (utils/dist/guard.py) uses this module without installed packages. So this module imports
+only the standard library, and modules of this project that do the same.
 
 Tests: tests/faults/test_stalls.py, tests/dist/test_trust.py.
 """

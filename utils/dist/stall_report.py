@@ -39,8 +39,8 @@ def _row_of_table(rank: int, state: State, now: float, beats: Beats) -> str:
     state: the last beat of the rank
     now: time of the clock of the beats
     """
-    # `age` is how long the phase had lasted when the rank wrote its last beat. If this rank watches
-    # the other rank, `heard` says when its last beat came. Then add the seconds since this beat.
+    # `age` is how long the phase had lasted when the rank wrote its last beat. For a watched rank,
+    # `heard` has the time of this beat. Then add the seconds since the beat.
     age = state["age"]
     if rank in beats.heard:
         age += now - beats.heard[rank].when
@@ -66,7 +66,7 @@ def _stall_error(verdict: Verdict, stacks: str, beats: Beats) -> StallError:
         "STUCK": f"a new phase within {last_state['budget']:.0f} s (options watchdog.*)",
     }
     # A STUCK rank is still in its phase. A DEAD or SILENT rank may have left the phase after its
-    # last beat, so the phase is only where it was seen last.
+    # last beat, so the text says only that the rank was last seen there.
     link = " in" if kind == "STUCK" else "; last seen in"
     if stacks:
         do = "see its stack below"

@@ -63,18 +63,17 @@ def _is_to_be_handled(number: signal.Signals, is_torchrun: bool) -> bool:
     """Return whether the run shall take this signal as a request to stop."""
     if number in (signal.SIGTERM, signal.SIGUSR1):
         return True
-    # torchrun handles Ctrl-C itself: it passes the signal on, and kills ranks that do not end. So
-    # the ranks must handle it even if they were started so that they ignore it.
+    # torchrun passes Ctrl-C on to the ranks, and kills ranks that do not end. So they must handle
+    # Ctrl-C, even if they were started by a shell that lets them ignore it.
     if number == signal.SIGINT and is_torchrun:
         return True
-    # `nohup` starts a program that ignores SIGHUP, and a shell script starts `command &` so that it
-    # ignores Ctrl-C. The user wants this, so such a run goes on ignoring the signal.
+    # A program that was started by `nohup` ignores SIGHUP. In a shell script, `command &` ignores
+    # Ctrl-C. The user wants this, so such a run goes on ignoring the signal.
     return signal.getsignal(number) is not signal.SIG_IGN
 
 
-# A second signal ends the rank at once if it comes more than this number of seconds after the first
-# one, e.g. a second Ctrl-C of an impatient user. A signal that comes earlier may belong to the
-# first request, because a rank may get one request twice:
+# Signal -> seconds. If a user sends a second signal, e.g. a second Ctrl-C, the rank ends at once.
+# But a rank may get one request twice, within these seconds:
 LEAST_S_BETWEEN_REQUESTS = {
     signal.SIGTERM: 2.0,  # scancel sends it to the step and to the job, a moment apart
     # A terminal sends it to the launcher and to the ranks, and some launchers pass it on.
@@ -116,7 +115,7 @@ def stop_vote() -> Callable[[], bool]:
     """
     device = get_device()
     # torch.full writes the number directly on the device. torch.tensor would copy the number from
-    # the host, and on a GPU this copy would wait until the last step has been computed.
+    # the host, and this copy would wait until the GPU has computed the last step.
     was_asked = RUN.stop_requested_at > 0
     flag = torch.full((), float(was_asked), device=device)
     exchange = None

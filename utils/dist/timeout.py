@@ -33,7 +33,7 @@ def fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     if RUN.launch.timeout_s:
         budgets = _raised_to_timeout(budgets)
 
-    # Find the limits that are not shorter than the time-out: there the time-out comes first.
+    # Find the limits that are as long as the time-out, or longer. There the time-out comes first.
     late_limits = []
     for name in ("stall_s", *SLOW_LIMIT_FACTORS):
         limit_s = budgets.limit(name)

@@ -7,12 +7,12 @@ after each beat. There are two cases:
     this rank is too long in its phase   it may be waiting for another rank. So it *looks* for the
                                          rank that all wait for (`_cause_of_wait`)
 
-To look, a rank reads the states of all ranks in one request, which grows with the number of ranks.
-So only one rank at a time looks, and only if it has been too long in a phase itself.
+To look, a rank reads the states of all ranks in one request. Such a request is large if there are
+many ranks. So only one rank at a time looks, and only after it has been too long in a phase.
 
-Seconds are measured with the AwakeClock of the rank that judges. So the clocks of the hosts need
-not agree. This clock stands still while the process is suspended, so no rank is late after a pause
-of the whole run. If only one rank is suspended, it writes no beats, and the others find it SILENT.
+The rank that judges measures all seconds with its own AwakeClock, so the clocks of the hosts need
+not agree. This clock stands still while the process is suspended. So after a suspension of the
+whole run, no rank is late. If only one rank is suspended, it writes no beats, and is SILENT.
 
 What must stay: a verdict names exactly one rank, and this rank is the cause
 (test_a_host_that_falls_silent_is_named_once, test_a_rank_that_is_waited_for_is_named_once). Free to
@@ -29,10 +29,10 @@ from utils.dist.beats import BEAT_S, Beats, Heard, is_gone, read_states
 
 # Store key: number of the rank that reads all states. The value is empty if no rank does.
 LOOKING = "looking"
-# Seconds without a beat after which a rank that looks for the cause takes another rank for silent.
-# A rank that beats is heard within 2.2 s, even on a host with eight processes for each core. With a
-# smaller value, a busy host could look silent; a larger value delays the report. Another limit says
-# when a silent rank ends the run: stall_s (`_dead_or_silent`).
+# Seconds without a beat after which another rank counts as silent, while this rank looks for the
+# cause. Beats come within 2.2 s even on a host with eight processes for each core. With a smaller
+# value, a rank of a busy host could count as silent. A larger value delays the report. A watched
+# rank has a longer limit, stall_s (`_dead_or_silent`).
 QUIET_S = 3.0
 
 
@@ -82,10 +82,9 @@ class Judge:
             if not self._may_look(self.beats.store):
                 return None
             self.beats.states.update(read_states(self.beats.store, self.beats.world_size))
-        # If stall_s is below 6 s, e.g. 2 s in a test, QUIET_S is too long, because the silent rank
-        # must be found before stall_s is over. So take half of stall_s. In this time a rank beats
-        # at least three times: e.g. with stall_s 2, `Watchdog.watch` makes it beat every third of a
-        # second.
+        # A silent rank must be found before stall_s is over. So if stall_s is below 6 s, e.g. 2 s
+        # in a test, take half of it. `Watchdog.watch` makes a rank beat at least six times in
+        # stall_s, so at least three times in this half.
         quiet_s = min(QUIET_S, stall_s / 2)
         return self._cause_of_wait(quiet_s)
 
@@ -101,7 +100,7 @@ class Judge:
             has_limits = state["budget"] > 0
             if silent is None and stall_s is not None and has_limits:
                 # `last.when` is the time at which this rank read the last beat. The other rank may
-                # have written it up to BEAT_S earlier, so it may be silent for silent_s + BEAT_S.
+                # have written the beat up to BEAT_S earlier. So subtract BEAT_S from the limit.
                 silent_s = now - last.when
                 if silent_s > stall_s - BEAT_S:
                     silent = Verdict(rank, "SILENT", f"no beat for {silent_s:.1f} s")
@@ -113,8 +112,8 @@ class Judge:
         The rank looks until it calls `stop_looking`.
         """
         if not self.is_looking:
-            # compare_set writes if the key is empty, and returns what the key then holds. The bytes
-            # are compared, because a stranger may have written something that is not a text.
+            # compare_set writes if the key is empty, and returns what the key then holds. Compare
+            # bytes, because another program may have written bytes that are not a text.
             own_number = str(self.beats.rank)
             looking_rank = store.compare_set(LOOKING, "", own_number)
             self.is_looking = looking_rank == own_number.encode()

@@ -20,12 +20,12 @@ from utils.dist.state import LaunchInfo
 
 logger = logging.getLogger(__name__)
 
-# Time limit of each check of the launch, in seconds. If SPIKEVRT_JOIN_TIMEOUT is shorter, it is the
-# limit. Python and torch take up to 5 s to start, so a user sees a wrong launch within 15 s. If a
-# wait (`wait_for`) takes longer than this time, it logs what it waits for.
+# Time limit of each check of the launch, in seconds, unless SPIKEVRT_JOIN_TIMEOUT is shorter.
+# Python and torch take up to 5 s to start, so a user sees a wrong launch within 15 s. After this
+# time `wait_for` logs what it waits for.
 CHECK_S = 10.0
-# An `AwakeClock` counts at most this time between two calls of `now`, because in a longer time the
-# process may have been suspended. So `now` must be called at least this often.
+# Seconds that an `AwakeClock` counts at most between two calls of `now`, because in a longer time
+# the process may have been suspended. So `now` must be called at least once in this time.
 SLICE_S = 1.0
 
 

@@ -69,17 +69,16 @@ STALL_CODE = StallError.exit_code  # exit code of a run that hangs
 TELL_AFTER_S = 10.0
 # Seconds that `_report` waits for the stacks of a stuck rank: the time of three beats.
 STUCK_ANSWERS_S = 1.5
-# Seconds that `_report` waits for the stacks of a silent rank. A silent rank rarely answers, so
-# this wait is for a rank that is only slow.
+# Seconds that `_report` waits for the stacks of a silent rank. A rank that is silent because it is
+# slow may answer in this time. Other silent ranks do not answer.
 SILENT_ANSWERS_S = 0.5
 # Seconds that `_report` waits until a stuck rank has ended itself: one beat.
 STUCK_ENDS_S = 0.5
 # Seconds without an answer of the store, three beats, after which a rank ends if the process that
 # hosts the store is gone. The store will never answer again, so a longer wait only delays the end.
 HOST_GONE_S = 1.5
-# torch's time limit of a request to the store. It is so long that it is never reached, because the
-# host of the store may be suspended for a while, which is not a failure. `_watch_watchdog` has the
-# real limit.
+# torch's time limit of a request to the store. It is never reached, because the host of the store
+# may be suspended for hours, which is not a failure. `_watch_watchdog` has the real limit.
 NEVER = timedelta(days=365)
 
 
@@ -143,14 +142,15 @@ class Watchdog(threading.Thread):
     def watch(self, budgets: WatchdogOptions) -> None:
         """End the run from now on if a rank stands still. budgets: the options `watchdog`."""
         watchdog.go_on()  # the time of the present phase counts from now on
-        # With at least six beats within the shortest limit, one late beat makes no rank silent.
+        # The shortest limit, stall_s, must be longer than several beats, so that one late beat
+        # makes no rank silent.
         self.interval_s = min(BEAT_S, budgets.stall_s / 6)
-        # Each beat calls `now` of the clock. The clock counts at most slice_s between two calls,
-        # because in a longer time the process may have been suspended. Twice the interval leaves
-        # room for a late beat.
+        # Each beat calls `now` of the clock. Between two calls, the clock counts at most slice_s,
+        # because in a longer time the process may have been suspended. A beat may be late, so
+        # slice_s is twice the interval.
         self.beats.clock.slice_s = 2 * self.interval_s
-        # The guard waits 4 s longer than the other ranks. In these 4 s the other ranks can report
-        # and end this rank. Their report is better, because they know the last beat of this rank.
+        # After stall_s the other ranks can report and end this rank. Their report is better than
+        # the report of the guard: it has the last beat of this rank. So the guard waits 4 s longer.
         guard_limit_s = budgets.stall_s + 4
         mark = None if self.store is None else run_mark()  # None: a single process
         self.guard = start_guard(self.rank, guard_limit_s, self.stack_path, mark, log_file())
@@ -162,7 +162,7 @@ class Watchdog(threading.Thread):
     def stop(self) -> None:
         """End both threads and the guard, at the normal end of a run. The process may live on."""
         self.stopped.set()  # the loops of `run` and `_watch_watchdog` end at this event
-        self.join()  # so that it makes no request to a store that is going
+        self.join()  # so that it makes no request to a store that ends
         self.overseer.join()  # so that no thread of the run is left in the process
         faulthandler.unregister(signal.SIGUSR2)  # its file is closed when this object is freed
         if self.guard is not None:
@@ -187,8 +187,7 @@ class Watchdog(threading.Thread):
                 self._end_by_foreign_value(e)
             except RuntimeError:
                 # The store does not answer. At the normal end of a run, rank 0 ends with its store,
-                # and the main thread of this rank calls `stop` within a moment. 0.3 s are enough
-                # for this.
+                # and the main thread of this rank calls `stop` within 0.3 s.
                 if self.is_ending or self.stopped.wait(0.3):
                     return
                 self._end_without_store()
@@ -228,7 +227,7 @@ class Watchdog(threading.Thread):
         """
         self.failure = failure
         if failure.by == self.rank:
-            # The main thread has claimed it, and is ending this process. So wait for the end.
+            # The main thread has claimed the failure, and is ending this process: wait for the end.
             self.stopped.wait()
             return
         if failure.code == STALL_CODE and self.store is not None:
@@ -253,8 +252,8 @@ class Watchdog(threading.Thread):
         if self.is_reported or is_own or failure.code != STALL_CODE:
             return
         self.is_reported = True
-        # Another rank of this host may not have read the failure. It then finds that the store is
-        # lost, and reports this. It claims the same name, so only one of the two reports is made.
+        # Another rank of this host may not have read the failure. Then it finds that the store is
+        # lost, and reports the loss. Both ranks claim the same name, so only one of them reports.
         if not first_to_claim(self._name_of_loss()):
             return
         state = self.beats.states.get(failure.rank)  # None if this rank has read no beat of it
@@ -276,9 +275,9 @@ class Watchdog(threading.Thread):
         place = RUN.place
         now = self.beats.clock.now()
         if place is not self.place:
-            # The phase is new: it began after the last beat, `in_phase_s` seconds ago. If the
-            # process was suspended since the last beat, `in_phase_s` is too large, because
-            # `time.monotonic` does not stand still. So count at most `slice_s`, as the clock does.
+            # The phase is new: it began `in_phase_s` seconds ago, after the last beat. This number
+            # is too large if the process was suspended in between, because `time.monotonic` goes on
+            # during a suspension. So count at most `slice_s`, as the clock of the beats does.
             self.place = place
             in_phase_s = time.monotonic() - place.since
             self.phase_began = now - min(in_phase_s, self.beats.clock.slice_s)
@@ -306,8 +305,8 @@ class Watchdog(threading.Thread):
         torch's own time limit of a request does not work if the network drops all packets.
         """
         # A call of `now` adds at most `slice_s` to the clock, even after a suspension of an hour.
-        # The loop calls `now` once in an interval. With a slice of two intervals, a call may be
-        # late.
+        # The loop calls `now` once in an interval. A call may be late, so `slice_s` is two
+        # intervals.
         clock = AwakeClock(slice_s=2 * self.interval_s)
         seen_passes = 0
         changed_at = 0.0  # when the number of passes of the watchdog thread last changed
@@ -315,9 +314,8 @@ class Watchdog(threading.Thread):
         while not self.stopped.wait(self.interval_s):
             clock.slice_s = 2 * self.interval_s  # `watch` may have changed the interval
             now = clock.now()
-            # If the watchdog thread has made a pass, it is not silent, so the silence begins again.
-            # Before `watch` (`budgets` is None), and at the end of the run, the thread may be
-            # silent for any time.
+            # Count the silence from the last pass of the watchdog thread. Before `watch` (`budgets`
+            # is None), and at the end of the run, there is no limit.
             has_passed = seen_passes != self.passes
             if has_passed or self.budgets is None or self.is_ending:
                 seen_passes = self.passes
@@ -372,14 +370,14 @@ class Watchdog(threading.Thread):
             wait_s = SILENT_ANSWERS_S if verdict.kind == "SILENT" else STUCK_ANSWERS_S
             stacks = self._stacks_of(rank, wait_s) or "(it does not answer)"
         write_to_log_and_stderr(text_of_stall(verdict, stacks, self.beats))
-        # Set `failure` only now. As soon as it is set, `_watch_watchdog` waits for EXIT_S only, and
-        # would end this process while it still collects stacks.
+        # Set `failure` after the report. As soon as it is set, `_watch_watchdog` ends this process
+        # after EXIT_S, and collecting the stacks may take longer.
         self.failure = Failure(rank=rank, code=STALL_CODE, by=self.rank)
         if self.store is not None:
             self.store.set(REPORTED, "1")
             if rank != self.rank and verdict.kind != "DEAD":
-                # A stuck rank ends itself within this time. A silent rank cannot end itself. Then
-                # kill the rank, if its process is still there.
+                # A stuck rank ends itself within this time, and a silent rank cannot end itself.
+                # `kill_rank` ends the process if it is still there, on this host.
                 time.sleep(STUCK_ENDS_S)
                 kill_rank(self.beats.states[rank]["pid"], stack_file_name(rank))
         leave(STALL_CODE, self.store)
@@ -387,10 +385,9 @@ class Watchdog(threading.Thread):
     def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
         """Return the stacks of a rank, or "" if there are none.
 
-        If the watchdog thread of the failed rank runs, it puts the stacks into the store. If not,
-        `stacks_of` asks the rank by a signal. This works only for a rank of this host. For a rank
-        of another host the result is "", because no process of this host has the memory file of
-        that rank.
+        The watchdog thread of a stuck rank puts its stacks into the store. If the store has none,
+        `stacks_of` asks the rank by a signal, which works only on this host. For a rank of another
+        host the result is then "".
 
         wait_s: seconds to wait for the stacks in the store; 0 if the store does not answer.
         """
@@ -410,7 +407,7 @@ class Watchdog(threading.Thread):
         The first rank that reads the foreign value claims a failure in the store, and reports. All
         other ranks read this failure and end (`_follow`).
         """
-        # No rank has failed, but a failure must name a rank. So this rank names itself.
+        # A failure must name a rank, but no rank has failed. So this rank names itself.
         own_failure = Failure(rank=self.rank, code=error.exit_code, by=self.rank)
         if self.store is not None:
             # Two errors are possible here. ForeignValueError: the stranger has written under the
@@ -423,8 +420,8 @@ class Watchdog(threading.Thread):
                     # main thread of this rank is ending it already.
                     self._follow(first_failure)
 
-        # This rank has claimed the failure, or no rank can claim it. In the second case every rank
-        # comes here, so only the first rank of each host reports.
+        # This rank has claimed the failure, or no rank can claim one. In the second case every rank
+        # comes to this line, so only the first rank of each host reports.
         if is_first_to_report_foreign_value():
             write_to_log_and_stderr(str(error))
         self.failure = own_failure
@@ -458,8 +455,8 @@ class Watchdog(threading.Thread):
         launch = RUN.launch
         rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
 
-        # The ranks of a host notice the loss up to seconds apart, and only one rank must report:
-        # the first that claims this name.
+        # The ranks of a host notice the loss seconds apart. Only the first of them reports: the
+        # rank that gets this name.
         if not first_to_claim(self._name_of_loss()):
             # Another rank reports. Give it time, because torchrun ends all ranks as soon as one
             # rank has ended.
