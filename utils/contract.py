@@ -36,7 +36,7 @@ from torch import Tensor
 class InputSpec:
     """The requirements of a network on its input clips, as `net.input_spec`.
 
-    Numbers of frames and of pixels count frames and pixels of the input. The defaults describe a
+    All sizes and numbers of frames are of the input, and not of the output. The defaults describe a
     network that takes RGB clips of any size.
     """
 
@@ -298,8 +298,8 @@ class Method(Protocol):
     @property
     def is_grey(self) -> bool: ...
 
-    # Whether the result of a frame does not depend on which other frames of the clip are restored.
-    # If so, several ranks can share the frames of a clip.
+    # Whether the result of a frame is the same if only some frames of the clip are restored. If so,
+    # several ranks can share the frames of a clip.
     @property
     def can_cut(self) -> bool: ...
 
@@ -315,7 +315,7 @@ class Method(Protocol):
         """Return all settings of the method that change the restored frames, as plain JSON.
 
         They are saved with the results. A test continues earlier results only if the settings are
-        equal. So if a setting is missing here, one result may have frames of two methods.
+        equal. If a setting is missing here, one folder may get frames of two methods.
         """
         ...
 

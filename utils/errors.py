@@ -58,8 +58,8 @@ CONTROLS = re.compile(
 def printable(text: str) -> str:
     """Return `text` with control characters written out, such as \\x1b.
 
-    Names of files and keys of options come from other people. A terminal would obey control
-    characters in them, and could then show something else than the text.
+    Names of files and keys of options come from other people, and may have control characters. A
+    terminal would obey them, e.g. erase a line.
     """
     return CONTROLS.sub(_written_out, text)
 
@@ -77,8 +77,8 @@ INDENT_OF_DO = " " * 12
 class SpikeVRTError(Exception):
     """An error in four parts: what is wrong, where, what was expected, what to do.
 
-    `where`, `expected` and `do` have defaults, because the error of a DataLoader worker is built
-    again only from its message. Then the whole message is in `what`.
+    `where`, `expected` and `do` have defaults, because torch rebuilds the error of a DataLoader
+    worker from its message alone. Then the whole message is in `what`.
     """
 
     exit_code = 1  # of a program that this error ends
@@ -127,7 +127,7 @@ class CheckpointError(SpikeVRTError):
 
 
 class NonFiniteError(SpikeVRTError):
-    """Loss or gradients are NaN or Inf in too many steps in a row, or trained weights are."""
+    """Loss or gradients are NaN or Inf in too many steps in a row, or weights are NaN or Inf."""
 
     exit_code = 4
 

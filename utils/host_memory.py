@@ -22,10 +22,11 @@ Use = tuple[float, float]  # (used, total) of a memory, in GB
 def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Use | None:
     """Return (used, total) in GB of the fullest memory that this process may use.
 
-    A process is in control groups of Linux, one within another. Containers and SLURM jobs limit the
-    memory of a control group. So a group may be full while the host has much free memory. E.g. the
-    host has (40, 500) and a container (15, 16). Then this function returns (15, 16), because 15 of
+    E.g. the host has (40, 500) and a container (15, 16). Then the result is (15, 16), because 15 of
     16 GB are a larger share than 40 of 500 GB. Returns None if no memory is known.
+
+    A process is in control groups of Linux, one within another. Containers and SLURM jobs limit the
+    memory of a control group. So a group may be full while the host has much free memory.
 
     `used` is the memory of all processes of a group. Files that the kernel keeps in memory (the
     file cache) do not count, because the kernel drops them when memory is short.
@@ -41,7 +42,7 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
         # The file has a line for each group of this process, e.g. "0::/user.slice".
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             uses += _uses_of_groups(line, groups)
-    # If a group of version 1 has no limit, Linux gives a limit of about 2**63 bytes. No host has
+    # If a group of version 1 has no limit, Linux shows a limit of about 2**63 bytes. No host has
     # 2**60 bytes, so a larger number means that there is no limit.
     no_limit_gb = 2**60 / GB
     fullest = None

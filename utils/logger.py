@@ -35,8 +35,7 @@ LOG_NAME = "log/train.log"
 WARNINGS_NAME = "log/warnings.jsonl"
 TIME = "%Y-%m-%d %H:%M:%S"  # e.g. 2025-11-06 10:00:00
 
-# Texts `what` of `best_effort` whose last attempt to write failed. These failures were reported
-# already.
+# What could not be written last time: texts `what` of `best_effort`. Each was reported once.
 _unwritten: set[str] = set()
 
 
@@ -44,7 +43,8 @@ _unwritten: set[str] = set()
 def best_effort(what: str, *errors: type[Exception]) -> Generator[None]:
     """Run a block that writes something the run does not need, such as a picture of the curves.
 
-    If writing fails, warn once and go on after the block. If it works again later, say so.
+    If writing fails, this warns once, and the run goes on after the block. When writing works
+    again, this says so.
 
     what: what is written, for the warnings. Each text is warned of once, until it can be written
         again.

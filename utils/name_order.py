@@ -19,14 +19,14 @@ _DIGITS = re.compile(r"(\d+)")
 def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key under which "2" comes before "10".
 
-    Digits in a row are compared as a number, other text letter by letter. If two numbers are equal
-    but written differently ("1", "01"), the shorter text comes first.
-    For example, "a12" becomes ((1, 0, "a"), (0, 12, "0002"), (1, 0, "")).
+    Digits in a row are compared as a number, and other text is compared letter by letter. If two
+    numbers are equal, e.g. "1" and "01", the shorter text comes first. For example, "a12" becomes
+    ((1, 0, "a"), (0, 12, "0002"), (1, 0, "")).
     """
     key = []
     # With a group in the pattern, split returns text and digits in turn, beginning with text: "a12"
-    # becomes "a", "12", "". So each second part is digits. Tuples are compared item by item, so 0
-    # (digits) comes before 1 (text).
+    # becomes "a", "12", "". So the parts 1, 3, 5, ... are digits. Python compares tuples item by
+    # item, so 0 (digits) comes before 1 (text).
     for index, part in enumerate(_DIGITS.split(str(path))):
         is_digits = index % 2 == 1
         if is_digits:
@@ -84,7 +84,7 @@ def are_values(names: Collection[str]) -> bool:
     have_exponents = any(value.exponent for value in values)
     if have_several_signs or have_exponents:
         return True
-    # Fractions of one length, such as 1.10 and 1.25, have the right order digit by digit.
+    # If all fractions have one length, e.g. 1.10 and 1.25, `natural_key` gives the right order.
     fraction_lengths = {len(value.fraction) for value in values}
     return len(fraction_lengths) > 1 and not _is_counter(values)
 

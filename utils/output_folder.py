@@ -8,7 +8,7 @@ project.
     Folders     refuse_links, remove_files, scratch_folder, publish_folder
     Refusals    refuse_existing, refuse_foreign, refuse_overlap
 
-Functions that begin with "refuse" return if all is well, else they raise an error for the user.
+A function whose name begins with "refuse" raises an error for the user, or returns if all is well.
 
 What must stay: the checks before a file is written or removed. If a check is loosened, a user may
 lose files. Free to change: the texts of refusals that no test quotes.

@@ -48,7 +48,7 @@ def refuse_ranks_without_proc() -> None:
 
 def cores() -> tuple[int, ...]:
     """Return the numbers of the processor cores that this process may use, e.g. (0, 1, 6, 7)."""
-    # Linux knows which cores a container or a scheduler gave to the process. Elsewhere, all count.
+    # On Linux, a container or a scheduler may give only some cores to a process.
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -126,8 +126,8 @@ def give_back_much_freed_memory() -> None:
     """Give the kept memory of deleted arrays back, if it is more than MUCH_FREED_MEMORY.
 
     The kept memory lies in pieces between the arrays that are in use. An array that is larger than
-    each piece needs new memory. So a process with large frames would take up to a gigabyte more
-    than it needs. With small frames the kept memory is small, so it stays and saves time.
+    every piece needs new memory. So a process with large frames would take up to a gigabyte more
+    than it needs. With small frames the kept memory is small. Then it stays, because it saves time.
 
     Only glibc has the two functions, `mallinfo2` since 2.33. Elsewhere this function does nothing.
     """

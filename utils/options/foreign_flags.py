@@ -13,7 +13,7 @@ this module.
 
 What must stay: no flag of this project is refused. So the tables below contain only flags that this
 project does not have. The exception is SHARED_NAMES, the flags that both programs have
-(test_a_tile_in_our_form_is_no_flag_of_kairs). And our main_test_vrt.py accepts the command in the
+(test_a_tile_in_our_form_is_no_flag_of_kairs). Our main_test_vrt.py must accept the command in the
 advice (test_the_command_that_answers_kairs_is_one_that_this_program_takes).
 Free to change: a flag may be added to a table. Then change the table of docs/coming_from.md, too,
 in both languages.
@@ -121,8 +121,8 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
             expected="the same, as torch.distributed.launch and torchrun give them",
             do="start with torchrun, or set the variables of the launch (docs/ddp_reference.md)",
         )
-    # --launcher slurm needs srun, which sets SLURM_PROCID. A launcher within srun is accepted, too,
-    # such as torchrun, which sets RANK.
+    # --launcher slurm needs srun, which sets SLURM_PROCID. A launcher that sets RANK is accepted,
+    # too, because torchrun may run within srun.
     if launcher == "slurm" and "SLURM_PROCID" not in env and "RANK" not in env:
         raise OptionError(
             what="--launcher slurm, but SLURM has not started this process",

@@ -126,8 +126,8 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     E.g. {"task": "a"} gives {"task": "a"} and {"task": "train.json, line 1"}.
     """
     text = _read_text(path)
-    # This order must stay: `_places_of_keys` refuses a text with too many brackets. json and json5,
-    # which `_values_of_text` calls, could crash on such a text.
+    # This order must stay: `_places_of_keys` refuses a text with too many brackets. On such a text,
+    # json and json5 could crash, and `_values_of_text` calls them.
     places = _places_of_keys(text, path)
     values = _values_of_text(text, path)
     options = {}

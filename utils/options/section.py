@@ -163,9 +163,8 @@ def join_errors(errors: Collection[OptionError]) -> OptionError:
     and what to `do`. E.g. the two errors "unknown option train.epoch" and "netG.width is -1" give
     the first error, with "; then also: netG.width" at the end of its advice `do`.
 
-    Errors of unknown keys come first, because an unknown key is often a misspelt key, and then
-    another error only says that the right key is missing. This function recognises an error of an
-    unknown key by its first words, UNKNOWN_OPTION.
+    Errors of unknown keys come first. An unknown key is often a misspelt key, and then there is a
+    second error, which only says that the right key is missing.
 
     The attribute `found` of the result has all single errors, because scripts/convert_options.py
     reports each of them (test_the_problems_of_a_file_are_named_at_once).
@@ -235,10 +234,8 @@ def _failed_key(
         key is a position within its value, here item 0 of a list, and is left out.
     model, values, where: arguments of `read_section`
     """
-    # Step into one section after the other. The first name that is not a section is the key. The
-    # last name of `loc` is never a section, because the error is about a key, or about a position
-    # within the value of a key. At the end, `model` and `values` belong to the innermost section.
-    # In the example:
+    # Step into one section after the other. The first name that is not a section is the key. At the
+    # end, `model` and `values` belong to the section that has the key. In the example:
     #
     #     names     "train", "G_optimizer_betas", "0"
     #     depth 0   "train" is a section: go on in it
@@ -268,8 +265,7 @@ def _error_of(
 
     # 1. The section does not know the key.
     if error["type"] == "extra_forbidden":
-        # `kind` describes the outer section, e.g. 'network "vrt"'. So it must not describe a
-        # section within the outer section.
+        # `kind` describes the outer section, e.g. 'network "vrt"', and no section within it.
         return _unknown_key(failed, kind if failed.is_in_outer_section else "")
 
     # 2. The key is missing. `expected` is the type of the field in words. Case 3 uses it, too.
@@ -352,8 +348,8 @@ def _inner_section_with(key: str, values: Mapping[str, Any]) -> str | None:
     E.g. `gate_bias` is a key of the fusion "gated". If it stands in netG, whose value of "fusion"
     is the section of this fusion, the result is "fusion".
 
-    values: the values of a section. Of the sections within it, only the sections of parts are
-        searched, because only they are objects of `Section` at this point (`Registry.resolve`).
+    values: the values of a section. Only the sections of parts within it are searched, because only
+        these are objects of `Section` at this point (`Registry.resolve`).
     """
     if key == "type":  # each part has a type, so this key says nothing
         return None
@@ -394,7 +390,8 @@ def nearest_hint(name: str, valid_names: Collection[str]) -> str:
 
 def _nearest_name(name: str, valid_names: Collection[str]) -> str | None:
     """Return the valid name that resembles `name` most, or None if nothing resembles it."""
-    # 0.6 is the default of difflib: about six of ten letters agree. A smaller cutoff would propose
-    # names that have little in common, a larger cutoff would miss misspellings of short names.
+    # 0.6 is the default of difflib: about six of ten letters agree. With a smaller cutoff, names
+    # that have little in common would be proposed. With a larger cutoff, no name would be proposed
+    # for some misspelt short names.
     matches = difflib.get_close_matches(name, list(valid_names), n=1, cutoff=0.6)
     return matches[0] if matches else None

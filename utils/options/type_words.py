@@ -71,8 +71,8 @@ def _describe_union(alternatives: Sequence[Any], limits: Sequence[Any]) -> str:
     """Return `int | None` as "int or null", and `float | list[float]` as "float or list of float".
 
     alternatives: the types, e.g. (int, NoneType)
-    limits: limits of the union. They belong to the only type that is not None. If there are several
-        types, pydantic does not say which of them is limited, so the text has no limits.
+    limits: limits of the union, for a union of one type and None. In a union of several types,
+        pydantic does not say which type the limits belong to, so the text has no limits.
     """
     not_none = [each for each in alternatives if each is not type(None)]
     if len(not_none) > 1:
@@ -99,7 +99,8 @@ def _describe_literal(values: Sequence[Any]) -> str:
 def _describe_list(item_type: Any, limits: Sequence[Any]) -> str:
     """Return a list in words: "list of float", or "list of 2 float" if its largest length is 2.
 
-    The text leaves out a smallest length: nearly all lists of this project have one fixed length.
+    A smallest length is not in the text, because nearly all lists of this project have one fixed
+    length.
 
     item_type: the type of an element. limits: what pydantic keeps of `Field(max_length=...)`.
     """
@@ -129,10 +130,10 @@ def _bounds(limits: Sequence[Any]) -> str:
     limits: objects of pydantic, e.g. Ge(ge=0). One object may have several limits as attributes,
         e.g. `ge` and `lt`. A limit that the object does not have is missing or None.
     """
-    bounds = {}  # sign -> value. Of two limits with the same sign, the last one counts.
-    # The regular expression that a text must match, or "". Of two limits, the first one counts.
+    bounds = {}  # sign -> value. If two limits have the same sign, the last one counts.
+    # The regular expression that a text must match, or "". The first limit that has one counts.
     pattern = ""
-    least_length = 0  # of a text
+    least_length = 0  # smallest length of a text
     for limit in limits:
         for attribute, sign in SIGNS.items():
             value = getattr(limit, attribute, None)

@@ -173,7 +173,8 @@ def _totals_of_kair(
     dropped_keys: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
     """
     names = [key.rpartition(".")[2] for key in dropped_keys]  # "netG.init_type" -> "init_type"
-    # FORMERLY_OURS: keys that former versions of this project had too, so they prove nothing.
+    # FORMERLY_OURS: keys that former versions of this project had, too. So they do not show that
+    # the file comes from KAIR.
     is_of_kair = any(name not in FORMERLY_OURS for name in names)
     if not is_of_kair:
         return []

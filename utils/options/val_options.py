@@ -14,12 +14,11 @@ from pydantic import Field
 
 from utils.options.section import Count, Section
 
-# The tile for the option "auto": number of frames, and side in pixels. It does not follow from the
-# memory of the machine, so that a score is the same on every machine. Only if the memory is too
-# small for the tile, the side is halved. Do not change the two numbers, because all scores that
-# were made with "auto" would change. With a smaller tile the network sees less of the clip; a
-# larger tile needs more memory. models/restore/tiles/plan.py rounds both numbers up to whole
-# windows of the network.
+# The tile for the option "auto": number of frames, and side in pixels. The tile is the same on
+# every machine, so that scores are the same, too. If the memory is too small for the tile, its side
+# is halved. Do not change the two numbers, because all scores that were made with "auto" would
+# change. With a smaller tile the network sees less of the clip. A larger tile needs more memory.
+# models/restore/tiles/plan.py rounds both numbers up to whole windows of the network.
 AUTO_FRAMES = 12
 AUTO_SIDE = 256
 

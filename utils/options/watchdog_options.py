@@ -17,9 +17,9 @@ from utils.options.section import Section
 # is null. E.g. stall_s 400 gives start_s 1200. After a change, correct the descriptions of the keys
 # below, which name these factors, and test_the_limits_of_time_follow_from_one_number.
 SLOW_LIMIT_FACTORS = {"start_s": 3, "validate_s": 5, "save_s": 3}
-# A user may set a short stall_s, so that a slow batch is reported soon. But starts and validations
-# take as long as before. So a stall_s below 300 s counts as 300 s when it is multiplied. E.g.
-# stall_s 100 gives start_s 3 * 300 = 900.
+# A user may set a short stall_s, so that a rank that hangs is reported soon. But a start or a
+# validation needs its time in any case. So a stall_s below 300 s counts as 300 s when it is
+# multiplied. E.g. stall_s 100 gives start_s 3 * 300 = 900.
 LEAST_STALL_S_TO_MULTIPLY = 300.0
 # Phase of a run -> key of its limit. All other phases have the limit stall_s.
 LIMIT_OF_PHASE = {

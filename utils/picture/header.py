@@ -25,8 +25,8 @@ class Header:
     is_float: bool = False  # whether values are floating-point numbers
     is_grey: bool = False  # whether a pixel has one value instead of three colours
     orientation: Orientation = UPRIGHT  # how the stored picture becomes upright
-    # Pixels of the largest block that a decoder holds at once (a tile of a TIFF), 0 if there are no
-    # blocks. A block may be larger than the picture.
+    # Pixels of the largest block that a decoder holds at once, e.g. a tile of a TIFF. 0 if there
+    # are no blocks. A block may be larger than the picture.
     block_pixels: int = 0
 
     @property

@@ -9,8 +9,8 @@ Layout: 8 bytes that every PNG has, then chunks. Numbers are big endian (the hig
     8 + length           checksum, 4 bytes
 
 What must stay: no length in the file is trusted without a limit, and each turn of a loop moves
-forward in the file. A reader must not copy the pixels, because that would take time: `data/` reads
-the header of each frame.
+forward in the file. A reader must not copy the pixels, because `data/` reads the headers of
+thousands of frames.
 
 Tests: tests/stories/test_foreign_files.py, tests/parts/data/test_any_bytes.py
 """

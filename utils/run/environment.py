@@ -63,8 +63,8 @@ def _commit() -> str | None:
     """
     environment = {
         **os.environ,
-        # Let git look for a repository no higher than the folder of this program. Otherwise it
-        # could name the commit of another repository that contains this folder.
+        # Let git look for a repository only in the folder of this program. In the folders above it,
+        # git could find another repository, and would name the commit of that one.
         "GIT_CEILING_DIRECTORIES": str(ROOT.parent),
         # Let git take no lock, because somebody may be working in the repository.
         "GIT_OPTIONAL_LOCKS": "0",

@@ -19,9 +19,9 @@ import numpy as np
 
 from utils.run.history import History
 
-# Margins of the figure of one run, as shares of its width and height: e.g. the left panel begins at
-# 7 % of the width. The margins are fixed, because the figure is drawn after each validation, and
-# drawing takes twice as long if matplotlib computes the margins.
+# Margins of the figure of one run, as fractions of its width and height. E.g. the left panel begins
+# at 7 % of the width. The figure is drawn after each validation. If matplotlib computed the margins
+# (None), drawing would take twice as long.
 MARGINS = {
     "left": 0.07,
     "bottom": 0.075,
@@ -67,8 +67,7 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
             axis.text(0.5, 0.5, f"no {tag} yet", **style)
 
     # Put each legend where the curves rarely are. E.g. a loss falls, so the upper right of its
-    # panel is empty. matplotlib could search for an empty place, but with many entries this takes
-    # long.
+    # panel is empty. With many entries, a search of matplotlib for an empty place would take long.
     _draw_legend(loss, "upper right", is_one_run)
     _draw_legend(psnr, "center right", is_one_run)
     _draw_legend(speed, "center left", is_one_run)
@@ -316,10 +315,9 @@ def running_mean(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]
     first = np.clip(index - half, 0, None)
     end = np.clip(index + half + 1, None, n)
 
-    # The sum over a window: the sum of all entries up to its end, minus the sum of the entries
-    # before the window.
+    # The sum over a window is a difference of two cumulative sums.
     sum_of_window = sums[end] - sums[first]
     count_of_window = counts[end] - counts[first]
-    # A window without finite entries has the count 0. Divide by 1 there, and give NaN afterwards.
+    # If a window has no finite entry, its count is 0. Divide by 1, and return NaN for this window.
     mean = sum_of_window / np.maximum(count_of_window, 1)
     return np.where(count_of_window > 0, mean, np.nan), window

@@ -68,9 +68,9 @@ class RunFolder:
     """The folder of a run, locked by the file <folder>/.lock. Only rank 0 has one.
 
     The lock is a record lock (fcntl). The kernel releases it when rank 0 ends, also after a kill.
-    Loader processes are forked from rank 0 and do not inherit the lock, so it does not outlast rank
-    0. NFS passes the lock on to its server, so that it also holds between hosts, unless the folder
-    is mounted with `nolock` or `local_lock`. If the file system has no locks, a warning is logged.
+    Loader processes are forked from rank 0 and do not inherit the lock, so it ends with rank 0. On
+    NFS the server keeps the lock, so it also works between hosts, unless the folder is mounted with
+    `nolock` or `local_lock`. If the file system has no locks, a warning is logged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,9 +105,8 @@ class RunFolder:
         # Case 2: somebody removed the folder, and another run made a new one with its own lock.
         if lock.exists():
             raise FolderMovedError(self.path, new_path=None)
-        # Case 3: somebody removed the lock, or the whole folder. Make both again. The folder may
-        # exist again already, because writing a file of the run has made it (`write_whole`). But
-        # such a folder lacks the mark.
+        # Case 3: somebody removed the lock, or the whole folder. Make both again. If the run has
+        # written a file meanwhile, the folder exists again (`write_whole`), but without the mark.
         was_folder_removed = not (self.path / MARK).exists()
         with writing(self.path, OTHER_ROOT):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -139,17 +138,17 @@ def only_run_in(
     appended: names of the files to which a run appends. They must not be links, because a run would
         then write into a file elsewhere.
 
-    Raises OptionError if another process has the lock, or if the folder has files that fit a
-    pattern and that no run made. Raises DataError if a file of `appended` is a link.
+    Raises OptionError in two cases: another process has the lock, or the folder has a file that no
+    run made and whose name fits a pattern. Raises DataError if a file of `appended` is a link.
     """
     locked_folder = None
     # Only rank 0 does the work. If it raises an error, all ranks end.
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
             # `claim_run_folder` refuses a folder with files of another program. It recognises the
-            # folder of an earlier run by the file utils.files.MARK, which each run puts there. Runs
-            # of old versions did not. Recognise their folders by a file that only this program
-            # writes: a sidecar checkpoint_*.pth.sha256.
+            # folder of an earlier run by the file utils.files.MARK. Runs of old versions did not
+            # write this file. Their folders are recognised by a sidecar checkpoint_*.pth.sha256,
+            # which only this program writes.
             has_sidecar = any(folder.glob("checkpoints/checkpoint_*.pth.sha256"))
             claim_run_folder(folder, patterns, is_ours=has_sidecar)
             for name in (LOCK_NAME, LOG_NAME, WARNINGS_NAME, *appended):
@@ -318,8 +317,7 @@ def _write_holder(file: BinaryIO, path: Path) -> None:
 def _note_if_gone(holder: str) -> str:
     """Return a note for the error if the process that a lock names has ended, else "".
 
-    If it has ended, the lock belongs to another process, which has not written its name into the
-    file.
+    Then another process has the lock, and has not written its own number into the file.
 
     holder: the text of the lock, of a process of this host.
     """

@@ -91,9 +91,9 @@ def training_scalars(folder: Path, step: int) -> dict[str, float]:
 def entries_of(path: Path) -> list[dict[str, Any] | None]:
     """Return the entries of a file of a history, in the order of their steps.
 
-    A line of a .jsonl that is not an entry becomes None, so that the caller can count or number
-    such lines. A last line without an end of line is left out, because the run is still writing it,
-    or was killed while it wrote.
+    A line of a .jsonl that is not an entry becomes None, so that the caller can name the line. A
+    last line without an end of line is left out: the run is still writing the line, or was killed
+    while it wrote.
     """
     if path.suffix == ".jsonl":
         # The last item of the split is the text after the last end of line: no complete line.
@@ -111,8 +111,8 @@ def _entries_of_curves(path: Path) -> list[dict[str, Any] | None]:
     Raises DataError if the file has another form.
     """
     try:
-        # Older versions wrote NaN into the file, which is not valid JSON. The module json reads it
-        # nevertheless: it calls parse_constant for NaN and Inf, here to get None.
+        # Older versions wrote NaN into the file, which is not valid JSON. Python's json reads such
+        # a file, and calls parse_constant for each NaN or Infinity. None takes their place.
         curves = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
         entry_at: dict[int, dict[str, Any]] = {}  # step -> entry
         for tag, curve in curves.items():

@@ -30,8 +30,8 @@ PANELS_NAME = "panels.json"
 # Width of a strip on the report page, in pixels. At most 12 clips have strips. With this width, a
 # page has about 5 MB, and never more than 16 MB.
 STRIP_WIDTH = 640
-# Numbers of validations and of warnings that the page shows. It shows the newest ones. If it showed
-# more, a reader would have to scroll far down to the parts below the two tables.
+# Largest numbers of validations and of warnings that the page shows, the newest ones. With longer
+# tables, a reader would have to scroll far down to the parts below them.
 SHOWN_ROWS = 50
 SHOWN_WARNINGS = 40
 
@@ -58,8 +58,8 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     if finite_psnr_at:
         best_step = max(finite_psnr_at, key=lambda step: finite_psnr_at[step])
 
-    # The rows: the newest validations, and the best validation. The newest comes first. If no
-    # validation has a finite PSNR, best_step is None, which equals no step.
+    # The rows of the table: the best validation and the newest validations, the newest first. If no
+    # validation has a finite PSNR, best_step is None, and there is no row for it.
     shown_steps = {best_step, *steps[-SHOWN_ROWS:]}
     newest_first = [step for step in reversed(steps) if step in shown_steps]
     rows = _validation_rows(history, newest_first, metrics=("psnr", "ssim", *own_metrics))
@@ -172,8 +172,8 @@ def _warnings_once(recorded: Path) -> list[_Warning]:
         with suppress(ValueError):
             record = json.loads(line)
             text = record["text"]
-            # Remove the text from its earlier place in `warnings`. The last line then puts it at
-            # the end, where the newest warning is.
+            # Remove an earlier warning of this text. The last line of the loop puts the warning at
+            # the end of `warnings`, where the newest warning is.
             earlier = warnings.pop(text, None)
             times = 1 if earlier is None else 1 + earlier.times
             warnings[text] = _Warning(text, record["time"], times)

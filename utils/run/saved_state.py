@@ -28,7 +28,7 @@ from torch import Tensor
 from utils.errors import CheckpointError
 
 # The largest count that a checkpoint may hold. With a thousand steps per second, a run would need
-# 35 years to reach it. It is below 2^53, up to which floats hold whole numbers exactly.
+# 35 years to reach it. A float holds every whole number up to 2^53 exactly, so also this one.
 LARGEST_COUNT = 2**40
 # `ge` means "greater or equal", `le` "less or equal".
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
@@ -114,8 +114,8 @@ def refuse_wrong_types(state: dict[str, Any], path: Path) -> None:
             if not isinstance(value, Tensor):
                 raise _wrong(path, f"{key}[{name!r}]", value, expected="a tensor")
 
-    # Give pydantic only the keys of the position. Its error for a missing key prints the whole dict
-    # that it was given, which would be all the weights.
+    # Give pydantic only the keys of the position. If a key is missing, its error prints the whole
+    # dict, which would be all the weights.
     position = {}
     for key in Position.model_fields:
         if key in state:

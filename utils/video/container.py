@@ -69,7 +69,7 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
         "max_pixels": str(MOST_PIXELS),
     }
     try:
-        # metadata_errors: a film with a damaged title is read all the same.
+        # metadata_errors: a film is read even if its title is damaged.
         return av.open(url, mode, options=limits, metadata_errors="replace", **options)
     except av.error.ArgumentError as e:
         # FFmpeg's text is "Invalid argument", which tells a user nothing. FFmpeg raises this error

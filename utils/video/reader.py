@@ -51,7 +51,7 @@ class VideoReader:
     pixel_aspect: width over height of a pixel of the upright frame. 1 if the film does not say it.
 
     The film is decoded once for these values, because containers often state wrong numbers.
-    Seeking cannot be trusted either. So to read an earlier frame, the film is decoded from its
+    Seeking is not reliable, either. So to read an earlier frame, the film is decoded from its
     start again. Then some frames before the wanted frame are kept, because a clip may be read
     backwards.
     """
