@@ -15,8 +15,8 @@ class AwakeClock:
     between two calls of `now`, but at most slice_s. E.g. with slice_s = 1, a call 0.5 s after the
     last one adds 0.5 s, and a call an hour after the last one adds 1 s.
 
-    `now` must be called at least once in slice_s seconds. Otherwise the clock loses time in which
-    the process ran, and a limit comes late.
+    `now` must be called at least once in slice_s seconds. Otherwise the clock does not count all
+    seconds in which the process ran.
     """
 
     def __init__(self, slice_s: float = 5.0) -> None:

@@ -202,11 +202,11 @@ def require_kernels(device: torch.device) -> None:
 def torch_to_install(capability: tuple[int, int], built_for: list[str]) -> str:
     """Return in words which torch to install for a GPU, or "" if the present torch runs on it.
 
-    pip can install one of several files (wheels) of torch, one for each version of CUDA. Each wheel
-    has kernels only for some GPUs.
+    There is one wheel of torch for each version of CUDA. Each wheel has kernels only for some GPUs.
 
-    A binary sm_XY runs on GPUs of compute capability X.Y and of later minor versions. compute_XY
-    (PTX) runs on every later GPU (CUDA C++ programming guide, 5.8).
+    A binary sm_XY runs on GPUs of compute capability X.Y and of later minor versions. E.g. sm_80
+    runs on 8.0 and 8.6, and not on 9.0. compute_XY (PTX) runs on every later GPU (CUDA C++
+    programming guide, 5.8).
 
     capability: compute capability of the GPU, e.g. (8, 6).
     built_for: torch.cuda.get_arch_list(), e.g. ["sm_80", "sm_90", "compute_90"].

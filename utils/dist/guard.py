@@ -93,9 +93,9 @@ def guard(
 ) -> None:
     """Watch a rank until it ends, and end it if it sends no heartbeat for limit_s seconds.
 
-    This is the main function of the guard process, whose parent is the rank. A rank that is stopped
-    by a signal (Ctrl-Z) sends no heartbeat either. The guard does not end such a rank: the user
-    will let it go on, or the other ranks end it.
+    This is the main function of the guard process, whose parent is the rank. If a user stops the
+    rank by a signal (Ctrl-Z), it sends no heartbeat, but the guard does not end it: the user will
+    let the rank go on, or the other ranks end it.
 
     pid: process id of the rank. `start_guard` explains the other arguments.
     """

@@ -61,9 +61,9 @@ def lost_contact_error(error: BaseException) -> StallError:
     )
 
 
-# Seconds that a rank with a broken connection waits for the report of the rank that failed first. A
-# longer wait delays the end of the run. With a shorter wait, this rank could report its lost
-# connection before the other rank reports the error that caused it.
+# Seconds that a rank with a broken connection waits for the report of the rank that failed first.
+# With a shorter wait, this rank could report its lost connection before the other rank reports the
+# cause. A longer wait delays the end of the run.
 WAIT_FOR_REPORT_S = 3.0
 
 
@@ -87,8 +87,8 @@ def _suspects() -> str:
     if not is_observer or store.get(FAILURE):
         return ""
     after = read_states(store, get_world_size())
-    # The beats show within half a second which collective a rank has entered. So `after` shows it,
-    # and `before` may not yet.
+    # The beats show half a second later which collective a rank has entered. So count collectives
+    # in `after`, because `before` may have old numbers.
     suspects = _silent_ranks(before, after) or _ranks_behind(after)
     places = []
     for rank in suspects:

@@ -2,9 +2,8 @@
 
 The process id of a rank comes over the network and may be false. So each rank opens a memory file
 whose name tells the run and the rank (`stack_file_name`). If `stack_file_of` finds this file among
-the open files of a process, the process is a rank of this run. A process without this file is
-neither asked for its stacks nor ended
-(test_a_forged_beat_harms_no_file_or_process_that_it_names).
+the open files of a process, the process is a rank of this run. A process without this file gets no
+signal (test_a_forged_beat_harms_no_file_or_process_that_it_names).
 
 The stacks go into this memory file, so nothing is left on the disk. faulthandler writes them, even
 if no thread of the rank can run Python code.
@@ -152,8 +151,7 @@ def _wait_for_growth(file: Any, size_before: int) -> None:
         if size != size_before:
             break
         time.sleep(0.02)
-    # The process has written its first line. Leave time for the other lines: with a shorter time,
-    # the end of the stacks could be missing.
+    # The process has written its first line. Leave time for the other lines.
     time.sleep(0.05)
 
 

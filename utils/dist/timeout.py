@@ -1,9 +1,9 @@
 """Fit the limits of the watchdog to the time-out of the process group.
 
 The watchdog and the process group both end a run that hangs. Only the watchdog can name the rank
-that stands still, and its phase. So the watchdog must come first: each of its limits has to be
-shorter than the time-out. But if a user sets NCCL_TIMEOUT, in seconds, this value is the time-out,
-and it may be shorter than a limit.
+that stands still, and its phase. So each limit of the watchdog has to be shorter than the time-out
+of the process group. A user may set this time-out by NCCL_TIMEOUT, in seconds, and make it shorter
+than a limit.
 
 Tests: tests/faults/test_startup.py, the tests with "time_out_of_collectives" in their names.
 """

@@ -133,14 +133,14 @@ class Judge:
         quiet_s: seconds without a beat after which a rank is silent.
         """
         # A rank with a budget of 0 has not called `watch` yet, and may still be loading libraries.
-        # The other ranks may wait for it, so nothing can be said yet.
+        # The other ranks may be waiting for this rank, so no rank is blamed.
         if any(state["budget"] == 0 for state in self.beats.states.values()):
             return None
         fewest_collectives = min(state["syncs"] for state in self.beats.states.values())
         latest_rank = None
         most_over_s = 0.0
-        # If two ranks are equally late, the higher rank is taken. Any fixed order would do: it
-        # makes two looks name the same rank.
+        # If two ranks are equally late, take the higher rank. With a fixed order, two looks name
+        # the same rank.
         for rank in sorted(self.beats.states, reverse=True):
             state = self.beats.states[rank]
             over_s = state["age"] - state["budget"]
@@ -183,8 +183,7 @@ class Judge:
         now = self.beats.clock.now()
         all_are_known = True  # whether every candidate is known to beat
         for other, state in self.beats.states.items():
-            # `rank` is not a candidate for itself. This rank, which judges, runs, so it is not
-            # silent.
+            # Only other ranks are candidates. The rank that judges is not silent, because it runs.
             if other in (rank, self.beats.rank):
                 continue
             is_candidate = state["syncs"] == self.beats.states[rank]["syncs"]
@@ -201,7 +200,7 @@ class Judge:
             silent_s = now - last.when
             if silent_s > quiet_s:
                 return Verdict(other, "SILENT", f"no beat for {silent_s:.1f} s")
-            # The same number as at the first look, but not for quiet_s yet: look again later.
+            # The number has not changed since the first look. Wait until quiet_s have passed.
             if not is_watched:
                 all_are_known = False
         if all_are_known:

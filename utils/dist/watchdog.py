@@ -67,8 +67,8 @@ def go_on() -> None:
 def asleep_s() -> float:
     """Return a number of seconds that grows only while this process is suspended, e.g. by Ctrl-Z.
 
-    A single number means nothing. A caller asks twice, and the difference is the number of seconds
-    for which the process was suspended in between. While the process is suspended, the clock of the
+    The difference of two results is the number of seconds for which the process was suspended in
+    between. A single result has no meaning. While the process is suspended, the clock of the
     watchdog (an AwakeClock) stands still, and the clock of the system goes on.
     """
     if RUN.watchdog is None:

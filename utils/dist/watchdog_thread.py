@@ -15,7 +15,7 @@ A rank stands still if it is
     STUCK    it writes beats, but its main thread is too long in one phase
     DEAD     its process is gone
 
-What must stay: the order in `_report`, which is first the report, then the key REPORTED, then the
+What must stay: the order in `_report`. First comes the report, then the key REPORTED, and then the
 end of the process (test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end). Free to change: the
 waits, within the limits that their comments name. test_stalls.py measures how long a run takes to
 end.
