@@ -33,8 +33,9 @@ from utils.host_memory import host_memory
 
 logger = logging.getLogger(__name__)
 
-# A refusal must be certain, so it counts only this share of the estimated activations. The estimate
-# may be 25 % too high. Then the true need is 1 / 1.25 = 0.8 of the estimate. 0.75 leaves some room.
+# Only a step that certainly does not fit is refused. So a refusal counts only this fraction of the
+# estimated activations. The estimate may be 25 % too high, and then the true value is 1 / 1.25 =
+# 0.8 of the estimate. 0.75 leaves some room.
 CERTAIN_SHARE = 0.75
 
 

@@ -1,11 +1,12 @@
 """Wrap the trained network in DDP (DistributedDataParallel), and unwrap it.
 
-DDP sums the gradients of all ranks, the processes of a training. model_vrt.py wraps the network at
-the first step, and again at the step train.fix_iter, when frozen parameters are released. Code that
-reads names, attributes or weights of the network unwraps the network first.
+A rank is one process of a training. DDP sums the gradients of all ranks. model_vrt.py wraps the
+network at the first step. It wraps the network again at the step train.fix_iter, when frozen
+parameters are released. Code that reads names, attributes or weights of the network unwraps it
+first.
 
-"Collective" in a docstring: every rank must call this at the same point of the program, because the
-ranks wait for each other.
+"Collective" in a docstring: each rank waits for all other ranks. So every rank must call the
+function, at the same point of the program.
 
 What must stay: all ranks train the same parameters, and gradients are summed once per step
 (test_parts_released_at_fix_iter_are_reduced_over_the_ranks,
@@ -62,8 +63,8 @@ def wrap_in_ddp(net: nn.Module, find_unused_parameters: bool, use_static_graph: 
 def gradient_sync(net: nn.Module, is_last: bool) -> Any:
     """Return the context in which a micro-batch runs: with or without a sum over the ranks.
 
-    Only the last micro-batch of a step sums the gradients over the ranks. Before it, each rank adds
-    up its own gradients. This saves communication.
+    Each rank adds up the gradients of its micro-batches. Only the last micro-batch of a step sums
+    the gradients over the ranks, which saves communication.
 
     net: the network, perhaps in DDP. is_last: whether the micro-batch is the last of its step.
     """

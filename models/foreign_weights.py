@@ -42,8 +42,7 @@ def load_content(path: Path) -> Any:
     Raises CheckpointError, which says what the file is, if the file is something else.
     """
     try:
-        # torch keeps one list of allowed names for the whole process. Without the lock, a thread
-        # could remove the names while another thread still reads with them.
+        # Without the lock, a thread could remove names while another thread still reads with them.
         with _lock_of_allowed_names:
             return _load_with_scalars(path)
     except checkpoint.UNREADABLE as e:
@@ -92,8 +91,8 @@ class _ScalarType:
 def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
     """Return the Python number of a NumPy scalar in a pickle.
 
-    torch.load calls this instead of NumPy's function, so that NumPy's own functions are never
-    called with the state of a pickle.
+    torch.load calls this instead of NumPy's function. So no function of NumPy is called with data
+    of a pickle that may be hostile.
 
     data: the bytes of the scalar.
 

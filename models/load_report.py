@@ -1,7 +1,7 @@
 """Say what happened to each tensor of a weights file that was loaded into a network.
 
-In: names of tensors, from loading.py. Out: the share of the network that was loaded, and a text for
-the log and for errors. If the share is too small, loading.py refuses the file.
+In: names of tensors, from loading.py. Out: the fraction of the network that was loaded, and a text
+for the log and for errors. If the fraction is too small, loading.py refuses the file.
 
 What must stay: `loaded_share`, because the weights of an RGB network must be able to start a
 network with spikes (tests/parts/models/test_weights.py). Free to change: the text.
@@ -46,13 +46,13 @@ class LoadReport:
 
     @property
     def loaded_share(self) -> float:
-        """Return the share of the network's tensors that were loaded, 0 to 1.
+        """Return the fraction of the network's tensors that were loaded, 0 to 1.
 
         Missing tensors of the trunk count only if the file has any tensor of a trunk. Missing
         tensors of the fusion operator count only if the file has any tensor of a fusion operator.
         So the weights of an RGB network may start a network with spikes. E.g. the network has 100
-        tensors of its trunk and 10 tensors of its fusion operator, and the file has only the trunk.
-        Then only the trunk counts. 100 of its 100 tensors were loaded, so the share is 1.
+        tensors of its trunk and 10 tensors of its fusion operator, and the file has only the trunk:
+        100 of 100 tensors were loaded, so the fraction is 1.
         """
         file_has_fusion = self.file_has_fusion()
         file_has_trunk = self.file_has_trunk()

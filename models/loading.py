@@ -37,19 +37,18 @@ def load_weights(
     _refuse_nan(net, fitting, where)
     tensors_of_network = net.state_dict()
     for name in fitting:
-        # The table of relative positions follows from the size of the window, and all networks
-        # share it. So the attention does not load the table of a file
-        # (models/vrt/attention/layer.py). Here it is only checked that both tables are equal.
+        # The table of relative positions follows from the size of the window. So the attention
+        # computes the table, and does not load it (models/vrt/attention/layer.py). Check that the
+        # table of the file is equal.
         if name.endswith(".relative_position_index"):
             refuse_other_index(fitting[name], tensors_of_network[name], name, where)
     net.load_state_dict(fitting, strict=False)  # compare_weights has checked the names
     return report
 
 
-# Smallest share of the tensors that must match without `strict`. If a smaller share matches, the
-# file most likely belongs to another network, and a training would begin almost from random
-# weights without a warning. With 1.0, a network with one more layer than the file could not begin
-# with the weights of the file.
+# Without `strict`, at least this fraction of the tensors must match. If fewer match, the file most
+# likely belongs to another network, and the training would begin almost from random weights. With
+# 1.0, a network with one more layer than the file could not begin with the weights of the file.
 LEAST_MATCHED = 0.9
 
 
@@ -89,7 +88,7 @@ def compare_weights(
         else:
             report.mismatched.append(f"{name} {file_shape}, network {network_shape}")
 
-    # With `strict` nothing may differ. Otherwise a small share of the tensors may differ.
+    # With `strict` nothing may differ. Without it, a small fraction of the tensors may differ.
     differences = report.missing + report.mismatched + report.unexpected + report.widened
     has_forbidden_difference = strict and len(differences) > 0
     if report.loaded_share >= LEAST_MATCHED and not has_forbidden_difference:

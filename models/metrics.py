@@ -1,4 +1,4 @@
-"""Metrics of restored frames: PSNR, SSIM, and the metrics that `metric.more` asks for.
+"""Metrics of restored frames: PSNR, SSIM, and the metrics that the option `metric.more` names.
 
 Images are (H, W, 3) RGB in 0..255: uint8, or float64 if `metric.values` is not uint8. A metric is
 computed per frame, in float64, without a border crop. A new metric is one function in one file,
@@ -152,8 +152,8 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
 # psnr and ssim once more, on the luma: the metrics psnr_y and ssim_y.
 metric("psnr_y", title="PSNR-Y dB", digits=2, on_luma=True)(psnr)
 metric("ssim_y", title="SSIM-Y", digits=4, on_luma=True)(ssim)
-# LPIPS needs files of weights, so the flag --lpips of main_test_vrt.py asks for LPIPS, and
-# `metric.more` cannot. LPIPS has a column like the other metrics.
+# LPIPS has a column like the other metrics. But LPIPS needs files of weights, so the flag --lpips
+# of main_test_vrt.py chooses it, and not `metric.more`.
 COLUMNS["lpips"] = Column("LPIPS", digits=4)
 
 # The metrics that are always computed. `metric.more` adds others.

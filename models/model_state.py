@@ -68,9 +68,9 @@ class ModelState:
         # Sentences for the first lines of the log. They say which operations run in another form
         # than on NVIDIA's GPUs.
         self.stand_ins = stand_ins(self.device)
-        # The options from which a program can build the network again. They are stored in each
-        # weights file and in each checkpoint. They name no paths of this machine, so that the file
-        # can be used on another machine.
+        # The options from which a program can build the network again. Each weights file and each
+        # checkpoint has them. They name no paths of this machine, so that another machine can use
+        # the file.
         self.network_options: dict[str, Any] = {**opt.portable(), "spike_channels": spike_channels}
 
         # torch's layers draw their initial weights from the default generator. With this seed they
@@ -183,8 +183,8 @@ class ModelState:
         if self.netE is not None and averages is not None:
             self._load_averages(self.netE, averages)
         self.nonfinite.in_a_row = state.get("nonfinite_in_a_row", 0)
-        # The checkpoint may be saved again before the next step sets the learning rate. So set the
-        # rate of the last step now
+        # Set the learning rate of the last step, because the checkpoint may be saved again before
+        # the next step sets a rate
         # (test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint). A state
         # without "step" was not saved by a run, so it has no last step.
         if state.get("step"):
@@ -193,8 +193,8 @@ class ModelState:
     def _load_averages(self, netE: nn.Module, averages: dict[str, torch.Tensor]) -> None:
         """Load the averaged weights of a checkpoint. Raises CheckpointError if they do not fit.
 
-        When this is called, the weights of netG have already fitted. So averages that do not fit
-        come from a damaged or changed file.
+        The weights of netG, which are loaded before, have fitted. So averages that do not fit come
+        from a damaged or changed file.
         """
         try:
             load_weights(netE, averages, "ema_state_dict of the checkpoint", strict=True)
@@ -237,9 +237,9 @@ class ModelState:
     def _refuse_to_save_spoilt_weights(self) -> None:
         """Raise NonFiniteError if trained weights hold NaN or Inf.
 
-        The check keeps such weights from replacing a good checkpoint. A step whose loss or gradient
-        is NaN is skipped, so it changes no weight. But an update with finite gradients may
-        overflow, e.g. if the learning rate is far too high. Then no later step can succeed.
+        Otherwise such weights would replace a good checkpoint. A step whose loss or gradient is NaN
+        is skipped, so it changes no weight. But an update with finite gradients may overflow, e.g.
+        if the learning rate is far too high.
         """
         for name, parameter in unwrap_ddp(self.netG).named_parameters():
             # A parameter that is not trained may be a mask of -Inf.

@@ -61,13 +61,13 @@ from utils.contract import InputSpec
 
 logger = logging.getLogger(__name__)
 
-# Share of a GPU's memory that a step may use with checkpoint "auto", if memory_budget_gb is null.
-# The need of a step is an estimate, so with a larger share a step may run out of memory. With a
-# smaller share more branches are recomputed, which takes time.
+# With checkpoint "auto" and no memory_budget_gb, a step may use this fraction of a GPU's memory.
+# The memory of a step is only estimated. So with a larger fraction, a step may run out of memory.
+# With a smaller fraction more branches are recomputed, which takes time.
 GPU_SHARE = 0.9
-# torch compiles a function again for each kind of input, up to this number of times. Above it,
-# torch runs the function without compiling it. torch's own limit is 8. The blocks of VRT have more
-# kinds: each width, mask and size, mutual and self attention. 64 is well above their number.
+# torch compiles a function again for each kind of input. After this number of compilations, it runs
+# the function uncompiled. The limit of torch is 8, but the blocks of VRT have more kinds of input:
+# each width, mask and size, mutual and self attention. 64 is well above the number of kinds.
 COMPILATIONS_OF_BLOCK = 64
 
 
@@ -208,9 +208,8 @@ class VRT(nn.Module):
         needed_spikes = spike_channels if fusion_class.needs_spikes else 0
         self.input_spec: InputSpec = vrt_input_spec(design, self.image_chans, needed_spikes)
 
-        # The order of the following lines decides which random numbers the weights get. So build a
-        # new module after these lines. If it were built between them, every run from scratch would
-        # start with other weights.
+        # The order of the following lines decides the random initial weights. So build a new module
+        # after these lines. Between them, it would change the initial weights of all later modules.
         if pa_frames:
             # The frame, and at each pixel the four nearest pixels of each of its two neighbours:
             # 1 + 4 + 4 groups of channels. `aligned_input` in flow.py makes them.
@@ -258,10 +257,11 @@ class VRT(nn.Module):
     def _init_for_scratch(self, spynet_path: str | None) -> None:
         """Initialise the network so that it returns its input before training.
 
-        The last convolution is zero, so nothing is added to the input
-        (test_a_fresh_network_returns_its_input_at_every_instant). With pa_frames 0, nothing is
-        added to the mean colour of the clip. The flow network SpyNet gets its weights from the file
-        spynet_path. If the path is None, SpyNet starts with zero flow.
+        The last convolution is zero, so the network adds zero to its input
+        (test_a_fresh_network_returns_its_input_at_every_instant). With pa_frames 0, the network
+        adds zero to the mean colour of the clip.
+
+        spynet_path: file with the weights of the flow network. If it is None, the flow is zero.
         """
         nn.init.zeros_(self.conv_last.weight)
         assert self.conv_last.bias is not None
@@ -287,8 +287,8 @@ class VRT(nn.Module):
             logger.warning(
                 "train.compile: compiled blocks keep more memory for backward than blocks in chunks"
             )
-        # All blocks share the code of `forward_plain`, and torch counts how often it compiles this
-        # code. Above the limit torch would run the code without compiling it.
+        # torch counts the compilations of `forward_plain` over all blocks. Raise the limit, because
+        # torch would run later blocks uncompiled.
         config: Any = torch._dynamo.config  # Any: the type checker takes the limit for a constant
         config.recompile_limit = max(COMPILATIONS_OF_BLOCK, config.recompile_limit)
         for block in self.modules():
@@ -422,13 +422,12 @@ class VRT(nn.Module):
         shallow = shallow.reshape(clips, frames, *shallow.shape[1:])  # (B, N, H, W, E)
         shallow = self.fusion.on_features(shallow, spike)
 
-        # The U-net. The outputs of stages 1 to 3 are kept. Each is added to the features when they
-        # have its resolution again:
+        # The U-net, with its skip connections:
         #   output of stage 3   added before stage 6
         #   output of stage 2   added before stage 7
         #   output of stage 1   added after stage 7
-        # The output that was kept last is added first, so `skips` is a stack. `pop` removes the
-        # output from the list, so that its memory is freed after the sum.
+        # The last output is added first, so `skips` is a stack. `pop` removes the output from the
+        # stack, so that its memory is freed after the sum.
         x = shallow
         skips = []
         for number, scale in enumerate(STAGE_SCALES, start=1):

@@ -144,7 +144,7 @@ class ImageFusion(Fusion):
 def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
     """Return `spike` if it fits the frames. Raises DataError otherwise.
 
-    Callers use the returned tensor in place of `spike`, because its type says that it is not None.
+    Callers use the result, because the type checker then knows that it is not None.
 
     rgb: the frames (B, T, 3, H, W). spike: the spike channels, (B, T, channels, H, W).
     """

@@ -40,8 +40,8 @@ VARIANCE_OF_FLAT_WINDOW = 3e-4
 # Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
 # would amplify noise.
 LEAST_LUMA = 1e-3
-# Number of pixels that are computed at a time on a CPU. 4 frames of 256 x 256 pixels at once take
-# three times as long as the same 4 frames one after another, because they do not fit the cache.
+# Number of pixels that are computed at a time on a CPU: one frame of 256 x 256. Four such frames at
+# once do not fit the cache. They take three times as long as one after another.
 PIXELS_AT_A_TIME = 2**16
 
 
@@ -126,8 +126,8 @@ class ExposureFusion(ImageFusion):
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         """Return the `mixture` for each frame, in the shape of image (B, T, 3, H, W)."""
         spike = checked_spike(image, spike, self.spike_channels)
-        # No frame depends on another one here, so any number of frames can be a batch. On a CPU a
-        # batch has a few frames, so that they stay in the cache.
+        # Each frame is computed alone, so a batch may have any number of frames. On a CPU a batch
+        # has few frames, so that it stays in the cache.
         frames = image.flatten(0, 1)  # (B T, 3, H, W)
         spikes = spike.flatten(0, 1)  # (B T, S, H, W)
         batch = len(frames)
@@ -180,9 +180,9 @@ class ExposureFusion(ImageFusion):
 
         If luma doubles, it grows by its own value. So the colour grows by luma x slope.
 
-        In a flat window, covariance and variance are noise. There the colour should grow as if the
-        whole window became brighter: slope = mean(colour) / mean(luma). So this slope is mixed in,
-        with the weight f = VARIANCE_OF_FLAT_WINDOW:
+        In a flat window, covariance and variance are noise. There the right slope is
+        mean(colour) / mean(luma), as if the whole window became brighter. So this slope is mixed
+        in, with the weight f = VARIANCE_OF_FLAT_WINDOW:
 
             slope = (covariance + f mean(colour) / mean(luma)) / (variance + f)
 

@@ -11,11 +11,11 @@ main_test_vrt.py runs the last three parts (data.motion.learned_method.LearnedMo
 need all spike planes, the binary pictures of the spike camera. A network sees only a few spike
 channels, which are made of the planes. lab/train_motion.py trains the steps.
 
-What must stay: the order of the input channels and of the outputs of the conv net, and the names of
-modules, because weights files depend on both (tests/stories/test_motion_weights.py restores with
-the shipped weights). The options of `MotionFusion` are keys of option files. The comments of some
-constants below say that the trained weights fit their value. With another value, the shipped
-weights give worse frames, without an error.
+What must stay: the order of the inputs and outputs of the conv net, and the names of modules,
+because weights files depend on both (tests/stories/test_motion_weights.py restores with the shipped
+weights). The options of `MotionFusion` are keys of option files. Some constants below fit the
+trained weights, as their comments say. With other values, the shipped weights give worse frames,
+without an error.
 
 Sizes: H x W pixels of a frame. A frame z is (3, H, W), display values in [0, 1].
 
@@ -56,16 +56,16 @@ CHANNELS_AT_FULL_SIZE = 4 * 3 + 3 + 1
 #         fits them better
 #      1  the number of the step
 CHANNELS_AT_HALF_SIZE = 6 + 2 + 3 + 1
-# Factor of differences of display values. A conv net learns best from inputs of about 1, and these
-# differences are much smaller: with this factor, 0.2 becomes 1. The trained weights fit this value.
+# Factor of differences of display values, e.g. 0.2 becomes 1. A conv net learns best from inputs of
+# about 1, and the differences are much smaller. The trained weights fit this value.
 DIFFERENCE_SCALE = 5.0
-# Side of a pixel of the half size, in pixels of the frame. The conv net works at half size, which
-# has a quarter of the pixels, so that a step takes less time.
+# Side of a pixel of the half size, in pixels of the frame. The conv net works at half size, because
+# a quarter of the pixels takes less time.
 HALF = 2
 # A gate is a factor of each pixel. There are three: for the pull of the RGB equations, for the pull
 # of the spike equations, and for the way to the proposal.
 GATES = 3
-# Factor of the change c that the conv net adds to the frame directly, not by a gate. It is small,
+# Factor of the change c, which the conv net adds to the frame without a gate. The factor is small,
 # so that most of a step comes from the equations. The trained weights fit this value.
 CHANGE_SCALE = 0.1
 
@@ -73,9 +73,8 @@ CHANGE_SCALE = 0.1
 class Turn(NamedTuple):
     """One of the eight ways to turn and mirror pictures (..., H, W).
 
-    lab/train_motion.py draws a turn for each sample, so that the conv net sees eight times as many
-    pictures. Turning the pictures is enough because no channel contains a direction. In a channel
-    with x or y of a motion, the numbers would have to be turned, too.
+    lab/train_motion.py draws a turn for each sample, to augment the data. It is enough to turn the
+    pictures, because no channel holds a direction, such as x or y of a motion.
     """
 
     mirrored: bool = False

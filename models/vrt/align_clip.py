@@ -53,7 +53,7 @@ def _align_side(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_lat
     targets = frames[:-1] if is_later else frames[1:]  # all frames with a neighbour on this side
     sources, source_flows = _neighbours(frames, flows, is_later)
     aligned = _align_targets(module, targets, sources, source_flows)
-    # Add zeros for the frame without a neighbour on this side.
+    # The frame without a neighbour on this side gets zeros.
     return _with_zeros(aligned, count=1, is_behind=is_later)
 
 
@@ -62,9 +62,12 @@ def _neighbours(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the neighbours of all targets, and the flows to them, for each distance 1, 2, ...
 
-    Near an end of the clip a far neighbour is missing. Zeros take its place, and a flow of zeros.
-    E.g. 4 frames, later neighbours: the targets are 0 1 2. The sources at distance 1 are 1 2 3, at
-    distance 2 they are 2 3 and zeros.
+    If a neighbour lies outside the clip, it is a frame of zeros with a flow of zero. E.g. 4 frames,
+    later neighbours:
+
+        targets                  0   1   2
+        sources at distance 1    1   2   3
+        sources at distance 2    2   3   zeros
 
     The arguments are as in `_align_side`. Returns tensors (N - 1, B, C, H, W), and flows
     (N - 1, B, 2, H, W).
@@ -80,10 +83,9 @@ def _neighbours(
     return sources, source_flows
 
 
-# Most pixels in one batch of a deformable convolution on a CPU. Larger batches would not fit the
-# cache, smaller batches would need more calls. Another number also changes the last bits of the
-# gradients of the weights, because these gradients are summed batch by batch. A batch has at least
-# one frame, even if the frame is larger. A GPU takes all frames at once.
+# Most pixels in one batch of a deformable convolution on a CPU. (A GPU takes all frames at once.)
+# Larger batches would not fit the cache, smaller batches would need more calls. Another number also
+# changes the last bits of the gradients of the weights, which are summed batch by batch.
 MOST_PIXELS_ON_CPU = 1024
 
 

@@ -21,9 +21,9 @@ EXPECTED_FOR_NEW_FRAMES = "1 or 3 channels: their mean is added to the new frame
 def refuse_fusion_for_new_frames(fusion: str, trunk_channels: int, has_in_chans: bool) -> None:
     """Raise OptionError if a fusion operator does not fit a network with pa_frames 0.
 
-    VRT calls this function before `Fusion.channels` compares in_chans with the operator. The error
-    of `Fusion.channels` would advise another in_chans, but this function would refuse the operator
-    with the advised in_chans, too.
+    VRT calls this function before `Fusion.channels`, which compares in_chans with the operator.
+    `Fusion.channels` would advise another in_chans. But no in_chans helps here, because the
+    operator itself does not fit.
 
     fusion: name of the operator. trunk_channels: number of channels per frame that the operator
     gives if the option file leaves in_chans out. has_in_chans: whether the option file has
@@ -53,8 +53,8 @@ def check_arguments(design: Design, image_channels: int, trunk_channels: int) ->
     _check_lists(design)
     _check_widths(design)
     if design.checkpoint == "auto" and design.memory_budget_gb is None:
-        # Count the GPUs only in this case, because counting may start to use the driver of the GPU.
-        # A process must not use the driver before it forks.
+        # Count the GPUs only in this case, because counting may initialise the driver of the GPU. A
+        # process must not initialise the driver before it forks.
         _need(
             devices.count() > 0,
             "memory_budget_gb",
@@ -149,8 +149,8 @@ def _check_alignment(design: Design, image_channels: int) -> None:
         expected = f"a divisor of {aligned_channels} = pa_frames / 2 * embed_dims[{i}]"
         _need(aligned_channels % groups == 0, "deformable_groups", f"{groups}", expected)
     # A group has an offset (dy, dx) for each of the 9 points of a 3x3 kernel: 18 channels. The
-    # neighbours of one side share the channels of all groups equally, and each gets whole pairs
-    # (dy, dx).
+    # channels of all groups are divided equally among the neighbours of one side. Each neighbour
+    # must get whole pairs (dy, dx).
     offset_channels = 18 * groups
     expected = f"a multiple of {on_either_side} = pa_frames / 2"
     is_valid = offset_channels % (2 * on_either_side) == 0

@@ -56,13 +56,15 @@ class InChunks(torch.autograd.Function):
                                                                     and of the tokens: put into
                                                                     grad_x
 
-    y is the residual, and h the input of fc2. y is None if the layer has no residual: a Block has
-    one, a GatedMlp has none. h is None if stochastic depth has dropped the MLP. fc2(h) is
-    multiplied by the factor of stochastic depth.
+    Names:
 
-    Other names: `work` (work.py) says what the layer computes. `work.hidden` computes the layer
-    without fc2. `factors` are the two factors of stochastic depth, of attention and of the MLP.
-    `keeps_attention` is whether forward records the results of the attention on the tape.
+        y                      the residual. None for a GatedMlp, which has no residual
+        h                      the input of fc2. None if stochastic depth has dropped the MLP
+        work                   what the layer computes (work.py)
+        work.hidden            computes the layer without fc2
+        work.keeps_attention   whether forward records the results of the attention on the tape
+        factors                the factors of stochastic depth, of attention and of the MLP. fc2(h)
+                               is multiplied by the factor of the MLP
 
     What must stay: both passes go through the chunks in the order of work.pieces, because the tape
     is read in the order in which it was written.
@@ -76,8 +78,8 @@ class InChunks(torch.autograd.Function):
             w[name] = None if weight is None else weight.detach()
         w = cast(w, x.dtype)
 
-        # Whether x needs a gradient. If only weights need a gradient, the tape records nothing, and
-        # backward computes the attention again.
+        # Record on the tape only if x needs a gradient. If only weights need a gradient, backward
+        # computes the attention again.
         has_backward = ctx.needs_input_grad[0]
         tape = tape_of_forward(work.has_own_attention, work.keeps_attention, x.dtype, has_backward)
 
@@ -132,9 +134,9 @@ class InChunks(torch.autograd.Function):
         needs_gradient = ctx.needs_input_grad[2:]  # of the weights, without x and work
         sums = _zeros_for_gradients(weights, needs_gradient)
 
-        # The gradients of fc2 and its bias are computed in step 2 below, without a graph. All other
-        # gradients come from autograd. So all other weights that need a gradient become leaves of
-        # the graph of each chunk, i.e. tensors whose gradients autograd can return.
+        # Step 2 below computes the gradients of fc2 and its bias, without a graph. Autograd
+        # computes the gradients of all other weights. So these weights become leaves of the graph
+        # of each chunk, i.e. tensors whose gradients autograd can return.
         names_with_graph = [name for name in sums if name not in ("fc2", "fc2_bias")]
         w = _as_leaves(weights, names_with_graph, x.dtype)
 
@@ -161,17 +163,15 @@ class InChunks(torch.autograd.Function):
                 del grad_branch  # frees it before step 3
 
             # 3. Run backward through the graph of this chunk, to its tokens and to the weights.
-            # This frees what the graph has saved, before the next chunk: do not retain the graph.
-            # The variables tokens, y, h, ... keep the tensors of this chunk until they get new
-            # values. So while the next chunk is computed, these tensors are in memory, too.
+            # This frees what the graph has saved, so do not retain the graph. While the next chunk
+            # is computed, the variables tokens, y, h, ... still keep the tensors of this chunk.
             inputs = [tokens] + [w[name] for name in names_with_graph]
             grad_tokens, *grads_of_weights = _through_graph(outputs, gradients, inputs)
             for name, grad_weight in zip(names_with_graph, grads_of_weights, strict=True):
                 # None: stochastic depth has dropped the branch of this weight.
                 if grad_weight is not None:
                     sums[name] += grad_weight
-            # `tokens` has an entry at padding, too, which belongs to no token of x. `chunk.kept`
-            # leaves out its gradient.
+            # `tokens` has entries at padding, too. `chunk.kept` leaves out their gradients.
             put(grad_x[sample], chunk.results, take(grad_tokens, chunk.kept))
 
         # One result for each argument of forward: x, work, then the weights.
@@ -195,10 +195,12 @@ def _zeros_for_gradients(weights: Weights, needs_gradient: Sequence[bool]) -> di
 
 
 def _as_leaves(weights: Weights, names_with_graph: Sequence[str], dtype: torch.dtype) -> Weights:
-    """Return the weights in `dtype`, cut off from the graph of the network.
+    """Return detached weights in `dtype`.
 
-    With the graph of the network, the backward pass of a chunk would run on into the layers before
-    the block. names_with_graph: names of the weights that need gradients from autograd.
+    They are detached from the graph of the network, because otherwise the backward pass of a chunk
+    would go on into the layers before the block.
+
+    names_with_graph: names of the weights that need gradients from autograd.
     """
     leaves: Weights = {}
     for name, weight in cast(weights, dtype).items():

@@ -84,8 +84,8 @@ class DeformAlign(nn.Module):
             nn.LeakyReLU(0.1, inplace=True),
             nn.Conv2d(dim, outputs, kernel_size=3, padding=1),
         )
-        # The last layer begins with zeros. So at first the corrections are tanh(0) = 0, which makes
-        # the offsets the flow, and the factors are sigmoid(0) = 0.5.
+        # The last layer begins with zeros. So at first the corrections are tanh(0) = 0, i.e. the
+        # offsets are the flow, and the factors are sigmoid(0) = 0.5.
         last_layer: Any = self.conv_offset[-1]
         nn.init.zeros_(last_layer.weight)
         nn.init.zeros_(last_layer.bias)
@@ -97,7 +97,7 @@ class DeformAlign(nn.Module):
         flows: for each source the flow that warps it to the target, (n, 2, h, w).
         """
         # There are two steps: `_run_conv_net`, and `_sample_sources`, the deformable convolution.
-        # In both steps, each source and flow is an argument of its own, because
+        # They take each source and each flow as an argument of its own, because
         # `recompute_in_backward` finds no tensors within lists. Backward recomputes:
         #
         #     under torch.compile   nothing

@@ -67,9 +67,8 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
 
     from torchvision.ops import deform_conv2d  # here, because the import takes seconds
 
-    # torchvision needs one dtype for all tensors, and computes in float32 under autocast. bfloat16
-    # would be too coarse: its numbers from 16 to 32 are 1/8 apart, so an offset of 20.06 pixels
-    # would become 20.
+    # torchvision needs one dtype for all tensors. Take at least float32, because bfloat16 is too
+    # coarse: its numbers from 16 to 32 are 1/8 apart, so an offset of 20.06 pixels would become 20.
     precise = torch.promote_types(x.dtype, torch.float32)
     x = x.to(precise)
     offset = offset.to(precise)
@@ -116,9 +115,8 @@ def _columns(x: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
     # A product of tensors of two dtypes takes five times as long, so convert the mask first.
     mask = mask.to(offset.dtype)
 
-    # grid_sample reads each image of a batch, and makes one output image of it. An offset group
-    # needs nine output images, one for each tap. So an offset group is one image of the batch, and
-    # its nine output images of h rows are stacked into one output image of 9 h rows.
+    # grid_sample makes one output image of each input image. An offset group needs nine output
+    # images, one for each tap, h rows each. So stack them into one output image of 9 h rows.
     images = x.reshape(n * groups, -1, h, w).to(offset.dtype)  # (n g, c/g, h, w)
     grid = _sampling_grid(offset, groups)  # (n g, 9 h, w, 2)
     samples = nn.functional.grid_sample(images, grid, align_corners=True)  # (n g, c/g, 9 h, w)
@@ -148,8 +146,8 @@ def _sampling_grid(offset: Tensor, groups: int) -> Tensor:
     scale_x = 2.0 / max(w - 1, 1)
     sample_x = (dx + base_x) * scale_x - 1.0
     sample_y = (dy + base_y) * scale_y - 1.0
-    # grid_sample takes pairs (x, y). The two numbers of a pair need not be next to each other in
-    # memory. Writing pairs is slower than writing all x and then all y, so do this, and permute.
+    # grid_sample takes pairs (x, y), which may be apart in memory. Writing all x and then all y is
+    # faster than writing pairs. So stack x and y, and permute.
     grid = torch.stack((sample_x, sample_y), dim=1)  # (n g, 2, 9, h, w)
     return grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)
 

@@ -11,7 +11,7 @@ at x = 13 in frame 1:
     0>1   read at x = 10 of frame 0, it is +3. It warps frame 1 to frame 0: a backward flow
     1>0   read at x = 13 of frame 1, it is -3. It warps frame 0 to frame 1: a forward flow
 
-So the names "backward" and "forward" say in which direction of time the flow warps a frame. The
+The names "backward" and "forward" are the direction of time in which the flow warps a frame. The
 flow itself leads in the other direction.
 
 What must stay:
@@ -34,8 +34,8 @@ from models.vrt.spynet import SpyNet
 class FlowsOfLevel(NamedTuple):
     """The flows of a clip at one resolution, h x w pixels.
 
-    Both fields are lists over the distance between two frames. Entry d is for frames that are d + 1
-    apart, (B, N - 1 - d, 2, h, w).
+    Each field is a list. Entry d, (B, N - 1 - d, 2, h, w), is for pairs of frames that are d + 1
+    frames apart.
     """
 
     backward: list[Tensor]  # backward[d][:, i] warps frame i + d + 1 to frame i
@@ -72,7 +72,8 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
 def _adjacent_pairs(levels: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the references and the neighbours of all pairs of adjacent frames, level by level.
 
-    A flow is read at the reference, and leads to the neighbour. Both kinds of flows are one batch:
+    A flow is read at the reference, and leads to the neighbour. The batch has first the pairs for
+    the backward flows, and then the pairs for the forward flows:
 
                         reference    neighbour
         backward flow   first        second frame of the pair
@@ -80,8 +81,8 @@ def _adjacent_pairs(levels: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
     levels: the pyramid, (B, N, 3, h, w) each. Returns tensors (2 B (N - 1), 3, h, w).
     """
-    # Autograd sums the gradients of a frame in the order of these slices, and another order changes
-    # the last bits. So do not join the loops, do not share the slices, and keep their order.
+    # Autograd sums the gradients of a frame in the order of these slices. Another order changes the
+    # last bits. So do not join the loops, and do not reuse a slice.
     references = []
     for level in levels:
         first = level[:, :-1]  # the first frame of each pair, (B, N - 1, 3, h, w)
@@ -102,8 +103,8 @@ def _extended(backward: Tensor, forward: Tensor, distance: int) -> FlowsOfLevel:
 
     backward, forward: (B, N - 1, 2, h, w).
 
-    Each turn of the loop extends the flows by one frame. To find 0>2, follow 0>1, and add 1>2 at
-    the position that is reached. E.g. 4 frames:
+    Each turn of the loop extends the flows by one frame. E.g. 0>2 is 0>1 plus 1>2, read at the
+    pixel to which 0>1 leads. For 4 frames:
 
         distance    backward         forward
         1           0>1  1>2  2>3    1>0  2>1  3>2
@@ -134,9 +135,8 @@ def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
 
     frames: (B, N, C, H, W). backward, forward: flows between adjacent frames, (B, N - 1, 2, H, W).
 
-    Returns (B, N, 9C, H, W): the frame (C channels), the next frame (4C), the frame before (4C).
-    The first frame has no frame before it, and the last frame has no next frame. Such a missing
-    neighbour is zero.
+    Returns (B, N, 9C, H, W): the frame (C channels), the next frame (4C), the frame before (4C). A
+    neighbour outside the clip is zero.
     """
     b, n, c, height, width = frames.shape
     # Both directions are one batch: the next frames first, then the frames before.

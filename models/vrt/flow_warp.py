@@ -4,9 +4,9 @@
     nearest4     the four pixels around the position
 
 A flow has the shape (n, 2, h, w), in pixels at its resolution. Channel 0 is the horizontal shift x
-(columns), channel 1 the vertical shift y (rows). The flow that warps frame b to frame a gives for
-each pixel of a the position of the same point of the scene in b. E.g. the flow (3, 0) at a pixel of
-a: in b the same point lies 3 pixels to the right.
+(columns), channel 1 the vertical shift y (rows). A flow at a pixel of frame a leads to the same
+point of the scene in frame b, e.g. the flow (3, 0) to a point 3 pixels to the right. So the flow
+warps frame b to frame a.
 
 What must stay: the arithmetic, and the order of the four pixels, because the released weights rely
 on them. tests/parts/models/test_spynet.py notices both. Free to change: how a position is
@@ -44,12 +44,12 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
 
     if padding == "border" and in_cpu_form(grid):
         # If a coordinate is NaN, torch's backward writes to a random address, which ends the
-        # process (pytorch issue 24823). So sample such a pixel elsewhere. The flow itself stays
-        # NaN, so the loss is NaN as well, and the step is skipped.
+        # process (pytorch issue 24823). So replace NaN by 0, the middle of the image. The flow
+        # itself stays NaN. So the loss is NaN, and the step is skipped.
         grid = torch.where(grid.isnan(), 0.0, grid)
     if padding == "border" and lacks_border_padding(grid):
-        # Move positions outside the image onto its border. No position then lies outside, so
-        # padding by zeros gives the same as padding by the border.
+        # Move positions outside the image onto its border. Then padding by zeros gives the same as
+        # padding by the border.
         grid = grid.clamp(-1.0, 1.0)
         padding = "zeros"
     sampled = F.grid_sample(
@@ -61,16 +61,15 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
 def nearest4(x: Tensor, flow: Tensor) -> Tensor:
     """Return the four pixels around each pixel plus `flow`: (n, c, h, w) -> (n, 4c, h, w).
 
-    E.g. a pixel at x = 5 with the flow (0.3, 0): columns 5 and 6. The pixels are not interpolated:
-    the first convolution of the network takes all four.
+    E.g. a pixel at x = 5 with the flow (0.3, 0): columns 5 and 6. The four pixels are not
+    interpolated, because the first convolution of the network takes all of them.
 
     The order is part of the released weights: (floor x, floor y), (floor x, ceil y),
     (ceil x, floor y), (ceil x, ceil y). Pixels outside the image are 0. Only x gets a gradient.
     """
     n, c, height, width = x.shape
     positions = _positions(flow.detach())
-    # Clamp the positions, so that their integers cannot overflow. One pixel beyond the border
-    # already counts as outside.
+    # Clamp the positions, so that their integers cannot overflow. -1 and `width` are outside.
     positions_x = positions[:, 0].clamp(-1, width)
     positions_y = positions[:, 1].clamp(-1, height)
     pixels = x.flatten(2)  # (n, c, h w)
@@ -78,8 +77,8 @@ def nearest4(x: Tensor, flow: Tensor) -> Tensor:
     for column in (positions_x.floor().long(), positions_x.ceil().long()):
         for row in (positions_y.floor().long(), positions_y.ceil().long()):
             is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-            # `gather` takes the number of a pixel, counted row by row. It needs valid numbers, so
-            # take a border pixel for a pixel outside, and set it to 0 afterwards.
+            # `gather` takes indices of pixels, counted row by row. For a pixel outside, take the
+            # index of a border pixel, and set the value to 0 afterwards.
             index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)  # (n, h, w)
             index = index.view(n, 1, -1).expand(-1, c, -1)  # (n, c, h w)
             corner = pixels.gather(2, index).view(n, c, height, width)

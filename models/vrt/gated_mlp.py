@@ -107,8 +107,8 @@ class GatedMlp(nn.Module):
             slice_of_tokens = slice(first, first + tokens_at_a_time)
             chunks.append(Chunk(rows=slice_of_tokens, results=slice_of_tokens))
         work = Work(_hidden_of_mlp, chunks, names=tuple(w))
-        # `InChunks` takes (samples, tokens, channels), and computes all chunks of each sample. Here
-        # the chunks go through the tokens of all samples, so give it all tokens as one sample.
+        # `InChunks` takes (samples, tokens, channels). The chunks above count through the tokens of
+        # all samples, so give `InChunks` all tokens as one sample.
         as_one_sample = tokens[None]  # (1, tokens, inputs)
         # No autocast, because `tokens` already has the dtype of autocast.
         with torch.autocast(x.device.type, enabled=False):

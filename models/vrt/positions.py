@@ -27,9 +27,9 @@ def relative_position_index(window: Triple) -> Tensor:
     """Return the row of the bias table for each pair of tokens of a window, (T, T), int64.
 
     The table has one row for each offset (time, height, width) between two tokens. Along an axis of
-    n tokens the offsets are 1 - n ... n - 1. In the table the offsets are counted from 0: n - 1 is
-    added to them. From a row to the next row the offset in width changes first, then height, then
-    time. This order is part of the published weights.
+    n tokens the offsets are 1 - n ... n - 1. Add n - 1, so that they count from 0. The offset in
+    width changes fastest from row to row, then height, then time. This order is part of the
+    published weights.
 
     E.g. a window of 6 x 8 x 8: a token and itself have the offset (0, 0, 0), which is (5, 7, 7)
     counted from 0. There are 15 offsets along height and width, so the row is

@@ -25,9 +25,9 @@ def recompute_in_backward(
 
     function: the function to call. It must draw no random numbers, because the second run would
         draw other numbers.
-    weights: the tensors that the function uses besides `args`. They get gradients, too. A tensor
-        that is missing here gets no gradient, without an error.
-    when: whether to recompute. If false, autograd keeps the intermediate tensors, as usual.
+    weights: the tensors that the function uses besides `args`. Name all of them: a tensor that is
+        missing here gets no gradient, and there is no error.
+    when: whether to recompute. If false, autograd keeps the intermediate tensors.
     """
     if not when or not torch.is_grad_enabled():
         return function(*args)
@@ -42,9 +42,8 @@ class RecomputeInBackward(torch.autograd.Function):
     """Computes a function in forward, and again in backward. `recompute_in_backward` calls it.
 
     RecomputeInBackward.apply(function, count, *tensors): the first `count` tensors are the
-    arguments of the function, the other tensors are weights that the function uses. The weights
-    must be arguments of `apply`, too, or autograd would not ask for their gradients. Only these
-    tensors are saved.
+    arguments of the function. The other tensors are the weights that the function uses. They are
+    arguments of `apply`, because autograd asks only for the gradients of arguments.
     """
 
     @staticmethod
@@ -52,9 +51,9 @@ class RecomputeInBackward(torch.autograd.Function):
         ctx.function = function
         ctx.count = count
         device_type = tensors[0].device.type
-        # The settings of autocast, for both runs. Autocast can keep each weight that it converts in
-        # a cache. The cached weights would take memory until after backward, and nobody could use
-        # them: autograd is off in this method, so they have no graph. So the cache is off.
+        # The settings of autocast, for both runs. The cache of autocast is off, because it would
+        # keep each converted weight in memory until after backward. The second run could not use
+        # these weights: autograd is off in this method, so they have no graph.
         ctx.autocast = {
             "device_type": device_type,
             "dtype": torch.get_autocast_dtype(device_type),
@@ -73,21 +72,17 @@ class RecomputeInBackward(torch.autograd.Function):
         # count.
         needs_gradient = ctx.needs_input_grad[2:]
 
-        # The second run makes a graph of its own. This graph must end at the arguments, and not
-        # lead on into the earlier layers. So give the function detached arguments.
-        #
-        # The weights need no detached copies, because they are no arguments of the function. The
-        # function reads the same tensors as before, e.g. self.weight, and autograd is asked below
-        # for the gradients of exactly these tensors.
+        # The second run makes a graph of its own. This graph must end at the arguments, and must
+        # not lead into the earlier layers. So give the function detached arguments. The weights are
+        # not detached, because the function reads them itself, e.g. self.weight.
         args = []
         for tensor, is_needed in zip(saved[: ctx.count], needs_gradient[: ctx.count], strict=True):
             args.append(tensor.detach().requires_grad_(is_needed))
         weights = saved[ctx.count :]
         inputs = [*args, *weights]
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
-            # `Seed` makes a scalar from which backward starts. torch.autograd.grad with `grad`
-            # would do the same, but it imports a slow package. The output of the function has no
-            # name here, so that it is freed early.
+            # `Seed` makes a scalar from which backward starts. The output of the function gets no
+            # name, so that it is freed early.
             seed = Seed.apply(ctx.function(*args), grad)
 
         # Ask autograd only for the needed gradients, and put each gradient at the index of its

@@ -24,8 +24,8 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     least 2 frames of 64 x 64 pixels.
     """
     _, window_height, window_width = design.window
-    # pa_frames 0 chooses the published network for interpolation. After stage 8, this network makes
-    # one new frame from the features of all frames.
+    # pa_frames 0 chooses the published network for interpolation. After stage 8, this network joins
+    # the features of all frames, and makes the new frames from them.
     interpolates = design.pa_frames == 0
 
     # Mutual attention adds a table of positions, whose size is a whole window. So a whole window

@@ -13,13 +13,13 @@ from torch import Tensor
 def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
     """Return x[rows], or x itself if `rows` is None.
 
-    If a gradient is needed, `rows` must name each row at most once. So pass the fields `results` or
-    `kept` of a chunk, and not its field `rows`, which names row 0 again at each padding. (chunks.py
-    takes `rows` where no gradient goes through `take`.)
+    torch's own gradient of x[rows] adds up the gradients of a row that `rows` names twice. This is
+    slow, even if `rows` names no row twice. The gradient here only copies rows, and is many times
+    faster.
 
-    The reason: torch's own gradient of x[rows] adds up the gradients of a row that is named twice.
-    This makes it slow, also if no row is named twice. The gradient here only copies rows, and is
-    many times faster.
+    So if a gradient is needed, `rows` must name each row at most once. The fields `results` and
+    `kept` of a chunk do so. Its field `rows` names row 0 again at each padding. (chunks.py passes
+    `rows` only where no gradient is needed.)
     """
     if rows is None:
         return x

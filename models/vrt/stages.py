@@ -78,9 +78,10 @@ class Stage(nn.Module):
         )
         self.linear1 = nn.Linear(dim, dim)
 
-        # As in the published network, both groups take their probabilities from the beginning of
-        # `drop_path`. E.g. for 6 blocks with mutual attention and 2 blocks with self attention, the
-        # groups use the entries 0 to 5 and 0 to 1, and the last two entries are not used.
+        # Both groups take their probabilities from the beginning of `drop_path`, as in the
+        # published network. E.g. with 6 blocks of mutual attention and 2 blocks of self attention,
+        # the first group uses the entries 0 ... 5, and the second group the entries 0 and 1. The
+        # entries 6 and 7 are not used.
         self_depth = depth - mutual_depth
         self.residual_group2 = BlockGroup(
             dim, self_depth, heads, window, mutual=False, drop_path=drop_path, **block_options
@@ -89,9 +90,9 @@ class Stage(nn.Module):
 
         self.aligns = pa_frames > 0
         if self.aligns:
-            # Offsets differ from the flow by at most 10 pixels of the network's input, which are
-            # 10 / scale pixels in this stage. The published network has this limit, so its weights
-            # rely on it. pa_deform and pa_fuse are names in the published weights.
+            # Offsets differ from the flow by at most 10 pixels of the network's input, i.e. by
+            # 10 / scale pixels of this stage. The published weights were trained with this limit.
+            # pa_deform and pa_fuse are names in the published weights.
             on_either_side = pa_frames // 2
             most_pixels = 10.0 / scale
             self.pa_deform = DeformAlign(dim, deformable_groups, on_either_side, most_pixels)

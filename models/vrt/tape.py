@@ -26,8 +26,8 @@ class Tape:
     is_recording: bool
     # Output and log-sum-exp of each call, in the order of the calls: out, sums, out, sums, ...
     recorded: list[Tensor] = field(default_factory=list)
-    # In the backward pass: the recorded results, which are read and not computed again. None: the
-    # results are computed again.
+    # In the backward pass: the recorded results, which are read in order. None: there are none, so
+    # the results are computed again.
     playback: Iterator[Tensor] | None = None
     # The sum of bias and mask that is added to the logits, for each mask. Windows with the same
     # mask share one tensor. attention/cpu.py makes the keys.
@@ -39,9 +39,11 @@ def tape_of_forward(
 ) -> Tape | None:
     """Return the tape for a forward pass, or None if torch's attention is used.
 
-        with a backward pass                   our attention for CPUs: it can keep its results
-        without a backward pass, bfloat16      our attention: it is faster than torch's
-        without a backward pass, other dtypes  torch's attention: ours is not faster
+    If the layer can use our attention for CPUs:
+
+        with a backward pass                    ours, because it can keep its results
+        without a backward pass, bfloat16       ours, because it is faster
+        without a backward pass, other dtypes   torch's, because ours is not faster
 
     has_own_attention: whether the layer can use our attention for CPUs (`Work` in work.py).
     keeps_results: whether the results are kept for backward, and not computed again.

@@ -68,15 +68,15 @@ def window_chunks(
     """Pad, shift and partition the tokens of a clip into windows, and the windows into chunks.
 
     size: tokens of a clip (D, H, W).
-    window: size of a window. Along an axis where the clip is no longer than the window, there is
-        one window as long as the clip, and it is not shifted.
+    window: size of a window. If the clip is not longer than the window along an axis, there is one
+        window along this axis. It has the length of the clip, and is not shifted.
     shift: by how many tokens the windows are shifted along each axis.
     batch: number of clips in the batch. The tokens are numbered through all clips, clip after clip.
     most: largest number of windows in a chunk. None: one chunk holds all windows.
 
-    Windows are sorted by mask, so that the windows with one mask are one span. There are at most 8
-    masks, because along each of three axes a window either is the last window or is not. Each token
-    is in exactly one window.
+    Windows are sorted by mask, so that the windows with one mask are one span. There are at most
+    2 x 2 x 2 masks, because along each of three axes a window is the last one or not. Each token is
+    in exactly one window.
     """
     # No window is longer than the clip. E.g. for 4 frames, a window of 6 frames becomes 4.
     window, shift = _fit_to_clip(size, window, shift)
@@ -196,7 +196,7 @@ class _WindowRange(NamedTuple):
 
     first: int
     end: int
-    # Number of tokens at the end of such a window that come from the other end of the clip.
+    # Number of tokens at the end of each window that come from the other end of the clip.
     wrapped: int
 
 
@@ -242,10 +242,12 @@ def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> I
 
 
 def _mask(window: Triple, wrapped: tuple[int, ...]) -> Tensor | None:
-    """Return the mask (T, T) of a window, which keeps apart tokens from different ends of the clip.
+    """Return the mask (T, T) of a window: MASKED for pairs from different ends of the clip, else 0.
 
-    wrapped: for each axis, how many tokens at the end of the window come from the other end of the
-        clip. If all three are 0, no mask is needed, and the result is None.
+    Returns None if no mask is needed, because all of `wrapped` are 0.
+
+    wrapped: for each axis, the number of tokens at the end of the window that come from the other
+        end of the clip.
     """
     if not any(wrapped):
         return None

@@ -22,10 +22,10 @@ from models.vrt.chunk import Chunk
 from models.vrt.stochastic_depth import Factors
 
 Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer lacks
-# Names of weights that keep float32, whatever the dtype of the tokens is: the weights of the two
-# layer norms of a block, and the bias of its attention. They are added to float32 values, or the
-# operator that uses them casts them itself. `Block.weights` gives the names. If a name is missing
-# here, its weight is cast to the dtype of the tokens, without an error.
+# Names (`Block.weights`) of the weights that `cast` leaves in float32: the weights of the two layer
+# norms of a block, and the bias of its attention. They are added to float32 values, or the operator
+# that uses them casts them itself. A weight whose name is missing here is cast to the dtype of the
+# tokens, without an error.
 FLOAT32 = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
 
 
@@ -33,7 +33,7 @@ def cast(weights: Weights, dtype: torch.dtype) -> Weights:
     """Return a new table, with the weights of linear layers in `dtype`.
 
     The weights named in FLOAT32 stay as they are. A weight that has the dtype already is not
-    copied: the new table then has the same tensor.
+    copied.
     """
     result: Weights = {}
     for name, weight in weights.items():
@@ -55,13 +55,13 @@ class Piece(NamedTuple):
 class Work(NamedTuple):
     """What is computed for each chunk: y + factor * (h fc2^T + fc2_bias).
 
-    `hidden` returns y and h. Both kinds of layers, Block and GatedMlp, end with a linear layer,
-    named fc2. Its gradients follow from h, so backward need not compute fc2 again. For this reason
-    fc2 is not in `hidden`.
+    `hidden` returns y and h. A Block and a GatedMlp both end with a linear layer, fc2. The
+    gradients of fc2 follow from h, so backward need not compute fc2 again. For this reason fc2 is
+    not in `hidden`.
 
-    To run another kind of layer in chunks, give a new `hidden`, and the chunks and names that fit
-    it. `hidden` must compute the same numbers each time that it is called, because backward calls
-    it again. So it may draw no random numbers and may keep no state.
+    To run another kind of layer in chunks, give a new `hidden`, with its chunks and names. Backward
+    calls `hidden` again, and it must compute the same numbers. So it may draw no random numbers and
+    may keep no state.
     """
 
     # hidden(tokens, chunk, factors, weights, tape) -> (y, h). See tape.Tape for the tape.

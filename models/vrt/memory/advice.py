@@ -129,8 +129,8 @@ def _smaller_crops(data: LoaderOptions | None, spec: InputSpec) -> str:
 def _one_frame_less(data: LoaderOptions | None, spec: InputSpec) -> str:
     """Return the option for one frame less, or "" if the clips are too short.
 
-    One frame more than the network requires must remain, so that the attention between frames has
-    several frames to use. The number of frames is fixed for a network that interpolates.
+    The clip keeps at least one frame more than the network requires, so that the attention between
+    frames has several frames. A network that interpolates needs a fixed number of frames.
     """
     fewer_frames = getattr(data, "num_frame", 0) - 1
     if fewer_frames <= spec.least_frames or spec.interpolates:

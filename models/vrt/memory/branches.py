@@ -132,8 +132,8 @@ def _flops_of_block(block: Block, x: Tensor) -> list[float]:
     mlp_weights = _weights_in_layers(block.mlp)
     # Self attention has two products, q k^T and p v. In each product a token takes a multiplication
     # and an addition for each channel and each token of its window. Mutual attention has two more
-    # products. In them a token meets only half of the window, so both together count as one
-    # product: 3 in all.
+    # products. Each is half as large, because a token meets only the other frame of the window. So
+    # both count as one product: 3 in all.
     products = 3 if attn.mutual else 2
     tokens_of_window = math.prod(window)
     in_products = products * tokens_of_window * channels

@@ -3,9 +3,9 @@
 Autograd keeps tensors for backward. A block can instead compute a branch (attention or MLP) again
 in backward. This is called checkpointing: it saves memory and costs time. `fit_memory` chooses
 which branches are computed again. It begins with all branches, and counts what a step then needs
-(count.py). Then it goes through the branches. It keeps the tensors of a branch, and does not
-compute the branch again, if the estimate of the peak stays within the budget. The branch with the
-most work per byte comes first.
+(count.py). Then it goes through the branches, and begins with the branch of the most work per byte.
+If the estimate of the peak stays within the budget, the tensors of the branch are kept, and the
+branch is not computed again.
 
 What must stay: the choice does not depend on the rank or on chance, because all ranks must
 recompute the same branches. Free to change: which branches are chosen. Recomputing changes no
@@ -101,9 +101,9 @@ def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -
     # `fit_memory` computes need = MARGIN * (parameter_bytes + activations). Solved for activations:
     activations = need / MARGIN - parameter_bytes
     room_for_activations = budget_gb * GB / MARGIN - parameter_bytes
-    # The share of the present activations that would fit. Activations grow with the area of a crop,
-    # so the side of the crop shrinks by the square root of the share. If the parameters take more
-    # than the budget, the room is negative, and the share is 0.
+    # The fraction of the present activations that would fit, or 0 if the parameters alone take more
+    # than the budget. Activations grow with the area of a crop. So the side of the crop must shrink
+    # by the square root of the fraction.
     share = max(0.0, room_for_activations / activations)
     logger.warning(
         "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every "
