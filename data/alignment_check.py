@@ -88,12 +88,12 @@ def _name_and_advice(sample: _Sample, option_file: str) -> tuple[str, str]:
 
 
 def _samples_of_training(dataset: Any) -> list[_Sample]:
-    """Return some samples of the first epoch of a training set. Without spikes, returns none."""
+    """Return some samples of the first epoch of a training set, or [] if it has no spikes."""
     # A user's dataset of another class has no method `draw`, so nothing can be compared.
     if not isinstance(dataset, TrainClips):
         return []
-    # An RGB dataset has no spikes. The first clip tells it, because either all clips of a dataset
-    # have spikes, or none of them.
+    # An RGB dataset has no spikes. The first clip is enough, because either all clips of a dataset
+    # have spikes or none has.
     if not dataset.clips[0].spikes:
         return []
     samples = []
@@ -105,7 +105,7 @@ def _samples_of_training(dataset: Any) -> list[_Sample]:
 
 
 def _samples_of_user(readers: Sequence[Any]) -> list[_Sample]:
-    """Return some frames of a user's clips, only of clips with spikes. readers: the clips."""
+    """Return some frames of the clips that have spikes. readers: the readers of a user's clips."""
     frames = []  # (reader, number of the frame in its clip)
     for reader in readers:
         if reader.clip.spikes:

@@ -6,9 +6,9 @@ frame:
     "gt"   the sharp frame, and the spikes around the sharp instant
     "lq"   the blurry frame, and the mean of all planes of its exposure, which is equally blurry
 
-Whole frames are read and no crops, because a crop has less texture. With two cameras, only the
-region that both cameras see is read. A draw (class `Draw`) says what a sample is: the clip, the
-numbers of its frames, and the crop. The crop is replaced by this region.
+A sample is a `Draw` (data/clip_reading.py): the clip, the numbers of its frames, and the crop. Here
+the crop is replaced by the region that both cameras see, because a crop has less texture. With one
+view for both cameras, this region is the whole frame.
 
 Tests: tests/parts/scripts/test_show_sample.py, tests/parts/data/test_two_cameras.py
 """

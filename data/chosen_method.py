@@ -6,8 +6,9 @@ the method that restores the clips.
 
 A *formula* computes a frame from spikes without weights (data/reconstruct.py), e.g. tfp or
 exposure. The *joint solution* improves first estimates of the frames, which come from a formula or
-from a network. Only the options of the joint solution are read here (data/motion/joint_options.py).
-main_test_vrt.py makes its method (data/motion/joint_method.py).
+from a network. This module reads only the options of the joint solution
+(data/motion/joint_options.py). main_test_vrt.py makes the joint solution itself
+(data/motion/joint_method.py).
 
 What must stay: each refusal comes before a file of clips or weights is read
 (tests/stories/test_bad_input.py). A new formula is an entry in data/reconstruct.py.

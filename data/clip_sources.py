@@ -108,8 +108,8 @@ class ClipSources:
         places = cls._expanded_places(section)
         # An instant is one of several sharp frames within an exposure. gt is the middle instant.
         _refuse_instants_without_gt(places)
-        # `spikes` says how the spikes of most clips are read. `own_spikes` says it for the clips
-        # with other settings. An RGB dataset has no section `spike`.
+        # `spikes` are the spike settings of most clips. `own_spikes` has the settings of the clips
+        # that differ. An RGB dataset has no section `spike`.
         spikes = None
         own_spikes = {}
         if hasattr(section, "spike"):

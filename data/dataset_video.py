@@ -50,9 +50,9 @@ from data.select_dataset import DATASETS
 from utils.errors import OptionError
 from utils.random_streams import published_stream
 
-# Option color_jitter: largest relative change of brightness, contrast and saturation, and the
-# largest turn of the hue as a fraction of the colour circle. The value decides the samples of
-# existing runs.
+# Largest change by the option color_jitter. Brightness, contrast and saturation are multiplied by
+# 0.95 to 1.05. The hue is turned by up to 5 % of the colour circle. Another value would change the
+# samples of existing runs.
 JITTER = 0.05
 
 
@@ -100,7 +100,7 @@ class TestKeys(WholeClips, SpikeFiles):
 
 @DATASETS.register("TestDatasetRGBSpike", given=("seed",), section=TestKeys)
 class TestDatasetRGBSpike(TestClips):
-    """Whole clips with their spikes, as in training."""
+    """Whole clips with their spikes. The tensors have the form of TrainDatasetRGBSpike."""
 
 
 # ---- RGB: deblurring and super-resolution ----------------------------------------------------
@@ -149,10 +149,10 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
 
     @classmethod
     def places(cls, section: DenoisingTrainKeys) -> dict[str, Any]:
-        """Return the folders: lq is read from the folder of the sharp frames, and gt is not read.
+        """Return the folders: the sharp frames are read as lq, and there is no folder of gt.
 
-        `transform` then makes both lq and gt of the sharp frames. Raises OptionError for keys that
-        contradict one another.
+        `transform` makes lq and gt from these frames. Raises OptionError for keys that contradict
+        one another.
         """
         _refuse_other_blurry_frames(section)
         _refuse_empty_range(section)
@@ -162,7 +162,7 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
         return places
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Make lq (T, 4, h, w) of the sharp frames. The sharp frames (T, 3, h, w) become gt."""
+        """Add noise to the sharp frames: lq is (T, 4, h, w). The sharp frames become gt."""
         gt = item["lq"]  # the sharp frames, see `places`
         # What must stay: first sigma is drawn, then the noise. Another order would give other
         # samples.

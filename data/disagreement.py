@@ -31,7 +31,7 @@ def what_differs(
     pixel_side: number of RGB pixels along a spike pixel.
     is_calibrated: whether a calibration says where the spikes lie.
     """
-    # Flipped: the spikes as they are do not correlate with the frame, but they do after a flip.
+    # Flipped: the spikes correlate with the frame only after a flip.
     if measures.correlation < LEAST_CORRELATION:
         flipped = _flip_in_words(pairs, measures, pixel_side)
         if flipped:
@@ -66,7 +66,7 @@ FLIPS = {
 
 
 def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel_side: int) -> str:
-    """Return in words which flip of the spikes gives a correlation; "" for none.
+    """Return in words the first flip after which the spikes correlate with the frame, or "".
 
     The arguments are as in `what_differs`.
     """

@@ -136,10 +136,10 @@ def _without_border(side: int) -> slice:
 
     E.g. of 105 pixels, the border leaves 101. The part has 100 of them: slice(2, 102).
 
-    The length suits the Fourier transform in cv2.phaseCorrelate. The function pads lengths that do
-    not suit, and the shift is half a pixel off if the padded length is odd. So the length must be
-    even and must need no padding. A side that is too short is kept whole. With whole sides,
-    test_a_small_shift_beside_a_large_one_is_named fails.
+    cv2.phaseCorrelate pads a length that does not suit its Fourier transform. If the padded length
+    is odd, the shift is half a pixel off. So the length must be even and must need no padding. A
+    side that is too short is kept whole. If every side were kept whole,
+    test_a_small_shift_beside_a_large_one_is_named would fail.
     """
     longest = side - 2 * BORDER
     shortest = min(side, LEAST_SIDE)

@@ -6,10 +6,10 @@
       -> TrainLoader                        yields the micro-batches of one optimizer step
 
 A micro-batch is what one rank puts through the network at once. An optimizer step uses one or more
-micro-batches (accumulation_steps), and the samples of all ranks in it are the global batch. A
-loader worker is a process that hands over its micro-batches through shared memory, /dev/shm. If a
-worker hangs or dies, an error names the samples that this worker had to read. main_train_vrt.py
-makes the `TrainLoader`.
+micro-batches of each rank (accumulation_steps). A global batch is the samples of all ranks in one
+step. A loader worker is a process that hands over its micro-batches through shared memory,
+/dev/shm. If a worker hangs or dies, an error names the samples that this worker had to read.
+main_train_vrt.py makes the `TrainLoader`.
 
 What must stay: a worker that hangs or dies ends the run with an error that names its samples and
 its rank. Free to change: how the workers read, because a sample depends only on its (epoch, index).
@@ -64,10 +64,9 @@ SHARE_OF_STALL = 0.8
 class TrainLoader:
     """Yields the micro-batches of one optimizer step at a time.
 
-    A position in the data is (epoch, batch). This batch is the global batch: the samples of all
-    ranks in an optimizer step, dataloader_batch_size * accumulation_steps * world_size. So a run
-    that resumes at a position continues with the next sample. The number of workers does not
-    matter.
+    A position in the data is (epoch, batch): `batch` global batches of this epoch are done. A
+    global batch has dataloader_batch_size * accumulation_steps * world_size samples. A run that
+    resumes at a position continues with the next sample, with any number of workers.
 
     dataset: a torch Dataset with a length. section: the section `datasets.train`.
     accumulation_steps: number of micro-batches of a step. seed: seed of the shuffling.
@@ -91,7 +90,7 @@ class TrainLoader:
             len(dataset) * section.dataloader_epoch_repeat,
             world_size=utils_dist.get_world_size(),
             rank=self.rank,
-            samples_per_step=section.dataloader_batch_size * accumulation_steps,
+            samples_per_step=section.dataloader_batch_size * accumulation_steps,  # of this rank
             seed=seed,
             shuffle=section.dataloader_shuffle,
         )
@@ -102,9 +101,10 @@ class TrainLoader:
             _refuse_long_folder_for_sockets(tempfile.gettempdir())
         # The option is None if it is not set.
         self.timeout_s = section.dataloader_timeout_s or SHARE_OF_STALL * stall_s
-        # A digest of the names of all samples. A resumed run compares this digest with the digest
+        # A digest of the lines of `TrainClips.sample_names`: properties of the clips, spike
+        # settings, and the name of every sample. A resumed run compares this digest with the digest
         # in its checkpoint. 12 hex digits are 48 bits, so two different lists have the same digest
-        # with a probability of 4e-15. A user's dataset need not have names.
+        # with a probability of 4e-15. A user's dataset need not have this method.
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         lines = "\n".join(names)
         self.sample_digest = hashlib.sha256(lines.encode()).hexdigest()[:12]
@@ -155,9 +155,9 @@ class TrainLoader:
         Each item is the list of the micro-batches of a step.
         """
         self.sampler.seek(epoch, batch)
-        # Start the workers here and not in `_steps`, which is a generator: its code begins to run
-        # only when the first step is asked for. Meanwhile signals wait, because a signal at this
-        # moment would leave only a part of the workers started.
+        # Start the workers here and not in `_steps`. The code of a generator such as `_steps` runs
+        # only when the first step is asked for. Hold back signals until all workers have started,
+        # because a signal at this moment would leave only a part of the workers started.
         with process.signals_held():
             iterator = self._wait_for_workers(lambda: iter(self.loader), number=0)
         return self._steps(iterator)
@@ -170,7 +170,7 @@ class TrainLoader:
         step = []
         for number in itertools.count():
             micro_batch = self._wait_for_workers(lambda: next(iterator, None), number)
-            # The end of the epoch. No incomplete step is left over, because the sampler drops an
+            # None marks the end of the epoch. `step` is empty here, because the sampler drops an
             # incomplete global batch.
             if micro_batch is None:
                 return
@@ -182,8 +182,8 @@ class TrainLoader:
             if not self.is_range_checked:
                 self.is_range_checked = True
                 self._warn_of_range(micro_batch)
-            # Tell the watchdog of each micro-batch, and not only of each step. The reason: each of
-            # the micro-batches of a step may take up to dataloader_timeout_s.
+            # Each micro-batch of a step may take up to dataloader_timeout_s. So tell the watchdog
+            # of each micro-batch, and not only of each step.
             watchdog.go_on()
             step.append(micro_batch)
             if len(step) == self.accumulation_steps:
@@ -204,9 +204,8 @@ class TrainLoader:
     def deaths_named(self) -> Generator[None]:
         """Turn torch's error for a dead loader worker into a DataError, within a `with` block.
 
-        If a worker dies, torch's signal handler raises a RuntimeError in the main thread, whatever
-        this thread does at the moment. E.g. it may compute a training step. So the whole training
-        loop runs in this block.
+        If a worker dies, torch's signal handler raises a RuntimeError in the main thread at any
+        point, e.g. within a training step. So the whole training loop runs in this block.
         """
         try:
             yield
@@ -230,8 +229,8 @@ class TrainLoader:
     def _wait_for_workers(self, read: Callable[[], Any], number: int) -> Any:
         """Call `read`, which waits for the loader workers, and return its result.
 
-        If the run was suspended during the wait, e.g. by Ctrl-Z, a time-out proves nothing. The
-        reason: the clock of the time-out goes on, although no worker can work. So `read` is called
+        The clock of the time-out also runs while the run is suspended, e.g. by Ctrl-Z, although no
+        worker can work. So a time-out after a suspension proves nothing, and `read` is called
         again. The watchdog limits the time of all calls together.
 
         read: a function that waits, e.g. for the next micro-batch.
@@ -283,9 +282,9 @@ class TrainLoader:
         if is_out_of_shm:
             expected = "room in /dev/shm for the batches of all workers"
             do = ENLARGE_SHM
-        # If an error comes from a worker, its first line is e.g. "Caught OSError in DataLoader
-        # worker process 0.", then comes the traceback, and the error itself is the last line.
-        # Otherwise the first line says most.
+        # An error from a worker begins with e.g. "Caught OSError in DataLoader worker process 0.".
+        # The traceback follows, and the last line is the error itself. In any other error, the
+        # first line says most.
         lines = str(error).strip().splitlines()
         reason = lines[-1] if "Caught" in lines[0] else lines[0]
         return DataError(
@@ -334,7 +333,7 @@ def _init_worker(worker_id: int) -> None:
     # Ctrl-C reaches all processes of a terminal. The parent decides when the workers end.
     process.leave_signals_to_parent()
     # OpenCV's threads would compete with the other workers for the cores. After a fork they may
-    # also wait for each other without end.
+    # also deadlock.
     cv2.setNumThreads(0)
 
 

@@ -90,16 +90,15 @@ def clip_of_spikes(spike: str, gt: str | None, section: Any) -> OwnClips:
 
 @contextmanager
 def naming_spike_size_flag() -> Generator[None]:
-    """Within a `with` block: let an error about an unknown size of spike planes name the flag.
+    """Add --spike-size to errors about an unknown size of spike planes, within a `with` block.
 
-    The functions that read spikes know only the keys spike.h and spike.w. But a user who gave
-    --spike types --spike-size.
+    The functions that read spikes name the keys spike.h and spike.w in their errors. A user who
+    gave --spike sets the size by the flag --spike-size.
     """
     try:
         yield
     except SpikeVRTError as e:
-        # An error about a missing size has one of these two texts. The code in data/spike and
-        # data/cameras that finds that the size is missing writes them.
+        # Errors about a missing size, from data/spike and data/cameras, have one of these texts.
         if e.where.startswith("spike.h") or "spike height and width" in e.do:
             shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
             e.do = f"give --spike-size H W; {shows}"

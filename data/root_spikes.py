@@ -8,14 +8,15 @@ dataset.json lies beside the spike files and describes them (docs/data_reference
 if both the options and dataset.json give a value:
 
     h, w, flip, light   an error if the two values differ (agreed_values.py)
-    rate                the same. But "match" measures the rate, and is not compared
-    center              a number or "file" counts, and not `gt_plane` of dataset.json
+    rate                an error if the two values differ. "match" is not compared, because it
+                        measures the rate
+    center              a number or "file" in the options replaces `gt_plane` of dataset.json
     calibration         the options decide: "recorded" takes the calibration of dataset.json,
                         and without the key, spikes and frames are taken as aligned
 
 What must stay: keys and values of the properties. They are stored with the weights, and a test
-compares them with its own spikes. `ClipSources.spike_data` has their meaning. A new key needs a
-default for weights that lack it.
+compares them with its own spikes. `ClipSources.spike_data` (data/clip_sources.py) explains each
+key. A new key needs a default for weights that lack it.
 
 Tests: tests/parts/data/test_manifest.py (the properties of several roots),
 tests/parts/data/test_timing.py
@@ -62,7 +63,9 @@ def spikes_of(
 
 
 def properties_of(section: Any, info: DatasetInfo) -> dict[str, Any]:
-    """Return `ClipSources.spike_data` for a single root.
+    """Return the properties of the training spikes of a single root.
+
+    `ClipSources.spike_data` (data/clip_sources.py) explains the keys of the result.
 
     section: the section `spike` of the options. If it has a rate, the rate of dataset.json is not
     used.
@@ -97,12 +100,12 @@ def _calibration_of_all_clips(option: str | None, info: DatasetInfo) -> Calibrat
 
 
 def common_properties(properties_of_roots: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one value for each property of `ClipSources.spike_data`, for several roots together.
+    """Join the properties of several roots, with one value for each property.
 
-    E.g. the rates 0.5 and 0.7 become "match", and the planes 40 and 56 become None. "match" means
-    that each clip has its own rate, and None that the value is not known or not common. A root
-    without a calibration has no key "calibration". If only some roots have a calibration, there is
-    no common one.
+    `ClipSources.spike_data` (data/clip_sources.py) explains the keys. E.g. the planes 40 and 56
+    become None, because the roots differ. The rates 0.5 and 0.7 become "match": each clip has its
+    own rate. If the roots have no common calibration, the result has the calibration None, or no
+    key "calibration".
     """
     # The values of properties that differ between roots. All other properties become None.
     if_different = {"rate": None, "light": "linear"}
@@ -123,7 +126,8 @@ def is_auto(source: Source) -> bool:
 
 def is_rate_assumed(source: Source) -> bool:
     """Return whether the firing rate at full light is unknown, so that 1 is assumed."""
-    # `is_rate_known`: the option spike.rate gives the rate. `trained_rate`: dataset.json does.
+    # `is_rate_known`: the option spike.rate gives a rate, or the representation uses no rate.
+    # `trained_rate`: the rate in dataset.json.
     spikes = source.spikes
     if not spikes:
         return False

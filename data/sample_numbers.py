@@ -1,10 +1,10 @@
 """Number the samples of a training, and say which frames of which clip a numbered sample has.
 
-Nothing is drawn here. data/sample_order.py draws the order of an epoch, a permutation of its
-positions, and data/clip_dataset.py asks here which sample a position is.
+Nothing is drawn here. data/sample_order.py draws a permutation of the positions of an epoch.
+data/clip_dataset.py calls this module to find the sample at a position.
 
-All samples are numbered in one row, clip after clip. The number of a sample in this row is called
-its serial number. E.g. clips of 3, 5 and 4 frames have the serial numbers
+All samples are numbered consecutively, clip after clip. This number is the serial number of a
+sample. E.g. clips of 3, 5 and 4 frames have the serial numbers
 
     clip 0    0 ... 2     root 0
     clip 1    3 ... 7     root 0
@@ -69,9 +69,9 @@ class SampleNumbers:
     def serial_number(self, epoch: int, position: int) -> int:
         """Return the serial number of the sample at a position of an epoch.
 
-        An epoch takes as many samples of a root as the share of the root says. The next epoch
-        continues with the sample that follows them. So over many epochs all samples of a root are
-        used equally often.
+        The share of a root says how many of its samples an epoch takes. The next epoch continues
+        with the next sample of the root. So over many epochs all samples of a root are used equally
+        often.
 
         E.g. two roots with the serial numbers 0 ... 2 and 3 ... 7 give 2 and 6 samples to an epoch:
 
@@ -129,7 +129,7 @@ def _samples_of_roots(shares: list[float], samples: int) -> list[int]:
 def frames_to_play(
     clip_length: int, first: int, interval: int, count: int, is_reversed: bool
 ) -> tuple[list[int], list[bool]]:
-    """Return the frames of a sample, and whether time runs backwards within each.
+    """Return the frames of a sample, and for each frame whether time runs backwards within it.
 
     clip_length: number of frames of the clip. first: first frame. interval: distance between
     frames. count: number of frames of the sample. is_reversed: whether it is played backwards.

@@ -3,8 +3,8 @@
 The loader (data/loader.py) asks the sampler here for the samples of its rank. The order of the
 samples in an epoch depends only on the seed and the epoch. A step takes the next samples of this
 order, as many as the global batch has. So a run that resumes within an epoch continues with the
-next sample. The numbers of ranks and workers may change, if the global batch stays as large as
-before.
+next sample. The numbers of ranks and workers may change if the size of the global batch stays the
+same.
 
 What must stay: the order of a seed and an epoch (test_a_seed_gives_the_order_that_it_always_gave).
 
@@ -35,8 +35,8 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     samples_per_step 2 and P = 5 3 0 4 2 1: G is 4, so there is one global batch, 5 3 0 4. Rank 0
     gets 5 and 0, rank 1 gets 3 and 4.
 
-    Each index comes with its epoch. The reason: persistent workers have a copy of the dataset, and
-    would not see an epoch that is set later in the dataset of the main process.
+    Persistent workers have a copy of the dataset. They would not see an epoch that is set later in
+    the main process. So each index comes with its epoch.
 
     What must stay: the result for each seed, epoch and G, because runs resume within an epoch.
 
@@ -63,8 +63,8 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         self.shuffle = shuffle
         self.global_batch = world_size * samples_per_step
         self.batches_per_epoch = dataset_len // self.global_batch
-        # The next iteration begins here: at this global batch of this epoch. `seek` sets both. The
-        # loader calls it before each epoch. An iteration changes neither of them.
+        # The next iteration begins at global batch `start_batch` of `epoch`. The loader calls
+        # `seek` before each epoch, which sets both numbers. An iteration changes neither number.
         self.epoch = 0
         self.start_batch = 0
         if dataset_len < self.global_batch:
@@ -94,8 +94,7 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     def __len__(self) -> int:
         """Return how many samples of this rank the next iteration yields.
 
-        The number counts from `start_batch`, which stays the same during and after an epoch. So it
-        does not become 0 at the end of an epoch. The next `seek` sets `start_batch` anew.
+        The number does not change during or after an iteration. Only `seek` changes it.
         """
         return (self.batches_per_epoch - self.start_batch) * self.samples_per_step
 

@@ -66,7 +66,8 @@ class DataOrder:
     """
 
     samples: int  # number of samples in an epoch
-    sample_list: str  # digest of the names and sizes of clips and frames
+    # Digest of `TrainClips.sample_names`: properties of clips, spike settings, names of samples.
+    sample_list: str
     seed: int | None  # seed of the shuffling, or None if the samples are not shuffled
     steps: int  # number of steps in an epoch, at the batch size of the run
 

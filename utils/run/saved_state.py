@@ -60,7 +60,8 @@ class Order(Saved):
     """The types of `position.DataOrder`: the order of the training data."""
 
     samples: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]  # number of samples in an epoch
-    sample_list: str  # digest of the names and sizes of clips and frames
+    # Digest of `TrainClips.sample_names`: properties of clips, spike settings, names of samples.
+    sample_list: str
     seed: int | None  # of the shuffling; None if the samples are not shuffled
     steps: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]  # number of steps in an epoch
 
