@@ -144,8 +144,8 @@ def _with_option_file(
 
     Raises CheckpointError if the spike channels are of another kind than in the training.
     """
-    # For the data of the training, the weights file wins: the option file may name other data, or
-    # data that are not on this machine.
+    # The description of the training data comes from the weights file if possible, because the
+    # option file may name other data.
     spike_data = options.get("spike_data") or description["spike_data"]
     fields = {**description, "spike_data": spike_data}  # with the keys of DESCRIPTION
     saved = SavedNetwork(path, weights, **fields, known_from="the option file")
@@ -161,7 +161,7 @@ def _with_option_file(
 def _compare_spikes(training: dict[str, Any], now: dict[str, Any], path: Path) -> None:
     """Refuse spike channels of another kind than in the training. Warn of other differences.
 
-    If the number of spike channels is the same, channels of another kind fit the weights, and the
+    Channels of another kind may have the same number, so that they fit the weights. Then the
     results would be wrong without an error.
 
     training, now: the section `spike` of the weights file `path`, and of the option file.

@@ -35,8 +35,8 @@ def file_of(weights: str | Path) -> Path:
     Raises CheckpointError if there are no published weights of this name, or if they cannot be
     fetched.
     """
-    # Before the downloaded file gets its final name, `size_limit` bounds its size, and `check`
-    # refuses a file with the tensors of another network.
+    # `size_limit` bounds the size of a download, and `check` refuses the tensors of another
+    # network. Both come before the file gets its final name.
     return released.local_file(
         str(weights), released=RELEASED, size_limit=_most_bytes, check=_refuse_other_tensors
     )
@@ -45,8 +45,8 @@ def file_of(weights: str | Path) -> Path:
 def published_network(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | None:
     """Return the published network that has tensors of the same names and shapes, or None.
 
-    Some published networks have the same shapes, and differ only in their training data. So the
-    network whose number is the beginning of the file's name is tried first.
+    Some published networks have the same shapes, and differ only in their training data. So first
+    try the network whose number is the beginning of the file's name.
     """
     number = path.name[:4]  # e.g. "006_"
     with_same_number = [name for name in sorted(RELEASED) if name[:4] == number]

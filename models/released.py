@@ -5,10 +5,10 @@ model_zoo/vrt/006_VRT_videodeblurring_GoPro.pth. `local_file` returns the path o
 fetches the file if it is missing. The files are not part of this project and have another licence
 (docs/links.md).
 
-What must stay: several processes may ask for the same file at once
+What must stay: several processes may fetch the same file at once
 (test_two_processes_fetch_a_file_once), and a file under its final name is always complete and
 checked (test_what_is_not_the_released_file_is_refused_and_not_kept). Free to change: the numbers
-below. PATIENCE_S is long, because a short wait would end a download over a slow network.
+below. With a shorter PATIENCE_S, a download over a slow network could fail.
 
 Tests: tests/parts/models/test_released.py
 """
@@ -169,7 +169,7 @@ def _one_at_a_time(file: Path) -> Generator[None]:
         try:
             yield
         finally:
-            # A process that waits has opened this lock file, and a process that starts later makes
-            # a new lock file. So both may run the context at once. This does no harm: each process
-            # finds the weights, or fetches them under a temporary name of its own.
+            # After this, a process that waits has the old lock file, and a process that starts
+            # later makes a new one. So both may run the context at once. This does no harm: each
+            # process finds the weights, or fetches them under a temporary name of its own.
             lock_path.unlink(missing_ok=True)

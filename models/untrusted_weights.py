@@ -35,9 +35,9 @@ def refuse_odd_tensors(weights: dict[str, Tensor], path: Path) -> None:
 
 
 # The largest allowed size of all tensors together, divided by the size of the file. Tensors may be
-# larger than their file, because they may share numbers, e.g. a weight that two layers use. A real
-# file shares few of its numbers. A hostile file repeats one number millions of times, and would
-# fill the memory.
+# larger than their file, because two tensors may be one array of the file, e.g. a weight that two
+# layers use. A real file has few such tensors. A hostile file repeats one number millions of times,
+# and would fill the memory.
 MOST_TIMES_FILE_SIZE = 4
 # Tensors of at most this many bytes (537 MB) in all are allowed, whatever the size of the file is.
 ALWAYS_ALLOWED_BYTES = 2**29

@@ -47,10 +47,10 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     Each of the 5 x 5 pixels around a pixel gives one such equation. The motion (x, y) of the pixel
     is the least-squares solution of these 25 equations.
 
-    A pixel has a value in each of the 11 windows, which are at 11 times tau. A parabola in tau is
-    fitted to these values, and its slope and its curvature are two changes. The light of the
-    windows gives two changes, and their number of spikes gives two more. The equations are solved
-    for each of the four changes separately, so there are four motions (x, y).
+    There are four changes, and the equations are solved for each of them separately. So there are
+    four motions (x, y). The changes come from parabolas: a pixel has a value in each of the 11
+    windows, at 11 times tau. A parabola in tau is fitted to these values, and gives a slope and a
+    curvature. This is done for the light of the windows, and for their number of spikes.
 
     moved_pictures: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant. 30 are
     15 windows with 2 pictures each.
@@ -71,9 +71,8 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     change = _changes_in_time(light, count, scene, parabola_fit)  # (B, 4, h, w)
     g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 
-    # The normal equations consist of sums of products over the 5 x 5 pixels. Means are used in
-    # place of sums: the common factor 1/25 cancels in x and y. (ADDED_TO_SQUARED_GRADIENT is added
-    # to means.)
+    # The normal equations consist of sums of products over the 5 x 5 pixels. Means do as well,
+    # because the common factor 1/25 cancels in x and y. (ADDED_TO_SQUARED_GRADIENT is for means.)
     # The first three products have 1 channel each. The last two have 4 channels each, one for each
     # change.
     products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
@@ -113,9 +112,8 @@ def _changes_in_time(light: Tensor, count: Tensor, scene: Tensor, parabola_fit: 
     #     light = sqrt(n / M) - 1         derivative at n = N:   1 / (2 sqrt(N M))
     #     count = (n - N) / sqrt(N)       derivative:            1 / sqrt(N)
     #
-    # The same change of n changes `count` 2 sqrt(M) times as much as `light`. So the change of
-    # `count` is divided by 2 sqrt(M). Channel 1 of the scene is log(M), and exp(log(M) / 2) is
-    # sqrt(M).
+    # So the derivative of `count` is 2 sqrt(M) times as large. Divide the change of `count` by
+    # 2 sqrt(M). Channel 1 of the scene is log(M), and exp(log(M) / 2) is sqrt(M).
     ratio_of_changes = 2 * torch.exp(scene[:, 1:2] / 2)  # 2 sqrt(M), (B, 1, h, w)
     change_of_count = torch.einsum("dk,bkhw->bdhw", parabola_fit, count) / ratio_of_changes
     return torch.cat((change_of_light, change_of_count), dim=1)

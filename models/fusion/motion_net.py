@@ -75,8 +75,8 @@ CHANGES = COEFFICIENTS + 1
 
 # Dilations of the inner convolutions of a conv net, repeated from the first.
 DILATIONS = (2, 1, 3, 1)
-# A conv net sees coefficients divided by this usual size, so that the inputs are about 1. The
-# output of a conv net is not multiplied by this value, because it is a change in pixels of the
+# The coefficients are divided by this number before a conv net gets them, so that its inputs are
+# about 1. The output of a conv net is not multiplied by this number, because it is in pixels of the
 # level (see `forward`).
 USUAL_SHIFT = 4.0
 # Factor of the initial weights of the last convolution. It is small, so that the curves begin near
@@ -119,8 +119,8 @@ class MotionNet(nn.Module):
     # (2, 11): values in the 11 windows of the exposure -> their slope and curvature in time.
     parabola_fit: Tensor  # `least_squares` multiplies by it
 
-    # What data/motion/network_inputs.py must know of the windows. edges: the 16 times at which the
-    # 15 windows begin and end. inside: the slice of the 11 windows that divide the exposure.
+    # For data/motion/network_inputs.py. edges: the 16 times at which the 15 windows begin and end.
+    # inside: the slice of the 11 windows that divide the exposure.
     edges: Sequence[float] = EDGES
     inside = INSIDE
 
@@ -137,7 +137,7 @@ class MotionNet(nn.Module):
         inputs = PICTURE_CHANNELS * WINDOWS + LEAST_SQUARES + SCENE_CHANNELS + COEFFICIENTS + 1
         nets = []
         for number, level in enumerate(LEVELS):
-            # The coarsest net has a second set of outputs: the motion that all pixels share.
+            # The coarsest net has a second set of outputs, for `add_shared_motion`.
             outputs = 2 * CHANGES if number == 0 else CHANGES
             nets.append(conv_net(inputs, level.features, level.layers, outputs))
         self.nets = nn.ModuleList(nets)
@@ -177,8 +177,8 @@ class MotionNet(nn.Module):
 
             for _ in range(level.rounds):
                 inputs = self._inputs(small_pictures, small_scene, curve, log_error, level.size)
-                # Only the coarsest level has a motion that all pixels share. At other levels
-                # `add_shared_motion` changes nothing.
+                # Only the coarsest level has a shared motion. At other levels `add_shared_motion`
+                # changes nothing.
                 change = add_shared_motion(net(inputs))  # (B, 7, h, w)
                 change_of_curve, change_of_log_error = change.split((COEFFICIENTS, 1), dim=1)
                 # The conv net gives the change of the curve in pixels of the level, but the curve
@@ -253,10 +253,10 @@ def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequen
 
 
 def add_shared_motion(changes: Tensor) -> Tensor:
-    """Add the motion that all pixels share to the motion of each pixel.
+    """Add a shared motion, e.g. the motion of the camera, to the motion of each pixel.
 
-    Where spikes are few, the estimate of a single pixel is noisy. The weighted mean of the
-    estimates of all pixels is far better, e.g. if the camera moves.
+    The shared motion is a weighted mean of the estimates of all pixels. So it is far less noisy
+    than the estimate of a single pixel, if there are few spikes.
 
     changes: (B, 7, h, w) or (B, 14, h, w), see `CHANGES`. Seven channels have no shared motion, and
     are returned unchanged. Of 14 channels, 7 to 12 are each pixel's estimate of the shared motion,

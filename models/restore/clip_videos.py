@@ -69,9 +69,9 @@ def _slowmotion_times(times: Sequence[Fraction], instants: int) -> list[Fraction
     last_duration = times[-1] - times[-2]
     end = times[-1] + last_duration
     stamps = []
-    # The slow video takes `instants` times as long as the input. If the input shows a frame from
-    # `begin` to `after`, the slow video shows its instants from instants * begin to
-    # instants * after, each for after - begin.
+    # The slow video takes `instants` times as long as the input. A frame that the input shows from
+    # `begin` on begins at instants * begin in the slow video. There each of its instants is shown
+    # for as long as the input shows the frame.
     for begin, after in itertools.pairwise([*times, end]):
         duration = after - begin
         for instant in range(instants):

@@ -38,8 +38,8 @@ def read_run_json(path: Path) -> dict[str, Any] | None:
 def _is_run_json(content: Any) -> bool:
     """Return whether the content has the keys and types that a test of this program writes.
 
-    The content names files that are removed with `overwrite`. So a damaged run.json, or a run.json
-    of another program, must not pass.
+    With --overwrite, the files that run.json names are removed. So a damaged run.json, or a
+    run.json of another program, must be refused.
     """
     if not isinstance(content, dict):
         return False
@@ -94,8 +94,8 @@ def refuse_another_test(
     settings: the settings of this test, without secrets.
     inputs: {clip: digest of its files} of this test. folder: the output folder, for the error.
     """
-    # Older versions of SpikeVRT did not record these settings, and always had these values. A new
-    # setting needs a line here. Otherwise no test of an older version could be continued.
+    # Settings that older versions did not record, with the values that they used. A new setting
+    # needs a line here. Otherwise no test of an older version could be continued.
     defaults = {"metric.values": "uint8", "metric.more": []}
     # `settings` are without secrets. Older versions hid fewer secrets, so hide them now.
     settings_then = redact(earlier_run["settings"])

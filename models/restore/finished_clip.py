@@ -48,8 +48,8 @@ def finish_clip(
 ) -> None:
     """Score the restored frames of a clip, write strips and videos, then the JSON of the clip.
 
-    This function calls `watchdog.go_on` after each slow part. The call says that the process makes
-    progress; without it, the watchdog would end a test of long clips.
+    This function calls `watchdog.go_on` after each slow part, to report progress. Otherwise the
+    watchdog would end a test of long clips.
 
     clip: the input, with its spikes and sharp frames. outputs: where the files are.
     indices: indices of the restored frames in the clip.
@@ -77,9 +77,9 @@ def finish_clip(
         **notes,
     }
     write_whole(outputs.file("clip", clip.name), json_bytes(content))
-    # Remove the files that only the scoring needed. Remove them after the JSON is written, because
-    # a test that is interrupted before it writes the JSON must find these files again. Some of the
-    # files do not exist, e.g. the file of a frame that was not restored.
+    # Remove the files that only the scoring needed, after the JSON is written. A test that is
+    # interrupted before the JSON is written must find these files again. Some of the files may not
+    # exist, e.g. the file of a frame that was not restored.
     temporary = outputs.exact_files(clip.name, clip.stems)
     if "frames" not in outputs.save:
         temporary += outputs.frame_files(clip.name, clip.stems)

@@ -59,10 +59,10 @@ class NetworkMethod:
         self.sigma = sigma
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
-        # `can_cut` says whether several ranks may each restore some frames of a clip. This saves no
-        # time if these frames need all tiles of the clip. They need all tiles if a tile is the
-        # whole clip, or with flip_seq, which averages with the time-reversed clip. With
-        # center_frame_only there is only one frame to restore, so there is nothing to cut.
+        # `can_cut` is whether several ranks may each restore some frames of a clip. This saves no
+        # time if each frame needs all tiles: if a tile is the whole clip, or with flip_seq, which
+        # averages with the time-reversed clip. With center_frame_only there is one frame to
+        # restore, so there is nothing to cut.
         is_whole_clip = tiling.num_frame_testing == WHOLE
         needs_whole_clip = is_whole_clip or tiling.flip_seq
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only
@@ -74,8 +74,7 @@ class NetworkMethod:
         test only if the settings of both tests are equal.
         """
         # 12 hex digits that change if the network is built in another way. The digest of the
-        # weights is not enough, because an option file may describe the network, and a user may
-        # change the option file.
+        # weights would not show this, because an option file may describe the network.
         values = [getattr(self.saved, field) for field in NETWORK_FIELDS]
         text = json.dumps(values, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -123,8 +122,8 @@ def network_for_test_set(
     flags: the flags of the network. section: datasets.test.
     """
     tile_options = val.plain()  # a dict
-    # `pad_sequence` and `sigma` exist only for some kinds of datasets. The key `pad_sequence` of a
-    # dataset asks for the same as the key `pad_seq` of the section `val`: repeat the last frame.
+    # Only some kinds of datasets have the keys `pad_sequence` and `sigma`. `pad_sequence` means the
+    # same as val.pad_seq: repeat the last frame.
     if getattr(section, "pad_sequence", False):
         tile_options["pad_seq"] = True
     if flags.tiles.tile == "auto":
@@ -165,7 +164,7 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
 def _tiling(
     saved: SavedNetwork, tile_options: dict[str, Any], flags: TileFlags, **fields: Any
 ) -> Tiling:
-    """Return the tiles that options and flags ask for.
+    """Return the tiles that follow from options and flags.
 
     A field of `Tiling` may have a value in several places. The first place that has one counts:
 

@@ -74,8 +74,8 @@ def claim_folder(
     planned_files = {
         clip: outputs.planned_files(clip, frame_names) for clip, frame_names in stems.items()
     }
-    # Each file belongs to a clip, or to all clips together. The keys say to which one, because
-    # errors quote them: {"all clips": [<folder>/run.json, ...], "clip street": [...]}.
+    # {owner: its files}, e.g. {"all clips": [<folder>/run.json, ...], "clip street": [...]}. Errors
+    # quote the owner.
     owners = {"all clips": [folder / name for name in FILES_OF_ALL_CLIPS]}
     for name, files in planned_files.items():
         owners[f"clip {name}"] = files
@@ -99,7 +99,7 @@ def claim_folder(
             # here, a later test still knows the folder.
             remove_files(folder, earlier_files - {run_json})
         else:
-            # Go on with the earlier test. Its clips stay in run.json, also if this test does not
+            # Continue the earlier test. Its clips stay in run.json, even if this test does not
             # restore them.
             refuse_another_test(earlier_run, settings, inputs, folder)
             # The earlier test has restored these clips, and this test does not restore them.
@@ -202,7 +202,7 @@ def _refuse_names_of_kept_clips(
     """
     all_owners = dict(owners)
     for name in kept_clips:
-        # This test does not know the frames of the clip. Without stems, `planned_files` returns the
-        # files of the clip itself: its JSON, its example and its videos.
+        # The frames of the clip are not known. Without stems, `planned_files` returns the files of
+        # the clip itself: its JSON, its example and its videos.
         all_owners[f"clip {name}, which is there already"] = outputs.planned_files(name, stems=())
     _refuse_same_names(all_owners, outputs.folder)

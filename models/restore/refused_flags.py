@@ -28,9 +28,9 @@ from models.restore.flags import JOINT
 from utils.errors import OptionError
 from utils.output_folder import refuse_overlap
 
-# Flags of a network and its tiles, without dashes. A formula (--method) has no network, so these
-# flags are refused with a formula. `sigma` is the noise level that the user gives for a denoiser.
-# `sigma` is also in FLAGS_OF_CLIPS, because datasets.test has its own option `sigma`.
+# Flags of a network and its tiles, without dashes. They are refused with a formula (--method),
+# which has no network. `sigma`, the noise level for a denoiser, is also in FLAGS_OF_CLIPS, because
+# datasets.test has its own option `sigma`.
 FLAGS_OF_NETWORK = (
     "weights",
     "sigma",
@@ -81,8 +81,8 @@ def _refuse_unused_flags_of_a_network(args: Namespace, given_keys: set[str]) -> 
     begins_with_network = args.method == JOINT and args.weights is not None
     if not begins_with_network:
         wrong = [key for key in FLAGS_OF_NETWORK if key in given_keys]
-    # For the user's own clips, --opt can only say which network restores them. A formula has no
-    # network, and the joint solution takes the network that the file of --weights describes.
+    # With the user's own clips, --opt only describes a network. A formula has no network, and the
+    # joint solution takes the network that the file of --weights describes.
     is_opt_unused = args.input and "opt" in given_keys
     if is_opt_unused:
         wrong.append("opt")

@@ -10,10 +10,10 @@ computed again, so a test that was interrupted continues where it stopped.
       restore_share     restores the frames of this rank, and writes each frame (outputs.py)
       finish            scores a clip of which all frames are there (finished_clip.py)
 
-A rank is one process of the test. "Collective" in a docstring: every rank must call this at the
-same point of the program, because the ranks wait for each other. An error on one rank within a
-block `all_ranks_or_none` ends all ranks. At the end of the block the ranks wait for each other.
-`watchdog.phase` names what the process does now, for the report if it hangs.
+A rank is one process of the test. "Collective" in a docstring: each rank waits for all other ranks.
+So every rank must call the function, at the same point of the program. A block `all_ranks_or_none`
+is collective, too: an error on one rank within the block ends all ranks. `watchdog.phase` names
+what the process does now, for the report if it hangs.
 
 What must stay: a second run computes no finished frame again
 (test_a_second_run_writes_no_finished_file_again). The keys of `_settings_of` must stay, too,
@@ -72,9 +72,8 @@ def restore_clips(job: Job) -> None:
 
     # The plan is a list of pieces (`Work`): a clip, or a part of a clip, whose frames are missing.
     plan = shared_plan(job)
-    # Each rank takes every n-th item of a list, if there are n ranks. E.g. of 4 ranks, rank 1 takes
-    # the items 1, 5, 9, ... The plan begins with the longest pieces, so each rank gets a long piece
-    # first.
+    # With n ranks, each rank takes every n-th item of a list. E.g. n = 4: rank 1 takes the items 1,
+    # 5, 9, ... The plan begins with the longest pieces, so each rank gets a long piece first.
     of_this_rank = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
         restore_share(job, restorer, plan[of_this_rank], more_scores)
@@ -97,8 +96,8 @@ def claim_folder_of(job: Job) -> None:
         inputs[clip.name] = clip.digest()
         watchdog.go_on()  # the digests of all clips may take minutes
     stems = {clip.name: job.stems_of(clip) for clip in job.clips}
-    # The settings are compared with the run.json of an earlier test. JSON has lists and no tuples,
-    # so write the settings as JSON and read them back: tuples become lists.
+    # Write the settings as JSON and read them back, so that tuples become lists. They are compared
+    # with the run.json of an earlier test, and JSON has no tuples.
     as_read_back = json.loads(json.dumps(_settings_of(job)))
     claim_folder(job.outputs, as_read_back, inputs, stems, job.overwrite)
     watchdog.phase("start")
@@ -107,7 +106,7 @@ def claim_folder_of(job: Job) -> None:
 def _settings_of(job: Job) -> dict[str, Any]:
     """Return everything that the results depend on, except the clips themselves.
 
-    The keys are part of run.json. If you add a key, the run.json of an older version lacks it. So
+    run.json has these keys. The run.json of an older version lacks a new key. So if you add a key,
     add the value that older versions used to `refuse_another_test` (earlier_results.py).
     """
     # The LPIPS weights are recorded by name, size and time of change, because reading 240 MB of
@@ -134,9 +133,8 @@ def restore_share(
 ) -> None:
     """Restore the pieces of clips that this rank has.
 
-    Each frame is written as soon as it is restored, so that an interrupted test loses one frame.
-    Some restorers have pictures of how they restore a frame. These pictures are written for the
-    example frame. A clip that was not cut between ranks is scored at once.
+    Each frame is written as soon as it is restored, so that an interrupted test loses one frame. A
+    clip that was not cut between ranks is scored at once.
 
     share: the pieces of this rank.
     more_scores: a function (restored frame, sharp frame) -> scores, e.g. {"lpips": 0.12}. None:

@@ -1,8 +1,8 @@
 """Restore one clip in a validation, score its frames, and show its middle frame.
 
 In: a `Restorer` with the network of a training, and a clip with sharp frames, from validation.py.
-Out: the scores of each frame, and panels of the middle frame, for validation.py. The frames are
-written if the option val.save_img asks for them.
+Out: the scores of each frame, and panels of the middle frame, for validation.py. With the option
+val.save_img, the frames are written.
 
 What must stay: a frame with NaN must not end the training. Its score is NaN, and NaN is never the
 best. Free to change: what the panels show.
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClipValidator:
-    """Restores a clip, scores its frames, and writes them if `val.save_img` asks for it."""
+    """Restores a clip, scores its frames, and writes them if `val.save_img` is true."""
 
     def __init__(self, model: ModelVRT, restorer: Restorer) -> None:
         self.restorer = restorer

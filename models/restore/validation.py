@@ -4,13 +4,13 @@ In: the model of a training, and the clips of the test split, from main_train_vr
 `Validation`, for the log and for the choice of the best checkpoint. validated_clip.py restores and
 scores a single clip.
 
-A rank is one process of the training. "Collective" in a docstring: every rank must call this at the
-same point of the program, because the ranks wait for each other.
+A rank is one process of the training. "Collective" in a docstring: each rank waits for all other
+ranks. So every rank must call the function, at the same point of the program.
 
-Each clip is scored by one rank, so no score depends on how many ranks there are. With n ranks, rank
-r takes the clips r, r + n, r + 2 n, ... The ranks go through their clips in rounds. Between two
-rounds they agree whether a signal ends the validation. So every rank must take part in every round,
-also a rank without a clip in the last round.
+Each clip is scored by one rank, so no score depends on the number of ranks. With n ranks, rank r
+takes the clips r, r + n, r + 2 n, ... In a round each rank scores one clip. Between two rounds the
+ranks vote whether a signal ends the validation. So every rank must take part in every round, also a
+rank without a clip in the last round.
 
 What must stay: the keys of `Validation.scalars`, because users' logs and the choice of the best
 checkpoint use them. All ranks take part in all rounds, so that no rank waits forever
@@ -70,8 +70,8 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
 
     clips: the clips of the test split, with sharp frames.
 
-    At a time, memory has val.num_frame_testing frames of a clip, or all frames of the clip if this
-    option is 0.
+    Memory holds val.num_frame_testing frames of a clip at a time, or the whole clip if this option
+    is 0.
 
     Returns None if a signal ends the validation between two clips.
     """
@@ -143,9 +143,8 @@ def _validate_clips_of_rank(
         #     2        2       clip 2   clip 3
         #     3        4       clip 4   no clip, but rank 1 votes, because rank 0 waits for its vote
         for first in range(0, len(clips), world):
-            # The ranks vote between two rounds, so a signal ends the validation after one round at
-            # the latest. There is no vote before the first round. So if a signal came before the
-            # validation, the first round is still computed.
+            # The ranks vote between two rounds. There is no vote before the first round, so the
+            # first round is computed even if a signal came before the validation.
             if first > 0 and _any_rank_stops():
                 return None
             index = first + rank
@@ -187,9 +186,8 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
     val = model.opt.val
     test = model.opt.datasets.test
     spec = input_spec(net)
-    # The last frame is repeated if the section `val` or the section `datasets.test` asks for it.
-    # `pad_sequence` is KAIR's name of `pad_seq`. Each kind of dataset has its own options, and some
-    # have no key `pad_sequence` or `sigma`. So `getattr` gets a default.
+    # Repeat the last frame if val.pad_seq or datasets.test.pad_sequence is true. Some kinds of
+    # datasets have no key `pad_sequence` or `sigma`, so `getattr` gets a default.
     pad_seq = val.pad_seq or getattr(test, "pad_sequence", False)
     # The noise level of the test clips, for a denoiser that gets a map of the noise as input. Other
     # networks get None.

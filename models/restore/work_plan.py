@@ -4,9 +4,9 @@ In: a `Job`, whose output folder run_job.py has claimed. Out: the same plan on e
 `Work`. A `Work` is a range of frames of one clip. With n ranks, rank r takes the items r, r + n,
 ... of the list. Rank 0 looks at the folder, makes the plan, and sends it to the other ranks.
 
-What must stay: the frames do not depend on the number of ranks, bit for bit, although a clip may be
-cut between several ranks (test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits). So
-each missing frame is in exactly one piece, and a clip without a missing frame has one empty piece.
+What must stay: the restored frames do not depend on the number of ranks, bit for bit
+(test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits). Each missing frame is in exactly
+one piece, and a clip without a missing frame has one empty piece.
 Free to change: the division itself.
 
 Tests: tests/stories/test_main_test.py compares one rank with two
@@ -111,9 +111,9 @@ def _frames_to_restore(job: Job, clip: ClipReader) -> range:
 def _pieces(frames: range, most: int) -> list[range]:
     """Cut frames into at most `most` pieces. All have the same length, but the last may be shorter.
 
-    E.g. frames 10 to 19 in 3 pieces: 10 to 13, 14 to 17, 18 to 19. There may be fewer pieces than
-    `most`: 9 frames in 4 pieces need pieces of 3 frames, and then three pieces are enough. Without
-    frames there is one empty piece, because the clip still has to be scored.
+    E.g. frames 10 to 19, most 3 -> 10 to 13, 14 to 17, 18 to 19. There may be fewer pieces: 9
+    frames, most 4 -> 3 pieces of 3 frames. Without frames there is one empty piece, because the
+    clip must still be scored.
     """
     if not frames:
         return [frames]

@@ -1,8 +1,8 @@
 """SpyNet, the network that estimates the optical flow between two frames.
 
 A flow has the shape (n, 2, h, w), in pixels at its resolution: channel 0 is the shift x, channel 1
-the shift y. The flow that warps frame b to frame a gives for each pixel of a the position of the
-same point of the scene in b.
+the shift y. A flow at a pixel of frame a leads to the same point of the scene in frame b. So it
+warps frame b to frame a.
 
 What must stay, and which test notices (in tests/parts/models/test_spynet.py):
 
@@ -93,9 +93,8 @@ class SpyNet(nn.Module):
         modules: Any = self.basic_module
         for level, module in enumerate(modules):
             if level > 0:
-                # This scale has twice as many pixels along an axis as the scale before. So a shift
-                # of 1 pixel at the scale before is a shift of 2 pixels here. align_corners is True
-                # here and False elsewhere, as in the published network.
+                # A shift of 1 pixel at the scale before is a shift of 2 pixels here. align_corners
+                # is True here and False elsewhere, as in the published network.
                 flow_so_far = 2.0 * F.interpolate(
                     flow, scale_factor=2, mode="bilinear", align_corners=True
                 )

@@ -6,9 +6,9 @@ A pixel of the result is a weighted mean over the tiles that contain this pixel:
 
 So weights need not sum to 1, but every pixel needs a tile with a weight above 0.
 
-In: the starts of all tiles along one axis, and the number of one tile. Out: the weights of this
-tile along this axis. space.py multiplies the weights of the two axes of a frame, and stream.py
-takes the weights along the time.
+In: the starts of all tiles along one axis, and the index of one tile. Out: the weights of this tile
+along this axis. space.py multiplies the weights along height and width. stream.py uses the weights
+along the time.
 
 What must stay: the blend "kair", which is the blend of the published code (the project KAIR):
 test_published_tiling_is_reproduced compares them. Free to change: the blend "smooth", if no weight
@@ -66,12 +66,11 @@ def _smooth_ramps(overlap: int) -> tuple[Tensor, Tensor]:
 def _kair_ramps(overlap: int) -> tuple[Tensor, Tensor]:
     """Return the weights at the start and at the end of a tile: 0 over half of the overlap.
 
-    At each pixel that two neighbours share, one of them has the weight 1, and the other has 0. If
-    the overlap is odd, its half is rounded down at the start of a tile, and up at the end of a
-    tile. E.g. two tiles that share 5 pixels, 2 zeros and 3 zeros:
+    At each pixel of an overlap, one tile has the weight 1, and the other has 0. Half of an odd
+    overlap is rounded down at the start of a tile, and up at the end. E.g. an overlap of 5 pixels:
 
-                                 | 5 shared |
-        end of one tile      ... 1 1 1 0 0 0
-        begin of the next          0 0 1 1 1 1 ...
+                                  |overlap|
+        end of a tile        ... 1 1 1 0 0 0
+        start of the next          0 0 1 1 1 1 ...
     """
     return torch.zeros(overlap // 2), torch.zeros(math.ceil(overlap / 2))

@@ -16,8 +16,8 @@ from typing import Any
 
 from utils.contract import FrameReader
 
-# Frames that a cache holds beyond the frames that are needed at once: a reserve, not measured. With
-# 0, an additional frame would push out a frame that is still needed, which would be read twice.
+# A cache keeps this many frames more than are needed at once. It is a reserve, which was not
+# measured. With 0, one more frame would push a frame out that must then be read again.
 SPARE_FRAMES = 2
 
 

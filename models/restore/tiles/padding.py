@@ -29,10 +29,10 @@ from utils.contract import InputSpec
 
 
 def run_padded(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling) -> Tensor:
-    """Run the network once over a tile, which is padded to a size that the network takes.
+    """Run the network once on a tile, padded to a size that the network takes.
 
-    The padding mirrors the tile at its end, as often as needed. The result is cropped to the tile,
-    and on the CPU. Every pass of the network goes through this function.
+    The padding mirrors the tile at its end, as often as needed. The result is cropped to the size
+    of the tile, and is on the CPU.
 
     net: `Restorer._run_network`, which runs the network on its device.
     """
@@ -57,16 +57,16 @@ def run_padded(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: T
 
 
 def _padded_length(frames: int, tiling: Tiling) -> int:
-    """Return the number of frames with which the network runs on a tile of `frames` frames.
+    """Return the padded length of a tile of `frames` frames.
 
-    The network could run without this padding, because it takes a clip whose last window is not
-    full. So padding by mirrored frames is a choice. The blend "kair" follows the published tiling,
-    which pads only a whole clip. E.g. windows of 6 frames, and a clip of 7 frames:
+    The length becomes a multiple of the window, unless the published tiling does not pad. (A
+    network also takes a clip whose last window is not full.) E.g. windows of 6 frames, and a clip
+    of 7 frames:
 
         num_frame_testing 0                 12   the whole clip is one tile: padded
         num_frame_testing 12, "smooth"      12   the clip is shorter than a tile: padded
         num_frame_testing 12, "kair"         7   the same clip: not padded, as published
-        num_frame_testing 7                  7   the tile has the length asked for: not padded
+        num_frame_testing 7                  7   the tile has the given length: not padded
     """
     is_whole_clip = tiling.num_frame_testing == WHOLE
     is_short_clip = frames < tiling.num_frame_testing
@@ -79,12 +79,10 @@ def _padded_length(frames: int, tiling: Tiling) -> int:
 
 
 def _padded_size(height: int, width: int, spec: InputSpec) -> tuple[int, int]:
-    """Return height and width with which the network runs on a tile of this height and width.
+    """Return the padded height and width of a tile.
 
-    Height and width become multiples of two numbers: the side of a window, and the stride. The
-    stride is the number of pixels that the network merges into one position at its coarsest
-    resolution. E.g. windows of 8 x 8 pixels: with stride 1, 20 x 64 becomes 24 x 64; with stride
-    16, it becomes 32 x 64.
+    Each side becomes a multiple of the side of a window and of the stride of the network. E.g. a
+    tile of 20 x 64 and windows of 8 x 8: 24 x 64 with stride 1, and 32 x 64 with stride 16.
     """
     _, window_height, window_width = spec.window_size
     least_height, least_width = spec.least_size

@@ -117,8 +117,8 @@ class Restorer:
         has_yielded = False
         if not wanted:  # e.g. if no frame that the caller wants lies in a gap
             return
-        # Each frame needs arrays of the same sizes. A large frame takes a tenth less time if its
-        # arrays use the memory of the frame before again.
+        # Each frame needs arrays of the same sizes. If they use the memory of the frame before
+        # again, a large frame takes a tenth less time.
         if self.tiling.spec.each_frame_alone:
             keep_freed_memory()
 
@@ -126,7 +126,7 @@ class Restorer:
             return self._read(cache, moments)
 
         def tick_of_frames(done_share: float) -> None:
-            # `stream_clip` counts shares of the clip. The caller counts frames.
+            # From a fraction of the clip to a number of frames.
             tick(done_share * len(wanted))
 
         # Each round of the loop tries the whole clip with `self.tiling`. After an out-of-memory
@@ -157,8 +157,8 @@ class Restorer:
                         expected="tiles that fit into memory",
                         do=self.do,
                     ) from e
-            # Free the memory only here, after the except block. Within the block, the traceback of
-            # the error still refers to the tensors that filled the memory.
+            # Free the memory after the except block, because within the block the traceback of the
+            # error still refers to the tensors that filled the memory.
             devices.free_kept_memory(self.device)
             self.tiling = next_tiling
             logger.warning("out of memory; trying again with %s", next_tiling.describe())
@@ -179,7 +179,7 @@ class Restorer:
         frames_of_tile = self.tiling.num_frame_testing
         if frames_of_tile == WHOLE:
             frames_of_tile = len(reader.stems)
-        # A cache smaller than a tile would read the frames that two tiles share twice.
+        # With a cache smaller than a tile, each frame in two tiles would be read twice.
         capacity = frames_of_tile + SPARE_FRAMES
         return FrameCache(reader, capacity)
 
@@ -250,23 +250,23 @@ class Restorer:
         """
         length = self.tiling.spec.least_frames  # given frames that the network takes for a gap
         selection = frames_around_gaps(reader, wanted, length)
-        # The cache has each frame of the clip once, however often it is in the selection. Two
-        # neighbouring gaps share all but one of their frames. So with a cache of little more than
-        # `length` frames, each frame is read once.
+        # The cache keeps a frame once, even if the selection has it several times. The next gap
+        # needs only one new frame. So with a cache of little more than `length` frames, each frame
+        # is read once.
         capacity = length + SPARE_FRAMES
         frames_of_gaps = FrameCache(reader.clip, capacity=capacity, selection=selection)
 
         def tick_of_wanted_frames(done_frames: float) -> None:
-            # `_restore_frames` counts frames of the selection. The caller counts wanted frames.
+            # From a number of frames of the selection to a number of wanted frames.
             done_share = done_frames / len(selection)
             tick(done_share * len(wanted))
 
         restored = self._restore_frames(
             frames_of_gaps, range(len(selection)), tick_of_wanted_frames
         )
-        # The network makes one new frame of `length` given frames. `_restore_frames` needs as many
-        # results as given frames, so `_run_network` repeats the new frame `length` times. Here only
-        # the first repetition is taken, e.g. for length 4 the results 0, 4, 8, ...
+        # The network makes one new frame of `length` given frames. `_run_network` repeats the new
+        # frame `length` times, because `_restore_frames` needs a result for each given frame. So
+        # take every `length`-th result, e.g. for length 4 the results 0, 4, 8, ...
         new_frames = itertools.islice(restored, 0, None, length)
         for index in wanted:
             if reader.gaps[index] is None:

@@ -62,8 +62,8 @@ def restore_space(
     """Restore one tile in time, tile by tile in space: (B, n, C', sH, sW) on the CPU.
 
     inputs: the n frames lq (B, n, C, H, W), and with spikes their channels (B, n, S, H, W).
-    tick: function that is called after each batch of tiles. It gets the share of all tiles that the
-        batch had, 0 to 1.
+    tick: function that is called after each batch of tiles. It gets the number of tiles in the
+        batch, divided by the number of all tiles.
     """
     height, width = inputs[0].shape[-2:]
     scale = tiling.spec.scale
@@ -117,10 +117,9 @@ def _patch_weight(patch: _Patch, tops: list[int], lefts: list[int], tiling: Tili
     tops, lefts: first rows and first columns of all tiles, in pixels of the input.
     """
     scale = tiling.spec.scale
-    # The overlap in pixels of the output. In pixels of the input it is size_patch_overlapping, so
-    # it is `scale` times as large in the output. But the published code does not multiply by the
-    # scale. E.g. with an overlap of 20, it trims 10 output pixels at the border of a tile, at any
-    # scale. The blend "kair" does the same, because it reproduces the published numbers.
+    # The overlap in pixels of the output is `scale` times the overlap in pixels of the input. But
+    # the published code does not multiply by the scale: with an overlap of 20, it trims 10 output
+    # pixels at the border of a tile, at any scale. The blend "kair" does the same.
     overlap = tiling.size_patch_overlapping
     if tiling.blend == "smooth":
         overlap *= scale

@@ -4,17 +4,20 @@ Memory holds one tile in time. A tile is a run of whole frames, e.g. 12 frames, 
 restores. A frame in two tiles is the weighted mean of both results.
 
 In: a network, and a function that reads frames of the clip, from restorer.py. Out: restored frames,
-one by one, for restorer.py. This file reads five fields of a `Tiling`: the length of a tile
-(num_frame_testing, 0 for the whole clip), the overlap of neighbours (num_frame_overlapping), the
-blend, and whether the clip is also restored in reversed time (flip_seq) or with its last frame
-repeated (pad_seq).
+one by one, for restorer.py. This file reads five fields of a `Tiling`:
+
+    num_frame_testing        frames of a tile, 0 for the whole clip
+    num_frame_overlapping    frames by which neighbouring tiles overlap
+    blend                    how tiles are blended
+    flip_seq                 whether the clip is also restored in reversed time
+    pad_seq                  whether the last frame is repeated
 
 Shapes: B clips, n frames, C channels of a blurry frame, S spike channels, H x W pixels. A result
 has C' channels (the colours of all its instants) and sH x sW pixels, where s is the scale of the
 network.
 
 What must stay: a restored frame has the same bits if only some frames of its clip are restored,
-because several processes may share the frames of one clip
+because several processes may each restore a part of a clip
 (test_a_part_of_a_clip_equals_that_part_of_the_whole). The order in which tiles are added must stay
 too, because another order changes the last bits. No test notices the order.
 
@@ -60,12 +63,11 @@ def stream_clip(
     net: takes the tensors that `read` returns, and returns (B, n, C', sH, sW).
     read: reads moments of the clip. A moment is (index of a frame, whether time runs backwards).
     num_frames: number of frames of the clip. wanted: indices of the frames to yield.
-    tick: function that gets the share of the work, 0 to 1, that was done since its last call.
+    tick: function that gets the fraction of the work, 0 to 1, that was done since its last call.
     """
     moments = [(index, False) for index in range(num_frames)]
-    # Repeat the last frame: e.g. 7 frames become 8, because a training with the option pad_sequence
-    # repeats the last frame, too. The result for the repetition is not used, because `wanted` has
-    # only frames of the clip.
+    # Repeat the last frame, as a training with the option pad_sequence does: e.g. 7 frames become
+    # 8. The result of the repetition is not used, because `wanted` has only frames of the clip.
     if tiling.pad_seq:
         last_moment = moments[-1]
         moments.append(last_moment)
@@ -126,8 +128,7 @@ def _stream_moments(
     else:
         size = min(tiling.num_frame_testing, length)
     starts = tile_starts(length, size, tiling.num_frame_overlapping)  # e.g. 0, 10, 20
-    # The blend "kair" does not fade frames in or out: each frame of a tile has the weight 1. So no
-    # overlap is blended in time.
+    # With the blend "kair" each frame of a tile has the weight 1, as if there were no overlap.
     overlap = tiling.num_frame_overlapping if tiling.blend == "smooth" else 0
 
     # Index and start of each tile that contains a wanted frame.
@@ -145,7 +146,7 @@ def _stream_moments(
         inputs = read(moments[start : start + size])
 
         def tick_of_tile(share_of_tile: float) -> None:
-            # `restore_space` counts shares of one tile. The caller counts shares of all tiles.
+            # From a fraction of this tile to a fraction of all tiles.
             tick(share_of_tile / len(needed_tiles))
 
         clip = restore_space(net, inputs, tiling, tick_of_tile)

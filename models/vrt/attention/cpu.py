@@ -9,9 +9,9 @@ in the cache:
 
 Letters: n windows, T tokens in a window, hd channels of a head.
 
-What must stay: the order of the calls (see `CpuAttention`), and the order of the rounds, because
-the gradient of the bias is summed round by round. test_block.py in tests/parts/models notices a
-wrong gradient, but no other last bits.
+What must stay: the order of the calls (see `CpuAttention`). The order of the rounds must stay, too,
+because the gradient of the bias is summed round by round. test_block.py in tests/parts/models
+notices a wrong gradient, but not a change of the last bits.
 """
 
 import torch
@@ -129,16 +129,15 @@ def _offset_of_round(
 ) -> Tensor | None:
     """Return the sum of bias and mask, times log2(e), repeated for each window of a round.
 
-    `logits` adds this sum to the products of all windows in one call (baddbmm). The call needs a
-    copy of the sum for each window.
+    It is repeated because `logits` adds it to the products of all windows in one call (baddbmm).
 
     q: (n, heads, T, hd). bias: (heads, T, T) or None. mask: (T, T) or None.
     Returns (windows * heads, T, T), or None if both are None. E.g. 128 tokens, 6 heads, float32: a
     round has 7 windows, so (42, 128, 128).
 
-    The sum is computed once for all chunks with this mask. The tape finds it by the address of the
-    mask in memory, because a dictionary cannot find a tensor by its numbers. No other mask gets
-    this address during the step, because the list of chunks keeps the mask.
+    The sum is computed once for all chunks with this mask. Its key on the tape is the address of
+    the mask in memory. No other mask gets this address during the step, because the list of chunks
+    keeps the mask.
     """
     address_of_mask = None if mask is None else mask.data_ptr()
     # Self attention has a bias, mutual attention has none. There is one tape for both.

@@ -35,15 +35,15 @@ def cpu_attention(
     Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
     (n, heads, T, 1), float32 at least.
     """
-    # Subtracting the largest logit would be one more pass over the T x T matrices. So try without,
-    # and subtract only if a sum has become too large or too small.
+    # Subtracting the largest logit takes one more pass over the T x T matrices. So subtract it only
+    # if a sum is too large or too small without it.
     sums = _weighted_sums(q, k, v, offset, scale, subtracts=False)
     if not _are_exact(sums.of_rows):
         sums = _weighted_sums(q, k, v, offset, scale, subtracts=True)
     out = (sums.of_values / sums.of_rows).transpose(2, 3)  # (n, heads, T, hd)
     precise_dtype = torch.promote_types(q.dtype, torch.float32)
     log_sums = sums.of_rows.to(precise_dtype).log2().transpose(2, 3)  # (n, heads, T, 1)
-    # The largest logit was subtracted from the logits of its row. So add it to the logarithms.
+    # Add what was subtracted from the logits.
     return out, log_sums.add_(sums.largest)
 
 
@@ -97,11 +97,11 @@ def _weighted_sums(
 
 
 def _are_exact(row_sums: Tensor) -> bool:
-    """Say whether all sums of rows of P are far from both ends of the range of their dtype.
+    """Say whether all sums of rows of P are far from underflow and overflow.
 
-    Near an end of the range a sum loses bits, and beyond the end it is 0, Inf or NaN. The limit is
-    the root of the largest number, e.g. 2e19 for float32. A sum between 1 / limit and limit is far
-    from both ends. With a much larger limit, sums that have lost bits would count as exact.
+    Near underflow a sum loses bits, and beyond the range of its dtype it is 0, Inf or NaN. A sum is
+    exact between 1 / limit and limit, where limit is the root of the largest number, e.g. 2e19 for
+    float32. With a much larger limit, sums that have lost bits would count as exact.
     """
     limit = torch.finfo(row_sums.dtype).max ** 0.5
     least, most = row_sums.aminmax()
@@ -124,14 +124,13 @@ def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tenso
     return torch.baddbmm(added, q, k.transpose(1, 2), beta=beta, alpha=scale, out=out)
 
 
-# Most bytes of the T x T matrices of a round, 3 MB. The matrices should fit the cache of a CPU
-# core. With a larger number they would leave the cache. With a smaller number there would be more
-# calls.
+# Most bytes of the T x T matrices of a round, 3 MB. More would not fit the cache of a CPU core.
+# Less would need more calls.
 CORE_BYTES = 3_000_000
 
 
 def windows_at_once(q: Tensor) -> int:
-    """Return how many windows a round has, so that their T x T matrices take at most CORE_BYTES.
+    """Return the number of windows of a round, whose T x T matrices take at most CORE_BYTES.
 
     q: (n, heads, T, hd). E.g. 128 tokens, 6 heads, float32: 393 kB per window, so 7 windows.
     """

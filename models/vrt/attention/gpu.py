@@ -11,10 +11,10 @@ windows and heads of these sizes (kernels/tiles.py). The kernels are in the fold
     several_passes.py   backward for larger windows
     launches.py         how many programs of each kernel run
 
-The kernels replace torch's attention. torch needs q, k and v in three tensors, needs heads whose
-channels are a multiple of 8, and writes one gradient of the bias per window. Our kernels read q, k
-and v where the linear layer has written them, in one tensor. So nothing is transposed, split,
-padded or copied. One launch computes all windows of a call, although they have different masks.
+The kernels replace torch's attention. torch needs q, k and v in three tensors, and heads whose
+channels are a multiple of 8. It writes one gradient of the bias per window. Our kernels read q, k
+and v from the one tensor that the linear layer has written. So nothing is transposed, split, padded
+or copied. One launch computes all windows of a call, although they have different masks.
 
 What must stay: the results up to rounding, which tests/parts/models/test_triton.py compares with
 float64. It needs no GPU, because Triton's interpreter runs the kernels on a CPU. test_cuda.py does
@@ -133,9 +133,8 @@ class GpuAttention(torch.autograd.Function):
 def _with_even_rows(grad: Tensor) -> Tensor:
     """Return the gradient (windows, tokens, channels) with its rows at equal distances in memory.
 
-    A row is the channels of a token. The kernels need the channels of a row side by side. The
-    distance from each row to the next row must be the same, also from the last row of a window to
-    the first row of the next window. Only a gradient with another layout is copied.
+    A row is the channels of a token, side by side. The kernels need the same distance from each row
+    to the next row, also between two windows. Only a gradient with another layout is copied.
     """
     is_even = grad.stride(0) == grad.shape[1] * grad.stride(1)
     if grad.stride(2) == 1 and is_even:

@@ -20,9 +20,8 @@ from torch import Tensor
 def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Unpack q, k, v from packed heads (n, T, 3, heads, hd). Each is (n, heads, T, hd).
 
-    The results are views of qkv, so writing to q, k or v writes to qkv. CpuAttention.backward
-    relies on this: it calls this function with empty memory, and writes the gradients to the
-    results.
+    The results are views of qkv, so writing to q, k or v writes to qkv. CpuAttention.backward uses
+    this: it passes empty memory as qkv, and writes the gradients to the results.
 
     With `mutual`, each of the two frames becomes a window, (2 n, heads, T / 2, hd). q is a copy in
     this case and no view, because it holds the queries of the other frame.
@@ -40,9 +39,10 @@ def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
 def put_gradients_of_swapped_queries(grad_q: Tensor, grad_qkv: Tensor) -> None:
     """Write the gradients of the queries of mutual attention into grad_qkv, in place.
 
-    grad_q: (2 n, heads, T / 2, hd). Each window of grad_q is a frame, and holds the gradients of
-    the queries of the other frame, because `heads_of` has swapped them. So swap the two frames of
-    each pair back.
+    `heads_of` has swapped the queries of the two frames, so their gradients are swapped back here.
+
+    grad_q: (2 n, heads, T / 2, hd). Entry 0 has the gradients of the queries of frame 1, entry 1
+    the gradients of the queries of frame 0, and so on.
     """
     by_frame = grad_q.unflatten(0, (-1, 2)).flip(1)  # (n, 2, heads, T / 2, hd)
     queries = grad_qkv[:, :, 0]  # (n, T, heads, hd): a view, the gradients of q

@@ -104,9 +104,9 @@ class WindowAttention(nn.Module):
             positions_per_frame = chunk.positions_per_window // 2
             by_frame = u.view(-1, positions_per_frame, u.shape[1])  # (2 x windows, T / 2, C)
             placed = (by_frame + w["positions"]).view_as(u)  # (positions, C)
-            # The output at frame 0 comes from the queries of frame 1, and from the keys and values
-            # of frame 0. So it is frame 0, moved to where its content is in frame 1. In the same
-            # way, the output at frame 1 is frame 1, moved to where its content is in frame 0.
+            # Output 0 has the queries of frame 1, and the keys and values of frame 0. So it is the
+            # content of frame 0, moved to its positions in frame 1. Output 1 is the content of
+            # frame 1, moved to its positions in frame 0.
             mutual = self._attend(
                 placed, "qkv_mut", chunk, w, tape, is_plain, bias=None, mutual=True
             )  # (positions, C)
@@ -173,11 +173,11 @@ class WindowAttention(nn.Module):
 
         tokens: T, the number of tokens in a window.
         """
-        # The index belongs to the full window. If a clip is smaller than the window, its windows
-        # have fewer tokens, T, and use the first T rows and columns of the index. If the clip is
-        # smaller in height or width, these entries belong to other offsets than the T tokens have.
-        # The published network uses these rows, too. With another index, the released weights would
-        # give other frames for such clips.
+        # The index is for the full window. If a clip is smaller than the window, its windows have
+        # fewer tokens, T. They use the first T rows and columns of the index, as in the published
+        # network. If the clip is smaller in height or width, these entries are for other offsets
+        # than the T tokens have. But with another index, the released weights would give other
+        # frames for such clips.
         index = self.relative_position_index[:tokens, :tokens].reshape(-1)  # (T T,)
         rows = self.relative_position_bias_table.index_select(0, index)  # (T T, heads)
         bias = rows.view(tokens, tokens, -1).permute(2, 0, 1)  # (heads, T, T)

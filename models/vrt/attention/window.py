@@ -78,8 +78,8 @@ def window_attention(
     return torch.cat(results)
 
 
-# Most windows times heads in one call of torch's attention. torch spreads them along an axis of the
-# GPU's grid of thread blocks, and such an axis has at most 65,535 blocks.
+# Most windows times heads in one call of torch's attention. torch starts a thread block for each of
+# them along one axis of the GPU's grid, and an axis has at most 65,535 blocks.
 MOST_HEADS = 65_535
 
 
@@ -92,8 +92,8 @@ def attend(
     """
     added = logit_offset(bias, mask, q.dtype)  # (1, heads or 1, T, T), or None
     n, heads, _, channels = q.shape
-    # torch's fused kernels take only heads of certain widths, so fill up with channels of zeros.
-    # Zeros change no logit, and `scale` is given for the width without padding.
+    # torch's fused kernels take only heads of certain widths, so add channels of zeros. They change
+    # no logit, because `scale` is the factor for the width without padding.
     padding = -channels % head_multiple(q)  # e.g. 20 channels, multiples of 8: 4
     if padding:
         q = F.pad(q, (0, padding))

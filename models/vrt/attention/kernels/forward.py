@@ -15,9 +15,10 @@ some tiles it has, for each query,
     total  = sum of 2^(logit - top)
     result = sum of 2^(logit - top) v
 
-Subtracting top keeps 2^x from overflowing. If a tile of keys has a larger logit, this logit is the
-new top. Then total and result are multiplied by 2^(old top - new top), as if the new top had been
-subtracted from the start. After the last tile O = result / total, and L = top + log2(total).
+Subtracting top prevents an overflow of 2^x. If a tile of keys has a larger logit, this logit is the
+new top, and total and result are multiplied by 2^(old top - new top). Then they are as if the new
+top had been subtracted from the start. After the last tile O = result / total, and
+L = top + log2(total).
 
 What must stay: the order of the keys and the size of the tiles, because another order changes the
 last bits of a training. No test notices: tests/parts/models/test_triton.py runs the kernels in

@@ -4,14 +4,13 @@
     launch_one_pass          backward for windows of up to 128 tokens: one kernel
     launch_several_passes    backward for larger windows: two or three kernels
 
-A program (one instance of a kernel) computes one tile of one head, and goes through a group of
-successive windows. Usually a group has one window, so that as many programs as possible run. Only a
-program that sums dS, the gradient of the logits, goes through several windows, because each group
-writes one (T, T) sum per head.
+A program (one instance of a kernel) computes one tile of one head, in a group of successive
+windows. Usually a group has one window, so that as many programs as possible run. Only a program
+that sums dS, the gradient of the logits, goes through several windows, because each group writes
+one (T, T) sum per head.
 
 n is the number of windows, and T the tokens of a window. With mutual attention a window of the
-caller has two frames, whose tokens attend to each other. Each of these frames counts as a window
-here.
+caller has two frames. Here each of these frames counts as a window.
 
 What must stay: the number of windows in a group that sums dS, because it decides the order of the
 sum, and so the last bits of the gradient of the bias. No test notices another order. The values are
@@ -82,7 +81,7 @@ def launch_forward(
     tile = forward_tile(t)
     # The division leaves no remainder, because T is a multiple of both sides of a tile (tiles.py).
     programs = n * heads * (t // tile.queries)  # one for each window, head and tile of queries
-    # `kernel[(programs,)](...)` is Triton's way to start this number of programs.
+    # `kernel[(programs,)](...)` is Triton's syntax to start this number of programs.
     forward_kernel[(programs,)](
         qkv=qkv,
         bias=bias,
@@ -237,11 +236,10 @@ PROGRAMS = 528
 
 
 def _group_size(log_sums: Tensor, tiles: int) -> int:
-    """Return how many windows a program goes through if it sums dS.
+    """Return the number of windows of a program that sums dS, so that about PROGRAMS programs run.
 
-    All heads, tiles and groups together should be about PROGRAMS programs. E.g. 6 heads, 1 tile,
-    1000 windows: 528 / 6 = 88 programs for each head, and 1000 / 88, rounded up, is 12 windows for
-    each program.
+    E.g. 6 heads, 1 tile, 1000 windows: 528 / 6 = 88 programs for each head, and 1000 / 88, rounded
+    up, is 12 windows for each program.
 
     log_sums: (n, heads, T). tiles: number of tiles of a head in one window.
     """

@@ -2,8 +2,8 @@
 
 A kernel is a function in Triton's language, which looks like Python. Words of Triton:
 
-    program    one instance of a kernel. A launch starts many of them, and each one asks for its
-               number, tl.program_id(0), to know what it computes
+    program    one instance of a kernel. A launch starts many programs. The number of a program,
+               tl.program_id(0), decides what it computes
     tile       the part of a matrix that a program computes at a time. It is in registers
     pointer    the address of a number in memory. `qkv + 5` is the address of the sixth number
 
@@ -228,9 +228,8 @@ def _logits(
     row, column: the upper left element of the tile in the matrix. x begins at token `row` of the
         window, and y begins at token `column`.
 
-    All kernels compute their logits with this function. But `gradient_of_bias` (several_passes.py)
-    calls it without the bias, and adds the bias itself. So a change of the bias must be made there,
-    too.
+    `gradient_of_bias` (several_passes.py) calls this function without the bias, and adds the bias
+    itself. So if you change how the bias is added, change it there, too.
     """
     logits = tl.dot(x, tl.trans(y)) * exp2_scale
     if HAS_BIAS:

@@ -1,9 +1,9 @@
 """The backward kernels of window attention for windows of more than 128 tokens, in Triton.
 
-The gradients are sums, which a program keeps in its registers while it adds them up. All sums of
-such a window do not fit there. So each of three kernels computes some of them:
+The gradients are sums, which a program adds up in its registers. All sums of a window would not
+fit into the registers. So each of three kernels computes some of them:
 
-    kernel                 a program has                     and adds up over
+    kernel                 a program computes                as a sum over
     gradient_of_queries    dQ of a tile of queries           all keys of the window
     gradients_of_keys      dK and dV of a tile of keys       all queries of the window
     gradient_of_bias       a tile of the (keys, queries)     the windows of a group
