@@ -155,7 +155,7 @@ def _refuse_full_disk(clips: Sequence[Clip], partial: Path) -> None:
 
 
 def _cached_clips(target: Path) -> set[str]:
-    """Return the names of the clips in the cache `target`. If there is nothing, returns no names.
+    """Return the names of the clips in the cache `target`. The set is empty if there is no cache.
 
     Raises DataError if the folder holds anything but a clip cache, because the folder is going to
     be replaced.

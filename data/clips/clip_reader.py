@@ -80,8 +80,8 @@ def user_clips(
     paths need a folder for each clip, too.
     spike_options: a `spike` section of the options. None: the network takes no spikes.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
-    trained: properties of the training spikes (ClipSources.spike_data). If nothing is known of the
-    user's spikes, they are assumed to have these properties.
+    trained: properties of the training spikes (`ClipSources.spike_data`, data/clip_sources.py). A
+    property that is unknown for the user's spikes is taken from them.
     Raises DataError, naming the files, if frames, spikes and sharp frames do not belong together.
     """
     root = Path(expand_path(str(path)))
@@ -125,8 +125,8 @@ def _open_clip(
     """Open the frames of a clip, and match its other files with them.
 
     section: the section `spike` of the options. None: the network takes no spikes.
-    trained: properties of the training spikes. A property that the user's spikes do not tell is
-    assumed to be as in the training.
+    trained: properties of the training spikes. A property that is unknown for the user's spikes is
+    taken from them.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises UnknownPlanes and other DataErrors.
     """
@@ -136,9 +136,9 @@ def _open_clip(
     frames = FrameSource(paths.frames, go_on=watchdog.go_on)
     spikes = None  # how the spikes of this clip are read
     if section is not None and paths.spike is not None:
-        # section_of_clip: the options, with the size of a plane if only the files have it.
-        # info: what dataset.json says. A value that neither of them gives is assumed to be as in
-        # the training.
+        # section_of_clip: the options, and the size of a plane if only the files have it.
+        # info: the content of dataset.json. `user_spikes` takes a value that both lack from the
+        # training.
         section_of_clip, info = section_and_info(section, paths.spike, name)
         spikes = user_spikes(section_of_clip, trained, info, name)
     return user_clip(
@@ -172,8 +172,8 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
 
     Raises DataError if two clips have one name.
 
-    A new layout comes behind these four, so that folders that fit one of them give the same clips
-    as before (test_a_root_may_have_a_folder_for_each_kind_of_file tries the third layout).
+    Add a new layout after these four. Then existing folders still give the same clips
+    (test_a_root_may_have_a_folder_for_each_kind_of_file tries the third layout).
     """
     # (1): a film or an image, or a folder of images.
     if not root.is_dir() or files_in(root):

@@ -78,11 +78,10 @@ def _refuse_names(listing: Listing, root: str) -> None:
     """Refuse names that cannot be used. Results are written to files with these names."""
     for clip, files in listing.items():
         checked_name(clip, root)
-        # `checked_name` refuses two kinds of names: names that lead to another folder, such as
-        # "../b", and names with an unprintable character. To check each stem takes long for a
-        # million stems. The name of a file on disk has no slash, so it can only have the second
-        # fault. So all names of a clip are checked at once, as one joined text. The key of a frame
-        # in an LMDB may have both faults, so its stem is always checked.
+        # `checked_name` refuses names that lead to another folder, e.g. "../b", and names with an
+        # unprintable character. A file name on disk has no slash, so it can only have the second
+        # fault. To save time, look for this fault in the joined text of all names first. A key in
+        # an LMDB may have both faults, so each of its stems is checked.
         is_in_lmdb = files.lmdb_entries is not None
         if is_in_lmdb or not files.joined_names.isprintable():
             for stem in files.stems:

@@ -10,7 +10,7 @@ What must stay:
 * Each missing frame is found (test_lost_frames_are_named cuts films). The times say which planes of
   a spike file belong to which frame. After a missing frame that is not found, all frames would get
   the planes of other frames.
-* A sound film lacks no frame (test_a_sound_film_lacks_no_frame).
+* In an undamaged film, no frame is reported as missing (test_a_sound_film_lacks_no_frame).
 
 Free to change: the warnings.
 
@@ -50,9 +50,9 @@ class Packets:
 
     stated: int  # number of frames that the container states in its header; 0 if it states none
     has_pauses: bool  # whether a frame may last longer than other frames in this container
-    # Time in seconds of each packet that should be shown, in order.
+    # Time in seconds of each packet that should be shown. `_packets_of` sorts the times.
     times: list[Fraction] = field(default_factory=list)
-    # Times of the packets that the container marks as damaged.
+    # Times of the packets that the container marks as damaged, in the order of the file.
     damaged: list[Fraction] = field(default_factory=list)
     count: int = 0  # number of all packets, also of packets that are not shown
 
@@ -67,15 +67,14 @@ def film_times(
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
-        # No stream has packets at these times. So the times are not the time stamps of the film:
-        # the reader could not use the time stamps, and computed the times from the frame rate. The
-        # text `doubt` tells the user. With a single frame the time does not matter, so there is no
-        # doubt.
+        # No stream has packets at these times. So the reader could not use the time stamps of the
+        # film, and has computed the times from the frame rate. The text `doubt` tells this to the
+        # user. The time of a single frame does not matter, so there is no doubt.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:
         _warn_of_damaged(path, packets.damaged)
-    # One frame has no distance to another frame, so nothing can be said of missing frames.
+    # A single frame gives no usual distance of frames, so missing frames cannot be counted.
     if len(times) < 2:
         return times_of_film(times)
     step = usual_step(times)  # the usual distance of two frames in seconds
@@ -129,8 +128,8 @@ def _packets_of_streams(path: Path, go_on: Callable[[], object]) -> list[Packets
                 packets_of_stream[stream.index] = Packets(
                     stated=stream.frames, has_pauses=has_pauses
                 )
-            # `demux(video=...)` chooses video streams by their number among the video streams: 0,
-            # 1, ... Sound streams have no such number.
+            # `demux(video=...)` takes indices among the video streams: 0, 1, ... Audio streams do
+            # not count.
             every_video_stream = tuple(range(len(packets_of_stream)))
             for number, packet in enumerate(container.demux(video=every_video_stream), 1):
                 if number % PACKETS_PER_CALL == 0:
@@ -139,8 +138,8 @@ def _packets_of_streams(path: Path, go_on: Callable[[], object]) -> list[Packets
                 if packet.size:
                     _add_packet(packet, packets_of_stream[packet.stream.index])
     except FFMPEG_ERRORS as e:
-        # The file is damaged at some point. The decoder ended there, too. So the packets that were
-        # read so far are enough.
+        # The file is damaged at this point, and the decoder ended there, too. So the packets before
+        # this point are enough.
         logger.debug("%s: its packets cannot be read to the end: %s", path, e)
     return list(packets_of_stream.values())
 
@@ -207,7 +206,7 @@ def _number_of_missing(
     lost_packets: number of packets between the two frames from which no frame was decoded.
     has_pauses: whether a frame may last longer than other frames in this container.
 
-    A frame is missing if two things are true:
+    Frames are missing if two things are true:
 
         1. The distance is nearer to two steps than to one.
         2. There is a lost packet, or the container has no pauses. Otherwise the frame may only
@@ -217,9 +216,8 @@ def _number_of_missing(
     has_proof = lost_packets > 0 or not has_pauses
     if not is_long or not has_proof:
         return 0
-    # Some packets may be missing in the file itself. So the number of missing frames is also taken
-    # from the distance: with a distance of 3 steps, two frames are missing. The larger of both
-    # numbers counts.
+    # The file itself may lack packets. So frames are also counted by the distance: with a distance
+    # of 3 steps, two frames are missing. The result is the larger of both numbers.
     missing_by_distance = round(distance / step) - 1
     return max(missing_by_distance, lost_packets)
 

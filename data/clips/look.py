@@ -119,8 +119,10 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
     head: the beginning of the file. read_all: a function that returns the content of the file. It
     is called at most once, because reading a whole file takes most of the time.
     decode: whether to decode a PNG, too.
-    Raises DataError if the picture cannot be read and its size is not known either. Both callers
-    turn this error into the flaw.
+    Raises DataError for a picture that its header shows to be too large, and for a picture that
+    cannot be decoded. Both callers turn this error into the flaw, and `shape` stays None. One case
+    differs: if the header of a PNG can be read and its pixels are damaged, the returned look has
+    both `shape` and `flaw`.
     """
     if head.startswith(PNG_SIGNATURE):
         return _with_shape_of_png(look, head, read_all, decode)
@@ -134,7 +136,7 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
 
 
 def _loses_something(header: Header) -> bool:
-    """Return whether reading a picture as 8-bit RGB may lose something."""
+    """Return whether a picture is not 8-bit RGB: it has more than 8 bits, or is grey."""
     return header.bits > 8 or header.is_grey
 
 
@@ -142,10 +144,10 @@ def _with_shape_of_png(
     look: Look, head: bytes, read_all: Callable[[], bytes], decode: bool
 ) -> Look:
     """Do the work of `_with_shape` for a PNG, with the same arguments and result."""
-    content = b""  # the whole file, once it has been read
+    content = b""  # the whole file, as soon as it is needed
     header = read_header(head)
-    # A PNG may have a long text or colour profile before its pixels. Then `head` ends before the
-    # header ends, and the whole file is needed to find the header.
+    # A long text or colour profile may stand before the pixels. Then `head` is too short for the
+    # header, and the whole file is read.
     if header is None or decode:
         content = read_all()
         header = read_header(content)
@@ -186,10 +188,10 @@ def look_at_spikes(
     """
     if lmdb_entry is not None:
         return Look(lmdb_entry)
-    # `ClipCheck` opens arrays (.npy, .npz), and files of the other layout, "sps100".
+    # Arrays (.npy, .npz) and files in the layout "sps100" are opened later, by `ClipCheck`.
     if formats.is_array(path) or geometry.layout == "sps100":
         return Look(entry_of(path))
-    # What remains are planes that are packed row by row, the layout "raster".
+    # All other files have planes that are packed row by row, the layout "raster".
     if SPS100_SIDE in (geometry.height, geometry.width):  # 1000
         return _look_at_planes_of_1000(path, geometry, remainder)
     return _inspect_file(path, _look_at_open_planes, begin_of_flaw="cannot read spike file")
@@ -198,8 +200,8 @@ def look_at_spikes(
 def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) -> Look:
     """Look at a file of planes with a side of 1000 pixels, which may come from an SPS100 sensor.
 
-    A file of this sensor has no raster planes, because each of its lines ends with a word of the
-    sensor. The header does not show this. So the file is opened as raster planes: for a file of the
+    In a file of this sensor, each line ends with a word of the sensor, so its planes are not in the
+    layout "raster". No header shows this. So the file is opened as raster planes. For a file of the
     sensor this fails, and the error names the option to change.
     """
     look = Look(entry_of(path))
@@ -217,7 +219,7 @@ def _look_at_open_planes(descriptor: int, look: Look) -> Look:
     look: the look so far, with size and time.
     """
     head = os.read(descriptor, SPIKE_HEAD_BYTES)
-    # Packed planes have no header. So a header is a sign of another format, e.g. of a .npy.
+    # Packed planes have no header. So a file with a header has another format, e.g. .npy.
     refuse_other_format(head, look.entry.path)
     return look
 
@@ -230,11 +232,11 @@ def _inspect_file(
 ) -> Look:
     """Open a file, look up its size and time, and let `inspect` look into it. Returns the look.
 
-    inspect: called with the descriptor of the open file and the look so far; returns the full look.
+    inspect: a function (descriptor of the open file, look so far) -> the full look.
     begin_of_flaw: first words of the flaw if the system refuses to read the file. E.g. with "cannot
     read", the flaw is "cannot read: Permission denied".
-    An error becomes the `flaw` of the look, because it would end the check of all other files. Only
-    a broken link raises DataError.
+    Only a broken link raises DataError. Any other error becomes the `flaw` of the look, because an
+    error would end the check of all other files.
     """
     try:
         # about: size, time and inode of the file, an os.stat_result

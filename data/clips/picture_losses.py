@@ -59,8 +59,8 @@ def _loss_of_16_bits(content: bytes) -> str:
 def _bits_in_use(content: bytes) -> int | None:
     """Return how many bits the values of a 16-bit picture use: 8, 10, 12, 14 or 16.
 
-    None if the values do not tell: the picture is black, or it cannot be decoded. In the second
-    case the reader refuses the picture, so no error is raised here.
+    Returns None for a black picture, because its values do not tell. Also returns None for a
+    picture that cannot be decoded, because `decode_bgr` (pictures.py) raises the error for it.
     """
     # OpenCV decodes a part of a PNG that is cut short, and this part may lack the largest values.
     if content.startswith(PNG_SIGNATURE) and not has_whole_chunks(content):

@@ -67,17 +67,17 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         refuse_header(header, path)
         _refuse_other_size(header.size, size, path)
 
-    # If a picture is cut short, OpenCV decodes the part that is there, without an error. So OpenCV
-    # gets only pictures in which nothing is known to be wrong.
+    # OpenCV decodes a part of a picture that is cut short, without an error. So look for damage
+    # first, and decode the picture only if no damage was found.
     image = None
-    reason = _why_not_whole(encoded, header)  # "" if nothing is known to be wrong
+    reason = _why_not_whole(encoded, header)  # "" if no damage was found
     if header is not None and not reason:
         try:
             image = cv2.imdecode(np.frombuffer(encoded, np.uint8), AS_STORED)
         except cv2.error as e:
             reason = str(e).splitlines()[0]  # the other lines name functions of OpenCV
     if header is None or image is None:
-        if not reason:  # the kind of file is unknown, or OpenCV gave no image and no error
+        if not reason:  # an unknown kind of file, or OpenCV returned no image without an error
             reason = f"{len(encoded)} bytes that are no whole image"
         raise DataError(
             what=f"cannot read image: {reason}",
@@ -85,7 +85,7 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
             expected="a whole PNG or JPEG file",
             do="restore the file, or remove its clip",
         )
-    if header.kind != "TIFF":  # OpenCV turns a TIFF upright itself
+    if header.kind != "TIFF":  # OpenCV turns a TIFF upright in spite of AS_STORED
         image = np.ascontiguousarray(upright(image, header.orientation))
     _refuse_other_size(image.shape[:2], size, path)
     return image
@@ -95,7 +95,7 @@ JPEG_START = b"\xff\xd8"  # the first two bytes of every JPEG
 
 
 def _why_not_whole(encoded: bytes, header: Header | None) -> str:
-    """Return why a picture cannot be decoded, as far as this is known without decoding; else "".
+    """Return the damage of a picture that shows without decoding, in words, or "".
 
     encoded: the content of the file. header: its header; None for a file of an unknown kind.
     """
@@ -111,11 +111,10 @@ def _why_not_whole(encoded: bytes, header: Header | None) -> str:
 
 
 def _has_end(jpeg: bytes) -> bool:
-    """Return whether the first scan of a JPEG, which holds its pixels, has an end mark.
+    """Return whether a JPEG has the mark for the end of the image, ff d9, after its header.
 
-    The mark is searched after the header. A search from the beginning could find the end mark of a
-    thumbnail in the header. The last bytes of the file prove nothing, because phones append data of
-    any kind to a whole picture.
+    A search in the header could find the end mark of a thumbnail. The last bytes of the file prove
+    nothing, because phones append other data to a complete picture.
     """
     # A JPEG is JPEG_START and then segments. A segment begins with the byte 0xff, a byte for its
     # kind, and two bytes for its length. The length includes its own two bytes. E.g. the segment
@@ -235,6 +234,6 @@ def png_header(path: str) -> Header | None:
         return None
     header = read_header(head)
     if header is None and len(head) == HEAD_BYTES:
-        # Much metadata stands before the pixels, so the beginning was not enough.
+        # Metadata before the pixels may be longer than HEAD_BYTES.
         header = read_header(read_bytes(path))
     return header

@@ -173,8 +173,8 @@ class DatasetClip(Reader):
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         """Return the picture that the spikes show of frame `index`: display values (H, W).
 
-        This class knows how the spikes became channels. So the picture is not their mean, but the
-        light at the sharp instant.
+        `DatasetClip` has the settings by which spikes became channels. So it computes the light at
+        the sharp instant from the channels, and not only their mean.
         """
         return sharp_image(self.clip.spikes, spike.numpy(), self.clip.exposures[index])
 
@@ -211,9 +211,9 @@ class DatasetClip(Reader):
     def described(self) -> str:
         """Return sizes and stems of the clip, and how its spikes are read, in one line.
 
-        The line is hashed for a digest that is stored with scores (data/clips/content.py). So the
-        values and their order must not change. Otherwise stored scores would count as scores of
-        other clips (test_the_digest_that_is_stored_with_a_score_stays).
+        The values and their order must not change. The line is hashed for a digest that is stored
+        with scores (data/clips/content.py). With another line, stored scores would count as scores
+        of other clips (test_the_digest_that_is_stored_with_a_score_stays).
         """
         clip = self.clip
         values: list[Any] = [clip.size, clip.gt_size, clip.planes, list(self.stems)]
@@ -230,8 +230,8 @@ class DatasetClip(Reader):
     def paths(self) -> list[str]:
         """Return the files of the tested frames, each once.
 
-        If the frames are read from a clip cache, their files need not be on this machine. Then the
-        files of the cache that hold the clip are returned.
+        The source files of a clip cache may be on another machine. Then the result is the files of
+        the cache that hold the clip.
         """
         clip = self.clip
         count = len(self.stems)  # number of tested frames
@@ -242,7 +242,7 @@ class DatasetClip(Reader):
         paths = list(dict.fromkeys(paths))
         backend = self.dataset.backend
         if isinstance(backend, CacheReader):
-            # The stamp of a file that is not on this machine is (0, 0).
+            # `stamp` returns (0, 0) for a file that is not on this machine.
             is_here = stamp(paths[0]) != (0, 0)
             if not is_here:
                 return backend.paths_of(clip)
@@ -260,7 +260,7 @@ class DatasetClip(Reader):
         spikes = clip.spikes
         info = None
         if spikes:
-            # Without the path of dataset.json, so that the name of its folder does not count.
+            # Leave out the path of dataset.json, because a copy of the data has another path.
             info = dataclasses.replace(spikes.info, path="")
         info_and_stems = repr((info, list(self.stems)))
         sha256 = hashlib.sha256(info_and_stems.encode())
@@ -272,8 +272,8 @@ class DatasetClip(Reader):
         paths = []
         backend = self.dataset.backend
         if isinstance(backend, CacheReader):
-            # The files from which the cache was built need not be on this machine. But its index
-            # changes whenever the cache is built anew.
+            # The source files of the cache may be on another machine. Then a change of the data
+            # shows only in the index of the cache, which is written anew with each build.
             for source in self.dataset.sources:
                 paths.append(str(Path(backend.path, source.name_prefix, INDEX)))
         paths += [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]

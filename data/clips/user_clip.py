@@ -57,8 +57,8 @@ def user_clip(
     spikes: how the spikes are read. If one file holds the planes of all frames, its
     `Timing.plane_ranges` says which planes belong to which frame. `spike` and `spikes` are given
     together, or neither of them.
-    trained: properties of the training spikes. A property that the user's spikes do not tell is
-    assumed to be as in the training.
+    trained: properties of the training spikes. A property that is unknown for the user's spikes is
+    taken from them.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises DataError if frames, sharp frames and spikes do not belong together.
     """
@@ -190,10 +190,9 @@ def _listing_of_spikes(
     """
     paths = spike_files(spike)
     # Spike files beside a film are matched with its frames by their order. If the decoder has left
-    # out damaged frames, file number i no longer belongs to frame number i, so the files are
-    # refused. But two counts of files are accepted even then. A single file holds the planes of all
-    # frames, and the times divide them among the frames. If there are as many files as decoded
-    # frames, each file belongs to a decoded frame.
+    # out damaged frames, file i no longer belongs to frame i, so the files are refused. There are
+    # two exceptions. A single file holds the planes of all frames, and the times divide the planes
+    # among the frames. If there are as many files as decoded frames, file i belongs to frame i.
     has_accepted_number = len(paths) in (1, len(frames))
     if frames.is_video and times.gaps and not has_accepted_number:
         raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
