@@ -11,9 +11,12 @@ Each test has a folder of its own. E.g. for a clip "street":
     metrics.json, table.txt, report.html    results of all clips
 
 In: main_test_vrt.py makes an `Outputs` from --output, --save and --fps. Out: the paths of files, by
-their kind. output_folder.py takes the folder for the test, run_job.py writes restored frames with
-`write_frame`, finished_clip.py the scores and videos of a clip, and report.py the files of all
-clips.
+their kind, for four modules:
+
+    output_folder.py    takes the folder for the test
+    run_job.py          writes restored frames, with `write_frame`
+    finished_clip.py    writes the scores and videos of a clip
+    report.py           writes the files of all clips
 
 What must stay: names and contents of these files, because an interrupted test, also of an older
 version, is continued from them (test_overwrite_removes_what_a_test_of_an_earlier_version_saved).

@@ -13,7 +13,7 @@ There are two forms of a command line: the user's own clips (--input, or --spike
 or the clips of an option file (--opt, datasets.test). In the second form own_files is None.
 
 What must stay: the field of a missing flag is None, because then the program looks for the value
-elsewhere. The value comes from the first of these sources that has it: the command line, the option
+elsewhere. The first source that has the value counts. The order is: the command line, the option
 file, the weights file, the dataset.json next to the spike files
 (test_weights_on_the_command_line_come_first).
 

@@ -5,8 +5,12 @@ results, times their weights, to one sum. At the end it divides by the sum of th
 
 In: the frames of one tile in time, from stream.py. Out: these frames restored, for stream.py.
 Notebooks call `restore_space` on tensors directly (docs/python.md). This file reads four fields of
-a `Tiling`: the side of a tile (size_patch_testing, 0 for the whole frame), the overlap of
-neighbours (size_patch_overlapping), the number of tiles per pass (batch_tiles) and the blend.
+a `Tiling`:
+
+    size_patch_testing        side of a tile in pixels, 0 for the whole frame
+    size_patch_overlapping    pixels by which neighbouring tiles overlap
+    batch_tiles               number of tiles in a pass of the network
+    blend                     how tiles are blended
 
 Shapes: B clips, n frames, C channels of a blurry frame, S spike channels, H x W pixels. A result
 has C' channels (the colours of all its instants) and sH x sW pixels, where s is the scale of the
