@@ -61,10 +61,10 @@ OVERLAP = 128
 # lower band. With a larger value, fewer rows near a border are left out, so a slower motion may
 # leave a trace. With a smaller value, a difference between the two bands is easier to see.
 FADE = 64
-# A band may always have this number of rows, 384. If the frame has more than 2^20 / 384 = 2730
-# columns, the band then has more than MOST_PIXELS pixels. The reason: with 4096 columns, a band of
-# 2^20 pixels would have 256 rows. An inner band shares 2 * 128 = 256 rows with its neighbours, so
-# it would have no row of its own. A band of three overlaps has at least 128 rows of its own.
+# A band may have this number of rows (384), even if it then has more than MOST_PIXELS pixels, as in
+# a frame of more than 2^20 / 384 = 2730 columns. An inner band shares 2 * 128 = 256 rows with its
+# neighbours. With 4096 columns, 2^20 pixels are only these 256 rows. With 384 rows, a band has 128
+# rows of its own.
 LEAST_ROWS = 3 * OVERLAP
 
 

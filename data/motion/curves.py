@@ -24,10 +24,9 @@ import numpy as np
 # the third degree: 0.2 dB more than with the second, 0.06 dB more than with the fourth.
 DEGREE = 3
 # A small number is added to each value of the diagonal of the equations: RIDGE times the sum of the
-# diagonal. The reason: with fewer times than DEGREE, many curves would fit the shifts, and the
-# equations would have no single solution. With the ridge they have one solution: a curve that
-# nearly fits, with small coefficients. (An exposure has eight times beside the sharp instant, so
-# this case is rare.)
+# diagonal. With fewer times than DEGREE, many curves fit the shifts, so the equations would have no
+# single solution. With the ridge, the solution is a curve that nearly fits, with small
+# coefficients. (This case is rare: an exposure has eight times beside the sharp instant.)
 RIDGE = 1e-4
 # The shake is a median over the pixels. Each fourth row and column has enough pixels for it.
 STEP_OF_SHAKE = 4
@@ -126,10 +125,9 @@ def _solve_for_pixels(
     left = [list(row) for row in matrix]
     right = list(right_sides)
     n = len(left)
-    # Subtract a multiple of each equation from all equations below it, so that each of these loses
-    # an unknown.
-    # E.g. the equation 2 a + b = 3, and 4 a + 5 b = 9 below it: the factor is 4 / 2 = 2. The second
-    # equation minus two times the first equation is 3 b = 3.
+    # Eliminate one unknown after the other: subtract a multiple of each equation from all equations
+    # below it. E.g. for 2 a + b = 3 and 4 a + 5 b = 9, the factor is 4 / 2 = 2. The second equation
+    # minus two times the first equation is 3 b = 3.
     for above in range(n):
         for below in range(above + 1, n):
             factor = left[below][above] / left[above][above]

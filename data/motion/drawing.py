@@ -20,17 +20,16 @@ import numpy as np
 from data.motion.shifts import Motion
 from utils.contract import FramePicture
 
-# In this file, a way is the motion of a pixel from the start of the exposure to its end, as x and y
-# in RGB pixels.
+# The displacement of a pixel within the exposure (`way` in the code) is its position at the end of
+# the exposure minus its position at the start: x and y in RGB pixels.
 
-# Ways of a certain length or more have the full colour. The length is chosen for each picture, so
-# that this share of the pixels has longer ways. If the length of the longest way were taken
-# instead, one wrong way could make all other ways pale.
+# The full colour begins at a length that is chosen for each picture: the 1 - 0.05 quantile of the
+# lengths of all displacements. With the maximum in place of the quantile, one wrong displacement
+# could make all other displacements pale.
 SHARE_ABOVE_FULL_COLOUR = 0.05
-# Only ways of at least this length, in pixels, have the full colour. So if all ways of a picture
-# are shorter, the picture is pale.
+# Least length in pixels that has the full colour. So a picture of shorter displacements is pale.
 FULL_COLOUR_AT_LEAST = 1.0
-# A motion is drawn as not trusted if both hold (`untrusted_pixels`):
+# A motion is drawn as not trusted if both conditions are true (`untrusted_pixels`):
 #
 #     error > MOST_ERROR_SHARE * length
 #     error > HARMLESS_ERROR           in pixels; nobody sees the effect of a smaller error
@@ -87,11 +86,11 @@ def error_picture(motion: Motion) -> np.ndarray:
 
 
 def motion_picture(motion: Motion) -> np.ndarray:
-    """Draw the way of each pixel within the exposure. Returns (H, W, 3) uint8, R, G, B.
+    """Draw the displacement of each pixel within the exposure. Returns (H, W, 3) uint8, R, G, B.
 
-    The way goes from where the pixel is at the start of the exposure to where it is at its end. It
-    is drawn at the place of the pixel in the sharp frame. Grey lines cover the pixels whose motion
-    was not trusted, see `untrusted_pixels`.
+    The displacement leads from the start of the exposure to its end. Its colour is drawn at the
+    position of the pixel in the sharp frame. Grey lines cover the pixels whose motion was not
+    trusted, see `untrusted_pixels`.
     """
     # The cover is grey, and every sixth diagonal is darker. No motion is drawn in grey, because
     # still pixels are white and moving pixels have a colour.
@@ -105,23 +104,23 @@ def motion_picture(motion: Motion) -> np.ndarray:
 
 
 def _way(motion: Motion) -> np.ndarray:
-    """Return the way of each pixel within the exposure, (H, W, 2), x and y in pixels."""
-    # The shifts lead from the sharp instant to each time, first to the start of the exposure, and
-    # last to its end. E.g. a pixel with the shifts -4, 0 and 4 has the way 8.
+    """Return the displacement of each pixel within the exposure, (H, W, 2), x and y in pixels."""
+    # The shifts lead from the sharp instant to each time. The first time is the start of the
+    # exposure, and the last time is its end. E.g. the shifts -4, 0 and 4 give the displacement 8.
     return motion.shifts[-1] - motion.shifts[0]
 
 
 def full_colour_length(lengths: np.ndarray) -> float:
-    """Return the least length of a way that is drawn in the full colour, in pixels.
+    """Return the least length of a displacement that is drawn in the full colour, in pixels.
 
-    lengths: (H, W), the lengths of all ways of the picture.
+    lengths: (H, W), the lengths of all displacements of the picture.
     """
     length = float(np.quantile(lengths, 1 - SHARE_ABOVE_FULL_COLOUR))
     return max(length, FULL_COLOUR_AT_LEAST)
 
 
 def way_picture(way: np.ndarray) -> np.ndarray:
-    """Draw ways (H, W, 2), x and y in pixels. Returns (H, W, 3) uint8, R, G, B.
+    """Draw displacements (H, W, 2), x and y in pixels. Returns (H, W, 3) uint8, R, G, B.
 
     Right is red, down is yellow-green, left is cyan, up is violet.
     """
@@ -144,7 +143,7 @@ def untrusted_pixels(motion: Motion) -> np.ndarray:
     error of half a pixel or less is trusted in any motion.
 
     The error is the mean over the exposure. The length is the mean distance of the pixel from its
-    place at the sharp instant. For a pixel that moves evenly, it is about a quarter of its way.
+    position at the sharp instant. At a constant speed, it is about a quarter of the displacement.
     """
     error = motion.errors.mean(axis=0)
     length = np.linalg.norm(motion.shifts, axis=-1).mean(axis=0)

@@ -55,9 +55,14 @@ class Recording:
         E.g. 9 planes around the time 44.5 are the planes 40 to 48, so the window is (40, 49).
         Planes before or after the stream are left out. At least one plane is left: the nearest one.
 
-        time: the middle of the window. planes: its length.
+        time: the middle of the window. It is the sharp instant (data/motion/joint/) or any time
+        (spike_pictures.py).
+        planes: the length of the window, which need not be a whole number.
         """
         number_of_planes = len(self.stream)
+        # `round` rounds a half to the even number, so the window may have a plane more or less.
+        # E.g. 9 planes around 44.0 reach from 39.5 to 48.5, which becomes (40, 48): 8 planes.
+        # Around 45.0 the window is (40, 50): 10 planes.
         wanted_begin = round(time - planes / 2)
         wanted_end = round(time + planes / 2)
         # A window before the stream becomes the first plane of the stream, and a window after the
@@ -81,8 +86,9 @@ class Recording:
     def spike_rates(self, windows: list[tuple[int, int]]) -> np.ndarray:
         """Return the spikes per plane in each window, (windows, h, w) float32.
 
-        An interval between two spikes counts as one spike. If half of an interval lies in a window,
-        this half counts as half a spike. So a short window without a spike is not black.
+        Each interval between two spikes counts as one spike, spread evenly over the interval. E.g.
+        an interval that lies with half of its length in a window adds 0.5 spikes to this window. So
+        a short window without a spike is not black.
 
         windows: (first plane, plane after the last) of each window.
         """
@@ -113,13 +119,13 @@ class Recording:
         )
 
     def with_repaired_pixels(self, is_good: np.ndarray) -> "Recording":
-        """Return the recording, with the spikes of a neighbour in each pixel that is not trusted.
+        """Return the recording, with the spikes of each untrusted pixel replaced.
 
-        The neighbour is the nearest trusted pixel. Otherwise a hot pixel would be a bright point
-        that never moves, and the motion that is found would follow it.
+        An untrusted pixel gets the spikes of the nearest trusted pixel. Without this, a hot pixel
+        would be a bright point that never moves, and would mislead the search for the motion.
 
-        is_good: (h, w) bool, whether each spike pixel can be trusted. If all or none can, the
-        recording stays as it is.
+        is_good: (h, w) bool, whether each spike pixel can be trusted. If all pixels or none can be
+        trusted, the recording is returned unchanged.
         """
         if is_good.all() or not is_good.any():
             return self
@@ -130,20 +136,19 @@ class Recording:
 
 
 def _nearest_good(is_good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row and the column of the trusted pixel nearest to each pixel that is not trusted.
+    """Return the row and the column of the nearest trusted pixel, for each untrusted pixel.
 
-    is_good: (h, w) bool; some pixels can be trusted and some cannot.
-    Returns two arrays (n,), for the n pixels that are not trusted, in the order of
-    stream[:, ~is_good].
+    is_good: (h, w) bool, with at least one True and one False.
+    Returns two arrays (n,), for the n untrusted pixels in the order of stream[:, ~is_good].
     """
-    # OpenCV gives each trusted pixel a number, and each other pixel the number of the nearest
-    # trusted one. E.g. a row of five pixels, of which the third one is not trusted, has the numbers
+    # OpenCV gives each trusted pixel a label, and each untrusted pixel the label of the nearest
+    # trusted pixel. E.g. a row of five pixels, the third of them untrusted, has the labels
     # 1 2 2 3 4.
     is_bad = (~is_good).astype(np.uint8)
     _, numbers = cv2.distanceTransformWithLabels(
         is_bad, cv2.DIST_L2, cv2.DIST_MASK_5, labelType=cv2.DIST_LABEL_PIXEL
     )
-    # Number -> row and column of the trusted pixel with this number.
+    # Tables: label -> row and column of the trusted pixel with this label.
     row_of_number = np.zeros(numbers.max() + 1, int)
     column_of_number = np.zeros(numbers.max() + 1, int)
     good_rows, good_columns = np.nonzero(is_good)

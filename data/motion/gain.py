@@ -9,8 +9,8 @@ So the threshold of the sensor and its fixed pattern need not be known. `Recorde
     gain_over_exposures     the gain for a clip, and which pixels can be trusted
     gain_in_exposure        the gain for one exposure, if the RGB camera changed its exposure time
 
-With automatic exposure, the RGB camera shows the same light by other values in each frame. The
-level of a frame shows such a change:
+With automatic exposure, the RGB camera records the same light with different values in each frame.
+The level of a frame shows such a change:
 
     level = (sum of the spikes per plane) / (sum of the light of the frame)      over the pixels
 
@@ -204,7 +204,7 @@ LEAST_GAIN = 1e-6
 
 
 def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
-    """Return the usual gain: the median of the gains, in which a pixel counts by its light.
+    """Return the usual gain: the median of the gains, weighted by the light of the pixels.
 
     E.g. three pixels have the gains 0, 0 and 0.6, and the light 1, 1 and 10. The total light is 12.
     Its half, 6, is reached at the third pixel, so the usual gain is 0.6. A plain median would be 0.
@@ -214,7 +214,7 @@ def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
     0.
     """
     gain = (spikes / light).ravel()  # (pixels,)
-    by_gain = np.argsort(gain)  # numbers of the pixels, the smallest gain first
+    by_gain = np.argsort(gain)  # indices of the pixels, the smallest gain first
     light_so_far = np.cumsum(light.ravel()[by_gain])
     total_light = light_so_far[-1]
     middle = np.searchsorted(light_so_far, total_light / 2)

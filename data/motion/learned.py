@@ -102,7 +102,8 @@ def _on_frame(
         q = np.zeros_like(on_plane)  # (H, W, 2) in spike pixels
         for power, c_power in enumerate(c, start=1):
             q = q + c_power * tau**power
-        # q moves each point on the spike plane. The shift is the way of the point on the frame.
+        # q is the displacement of a point on the spike plane. The shift is its displacement on the
+        # frame.
         shifts.append(mapped(view.to_rgb, on_plane + q) - without_motion)
         # The error is 0 at the sharp instant, and is taken to grow in proportion to |tau|. The mean
         # of |tau| over the exposure is 1/2. So with the factor 2, the mean error is `mean_error`.
@@ -113,7 +114,7 @@ def _on_frame(
 def _coefficients_at(coefficients: np.ndarray, on_plane: np.ndarray) -> list[np.ndarray]:
     """Return c_1, c_2 and c_3 at each RGB pixel, (H, W, 2) each.
 
-    coefficients: (6, h, w), as in `_on_frame`. on_plane: (H, W, 2), places of the RGB pixels.
+    coefficients: (6, h, w), as in `_on_frame`. on_plane: (H, W, 2), positions of the RGB pixels.
     """
     coefficients_at_pixels = []
     for x_index in range(0, len(coefficients), 2):  # 0, 2 and 4; y follows x

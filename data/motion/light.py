@@ -32,8 +32,9 @@ from data.motion.view import View
 from data.spike.pictures import LUMA, to_linear
 
 # Light is dim if a pixel of median light has fewer spikes than this in an exposure. In dim light,
-# the shake of the camera is not added to the curves of the motion (curves.py), the network is
-# asked, too (finder.py has what was measured), and joint/groups.py makes fewer groups of planes.
+# the shake of the camera is not added to the curves of the motion (curves.py), and joint/groups.py
+# makes fewer groups of planes. With the finder "both", the network finds a motion, too (finder.py,
+# which has the measurements).
 DIM_SPIKES = 5.0
 # The pictures for optical flow are noisy if a pixel of median light has fewer spikes than this in
 # an exposure: fewer than two in a ninth of an exposure, the shortest window of a picture. Then DIS

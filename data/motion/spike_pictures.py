@@ -66,8 +66,8 @@ def pictures_at(
     return pictures
 
 
-# A pixel of a picture has as many planes as bring this number of spikes. With fewer spikes it
-# would have more noise. With more spikes it would have more blur.
+# Wanted number of spikes in the window of a pixel. With fewer spikes, a picture would have more
+# noise. With more spikes, it would have more blur.
 SPIKES_OF_PICTURE = 3.0
 # A window has at least this share of the planes of the exposure. Bright pixels have this window. A
 # larger value would blur. With a smaller value, the windows of a short exposure would have too few
@@ -116,9 +116,9 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
     return list((1 - weight_of_long) * short_rates + weight_of_long * long_rates)
 
 
-# Sigma in spike pixels of the Gaussian mean that says how much light is around a pixel. What this
-# light gains was measured with lab/joint_gain.py: if all pixels had the same window, its
-# photographs would lose 0.05 dB, and its videos "seven" would lose 0.12 dB. No test measures this.
+# Sigma in spike pixels of the Gaussian mean that measures the light around a pixel. If all pixels
+# had the same window instead, the photographs of lab/joint_gain.py would lose 0.05 dB, and its
+# videos "seven" would lose 0.12 dB. No test measures this.
 LIGHT_SIGMA = 1.5
 
 

@@ -40,10 +40,12 @@ class SortedSamples(NamedTuple):
     and 2 have the corners 7, 2 and 7. In the order of the corners, these are the samples 1, 0, 2.
     """
 
-    # (N,) int64: number that each sample had before the sorting, e.g. 1, 0, 2.
+    # The argsort of the corners, (N,) int64, e.g. 1, 0, 2.
     numbers: Tensor
-    # (P + 1,) int32: the samples of corner c have the indices begins[c] to begins[c + 1] - 1 in
-    # this order, as the entries of a row in a CSR matrix (sparse.py).
+    # (P + 1,) int32, as `crow_indices` of a CSR matrix (sparse.py): the samples of corner c have
+    # the indices begins[c] to begins[c + 1] - 1 in this order. E.g. the sorted corners are 2, 7, 7.
+    # Corner 2 has the index 0, so begins[2] is 0 and begins[3] is 1. Corner 7 has the indices 1 and
+    # 2, so begins[7] is 1 and begins[8] is 3.
     begins: Tensor
     weights: Tensor  # (4, N): weights of the four pixels, see `sampling.weights_of`
     offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1
@@ -56,9 +58,8 @@ def sort_samples(positions: Tensor, size: tuple[int, int]) -> SortedSamples:
     samples_per_corner = torch.bincount(corners.corner, minlength=corners.pixel_count)  # (P,)
     begins = torch.zeros(corners.pixel_count + 1, dtype=torch.int32, device=positions.device)
     begins[1:] = samples_per_corner.cumsum(0)  # begins[0] is 0
-    # Compute the weights after the sorting. So only two numbers of each sample are put into the new
-    # order (`right` and `below`), and not four weights. `index_select` takes a third of the time of
-    # `[numbers]`.
+    # Compute the weights after the sorting. Then only `right` and `below` must be put into the new
+    # order, and not four weights. `index_select` takes a third of the time of `[numbers]`.
     weights = weights_of(
         corners.right.index_select(0, numbers), corners.below.index_select(0, numbers)
     )
@@ -66,15 +67,14 @@ def sort_samples(positions: Tensor, size: tuple[int, int]) -> SortedSamples:
 
 
 def _order_of(corners: Tensor, pixel_count: int) -> Tensor:
-    """Return the numbers of corners (N,) int32 in ascending order of the corners, (N,) int64.
+    """Return the stable argsort of `corners`, (N,) int64.
 
-    pixel_count: P. The corners are 0 to P - 1.
+    corners: (N,) int32, from 0 to P - 1. pixel_count: P.
     """
     if corners.device.type != "cpu":
         return torch.argsort(corners, stable=True)
-    # On a CPU, np.argsort takes less than half of the time of torch.argsort here, because the
-    # corners of a smooth motion are nearly sorted. With corners of 16 bits, np.argsort takes half
-    # of its time with 32 bits.
+    # The corners of a smooth motion are nearly sorted. For them, np.argsort takes less than half of
+    # the time of torch.argsort on a CPU. With 16 bits it takes half of its time with 32 bits.
     values = corners.numpy()
     if pixel_count <= MOST_OF_16_BITS:
         values = values.astype(np.uint16)
@@ -88,13 +88,13 @@ class AdjointOfSums:
 
         y_i = sum over the samples n of output i of f_n x(position of n)
 
-    E.g. an output is a pixel of the blurry frame: it adds up one sample of each group of planes,
+    E.g. an output is a pixel of the blurry frame. It adds up one sample of each group of planes,
     and f is the share of the group in the exposure.
 
-    samples: the samples of all outputs, sorted.
+    samples: the sorted samples of all outputs.
     output_count: number of outputs.
-    output_of: (N,) int32, the number of the output of each sample, in the order of `samples`.
-    factors: (N,), f in the order of `samples`. None: all are 1.
+    output_of: (N,) int32, index i of the output of each sample, in the order of `samples`.
+    factors: (N,), f of each sample, in the order of `samples`. None: all f are 1.
     """
 
     def __init__(
@@ -108,25 +108,25 @@ class AdjointOfSums:
         weights = samples.weights  # (4, N)
         if factors is not None:
             weights = weights * factors
-        # E.g. a sample of output 2 has the corner 7, and the weight of its pixel 8 is 0.3. Pixel 8
-        # is the corner plus the offset 1. The matrix of the offset 1 has the entry 0.3 in row 7 and
-        # column 2, and so adds 0.3 y_2 to pixel 8.
-        #
         # A sample with the corner c has the four pixels c + k, with the offsets k = 0, 1, W, W + 1.
-        # So there are four matrices, one for each offset k:
+        # There is one matrix for each offset k:
         #
-        #     rows       corners c. The product of row c and y is added to the pixel c + k
+        #     rows       corners c. Row c times y is added to the pixel c + k
         #     columns    outputs
-        #     entries    a weight for each sample, in the row of its corner and the column of its
-        #                output. So all four matrices have entries at the same places
+        #     entries    for each sample the weight of its pixel c + k, in the row of its corner and
+        #                the column of its output
+        #
+        # E.g. a sample of output 2 has the corner 7, and its pixel 8 = 7 + 1 has the weight 0.3.
+        # Then the matrix of the offset 1 has the entry 0.3 in row 7 and column 2. It adds 0.3 y_2
+        # to pixel 8.
         self._matrices = []
         for offset, weights_of_pixel in zip(samples.offsets, weights, strict=True):
-            # The last `offset` corners have no pixel c + offset. Their weights are 0, and they get
-            # no row, so there are P - offset rows. This may be negative: a picture of one row has
-            # P = W pixels, fewer than the offset W + 1. Then there is no row.
+            # For the last `offset` corners, the pixel c + offset lies beyond the picture, and its
+            # weight is 0. These corners get no row, so P - offset rows are left. A picture of one
+            # row has P = W pixels, fewer than the offset W + 1. Then there is no row.
             row_count = max(self._pixel_count - offset, 0)
             begins = samples.begins[: row_count + 1]
-            # The samples are sorted by corner, so the samples with a row are the first ones.
+            # The samples are sorted by corner. So the first samples are the samples with a row.
             entry_count = int(begins[-1])
             matrix = csr_matrix(
                 begins,

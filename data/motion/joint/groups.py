@@ -45,9 +45,9 @@ PIXELS_BETWEEN_GROUPS = 1.25
 # The distance in dim light, i.e. if a pixel of median light has fewer spikes in the exposure than
 # `DIM_SPIKES`. In dim light the motion is known less exactly, so a larger distance loses nothing.
 PIXELS_BETWEEN_GROUPS_IF_DIM = 2.5
-# The number of groups is chosen for this share of the pixels. E.g. with 0.8, the fastest fifth of
-# the pixels may move farther from one group to the next. A larger share would need more groups, and
-# so more time.
+# The number of groups follows from this quantile of the distances that the pixels move. E.g. with
+# 0.8, the fastest fifth of the pixels may move farther from one group to the next. A larger value
+# would need more groups, and so more time.
 DECIDING_SHARE = 0.8
 # Least number of groups, unless the solver allows fewer. If four fifths of the pixels stand still,
 # one group would be enough for them, but the other fifth may move. The value is a judgement.

@@ -62,13 +62,14 @@ def guard_solution(
         return Blend(z, weight_of_z=torch.ones_like(z[0]))
     window = recording.window(recording.sharp, GUARD_PLANES)
     [rate] = recording.spike_rates([window])  # one window, one array: spikes per plane, (h, w)
-    y = torch.from_numpy(rate / gain).to(z.device)  # what the spikes measure, (h, w)
+    # The brightness (h, w) by the spikes: display values if `pixels.view.is_display`, else light.
+    y = torch.from_numpy(rate / gain).to(z.device)
     error_of_z = _error_at_instant(z, y, pixels)  # (h, w)
     error_of_z_0 = _error_at_instant(z_0, y, pixels)
-    # Where both frames fit, their errors are mostly noise, so the ratio of both is random. So the
-    # error by noise is added to both. E.g. with guard 2.5, error 0.0004 of z and error 0.0001 of
-    # z_0, the weight of z would be 0.28. With 0.001 added to both errors it is 0.79, near 0.86, the
-    # weight for equal errors.
+    # Where both frames fit, both errors are mostly noise, and their ratio is random. Adding the
+    # error by noise to both brings the ratio near 1. E.g. with guard 2.5, the errors 0.0004 of z
+    # and 0.0001 of z_0 would give z the weight 0.28. With 0.001 added to both, the weight is 0.79.
+    # For equal errors it is 0.86.
     error_by_noise = _error_by_noise(error_of_z, error_of_z_0) + TINY_ERROR
     a = error_of_z + error_by_noise
     a_0 = error_of_z_0 + error_by_noise
@@ -78,17 +79,16 @@ def guard_solution(
     return Blend(frame=weight * z + (1 - weight) * z_0, weight_of_z=weight)
 
 
-# The guard assumes that this share of the pixels fits perfectly, up to noise. So their errors show
-# what noise alone causes. A larger share would take true errors for noise.
+# The guard assumes that this fraction of the pixels has no error but noise. With a larger fraction,
+# true errors would count as noise.
 PERFECT_SHARE = 0.2
 
 
 def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
     """Return the squared error (a scalar) that noise alone causes.
 
-    It is the error of the pixels that fit best. The error of a pixel is the smaller error of both
-    frames. PERFECT_SHARE of the pixels have at most the returned error. E.g. with a share of 0.2,
-    it is the 20th smallest of 100 errors.
+    For each pixel, the smaller error of both frames is taken. The result is the PERFECT_SHARE
+    quantile of these errors. E.g. for 0.2, it is the 20th smallest of 100 errors.
 
     error_of_z, error_of_z_0: squared errors of both frames, (h, w).
     """
@@ -105,20 +105,20 @@ GUARD_SIDE = 7
 
 
 def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
-    """Return the squared error (h, w) of a frame against the spikes, the mean around each pixel.
+    """Return the mean squared error around each spike pixel of a frame against the spikes, (h, w).
 
     frame: (3, H, W), display values.
-    y: what the spikes around the sharp instant measure, (h, w): display values if
+    y: brightness (h, w) by the spikes around the sharp instant: display values if
         `pixels.view.is_display`, else light.
     """
-    # Display values are compared, because the differences of dark places are tiny in light.
+    # Compare display values, because in light the differences at dark pixels are tiny.
     if pixels.view.is_display:
         difference = pixels(luma(frame)) - y  # (1, h, w)
     else:
         seen_light = pixels(luma(light_of(frame)))
         difference = display_of_light(seen_light) - display_of_light(y)  # (1, h, w)
-    # The mean over the pixels around each pixel. At the edges of the plane, only pixels of the
-    # plane count (count_include_pad).
+    # The mean over GUARD_SIDE x GUARD_SIDE pixels around each pixel. At the edges of the plane, the
+    # mean is over fewer pixels, because the padding does not count (count_include_pad).
     mean = F.avg_pool2d(
         difference**2,
         kernel_size=GUARD_SIDE,

@@ -26,17 +26,16 @@ import numpy as np
 
 
 def order_by_light(frame_light: np.ndarray, light: np.ndarray) -> np.ndarray:
-    """Return the numbers of all spike pixels, the darkest first: (h w,) int.
+    """Return the argsort of the spike pixels by their light, the darkest first: (h w,) int.
 
     frame_light: (h, w), the light of each spike pixel in the blurry frame. It has no noise of the
     spikes.
     light: (h, w), spikes per plane of each pixel. They decide between pixels that are equal in
     `frame_light`, e.g. where the blurry frame is clipped.
     """
-    # Pixels that are equal in both values come in a random order. If they came in the order of
-    # their positions, neighbours in the picture would be neighbours in the order, too.
-    # `without_change_of_equal_light` takes out the common change of neighbours in the order. So it
-    # would take out the motion that neighbours in the picture have in common.
+    # Pixels that are equal in both values come in a random order. In the order of their positions,
+    # neighbours in the picture would also be neighbours in the argsort.
+    # `without_change_of_equal_light` would then take out the motion that they have in common.
     random_order = np.random.default_rng(0).permutation(frame_light.size)
     # np.lexsort sorts by the last key first.
     return np.lexsort((random_order, light.ravel(), frame_light.ravel()))

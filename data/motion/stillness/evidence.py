@@ -10,10 +10,10 @@ is measured between pieces of time, and then multiplied with the changes of the 
                  moves, p_i is 0 on average, because the noise of neighbours is independent
     evidence     sum of p_i / sqrt(2 sum of p_i^2)
 
-If nothing moves, the mean of the evidence is 0 and its standard deviation about 1, whatever the
-light, the noise of the camera and the number of pixels are. The reason for the 2: each pair of
-neighbours i and j adds c_i c_j twice, in p_i and in p_j. Equal terms do not average out, so the
-variance of the sum is twice the sum of p_i^2.
+If nothing moves, the mean of the evidence is 0 and its standard deviation is about 1, for any
+light, any noise of the camera and any number of pixels. Each pair of neighbours i and j adds
+c_i c_j twice, in p_i and in p_j. Equal terms do not average out, so the variance of the sum is
+twice the sum of p_i^2. This is the reason for the factor 2.
 
 No trained weights depend on this file, so its constants may change. test_stillness.py notices if
 noise counts as motion, or a motion as noise, and test_the_evidence_of_noise_is_0_in_the_mean

@@ -11,10 +11,9 @@ the product of pixel i is
 
     p_i = c_i n_i - (mean of c_i n_i if nothing moves)
 
-This mean is not quite 0. The reason: a lamp changes all pixels near one another alike, so
-common_change.py subtracts from each pixel the mean change of the pixels around it
-(`without_change_of_lamps`). This puts a little of the noise of the neighbours into c_i. In the sum
-over a large plane, even a small mean would look like a motion. So the mean is computed
+This mean is not quite 0. `without_change_of_lamps` (common_change.py) subtracts from each pixel the
+mean change of the pixels around it. This puts a little of the noise of the neighbours into c_i. In
+the sum over a large plane, even a small mean would look like a motion. So the mean is computed
 (`product_of_noise`) and subtracted.
 
 No trained weights depend on this file, so its constants may change.

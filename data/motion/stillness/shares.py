@@ -8,16 +8,16 @@ of the fusion "motion" lost 5 dB in good light and 12 dB in dim light.
 So the improved frame is blended with the first estimate. The weight of the improved frame at a
 pixel is the product of two shares. Each share answers a question, from 0 (no) to 1 (yes):
 
-    share_by_reach     Is the motion that was found longer than the motion that noise looks like?
+    share_by_reach     Is the motion that was found longer than noise alone makes it?
     share_by_change    Do the spikes themselves change in time, by more than noise does?
 
 In dim light, noise alone may look like a motion of many pixels. The second question needs no
 motion, so it has an answer there, too (evidence.py).
 
 A frame has H x W RGB pixels, and a plane (binary picture of the spike camera) has h x w spike
-pixels. A shift is the way of a pixel from the sharp instant to another time (shifts.py), x and y in
-RGB pixels. n is the number of spikes of a pixel of median light in the exposure: half of the spike
-pixels have less light than this pixel.
+pixels. A shift is the displacement of a pixel from the sharp instant to another time (shifts.py), x
+and y in RGB pixels. n is the number of spikes of a pixel of median light in the exposure: half of
+the spike pixels have less light than this pixel.
 
 No trained weights depend on this file, so its constants may change. The tests notice if a still
 pixel counts as moving, or a moving pixel as still.
@@ -139,9 +139,9 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
 
 # Sigma in spike pixels of the surroundings in which pixels must be trusted.
 TRUST_SIGMA = 2.0
-# The trust is 0 if the share of the pixels around that can be trusted is below NO_TRUST. It is 1 if
-# this share is above FULL_TRUST. With lower limits, frames with a title lose PSNR beneath the
-# title. With higher limits, frames lose PSNR if every third row of the sensor is dead
+# The trust is 0 if less than NO_TRUST of the pixels around can be trusted, and 1 if more than
+# FULL_TRUST can be trusted. With lower limits, frames with a title lose PSNR beneath the title.
+# With higher limits, frames lose PSNR if every third row of the sensor is dead
 # (docs/benchmarks/quality_details.md, "What the cameras change").
 NO_TRUST = 0.4
 FULL_TRUST = 0.65
