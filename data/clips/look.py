@@ -119,10 +119,10 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
     head: the beginning of the file. read_all: a function that returns the content of the file. It
     is called at most once, because reading a whole file takes most of the time.
     decode: whether to decode a PNG, too.
-    Raises DataError for a picture that its header shows to be too large, and for a picture that
-    cannot be decoded. Both callers turn this error into the flaw, and `shape` stays None. One case
-    differs: if the header of a PNG can be read and its pixels are damaged, the returned look has
-    both `shape` and `flaw`.
+    Raises DataError for a picture that `refuse_header` refuses, e.g. because it is too large, and
+    for a picture that cannot be decoded. Both callers turn this error into the flaw, and `shape`
+    stays None. One case differs: if the header of a PNG can be read and its pixels are damaged, the
+    returned look has both `shape` and `flaw`.
     """
     if head.startswith(PNG_SIGNATURE):
         return _with_shape_of_png(look, head, read_all, decode)
