@@ -61,15 +61,14 @@ from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.image import imread_rgb
 from utils.results import read_json
 
-# Seconds after which a restoration is ended, so that the next visitor gets a turn. With a larger
-# value, one visitor could hold the machine for longer.
+# Seconds after which a restoration is ended, so that the next visitor gets a turn.
 LONGEST_RESTORATION_S = 3600
 POLL_S = 0.3  # seconds between two looks at the number of restored frames
-# Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor: 1 h
-# in the queue and 1 h for the longest restoration. If a visitor waits for several long restorations
-# of others, the files are removed too early, and the visitor has to upload them again.
+# Seconds after which gradio removes uploaded files and forgets the restoration of a visitor. They
+# are enough for 1 h in the queue and 1 h of restoration. A visitor who waits longer in the queue
+# has to upload the files again.
 VISITOR_S = 7200
-CLEAN_EVERY_S = 600  # seconds after which gradio looks for such files again
+CLEAN_EVERY_S = 600  # seconds between two searches of gradio for files to remove
 MOST_WAITING = 8  # requests that may wait in the queue; gradio refuses further requests
 
 ABOUT = """# SpikeVRT
@@ -158,7 +157,7 @@ def build_page(gr: Any, folder: Path) -> Any:
         # What the program shows.
         state = gr.HTML(elem_id="state")
         slider = gr.ImageSlider(label="Blurry | restored", format="png", elem_id="slider")
-        # gradio wants a maximum now. `restore` sets it to the number of frames.
+        # gr.Slider needs a maximum from the beginning. `restore` sets it to the number of frames.
         number = gr.Slider(minimum=1, maximum=2, step=1, label="Frame", elem_id="number")
         download = gr.File(label="Results", interactive=False, elem_id="download")
         messages = gr.Textbox(label="What the program says", lines=8, max_lines=24, elem_id="said")
@@ -216,9 +215,9 @@ def fields_of_visitor(gr: Any) -> Fields:
         spikes = file_field(label="Spike file, or one for each frame", elem_id="spikes")
         sharp = file_field(label="Sharp film or frames, to score against", elem_id="sharp")
     with gr.Row():
-        # NETWORK restores with the chosen weights. JOINT begins with the frames that these
-        # weights give, and refines all frames of the clip together, so that they agree with the
-        # blurry frames and the spikes. The METHODS are formulas without weights.
+        # NETWORK restores with the chosen weights. JOINT begins with the frames of these weights.
+        # It then refines all frames of the clip together, until they agree with the blurry frames
+        # and the spikes. The METHODS are formulas without weights.
         method = gr.Dropdown([NETWORK, JOINT, *METHODS], value=NETWORK, label="Method")
         weights = gr.Dropdown(
             [*WEIGHTS], value=SHIPPED_WEIGHTS.stem, label="Weights (of network and joint)"
@@ -322,8 +321,7 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
             work.remove()
         raise
 
-    # The process has ended. If gradio had closed this generator, GeneratorExit would have ended it
-    # above. So either the process has finished, or `stop` has killed it after "Cancel" was pressed.
+    # The process has ended: it has finished, or `stop` has killed it after "Cancel" was pressed.
     if work.is_cancelled:
         yield without_result(work, state_html("cancelled"), work.messages())
     elif work.process.returncode != 0:
@@ -366,8 +364,8 @@ def follow(work: Work) -> Iterator[int]:
 def stop(work: Work | None) -> str:
     """End a restoration, if there is one. Returns the new state of the page, "cancelled".
 
-    This function removes no files: `restore` may still read the restored frames. The next
-    restoration of the visitor removes them, or gradio after VISITOR_S.
+    This function removes no files, because `restore` may still read the restored frames. The next
+    restoration of the visitor removes the files, or gradio removes them after VISITOR_S.
     """
     if work is not None:
         work.cancel()

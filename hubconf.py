@@ -5,8 +5,8 @@
     net = torch.hub.load("REPOSITORY", "vrt_small", source="local")
 
 net(lq, spike) takes blurry frames (B, T, 3, H, W) in [0, 1] and spike channels (B, T, S, H, W), and
-returns sharp frames (B, T, 3, H, W). net.input_spec says how many frames and channels, and which
-sizes fit. docs/python.md restores whole clips.
+returns sharp frames (B, T, 3, H, W). net.input_spec has the number of frames, the number of
+channels and the sizes that fit. docs/python.md restores whole clips.
 
 torch.hub calls the public functions of this file by name, so the names must stay. `dependencies`
 lists the packages that torch.hub looks for before it calls a function.
@@ -45,9 +45,9 @@ def motion(pretrained: bool = True) -> torch.nn.Module:
 
     net(lq, spike) is the operator's first estimate z_0. `net.fusion.steps(z_0, equations)` improves
     this estimate by learned steps. `equations` are the equations of an exposure
-    (data.motion.joint.equations.Equations). They are made from the spike planes of the exposure, so
-    the channels `spike` are not enough. main_test_vrt.py makes the equations and runs the steps for
-    whole clips.
+    (data.motion.joint.equations.Equations). The channels `spike` are not enough to make them,
+    because the equations need the spike planes of the exposure. main_test_vrt.py makes the
+    equations and runs the steps for whole clips.
     """
     return _network(read_saved(WEIGHTS / "motion.pth"), pretrained)
 

@@ -57,9 +57,9 @@ from utils.random_streams import published_stream
 # The scene is in scripts/parts/make_sample_data/sample_layers.py.
 #
 # What must stay: the same seed gives the same files bit for bit, because tests and the published
-# figures use them (test_the_same_seed_gives_the_same_bytes_and_another_seed_others). So the order
-# in which numbers are drawn from a generator stays, and every constant of the scene. A set that
-# somebody has changed is never replaced (test_a_changed_set_is_refused).
+# figures use them (test_the_same_seed_gives_the_same_bytes_and_another_seed_others). So every
+# constant of the scene stays, and the order in which random numbers are drawn. A set that somebody
+# has changed is never replaced (test_a_changed_set_is_refused).
 # Free to change: printed texts. If the files must change, add 1 to `SetPlan.version`: then
 # `make_sample` replaces the older sets.
 
@@ -165,8 +165,8 @@ def write_clips(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
 
     def make(clip: tuple[int, str, int]) -> None:
         split_number, split, index = clip
-        # A generator for each clip, so that a clip does not depend on the other clips, nor on which
-        # clip is made first. Another generator would change the files, and so their digest.
+        # Each clip has a generator of its own, because threads make the clips in any order. Another
+        # generator would change the files.
         rng = published_stream(seed, split_number, index)
         write_clip(root, plan, split=split, index=index, rng=rng, instants=instants)
 
@@ -265,8 +265,8 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
     }
     if instants:
         about["instants"] = instant_planes(instants)
-    # The key "size" has the name of the plan. Sample sets existed before this key. So a sample set
-    # still has no such key, and the same seed still gives the same files.
+    # The key "size" has the name of the plan. A sample set does not have it, because sample sets
+    # are older than this key, and the same seed must give the same dataset.json.
     if plan.name != "sample":
         about["size"] = plan.name
     (root / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

@@ -100,8 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     refuse_full_disk(out, bytes_to_write)
     write_info(out, info, recipe, plans)
-    # Begin with the longest clips. Otherwise a long clip could begin last. Then one process would
-    # still make it when all other processes have nothing left to do.
+    # Begin with the longest clips, so that all processes end at about the same time.
     jobs_to_do.sort(key=lambda job: -plans[job].frames)
     run_in_parallel(
         command.workers,
@@ -264,12 +263,12 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     flag without any change here.
     """
     for name, setting in Recipe.model_fields.items():
-        # The type into which argparse turns the text of the flag: the type of the default, which is
-        # a text or a number. A setting with the default None is a whole number. A setting that is
-        # true or false would need a case of its own here, because bool("false") is True.
+        # argparse turns the text of the flag into the type of the default: str, int or float. A
+        # setting with the default None is an int. No setting may be a bool, because argparse would
+        # call bool("false"), which is True.
         kind = int if setting.default is None else type(setting.default)
-        # A text may have the type Literal["a", "b"]: then these are the allowed texts. For a plain
-        # str, get_args returns ().
+        # If the annotation is Literal["a", "b"], only "a" and "b" are allowed. If the annotation is
+        # str, every text is allowed: get_args returns ().
         choices = None
         if kind is str:
             choices = get_args(setting.annotation) or None
@@ -286,8 +285,8 @@ def read_recipe(command: argparse.Namespace) -> Recipe:
     """Return the settings of a command line as a recipe. Raises OptionError with the flag."""
     values = {name: getattr(command, name) for name in Recipe.model_fields}
     try:
-        # `where` is the section of an option file that holds the values. Flags are in no section.
-        # So an error names only the setting, e.g. "dark_rate".
+        # An error names a wrong setting by its dotted key: `where`, a dot and the name. Flags are
+        # in no section, so `where` is "" and the error has only the name, e.g. "dark_rate".
         recipe = read_section(Recipe, values, where="")
     except OptionError as e:
         flag = f"--{e.where.replace('_', '-')}"  # e.where is the name of the setting

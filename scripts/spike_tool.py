@@ -175,8 +175,8 @@ def convert(command: argparse.Namespace) -> None:
     """Write some planes of a spike file in another format."""
     # The geometry of the file that is read, and of the file that is written.
     stored = single_geometry(command.file, GeometryOptions.of(command))
-    # `written` has no head columns (columns at the end of each row, which some cameras store). They
-    # hold no image.
+    # `written` has no head columns. Some cameras store them at the end of each row, and they hold
+    # no image.
     written = SpikeGeometry(
         stored.height,
         stored.width,

@@ -95,8 +95,8 @@ def main(argv: list[str]) -> int:
         # proves that a message comes from this run ("Trust" in docs/ddp_reference.md).
         os.environ.setdefault("SPIKEVRT_JOB_KEY", secrets.token_hex(32))
     if ranks is not None:
-        # Each rank gets its share of the cores, or one thread if there are more ranks than cores.
-        # Otherwise torchrun would set 1, with a warning.
+        # The cores are divided among the ranks. If there are more ranks than cores, each rank gets
+        # one thread. Without this variable, torchrun would set 1 and print a warning.
         threads = max(1, len(system.cores()) // ranks)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     return run_ranks(args)
@@ -105,10 +105,9 @@ def main(argv: list[str]) -> int:
 def signal_flags() -> list[str]:
     """Return torchrun's flags for SIGNALS and GRACE_S.
 
-    torch 2.8 does not have these flags. Then this function changes torchrun within this process
-    instead, so it must be called before the agent starts. The agent is the part of torchrun that
-    starts and watches the ranks. When torch 2.8 is no longer supported, both functions that this
-    function calls may go.
+    torch 2.8 does not have these flags. With torch 2.8, this function changes torchrun within this
+    process, so it must be called before the agent starts. The agent is the part of torchrun that
+    starts and watches the ranks.
     """
     from torch.distributed import run
 

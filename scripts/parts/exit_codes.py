@@ -26,7 +26,7 @@ T = TypeVar("T")
 INTERRUPTED = 128 + signal.SIGINT  # 130
 # 141. Python ignores SIGPIPE and raises BrokenPipeError, so the script must give the code itself.
 READER_GONE = 128 + signal.SIGPIPE
-# Errors of writing that name no file.
+# Errors of writing: a full disk, a limit on the size of a file, a full quota. They name no file.
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 

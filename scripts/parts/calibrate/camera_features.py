@@ -23,15 +23,15 @@ import numpy as np
 from data.cameras.registration.view import View
 from scripts.parts.calibrate.camera_pairs import images_of, mirror_views
 
-# Wider frames are reduced to this width to find features, because the spike image has few pixels.
+# Wider frames are reduced to about this width, because the spike image has few pixels.
 FEATURE_WIDTH = 1200
 # Largest distance of a feature from the place where the matrix puts it, as a share of the longer
-# side of the frame: e.g. 10 pixels of 1280. So much is needed, because the true position may have
-# perspective, which an affine matrix lacks. A larger share would count wrong matches.
+# side of the frame: e.g. 10 pixels of 1280. It must allow for perspective, which an affine matrix
+# cannot express. A larger distance would count wrong matches.
 FEATURE_TOLERANCE = 0.008
-# A match counts if the distance to the nearest feature is below this share of the distance to the
-# second nearest. With a share of 1, features that resemble many others would count, and most are
-# wrong.
+# Lowe's ratio test: a match counts if the distance to the nearest descriptor is below this fraction
+# of the distance to the second nearest. With 1, features that resemble many others would count, and
+# most of their matches are wrong.
 CLEAR_MATCH = 0.85
 
 # How a spike image may be mirrored, the values of `Calibration.mirror`.
@@ -112,9 +112,9 @@ class Match(NamedTuple):
 def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     """Return the features that are in both images.
 
-    The descriptor of a feature says what the feature looks like. A feature is "near" another one if
-    their descriptors are alike. Two features match if each is nearest to the other, and clearly
-    nearer than the second nearest feature (CLEAR_MATCH).
+    The distance of two features is the distance of their SIFT descriptors. Two features match if
+    each is nearest to the other, and if the nearest feature of the frame is clearly nearer than the
+    second nearest (CLEAR_MATCH).
     """
     # A wide frame is reduced by a whole factor, because the spike image has few pixels. A narrow
     # frame stays as it is: factor 1.

@@ -25,7 +25,7 @@ MOST_YAML_VALUES = 20_000
 
 
 class UnfitYamlError(ValueError):
-    """A YAML file is too large, or its aliases stand for too many values.
+    """A YAML file is too large or too deep, or its aliases stand for too many values.
 
     The text is a clause that ends the sentence "cannot read the option file: ...".
     """
@@ -68,7 +68,7 @@ def _parse_yaml(path: Path, yaml: Any) -> Any:
 
     yaml: the module of PyYAML.
 
-    Raises UnfitYamlError if the file is too large or repeats too much, and the errors of PyYAML.
+    Raises UnfitYamlError if the file is above one of the limits, and the errors of PyYAML.
     """
     # Read one byte more than allowed: if the byte is there, the file is too large.
     with open(path, "rb") as file:
@@ -79,8 +79,8 @@ def _parse_yaml(path: Path, yaml: Any) -> Any:
     loader = _loader_class(yaml)(text)
     root = loader.get_single_node()  # the tree of the file, in which no value is made yet; or None
     _refuse_repetition(root)
-    # Make the values only after the check. At each use of a merged key (<<) PyYAML copies its
-    # values, so a file with very many uses would fill the memory.
+    # Make the values only after the check. For each line such as `<<: *base`, PyYAML copies all
+    # values of `base`. A file with very many such lines would fill the memory.
     return loader.construct_document(root) if root else None
 
 
@@ -118,13 +118,14 @@ def _reason(error: Exception) -> str:
 
 
 def _refuse_repetition(root: Any) -> None:
-    """Raise UnfitYamlError if the aliases of a YAML file stand for very many values.
+    """Raise UnfitYamlError if a YAML file stands for too many values, or is nested too deeply.
 
-    An alias `*name` repeats the value `&name`. Ten lines, each with ten aliases of the line
-    before, stand for 10**10 values. An alias within its own value stands for endlessly many values.
+    An alias `*name` repeats the value `&name`, and PyYAML puts the same node object at each alias.
+    This function visits a node once for each use, so it counts the values that the aliases stand
+    for:
 
-    PyYAML puts the same node object at each alias. So this walk visits a node once for each use,
-    and not once for each line.
+        ten lines, each with ten aliases of the line before   10**10 values: MOST_YAML_VALUES
+        an alias within its own value, e.g. `a: &a [*a]`      endless depth: DEEPEST
 
     root: the root node of the file, or None
     """

@@ -20,10 +20,10 @@ from scripts.parts.doctor.doctor_failures import OK, WARN, Finding
 from utils import device as devices
 from utils.dist.state import RUN
 
-# With less room on the disk, the check warns. A few checkpoints of VRT take some GB.
+# The check warns if the disk has less free space. A few checkpoints of VRT take some GB.
 LEAST_FREE_GB = 5
-# With less room in /dev/shm (shared memory), the check warns. Docker gives a container only 64 MB
-# by default.
+# The check warns if /dev/shm (shared memory) has less free space. Docker gives a container only
+# 64 MB by default.
 LEAST_SHARED_MB = 1024
 
 
@@ -68,8 +68,8 @@ def check_timeout() -> Iterator[Finding]:
 def check_threads() -> Iterator[Finding]:
     """Yield a warning if the ranks of this host start more threads than it has cores."""
     launch = RUN.launch
-    # Without OMP_NUM_THREADS, torch starts a thread for each core in each process. With several
-    # ranks these are too many.
+    # Without OMP_NUM_THREADS, torch starts a thread for each core in each process. Several ranks
+    # then start more threads than there are cores.
     threads = os.environ.get("OMP_NUM_THREADS", "")
     cores = os.cpu_count() or 1  # None if the system does not tell the number
     # A launcher that does not set LOCAL_WORLD_SIZE: assume that all ranks are on this host.
@@ -134,7 +134,7 @@ def check_devices() -> Iterator[Finding]:
 
 
 def check_room() -> Iterator[Finding]:
-    """Yield how much room the disk and the memory have."""
+    """Yield the free space of the disk, of the shared memory and of the address space."""
     free_gb = shutil.disk_usage(".").free / 2**30
     what = f"{free_gb:.0f} GB free here"
     if free_gb < LEAST_FREE_GB:

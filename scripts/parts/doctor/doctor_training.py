@@ -33,16 +33,17 @@ TIMED_STEPS = 3  # steps that are timed: a few are enough to see a slow exchange
 # Below this efficiency the check warns about the exchange of gradients. On a CPU a low efficiency
 # is usual, because the ranks share the cores, so the check does not warn there.
 LEAST_EFFICIENCY = 0.85
-# The gradients of all ranks together may differ from the gradients of one process by this share of
-# the largest gradient. Rounding in float64 stays far below it. A missing gradient is far above it.
+# Largest difference between the gradients of all ranks together and the gradients of one process,
+# relative to the largest gradient. Rounding in float64 is far below it. A missing gradient is far
+# above it.
 LARGEST_DIFFERENCE = 1e-6
 
 
 def check_training(argv: list[str]) -> list[Finding]:
     """Return what is found about options, data, network, speed and gradients. Collective.
 
-    The network is made from the data and the options, and the data from the options. So the options
-    come first, and the first failure of these three ends the checks.
+    The data need the options, and the network needs both. So they are made in this order, and the
+    first failure ends the checks.
 
     argv: arguments of main_train_vrt.py.
     """
@@ -69,7 +70,7 @@ def check_training(argv: list[str]) -> list[Finding]:
     findings.append(check_shards(loader))
     findings.append(check_parameters(model))
     watchdog.phase("check the loader")
-    # Each item is a list with the batches of one step.
+    # An iterator over the steps of an epoch. Each step is a list of its batches.
     batches = loader.start(epoch=0, batch=0)
     batch = next(batches)[0]
     findings.append(check_loader(batches, batch))
@@ -93,7 +94,9 @@ def made_on_all_ranks(
     Returns what `make` returns. Returns None on all ranks if `make` failed on any rank: no rank may
     go on, because it would wait forever for the rank that failed.
 
-    check: name of the finding, e.g. "data". in_words: what is printed of the part.
+    check: name of the finding, e.g. "data".
+    make: function that makes the part, e.g. the network.
+    in_words: function that describes the part in the finding, e.g. `data_in_words`.
     """
     watchdog.phase(f"check the {check}")
     part = None
@@ -159,8 +162,9 @@ def check_parameters(model: ModelVRT) -> Finding:
     digests = utils_dist.gather_objects(weights_hash(model.netG))
     if len(set(digests)) == 1:
         return Finding(OK, "parameters", f"hash {digests[0]} on all ranks")
-    # ModelVRT seeds the initial weights equally on all ranks. Different weights are no failure,
-    # because DDP broadcasts the weights of rank 0 when it wraps the network.
+    # All ranks draw their initial weights with the same seed, so different weights are a mistake.
+    # The mistake does no harm: DDP gives the weights of rank 0 to all ranks when it wraps the
+    # network. So it is only a warning.
     return Finding(
         WARN,
         "parameters",
@@ -196,13 +200,13 @@ def check_loader(batches: Iterator[Any], batch: dict[str, Any]) -> Finding:
 def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     """Return how much faster all ranks are than rank 0 alone. Collective.
 
-    A step is timed twice: on rank 0 while the others wait, and on all ranks together. The only
-    additional work of a step of all ranks is the exchange of the gradients, so
+    A step is timed twice: on rank 0 while the others wait, and on all ranks together. All ranks
+    together also exchange the gradients. The efficiency is 1 if this exchange takes no time:
 
         efficiency = seconds alone / seconds together
 
-    is 1 if this exchange takes no time. E.g. 1.0 s alone and 1.25 s together: 0.8, so 8 ranks are
-    6.4 times as fast as one.
+    E.g. 1.0 s alone and 1.25 s together are an efficiency of 0.8: 8 ranks are 6.4 times as fast as
+    one rank.
     """
     on_device = model.to_device(batch)
 
@@ -261,10 +265,11 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     """Return whether the ranks together get the gradients of one process. Collective.
 
     Each rank computes the gradients twice: without DDP from the batches of all ranks, and with DDP
-    from its own batch. Everything is float64, so that rounding does not hide an error.
+    from its own batch. Both computations are in float64, so that rounding does not hide an error.
     """
-    # In float64, and without dropout (eval), which would draw other neurons in each computation.
-    # Both change the network in place. This is the last check, so nothing trains with it later.
+    # eval() turns dropout off, because dropout would draw other neurons in each computation.
+    # double() and eval() change the network in place. This is the last check, so no later check
+    # needs the network unchanged.
     net = unwrap_ddp(model.netG).double().eval()
     tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
     batches_of_ranks = utils_dist.gather_objects(tensors)

@@ -1,11 +1,9 @@
 """Check all clips of prepare_gopro_spike.py before the first clip is made.
 
-So a user sees all faults in one run, and the flags that leave the wrong clips out.
-
 What must stay, and which test notices:
 
-    one error names all wrong clips        test_all_wrong_clips_are_named_at_once
-    it gives the flags --leave-out CLIP    test_the_error_gives_flags_to_leave_out_the_wrong_clips
+    one error names all wrong clips     test_all_wrong_clips_are_named_at_once
+    it has --leave-out CLIP for each    test_the_error_gives_flags_to_leave_out_the_wrong_clips
 
 Free to add: a check that compares several clips, beside `errors_of_size`. A check of a single clip
 belongs to data/making/clip_plan.py.

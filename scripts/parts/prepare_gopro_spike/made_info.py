@@ -78,9 +78,9 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     most_common_planes, _ = counts.most_common(1)[0]
     usual_clips = [clip for clip in clips.values() if clip["planes"] == most_common_planes]
     usual_clip = usual_clips[0]
-    # The cameras of --rig random differ from clip to clip, so only the clips have a rate. With all
-    # other rigs, only the seed differs from clip to clip. It follows from the name of the clip, and
-    # changes neither rate nor light. So any name gives the same rate and light, e.g. "".
+    # With --rig random, each clip has other cameras, so only the clips have a rate. With every
+    # other rig, the name of a clip changes only the seed. All clips have the same rate and light,
+    # so any name will do here, e.g. "".
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -90,7 +90,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
         "planes": usual_clip["planes"],
         "gt_plane": usual_clip["gt_plane"],
         "rate": rig.rate if rig else None,
-        # With random cameras, each clip has a light of its own in "clips", which counts instead.
+        # With --rig random, the light of each clip in "clips" counts instead.
         "light": rig.light if rig else "linear",
         "clips": clips,
         "recipe": recipe.record(),

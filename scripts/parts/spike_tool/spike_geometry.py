@@ -151,8 +151,8 @@ def given_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry | None
     refuse_missing_file(path)
 
     # `info` is what dataset.json says. Its fields h and w are None if dataset.json lacks them, or
-    # if there is no dataset.json. An array does not need dataset.json. It is read here
-    # nevertheless, so that a damaged dataset.json raises an error for every kind of file.
+    # if there is no dataset.json. An array does not need them. But a damaged dataset.json shall
+    # raise an error for every kind of file, so dataset.json is read first.
     info = nearest_info(path)
 
     # An array (.npy, .npz) has a shape. It is not packed, so it has no bit order and no layout.
@@ -192,9 +192,8 @@ def geometry_of_array(
             expected="(planes, h, w)",
             do="save the array in this form",
         )
-    # As for packed files, --size counts before what the file and dataset.json say. --size may
-    # differ from the shape of the array. This is not refused here, because `open_spikes` refuses it
-    # when the file is opened, and its error says which shapes are allowed.
+    # As for packed files, --size has priority. If --size differs from the shape of the array,
+    # `open_spikes` refuses it later, and its error names the allowed shapes.
     if options.size:
         height, width = options.size
     else:

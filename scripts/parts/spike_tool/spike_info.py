@@ -32,12 +32,11 @@ from scripts.parts.spike_tool.spike_geometry import BIT_ORDERS, GeometryOptions
 from scripts.parts.spike_tool.spike_ranking import Candidate, Ranking
 from scripts.parts.spike_tool.spike_sizes import correlation
 
-# Sizes that fit the length of a file are named in one line below the table, at most this number.
-# More would fill the screen.
+# Largest number of sizes that the line "fit too: ..." names. More would fill the screen.
 MOST_NAMED = 40
-# By how much the smoothness of one bit order must be larger than the smoothness of the other order.
-# This number is smaller than CLEAR_LEAD of spike_ranking.py, because a wrong bit order changes only
-# the correlation along the rows.
+# Least difference in smoothness between the two bit orders. With a smaller difference, the bit
+# order is not judged. This limit is smaller than CLEAR_LEAD of spike_ranking.py, because a wrong
+# bit order changes only the correlation along the rows.
 CLEAR_ORDER = 0.01
 
 

@@ -30,8 +30,8 @@ from utils.options.sources import Sources
 
 # Methods of data/reconstruct.py that need only spikes, and make a grey image of them.
 GREY_METHODS = ("tfp", "tfi", "tfstp")
-# Number of planes before the center that tfstp gets. It has no option `half_window`, because it
-# remembers all planes before the center. More planes take more time, and change the image less and
+# Number of planes before the center that tfstp gets. tfstp has no option `half_window`, because it
+# uses all planes before the center. More planes take more time, and change the image less and
 # less. The same number of planes after the center is read, too, but tfstp does not use them.
 HISTORY = 128
 

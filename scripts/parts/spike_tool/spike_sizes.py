@@ -6,8 +6,8 @@ allows many sizes. The right size gives an image whose neighbouring pixels resem
 
 A plane is one readout of the spike camera: a bit for each pixel.
 
-The limits and the measure may change: they only decide which sizes are proposed to a user.
-app.py takes a proposed size if it is clear, so a new measure must not be sure of a wrong size.
+Free to change: the limits and the measure, which only decide which sizes are proposed to a user.
+But a wrong size must never look clear, because app.py takes a clear size without asking.
 
 Tests: tests/parts/scripts/test_spike_tool.py
 """
