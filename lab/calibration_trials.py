@@ -53,7 +53,7 @@ LIMITS = {"px": 0.2, "planes": 1.0, "share": 0.05}
 
 # Properties of a rig by which the trials are grouped, and the limits between three groups.
 GROUPS = {"rate": (0.15, 0.35), "parallax": (0.7, 1.3), "rolling": (0.1, 0.2)}
-ABOVE_ALL = 9  # no property of a rig is as large
+ABOVE_ALL = 9  # upper limit of the third group; all values of these properties are smaller
 
 
 def main() -> None:
@@ -122,9 +122,9 @@ def record_views(rig: Rig, rng: np.random.Generator) -> list[View]:
 
 
 def mean_distance(found: np.ndarray, true: np.ndarray) -> float:
-    """Return how far apart two matrices (2 or 3 rows, 3) map a spike pixel, in the mean.
+    """Return the mean distance in RGB pixels between where two matrices map a spike pixel.
 
-    The distance is in RGB pixels.
+    found, true: (2, 3) or (3, 3).
     """
     y, x = np.indices(SPIKE).reshape(2, -1)  # row and column of each spike pixel
     pixels = np.stack((x, y, np.ones_like(x)))  # (3, pixels): homogeneous coordinates

@@ -212,9 +212,8 @@ def save_terminal(options: str, picture: Path) -> None:
         if code != 0:
             raise SystemExit(written.decode())
 
-        # What the program had written when it drew the last bar that is nearly done. A carriage
-        # return ends a bar, and the next bar overwrites it. So the text ends before this carriage
-        # return, which still leaves the bar on the screen.
+        # Cut what the program has written after the last bar that is nearly done: before the
+        # carriage return at which the next bar begins to overwrite it.
         bars = list(re.finditer(NEARLY_DONE, written))
         end = written.index(b"\r", bars[-1].start())
         rows = screen(written[:end])

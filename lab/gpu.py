@@ -258,28 +258,27 @@ def ceilings(device: str) -> Figures:
 
 
 def count_memory(device: str, checkpoint: bool) -> Figures:
-    """Return the memory in GB that a training step needs by the estimate of netG.checkpoint "auto".
+    """Estimate the memory of a training step of one clip in GB, as netG.checkpoint "auto" does.
 
-    The step has one clip. The estimate has no margin here, so it can be compared with the measured
-    "peak GB" of the step.
+    The result is the estimate without its margin. Compare it with the measured "peak GB" of `step`.
 
     checkpoint: whether every block is computed again in the backward pass.
     """
     setup = prepare(device, checkpoint=checkpoint)
     net = setup.net
-    # `fit_memory` chooses which blocks are computed again, so that the step needs no more memory
-    # than the budget. With a budget of 0 these are all blocks, with an unlimited budget none.
+    # `fit_memory` chooses as many blocks to compute again as the budget requires: all blocks with a
+    # budget of 0, and no block with an unlimited budget.
     budget_gb = 0.0 if checkpoint else math.inf
-    # Under autocast, as in training: the tensors that autograd keeps have 16 bits then.
+    # Autocast, because `step` uses it on a GPU. With it, autograd keeps tensors of 16 bits.
     with torch.autocast(device, torch.bfloat16):
         with_margin_gb = fit_memory(net, partial(setup.clip, net), budget_gb)
     return {"counted GB": with_margin_gb / MARGIN}
 
 
 def profile(device: str) -> Figures:
-    """Profile a training step. Returns the table of the 30 costliest operations.
+    """Profile a training step. Returns the table of the 30 operations with the largest self time.
 
-    They are sorted by the time of an operation without the operations that it calls.
+    The self time of an operation excludes the operations that it calls.
     """
     is_gpu = device == "cuda"
     activities = [ProfilerActivity.CPU]
@@ -414,9 +413,9 @@ MEASUREMENTS: dict[str, Any] = {
     "curve, float32, seed 1": partial(curve, dtype="float32", seed=1),
     "curve, bfloat16, seed 0": partial(curve, dtype="bfloat16", seed=0),
 }
-# A new process begins with each of these measurements. One process for several saves time, because
-# a process loads torch and compiles kernels once. Several processes save figures, because a process
-# that fails loses only its own figures.
+# A new process begins with each of these measurements. Fewer processes would save time, because
+# each process loads torch and compiles kernels. More processes would lose fewer figures, because a
+# process that crashes loses the rest of its measurements.
 FIRST_OF_PROCESS = ("step, batch 8, no checkpointing", "ceilings", "step, batch 1, float32")
 
 

@@ -127,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
         scores_of_conditions[condition] = scores
 
         # Write a file for each condition, so that a stop loses the scores of one condition at most.
-        # Its name has the first word of the last way and the name of the folder of the clips, e.g.
+        # The file is named by the first word of the last way and the folder of the clips, e.g.
         # motion_report_rig.json.
         first_word = last_way.split()[0]
         file = out / f"{first_word}_{clips.name}.json"

@@ -177,7 +177,7 @@ def with_disc(picture: np.ndarray, other: np.ndarray) -> Scene:
         shift = DISC_SHIFT * (time - middle) / PLANES
         # The distance of each pixel from the middle of the disc, (HEIGHT, WIDTH).
         distance = np.hypot(rows - HEIGHT / 2, columns - WIDTH / 2 - shift)
-        # The share of the disc in each pixel: 1 within the disc, 0 outside, and 0.5 if the edge
+        # How much of each pixel the disc covers: 1 within the disc, 0 outside, and 0.5 if the edge
         # goes through the middle of the pixel.
         depth_in_disc = DISC_RADIUS - distance  # 0 on the edge
         share = np.clip(depth_in_disc + 0.5, 0, 1)[..., None].astype(np.float32)

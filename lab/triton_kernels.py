@@ -220,8 +220,9 @@ def _add_to_corners(
     _add_to_corner(grad_x, first_index, is_used, g_11, H, W, C, y=bottom, x=right)
 
 
-# Triton compiles a kernel again if a number among its arguments is 1 or divisible by 16. The number
-# of pixels changes with the size of the clip, so `do_not_specialize` switches this off for it.
+# Triton compiles another version of a kernel if an integer argument is 1 or divisible by 16. The
+# number of pixels changes with the size of the clip. With `do_not_specialize`, one version serves
+# for all numbers of pixels.
 
 
 @jit(do_not_specialize=["pixels"])

@@ -50,8 +50,8 @@ class Layer:
 
         instant_index: index of the time in INSTANTS.
         """
-        # OpenCV asks for each pixel p' where it was in the sharp instant. The equation of the class
-        # solved for p:  p = A^-1 @ p' + (center - A^-1 @ (center + trajectory))
+        # WARP_INVERSE_MAP needs the map from p' to p. The equation of the class, solved for p:
+        #     p = A^-1 @ p' + (center - A^-1 @ (center + trajectory))
         tau = INSTANTS[instant_index] / HALF
         A_inverse = np.linalg.inv(self.linear(tau))
         offset = self.center - A_inverse @ (self.center + self.trajectory[instant_index])

@@ -61,8 +61,8 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
     edges = np.array([round(middle_plane + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)
     # The first frame of a clip has no planes before it, and the last frame has no planes after it.
-    # So a fifth of the samples lose the windows before the exposure, and a fifth of the others lose
-    # the windows after it. INSIDE are the windows of the exposure itself.
+    # So 20 % of the samples lose the windows before the exposure. Of the other samples, 20 % lose
+    # the windows after the exposure. INSIDE are the windows of the exposure itself.
     if rng.random() < 0.2:
         windows.are_recorded[: INSIDE.start] = False
     elif rng.random() < 0.2:

@@ -186,7 +186,7 @@ def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
 
 
 def log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
-    """Draw a number between two limits. Its logarithm is evenly distributed.
+    """Draw a number between two limits. Its logarithm is uniformly distributed.
 
     E.g. between the limits 0.1 and 10, a number below 1 is as likely as a number above 1.
     """

@@ -1,7 +1,7 @@
 """Simulate the spike camera, which turns light into spikes.
 
 data/spike/simulate.py has a similar sensor, for the clips of users. This one is faster, because its
-noise is evenly distributed instead of normal.
+noise is uniform instead of normal.
 
 What must stay: the order of the draws and of the multiplications. Otherwise the same seed gives
 other spikes than in the shipped training.
@@ -54,8 +54,8 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
         # -1 see the instant 0 as well, and the last 24 planes see the last instant.
         instant_index = min(max(plane // STEP, 0), len(light) - 1)
         charge += charge_of_plane[instant_index]
-        # Noise that is evenly distributed is drawn faster than normal noise. Between -0.5 and 0.5
-        # its variance is 1 / 12, so the factor sqrt(12) gives it the variance 1.
+        # Uniform noise is drawn faster than normal noise. Between -0.5 and 0.5 its variance is
+        # 1 / 12, so the factor sqrt(12) gives it the variance 1.
         even = rng.random(size, dtype=np.float32) - np.float32(0.5)
         charge += noise[instant_index] * even * np.float32(12**0.5)
         has_fired = charge >= threshold

@@ -36,8 +36,9 @@ WARM_STEPS = 100  # steps in which the learning rate rises
 # training. This loses little, because it only corrects what the coarser levels have found.
 SHARE_WITHOUT_FINEST = 0.45
 LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
-# Share of the old weights in the moving average of the weights. 0.995 averages over about the last
-# 200 steps.
+# Decay of the exponential moving average of the weights:
+#     average = 0.995 * average + 0.005 * newest weights
+# So about the last 200 steps count.
 MOST_OLD = 0.995
 PRINT_EVERY = 30  # seconds from one printed line to the next; then the weights are written, too
 

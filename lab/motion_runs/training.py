@@ -101,9 +101,8 @@ def train_all(
         torch.manual_seed(run.seed)
         _, fusion = motion_network(operator, motion_net_file)
         learned_steps = steps_of(fusion, part)
-        # `trained_run` gets the new steps here. They are trained in place, or filled with the
-        # weights of the file, by the lines below. `eval` may come first, because it changes no
-        # weights, and the training never sets another mode.
+        # The lines below fill these steps with trained weights, in place. `eval` may come first,
+        # because the training never sets another mode.
         trained_run.steps[part] = learned_steps.eval()
 
         file = out / "steps" / f"{run.name}_{part}.pt"

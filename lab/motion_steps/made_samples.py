@@ -41,10 +41,11 @@ from scripts.make_sample_data import RGB, SPIKES
 # with the better proposals of a test as well. Training with better proposals was tried twice, from
 # the shipped weights: it lost 0.1 to 0.25 dB on the clips coffee and walker.
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
-# Value of --part -> how many spikes a sample of this part has: from the first limit to below the
-# second one. The number is the spikes of the median pixel in an exposure. The part "few" is used
-# below 10 spikes (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that both parts
-# are trained on samples with about 10 spikes.
+# Value of --part -> half-open range of spikes: the samples of the part have at least the first and
+# fewer than the second number of spikes. The spikes of a sample are the median over its pixels of
+# the spikes in an exposure. A restoration uses the part "few" below 10 spikes
+# (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that both parts are trained on
+# samples with about 10 spikes.
 SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
 # A set of clips is left out if fewer of its samples are in the range of --part. Sets are drawn by
 # their weights, not by their sizes, so each of these few samples would be drawn often.

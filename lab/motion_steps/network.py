@@ -1,8 +1,12 @@
 """Build the network of weights/motion.pth, and read and write its weights.
 
+The network is the operator (weights/operator.pth) with the fusion "motion" in place of its own. The
+fusion restores a frame as the operator does, and improves it by learned steps (`MotionSteps`).
+
 What must stay: the keys of the written weights, which models/fusion/fusion_motion.py reads
-(test_the_written_weights_keep_all_of_the_operator_but_its_fusion). Free to change, for the next
-training: STEP_COUNT, with STEP_WEIGHTS in lab/motion_steps/loss.py.
+(test_the_written_weights_keep_all_of_the_operator_but_its_fusion).
+Free to change before a new training: STEP_COUNT. STEP_WEIGHTS in lab/motion_steps/loss.py must have
+one weight for each step.
 """
 
 from dataclasses import replace
@@ -16,8 +20,7 @@ from models.portable import read_saved
 from models.saved_network import SavedNetwork
 from models.select_network import NETWORKS
 
-# The network whose frames the learned steps improve.
-OPERATOR_WEIGHTS = ROOT / "weights/operator.pth"
+OPERATOR_WEIGHTS = ROOT / "weights/operator.pth"  # the operator without learned steps
 SHIPPED_WEIGHTS = ROOT / "weights/motion.pth"  # the operator with the shipped learned steps
 # Number of learned steps. The third step gains 0.1 to 0.3 dB, and takes about 0.05 s per frame.
 STEP_COUNT = 3
@@ -26,14 +29,13 @@ STEP_COUNT = 3
 def motion_network(
     operator: SavedNetwork, network: Path | None = None
 ) -> tuple[SavedNetwork, MotionFusion]:
-    """Build the fusion "motion" with the weights of the operator.
+    """Build the fusion "motion" with the weights of the operator, before any training.
 
-    Returns the description of the network, as a weights file has it, and the fusion. At first the
-    fusion returns the operator's frame, because the initial weights of the steps change nothing.
-    lab/motion_seeds.py builds its networks here as well.
+    Returns the description of the network, as a weights file has it, and the fusion. The initial
+    weights of the learned steps change nothing, so the fusion returns the operator's frame.
 
-    network: weights file of the network that finds the motion. None: DIS (an optical flow of
-    OpenCV) finds it.
+    network: weights file of a small network that finds the motion, together with DIS, the optical
+    flow of OpenCV. None: DIS finds the motion alone.
     """
     # The options of the operator's network, with another fusion.
     fusion = {
@@ -41,15 +43,17 @@ def motion_network(
         "type": "motion",
         "step_count": STEP_COUNT,
     }
+    # The option `motion_by` says what finds the motion: "both" are the small network and DIS.
+    # Without the option, DIS finds it.
     if network:
-        fusion["motion_by"] = "both"  # the network and DIS
+        fusion["motion_by"] = "both"
     # `resolve` checks the options and adds the defaults of missing options. `plain` makes a dict.
     netG = NETWORKS.resolve({**operator.netG, "fusion": fusion}, "netG").plain()
     saved = replace(operator, netG=netG)
     net = NETWORKS.build(netG, "netG", spike_channels=saved.spike_channels)
 
-    # strict=False, because the operator has no weights of the steps. They keep their initial
-    # values.
+    # strict=False, because the operator has no weights of the steps. The steps keep their initial
+    # weights.
     net.load_state_dict(operator.weights, strict=False)
     if network:
         net.fusion.motion_net.load_state_dict(torch.load(network))
@@ -59,8 +63,8 @@ def motion_network(
 def steps_of(net: MotionFusion, part: str) -> MotionSteps:
     """Return the learned steps for "few" spikes or for "good" light.
 
-    A network without `motion_by: both` has no steps for few spikes. lab/train_motion.py always
-    builds it with them, because its flag --network is required.
+    Only a network with the option `motion_by` "both" has separate steps for few spikes.
+    lab/train_motion.py builds such a network, because its flag --network is required.
     """
     if part == "good":
         return net.steps

@@ -37,8 +37,9 @@ LAST_RATE_SHARE = 0.02  # the learning rate falls to this share of RATE
 BETAS = (0.9, 0.99)  # the betas of Adam
 LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
 WARM_UP = 50  # updates in which the learning rate rises from 0 to RATE
-# The saved weights are a moving average: old average + 0.01 (newest weights - old average). So they
-# average over about the last 100 updates.
+# The saved weights are an exponential moving average of the trained weights:
+#     average = average + 0.01 * (newest weights - average)
+# So about the last 100 updates count.
 NEWEST_SHARE = 0.01
 PRINT_EVERY = 100  # updates
 SAVE_EVERY = 500  # updates
@@ -163,7 +164,7 @@ def draw(
 def share_of_rate(update: int, updates: int) -> float:
     """Return the learning rate over the largest rate: a linear warm-up times a cosine.
 
-    The cosine falls from 1 to 0, but counts at least LAST_RATE_SHARE.
+    The cosine falls from 1 towards 0. Values below LAST_RATE_SHARE count as LAST_RATE_SHARE.
 
     update: number of the update, from 0. updates: number of all updates.
     """

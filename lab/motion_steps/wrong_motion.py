@@ -64,7 +64,7 @@ def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Mot
 def with_smooth_error(motion: Motion, rng: np.random.Generator) -> np.ndarray:
     """Return the shifts (K, H, W, 2) plus a smooth random error that grows with the time."""
     size = motion.shifts.shape[1:3]
-    # The logarithm is drawn, so that small errors are as frequent as large ones.
+    # Log-uniform: e.g. an error of 0.5 to 1 pixel is as frequent as an error of 4 to 8 pixels.
     lowest, highest = np.log(SMOOTH_ERROR_PX)
     error_px = np.exp(rng.uniform(lowest, highest))
     error_x = clouds(size, rng.uniform(*SMOOTH_SIGMA_PX), rng)

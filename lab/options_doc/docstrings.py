@@ -16,7 +16,7 @@ from utils.options.registry import Registry
 from utils.options.section import Section
 
 # A list of words before a colon. E.g. it finds "height, width: " in "A plane. height, width: in
-# pixels." In this form of an expression, spaces do not count, and [ ] stands for a space.
+# pixels." re.VERBOSE ignores spaces, so [ ] stands for a space.
 WORDS_BEFORE_COLON = re.compile(
     r"""
     (?: ^ | (?<= [.;)] [ ] ) )       # at the start of the text, or after ". ", "; " or ") "

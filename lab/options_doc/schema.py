@@ -251,7 +251,7 @@ def without_references(schema: Any, definitions: Schema) -> Any:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]  # "#/$defs/Window" -> "Window"
         others = {key: value for key, value in schema.items() if key != "$ref"}
-        # Keys beside a reference, e.g. a description, count more than keys of the definition.
+        # Keys beside a reference, e.g. a description, override the keys of the definition.
         schema = definitions[name] | others
     plain = {}
     for key, value in schema.items():

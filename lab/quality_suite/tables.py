@@ -12,8 +12,7 @@ from utils.results import markdown_table as table
 
 # Two networks have the same size if the numbers of their parameters differ by at most this share. A
 # network of another size is marked in the table, because a larger network may restore better just
-# because it is larger. With a larger share here, a gain that comes from the size would seem to be a
-# gain of the method.
+# because it is larger.
 MOST_SIZE_DIFFERENCE = 0.05
 
 

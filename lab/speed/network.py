@@ -119,11 +119,10 @@ def _job(net: nn.Module, clip: "Clip", is_training: bool) -> Callable[[], Any]:
 def _add_share_of_speed(
     numbers: dict[str, Any], model_flops: int, matmul_flops_per_s: float
 ) -> None:
-    """Add to `numbers`, in place, which share of the device's speed each network uses.
+    """Add the model FLOPs utilization (MFU) of each network to `numbers`, in place.
 
-    model_flops: floating-point operations of a restoration or a training step, each counted once.
-        With --checkpoint the backward pass computes some of them a second time. Repetitions are no
-        useful work, so they do not count.
+    model_flops: floating-point operations of a restoration or a training step. The operations that
+        --checkpoint repeats in the backward pass are counted once.
     matmul_flops_per_s: speed of the device in a large matrix product.
     """
     numbers["model_flops"] = model_flops

@@ -64,8 +64,8 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         runs: dict[str, Callable[[], Any]] = {
             "OpenCV decodes the PNGs": lambda: [cv2.imread(path) for path in pngs]
         }
-        # The counter is shared by all ways, so that no sample is read twice in succession. The
-        # second time its files would be in the cache of the system.
+        # All ways take the number of their next sample from one counter. So no way reads the
+        # sample that another way has just read, whose files are still in the page cache.
         counter = count()
         for name, dataset in datasets.items():
             runs[name] = partial(_read_next_sample, dataset, counter)
@@ -128,10 +128,10 @@ def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]
     }
     cached = {"io_backend": {"type": "cache", "path": str(root / "cache")}}
 
-    # The clip cache is made first, because a data set that reads it needs it. A `source` says what
-    # to put into it: the folders of a root, and how its spikes are read. The class of the data set
-    # (`constructor`) finds the sources without making a data set. The set has one root, so one
-    # source.
+    # Write the clip cache before the data sets "cache, ..." are made, because they open it.
+    # `build_cache` needs a source: the folders of the clips, and how their spikes are read. The
+    # class of the data set (`constructor`) finds the sources of a section. Here it finds one,
+    # because the clips are in one root.
     section = DATASETS.resolve(of_all | spikes, "datasets.train")
     [source] = section.constructor.sources_of(section)
     build_cache(source, str(root / "cache"))

@@ -19,8 +19,8 @@ from lab.vrt_forms.form import Form
 # Settings of the training. They are usual values for Adam, and no comparison with others is
 # recorded. Both networks of a form have the same settings.
 #
-# The moving average keeps this share of its old weights in each step, so it is about the mean of
-# the last 1 / (1 - 0.99) = 100 steps.
+# Decay of the exponential moving average of the weights. The average is about the mean of the last
+# 1 / (1 - 0.99) = 100 steps.
 MOST_OLD = 0.99
 WARM_STEPS = 50  # steps in which the learning rate rises to its value
 LARGEST_GRADIENT = 1.0  # norm to which larger gradients are scaled down
@@ -62,9 +62,9 @@ class Training:
         """Train until the training has taken this CPU time, and return the averaged weights."""
         if seconds in self.points:
             return self.points[seconds]
-        # A long step may pass several points, which then get the same weights. E.g. a step lasts
-        # from 0.9 s to 2.5 s, and the points are at 1 s and at 2 s: the point at 2 s is not before
-        # 0.9 s, so it is valid. A point before 0.9 s would need weights that are gone.
+        # The present weights are the weights of each point that the last step has passed. E.g. the
+        # last step lasted from 0.9 s to 2.5 s: the points at 1 s and at 2 s have these weights. A
+        # point before 0.9 s would need older weights, which are gone.
         if seconds < self.seconds_before:
             sys.exit(
                 f"{self.file} has already been trained for {self.seconds:.0f} s, longer than the "
