@@ -6,9 +6,9 @@ Every recipe trains the published batch of 8 clips per step = GPUs x clips at on
 GPUs x 1 clip x 2 passes. A GPU with little memory takes few clips at once, and sums the gradients
 of several passes.
 
-The memory of a step is computed from the memory of one clip, which docs/memory.md says
-("A = 4.47 GB"). The result is larger than what a GPU really uses: for 8 clips 39.7 GB are computed,
-and an H200 took 34.3 GB (docs/gpu.md). In a recipe, a step takes at most half of the usable memory of a
+The memory of a step is computed from the memory of one clip, which docs/memory.md says ("A = 4.47
+GB"). The result is larger than what a GPU really uses: for 8 clips 39.7 GB are computed, and an
+H200 took 34.3 GB (docs/gpu.md). In a recipe, a step takes at most half of the usable memory of a
 card (STEP_SHARE). This large reserve costs little: fewer clips at once need more passes, but the
 passes together compute nothing twice. With a smaller reserve, the memory might not suffice. Then
 blocks would be computed again in the backward pass (netG.checkpoint), which takes time.
