@@ -5,9 +5,10 @@ of trial has its figures, e.g.
 
     "kills": {"trials": 50, "identical": 50, "gone_s_max": 2.87, "wrong": [], ...}
 
-`ROWS` has the row of the page for this kind, with the names of figures in braces. "{identical}
-identical" becomes
+`ROWS` has a template of the page's row for each kind, with the names of figures in braces. E.g. the
+template of "kills" and its row:
 
+    | kill -9 of a random rank at a random time, resumed | {trials} trials | {identical} identical |
     | kill -9 of a random rank at a random time, resumed | 50 trials | 50 identical |
 
 A new kind of trial needs a row here, or the page says nothing of it. After a change of this file,
@@ -75,10 +76,12 @@ class Row(NamedTuple):
     result: str
 
 
-# The result of the kinds of trials in which one rank is struck.
+# The result of the kinds of trials in which one rank is struck. "median" and "worst" are over all
+# trials of the kind.
 NAMED = "{right} named; found after {detected_s_median} s (median) and {detected_s_max} s (worst); all processes gone after {gone_s_max} s at worst"
 
-# Kind of trial -> its row. The rows stand in this order.
+# Kind of trial -> the template of its row. The page has the rows in this order. Kinds that begin
+# with "no fault" check a healthy run.
 ROWS = {
     "stalls": Row(
         fault="a rank stalls, 6 kinds, 2/4/8 ranks",

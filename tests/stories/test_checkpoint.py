@@ -158,12 +158,17 @@ def test_a_file_system_without_hard_links_keeps_former_versions_too(path, monkey
 def saved_again(tmp_path):
     """Give the path of a checkpoint that was saved four times, with remains of killed saves.
 
-    The first two saves, of steps 1 and 2, keep one former version. The last two saves, of step 3,
-    have keep=0: they replace the file, but leave the former version, step 1, as it is.
+    With keep=0, a save replaces the latest file, and the former version stays as it is:
+
+        save of step   keep   latest   former version
+        1              1      1        none
+        2              1      2        1
+        3, twice       0      3        1
     """
     path = tmp_path / "folder" / "checkpoint_latest.pth"
     for step, keep in ((1, 1), (2, 1), (3, 0)):
         checkpoint.save(state(step), path, keep=keep)
+        # What a killed save leaves. The next save must remove it.
         (path.parent / ".checkpoint_latest.pth.123.tmp").write_bytes(b"half")
     checkpoint.save(state(3), path, keep=0)
     return path
@@ -192,7 +197,7 @@ def test_what_is_loaded_is_what_was_saved(saved_again):
 
 
 def flip_a_bit(path: Path) -> None:
-    """Change a bit of the weights. torch.load would not notice."""
+    """Change a bit of the weights. torch.load would not notice the change."""
     content = bytearray(path.read_bytes())
     content[2000] ^= 1  # within the 4000 bytes of the weights
     path.write_bytes(content)
@@ -211,7 +216,7 @@ def remove(path: Path) -> None:
 
 
 def cannot_be_read(path: Path) -> None:
-    """Replace the file by a link to a file that can be opened, but whose reads fail (EIO)."""
+    """Replace the file by a link to /proc/self/mem, which can be opened but not read (EIO)."""
     path.unlink()
     path.symlink_to("/proc/self/mem")
 

@@ -172,6 +172,7 @@ def test_the_page_has_a_slider_for_each_clip(folders_of_methods, method):
 def test_the_curve_of_a_grey_method_shows_the_psnr_of_the_luminance(folders_of_methods, method):
     page = (folders_of_methods[method] / "report.html").read_text()
 
+    # A grey frame has no PSNR of colours, so its curve is the PSNR of the luminance (PSNR-Y).
     shows_luminance = "PSNR-Y of each frame" in page
     assert shows_luminance == (method in GREY)
 
@@ -271,6 +272,7 @@ def test_the_direct_form_gives_what_the_dataset_gives_on_two_ranks(
 ):
     command = ["--method", "exposure", *clips_of_user(home), "--output", tmp_path / "out"]
 
+    # half_window=5, because `folders_of_methods` has the results of this window.
     done = run_ranks(2, "main_test_vrt.py", *command, "method.half_window=5", limit_s=300)
 
     assert done.exit_codes == [0, 0], done.text

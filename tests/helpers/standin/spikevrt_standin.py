@@ -33,8 +33,7 @@ LIBRARY = os.path.join(os.path.dirname(__file__), "standin.so")
 def register() -> None:
     """Register device, module and backend. torch calls this function while it is imported."""
     library = ctypes.CDLL(LIBRARY)
-    # For a device that torch does not know, torch has the name "privateuseone". From here on, this
-    # device has the name "standin".
+    # "privateuseone" is torch's name for a device that torch does not know. Rename it to "standin".
     torch.utils.rename_privateuse1_backend("standin")
     library.standin_register()
     torch._register_device_module("standin", AcceleratorModule(library))
@@ -47,20 +46,19 @@ def register() -> None:
 
 
 class AcceleratorModule(types.ModuleType):
-    """torch.standin: the functions that torch.cuda has for a GPU, as far as anybody calls them.
+    """torch.standin: those functions of torch.cuda that torch or our program calls.
 
     The argument `device` is an index, a torch.device, a text such as "standin:1", or None for the
     current device. All devices share one memory, so most functions ignore this argument.
 
-    torch.cuda has no function like `waits`, which tells the tests how often the program has waited
-    for the device.
+    `waits` is for the tests only. It has no counterpart in torch.cuda.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """library: the compiled device.cpp."""
+        """Set the types of the functions of `library`, the compiled device.cpp."""
         super().__init__("torch.standin")
         self.library = library
-        # These functions return 64 bits. Without a type, ctypes would cut their results to 32 bits.
+        # These functions return 64 bits. By default, ctypes would cut their results to 32 bits.
         for name in ("standin_allocated", "standin_peak", "standin_waits"):
             getattr(library, name).restype = ctypes.c_longlong
 
@@ -73,9 +71,9 @@ class AcceleratorModule(types.ModuleType):
         return True
 
     def _is_in_bad_fork(self) -> bool:
-        """Return whether this process must not use the device, because its parent used it.
+        """Return whether this process must not use the device, because its parent has used it.
 
-        A GPU has this limit. The stand-in has not.
+        A GPU cannot be used after a fork. The stand-in can.
         """
         return False
 

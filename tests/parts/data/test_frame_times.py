@@ -402,8 +402,8 @@ def test_lost_frames_are_named(tmp_path, caplog, first, last, message):
 
 
 def test_the_lost_beginning_of_a_film_takes_its_planes_with_it(tmp_path, caplog):
-    # Only the data of frame 0 are gone, but frames 1 to 5 cannot be decoded without frame 0. The
-    # container no longer knows of frame 0. So the film has 35 frames, and lacks the first 5.
+    # The packet of frame 0 is lost, so the container counts 35 frames. The first 5 of these 35
+    # frames cannot be decoded, because they refer to the lost frame.
     write_film_with_lost_packets(tmp_path / "f.ts", FRAMES, first=0, last=0, codec="libx265")
     spikes = write_empty_planes(tmp_path / "f.dat", 35 * PLANES_OF_FRAME)
 
@@ -419,8 +419,7 @@ def test_the_lost_end_of_a_film_takes_its_planes_with_it(tmp_path, caplog):
 
     clip = clip_of(tmp_path / "f.mp4", spikes)
 
-    # How many frames are left depends on the encoder. About 0.6 x 36 frames are left, so the limits
-    # are far below and above this number.
+    # About 0.6 x 36 = 22 frames are left. The exact number depends on the encoder.
     count = len(clip.stems)
     assert 5 < count < 30
     assert planes_of(clip) == planes_of_numbers(range(count))
@@ -454,14 +453,15 @@ def test_one_period_for_a_film_that_lacks_frames_is_refused_with_a_table(tmp_pat
 
     error = refusal(*files, exposure={"start": 0.0, "length": 40.0, "period": 40.0})
 
+    # The error proposes a row [start, length] for each frame that is left.
     rows = [[40.0 * number, 40.0] for number in numbers_without(first=14, last=15)]
     assert "frames 14 to 15" in error.what
     assert json.dumps({"f": rows}) in error.do
 
 
-# With these options of the codecs, some frames need a later frame to be decoded. So the file has
-# the frames in another order than the film. "bf" allows 2 or 3 such frames in a row. In VP9, the
-# later frame is stored early as a hidden frame.
+# With these options of the codecs, an undamaged film has B-frames: frames that need a later frame
+# to be decoded. So the file has the frames in another order than the film. "bf" is the largest
+# number of B-frames in a row. In VP9, the later frame is stored early as a hidden frame.
 @pytest.mark.parametrize(
     ("name", "codec", "options"),
     [

@@ -199,12 +199,12 @@ def test_a_light_is_in_the_planes_that_the_time_offset_says(offset, rate_in_firs
     lights = np.zeros((2 * PLANES, *RGB, 3), np.float32)
     lights[PLANES:] = 1.0  # from the second exposure on
     exposures = Exposures(length=PLANES, period=PLANES)
-    # With the offset 0.5 the light begins at 16.5. So plane 16 is the first lit plane, which is the
-    # whole number below 16.5 (floor).
+    # With the offset 0.5 the light begins in the middle of plane 16 = floor(16.5). So plane 16 is
+    # the first lit plane.
     timing = Timing(exposures={"": exposures}, offset=np.floor(offset))
-    # With the offset 5 the second exposure ends at plane 37, but this stream has 32 planes. `span`
-    # refuses planes beyond the end. The test only needs the first plane of the exposure, so it
-    # gives `span` a larger number of planes.
+    # `span` refuses an exposure that ends after the stream. With the offset 5 the second exposure
+    # ends at plane 37, and this stream has 32 planes. The test only needs the first plane of the
+    # exposure, so it gives a larger number of planes.
     second_exposure = timing.span("clip", frame=1, planes=3 * PLANES)
 
     _, spikes = record(Rig(time_offset=offset, rate=1.0), lights)
@@ -213,8 +213,8 @@ def test_a_light_is_in_the_planes_that_the_time_offset_says(offset, rate_in_firs
     rates = spikes.mean(axis=(1, 2))  # of each plane
     assert rates[: second_exposure.first].max() == 0
     first_lit = rates[second_exposure.first]
-    # The pixels begin with random charges. So of 1280 pixels, about this share fires in the plane.
-    # The standard deviation of the share is 0.014, far less than the tolerance.
+    # The pixels begin with random charges, so about this share of the 1280 pixels fires in the
+    # plane. Its standard deviation is at most sqrt(0.5 x 0.5 / 1280) = 0.014.
     assert first_lit == pytest.approx(rate_in_first_lit_plane, abs=0.1)
 
 
@@ -276,7 +276,7 @@ def test_stuck_pixels_are_as_many_as_asked(rate_of_pixel, share):
     rates = firing_rates(rig, scene(8 * PLANES))
 
     # Each of 1280 pixels is dead with the probability 0.1. So the standard deviation of the share
-    # is sqrt(0.1 x 0.9 / 1280) = 0.008. The tolerance is three times as large.
+    # is sqrt(0.1 x 0.9 / 1280) = 0.0084. The tolerance 0.03 is 3.6 standard deviations.
     assert (rates == rate_of_pixel).mean() == pytest.approx(share, abs=0.03)
 
 

@@ -437,7 +437,7 @@ def test_what_is_no_spike_file_is_refused_with_what_was_seen(tmp_path, refused):
     assert refused.name in str(error.value)
     assert error.value.expected
     assert error.value.do
-    # The advice is to convert the type of an array only if the array holds other numbers.
+    # Only float.npy is an array of another type, so only its advice is to convert the type.
     advises_to_convert = "astype(numpy.uint8)" in error.value.do
     assert advises_to_convert == (refused.name == "float.npy")
 
@@ -477,17 +477,18 @@ def test_a_file_of_matlab_is_said_to_be_one(tmp_path, head, kind):
     ],
 )
 def test_planes_of_a_bright_scene_may_begin_as_another_file_does(tmp_path, begin):
-    # JPEG and gzip files begin with these bytes. But other bytes of their headers are missing here,
-    # so the file is taken for spikes. It has two planes of 12 bytes. 0xf7 has seven bits 1 and one
-    # bit 0: seven of eight pixels fire, as in a bright scene.
+    # JPEG and gzip files begin with these bytes. The rest of their headers is missing, so the file
+    # is read as spikes: two planes of 12 bytes. In a byte 0xf7 seven of eight bits are 1: seven of
+    # eight pixels fire, as in a bright scene.
     (tmp_path / "a.dat").write_bytes(begin.ljust(24, b"\xf7"))
 
     assert read_spikes(tmp_path / "a.dat", OF_CLIPS).shape == (2, 8, 12)
 
 
 def test_planes_of_an_even_scene_may_consist_of_codes_of_letters(tmp_path):
-    # A scene of one brightness repeats a few bytes. These 24 bytes have six different values, so
-    # they are taken for spikes. A text would have more values.
+    # A scene of one brightness repeats a few bytes, and here each byte is the code of a letter or
+    # digit. The 24 bytes have only six different values. A text would have more, so the file is
+    # read as spikes.
     (tmp_path / "a.dat").write_bytes(b"UUUUUU333333ABCDABCDABCD")
 
     assert read_spikes(tmp_path / "a.dat", OF_CLIPS).shape == (2, 8, 12)

@@ -61,7 +61,7 @@ def test_the_flow_is_computed_in_full_float32():
     for module in net.spynet.modules():
         if isinstance(module, torch.nn.Conv2d):
             module.register_forward_pre_hook(note_precision)
-    # torch allows TF32 in convolutions by default. If it did not, this test would show nothing.
+    # By default, torch allows TF32 in convolutions. The network has to switch it off for the flow.
     assert allows_tf32()[0]
 
     with torch.autocast("cpu", torch.bfloat16):
@@ -95,6 +95,8 @@ def test_the_precision_that_the_user_set_comes_back_after_an_error():
     assert allows_tf32() == before
 
 
+# cpu_form: the types of devices on which blocks are computed in the CPU form. If it is empty, the
+# CPU takes the GPU form, too.
 @pytest.mark.parametrize(
     "cpu_form",
     [pytest.param(("cpu",), id="CPU form"), pytest.param((), id="GPU form")],
@@ -111,6 +113,7 @@ def test_under_autocast_every_block_takes_the_dtype_that_it_gives(cpu_form, monk
         if isinstance(module, Block):
             module.register_forward_hook(note_dtypes)
 
+    # CudaAutocast gives functions on the CPU the dtypes that they have under autocast on a GPU.
     with torch.autocast("cpu", torch.bfloat16), CudaAutocast("cpu"):
         restored = net(clip())
 
@@ -120,9 +123,8 @@ def test_under_autocast_every_block_takes_the_dtype_that_it_gives(cpu_form, monk
 
 def test_a_network_first_used_in_inference_mode_still_trains():
     net = VRT(**SMALL, kernels="plain")
-    # The network makes constant tensors for each size, and keeps them. No other test has this size,
-    # so they are made here in inference mode. torch refuses to train with tensors that were made in
-    # inference mode.
+    # The network caches constant tensors for each size. No other test has this size, so the call
+    # in inference mode makes the tensors. torch refuses a backward pass with inference tensors.
     x = clip(40, 56)
 
     with torch.inference_mode():

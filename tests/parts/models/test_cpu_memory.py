@@ -71,13 +71,13 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-# Networks that only `make slow` counts. `make test` counts the other networks, which show it as
-# well if a block saves more or less.
+# Networks that only `make slow` counts. The other networks also notice if a block saves more or
+# less.
 COUNTED_SLOWLY = ("deeper", "wider", "groups of 4", "enlarging")
 
 
 def changed_networks() -> list[Any]:
-    """Return the entries of CHANGES. Those of COUNTED_SLOWLY are marked `slow`."""
+    """Return the entries of CHANGES. The names in COUNTED_SLOWLY are marked `slow`."""
     found = []
     for name, changes in CHANGES.items():
         marks = pytest.mark.slow if name in COUNTED_SLOWLY else ()
@@ -89,8 +89,8 @@ def changed_networks() -> list[Any]:
 def test_the_estimate_is_near_what_autograd_saves(changes):
     net = VRT(**(SMALL | changes)).train()
 
-    # Frames of 32 x 64 have 32 x 32 pixels more than frames of 32 x 32. Some tensors have the same
-    # size for all frames. The difference leaves them out.
+    # The estimate is per pixel. Some tensors do not depend on the number of pixels, so they must
+    # not count: they cancel in the difference between frames of 32 x 64 and frames of 32 x 32.
     more_bytes = counted_bytes(net, width=64) - counted_bytes(net, width=32)
     per_pixel = more_bytes / (FRAMES * 32 * 32)
 
@@ -110,7 +110,7 @@ def clips_of(gigabytes: float, net: VRT) -> Tensor:
 
 
 def check(net: VRT, lq: Tensor) -> None:
-    """Check the memory for a step on clips `lq`. The advice has two changes of options."""
+    """Check the memory for a step on clips `lq`. The advice is "gt_size=48" or "x=1"."""
     check_memory(net, lq, is_half=False, has_average=True, changes=lambda: ["gt_size=48", "x=1"])
 
 
@@ -182,8 +182,8 @@ def test_a_training_that_cannot_fit_ends_before_its_first_step(tmp_path):
     options = write_options(tmp_path, netG=network_section(**WIDE))
     options_of_net: dict[str, Any] = {**SMALL, "depths": [2] + [1] * 7, **WIDE}
     bytes_of_clip = saved_per_pixel(VRT(**options_of_net)) * 4 * 32 * 32  # 4 frames of 32 x 32
-    # The batch has so many clips that it needs three times the whole memory. The number of clips is
-    # even, so that the error can advise half of it.
+    # A batch of `clips` clips needs three times the whole memory. `clips` is even, because the
+    # error advises `clips // 2`.
     needed_bytes = 3 * memory_now().whole * 1e9
     clips = 2 * math.ceil(needed_bytes / bytes_of_clip / 2)
     changes = (

@@ -56,8 +56,8 @@ def misfit(equations: Equations, frame: torch.Tensor) -> Misfit:
 def test_the_sharp_frame_along_the_true_motion_fits_all_equations(true_case):
     of_sharp = misfit(true_case.equations, true_case.sharp)
 
-    # 1 is the expected error, and 1.5 leaves room for chance. Measured: 0.2 for RGB. For spikes,
-    # 0.6 if they integrate light, and 0.8 if they integrate display values.
+    # A misfit of 1 is the expected error. Measured: RGB 0.2; spikes 0.6 if they integrate light,
+    # and 0.8 if they integrate display values.
     assert of_sharp.rgb < 1.5
     assert of_sharp.spikes < 1.5
 
@@ -66,9 +66,8 @@ def test_the_blurry_frame_fits_the_equations_worse_than_the_sharp_frame(true_cas
     of_sharp = misfit(true_case.equations, true_case.sharp)
     of_blurry = misfit(true_case.equations, true_case.blurry)
 
-    # Measured: RGB fits 9 times worse. Spikes fit 2.0 times worse if they integrate light, and 1.5
-    # times worse for display values. The limit for spikes is lower, because a single interval of
-    # spikes is noisy and tells less.
+    # Measured ratios: RGB 9; spikes 2.0 if they integrate light, and 1.5 if they integrate display
+    # values. The limit for spikes is lower, because a single interval between spikes is noisy.
     assert of_blurry.rgb > 3 * of_sharp.rgb
     assert of_blurry.spikes > 1.3 * of_sharp.spikes
 
@@ -77,7 +76,7 @@ def test_the_blurry_frame_fits_the_equations_worse_than_the_sharp_frame(true_cas
 
 
 def test_the_divisor_has_the_row_sums_of_the_normal_equations(true_case):
-    # All pixels have the same slope here, because the row sums are computed under this assumption.
+    # `row_sums` assumes that all pixels have the same slope dx / dz, so all pixels are 0.5.
     z = torch.full_like(true_case.blurry, 0.5)
 
     linearised = Linearised(true_case.equations.system, z)
@@ -101,10 +100,10 @@ def test_the_frame_is_far_sharper_than_its_start(moving_clip):
 
 
 def test_the_first_step_changes_the_frame_as_the_equations_pull_it(true_case, monkeypatch):
-    # The solver divides A^T W r by M = lambda + M_0 + M_1 R, where r are the residuals, W the
-    # squared weights, and A^T the adjoint of the linearised equations. With a large M_0 and without
-    # M_1, M is nearly the same everywhere. So the first step is proportional to A^T W r, which the
-    # lines below compute by hand.
+    # data/motion/joint/solution.py explains the letters. From z_0, the first step of conjugate
+    # gradients goes along A^T W r, divided by the preconditioner M = lambda + M_0 + M_1 R. With a
+    # large M_0, and with M_1 = 0, M is nearly the same everywhere. So the step is proportional to
+    # A^T W r, which the lines below compute by hand.
     monkeypatch.setattr(solution, "M_0", 1e6)
     monkeypatch.setattr(solution, "M_1", 0.0)
     equations = copy.copy(true_case.equations)
@@ -115,7 +114,8 @@ def test_the_first_step_changes_the_frame_as_the_equations_pull_it(true_case, mo
 
     r_b, r_s = equations.system.residuals(z_0)
     w_b, w_s = equations.system.robust_weights(r_b, r_s)
-    # The directions for the light x of the colours, and for the luma l that the spike camera sees.
+    # The parts of A^T W r: by the light x that the RGB camera sees, and by the luma l that the
+    # spike camera sees. The chain rule turns them into a change of z.
     by_x, by_l = equations.system.cameras.adjoint(w_b**2 * r_b, w_s**2 * r_s)
     luma_weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
     slope = 2.2 * z_0.clamp(min=DARK) ** 1.2  # dx / dz of x = z^2.2
