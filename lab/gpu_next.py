@@ -8,7 +8,7 @@
 
 1. Deformable sampling by lab/triton_sampling.py in place of torchvision's. The program measures the
    time and the error of a forward and a backward pass, at the sizes of a step of 8 clips. Triton
-   should take half of the time, with errors as small as those of rounding to 16 bits (4e-3).
+   should take half of the time, with errors of at most 4e-3, which rounding to 16 bits causes.
 2. A training step as a CUDA graph: the GPU repeats a recorded step, and Python starts no kernels.
    In an earlier try, a step took 0.28 to 0.35 s in place of 0.67 s, but the loss became NaN
    (docs/gpu.md). So the graph records for each module whether its output was finite, and the

@@ -28,8 +28,8 @@ FRAME_SIDE = 256  # smaller side of a frame
 PHOTO_SIDE = 320  # smaller side of a photograph
 DRAWING_SIDE = 224  # both sides of a drawing
 DRAWN_SHAPES = 40  # discs, lines and letters in a drawing
-# Photographs of scikit-image for training. lab/joint_gain.py tests on other photographs, and
-# `photo_files` raises an error if one of those is named here.
+# Photographs of scikit-image for training. lab/joint_gain.py tests on other photographs. If this
+# list names a photograph of the tests, `photo_files` raises an error.
 TRAINING_PHOTOS = (
     "brick.png", "camera.png", "cell.png", "clock_motion.png", "coins.png", "grass.png",
     "gravel.png", "ihc.png", "microaneurysms.png", "moon.png", "motorcycle_left.png", "page.png",

@@ -580,7 +580,8 @@ def script_of(command: Sequence[str], env: Mapping[str, str]) -> list[str] | Non
     three items.
     """
     python, *argv = command
-    # -u: Python writes its output without a buffer. `replace_program` always does so.
+    # -u: Python writes its output without a buffer. The children never have a buffer
+    # (`replace_program`), so the flag is left out.
     if argv[0] == "-u":
         argv = argv[1:]
     is_script = python == sys.executable and argv[0].endswith(".py")

@@ -105,7 +105,7 @@ def test_a_paused_terminal_is_no_stall():
     while b"line 3 " not in head:
         head += os.read(controller, 100)
 
-    # Nobody reads from the terminal for three times as long as a phase may last.
+    # For 6 s, three times the limit of a phase, the test does not read from the terminal.
     with pytest.raises(subprocess.TimeoutExpired):
         worker.wait(6)
     rest = b""

@@ -3,9 +3,9 @@
 The network is one layer (tests/dist/odd_worker.py), and each rank prints the samples of each step.
 So the tests can compare the samples of several starts with the order of one rank.
 
-A step has ranks x batch x accumulated samples: `batch` is the number of samples that a rank takes
-at once, and `accumulated` says how often it does so in a step. E.g. 2 ranks, batch 2, accumulated 1
-are 4 samples.
+A step has ranks x batch x accumulated samples. `batch` is the number of samples of a batch, and
+`accumulated` is the number of batches that a rank takes in a step. E.g. 2 ranks, batch 2 and
+accumulated 1 are 4 samples.
 
 The table of `Starts` has the starts that most tests look at. Each depends on the starts before it,
 so a new start must be added at the end.

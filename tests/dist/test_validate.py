@@ -90,7 +90,7 @@ def validation(tmp_path_factory) -> Validation:
     readers: Any = clips
     ticks.clear()
     found = not_none(validate(model, readers))
-    watchdog.phase("start")  # as before the validation
+    watchdog.phase("start")  # end the phase of the validation
     return Validation(model, clips, found.panels, len(ticks))
 
 

@@ -2,7 +2,8 @@
 
     deaf_worker.py  ARGUMENTS OF odd_worker.py
 
-nohup starts programs in this way, and so does a shell for `command &` in a script.
+nohup starts programs with an ignored SIGHUP. For `command &` in a script, a shell starts programs
+with an ignored SIGINT.
 """
 
 import runpy

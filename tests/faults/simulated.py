@@ -120,7 +120,7 @@ class SimulatedRank:
         return {"rank": verdict.rank, "kind": verdict.kind, "at": time.time()}
 
     def start(self) -> None:
-        """Ask of the store what a rank asks of it until training begins.
+        """Make the requests to the store that a rank makes until training begins.
 
         A rank asks for a meeting of all ranks, and for rounds of `all_ranks_or_none`
         (utils/dist/agreement.py). All rounds make the same requests. So two rounds are enough to

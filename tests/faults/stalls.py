@@ -170,7 +170,7 @@ def watch(running: Ranks, sessions: list[int], deadline: float) -> Moments:
 
 
 def seconds_between(fault: float | None, event: float | None) -> float:
-    """Return the seconds from the fault to an event, infinite if one of them never came."""
+    """Return the seconds from the fault to an event. None is a time that never came: infinite."""
     if fault is None or event is None:
         return math.inf
     return event - fault

@@ -58,9 +58,9 @@ PAGE = ROOT / "docs/reliability.md"
 # Kinds of fault in which a process stands still, but does not end. In the other kinds the process
 # ends.
 STALL_KINDS = [kind for kind, each in KINDS.items() if each.verdict in ("STUCK", "SILENT")]
-# Value of watchdog.stall_s in the trials: after so many seconds without progress, the watchdog
-# calls a rank stalled. docs/reliability.md names this value. The default, 300 s, would make each
-# trial minutes long.
+# Value of watchdog.stall_s in the trials: seconds without progress after which the watchdog calls a
+# rank stalled. docs/reliability.md names this value. The default, 300 s, would make each trial
+# minutes long.
 STALL_S = 5.0
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP")  # signals after which a run saves and ends
 WORLD_SIZES = (2, 4, 8)  # numbers of ranks
@@ -222,9 +222,10 @@ os._exit(0)
 def overhead(share: float) -> Results:
     """Measure how much time the watchdog takes from the training thread, and in its own thread.
 
-    The figures: phase_ns, the nanoseconds that the training thread needs to note a new phase of its
-    work; turn_us, the microseconds of a beat, in which the thread of the watchdog reads and writes
-    the store of all ranks.
+    The figures:
+
+        phase_ns    nanoseconds that the training thread needs to note a new phase of its work
+        turn_us     microseconds of a beat: the watchdog's thread reads and writes the ranks' store
     """
     command = [sys.executable, "-c", OVERHEAD_SCRIPT]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -453,7 +454,7 @@ def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str
     """Return how many of the epochs a run came through; 0 if it failed."""
     changes = (
         f"train.epochs={full_number}",
-        "train.total_iter=1000000",  # so many steps that the number of epochs ends the run
+        "train.total_iter=1000000",  # more steps than the epochs have, so the epochs end the run
         "datasets.test={}",
         f"datasets.train.dataloader_persistent_workers={persistent}",
         "datasets.train.dataloader_num_workers=2",

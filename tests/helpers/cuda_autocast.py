@@ -2,8 +2,8 @@
 
 On a CPU, torch's own autocast has other rules. With `CudaAutocast`, a test on a CPU gets the dtypes
 that a GPU would have. torch has two lists of functions, AT_FORALL_LOWER_PRECISION_FP and
-AT_FORALL_FP32 in aten/src/ATen/autocast_mode.h (torch 2.8 to 2.15). LOWER and FLOAT32 have those
-functions of the two lists that a network of this project calls. If a network calls another function
+AT_FORALL_FP32 in aten/src/ATen/autocast_mode.h (torch 2.8 to 2.15). LOWER and FLOAT32 have the
+functions of these lists that a network of this project calls. If a network calls another function
 of the lists, add it here.
 
     with CudaAutocast("cpu"), torch.autocast("cpu", torch.bfloat16):

@@ -264,7 +264,7 @@ def figures_of_step(net: nn.Module, clip: Tensor) -> dict[str, Any]:
     with Counter() as counter:
         with torch.autocast("cuda", torch.bfloat16):
             loss = net(clip).float().square().mean()
-        # Tensors in reference cycles would count as alive, although nobody can use them.
+        # Without gc.collect(), unreachable tensors in reference cycles would count as alive.
         gc.collect()
         held = counter.now
         # Forget the peak of the forward pass, because `peak_gb` is about the backward pass alone.
@@ -319,7 +319,7 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
             flows = [image_of(2, torch.float32) for _ in range(neighbour_count)]
             with Counter() as counter:
                 out = module(neighbours, target, flows)
-                # Tensors in reference cycles would count as held, although nobody can use them.
+                # Without gc.collect(), unreachable tensors in reference cycles would count as held.
                 gc.collect()
                 held = counter.now
                 # Forget the peak of the forward pass, because only the backward pass is measured.

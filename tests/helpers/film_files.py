@@ -151,8 +151,8 @@ def write_turned_film(path: Path, image: np.ndarray, matrix: Sequence[int]) -> N
 def write_film_with_cover(path: Path, cover: np.ndarray, frames: Sequence[np.ndarray]) -> None:
     """Write an MP4 whose first stream is a cover picture.
 
-    frames: the RGB frames of the second stream. Without frames the second stream is empty sound, so
-        the file is a song with a cover.
+    frames: the RGB frames of the second stream. Without frames the second stream is an empty audio
+        stream, so the file is a song with a cover.
     """
     with av.open(str(path), "w") as out:
         picture = out.add_stream("png", rate=1)

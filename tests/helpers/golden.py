@@ -4,9 +4,9 @@ A vector is a file <name>.npz with options ("config"), weights ("sd/..."), input
 gradients ("grad/..."). They were computed in float64. README.md in that folder says how. A test
 loads a vector, computes the same with our network, and compares both with `difference`.
 
-What must stay: all that gives meaning to the stored numbers, e.g. keys and `cotangent`. The
-program that wrote the files runs the published network and is no part of this project, so nobody
-can write them anew here.
+What must stay: everything that gives meaning to the stored numbers, e.g. keys and `cotangent`. The
+files cannot be written anew with this project, because the program that wrote them runs the
+published network.
 """
 
 import gzip

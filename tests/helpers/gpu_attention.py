@@ -30,7 +30,7 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     q, k, v: (n, heads, T, hd). Returns "cudnn", "flash", "efficient" or "math". The GPU has compute
     capability 8.0 or more.
 
-    The rules are those of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order,
+    The rules are from aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order,
     can_use_*_attention, minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient,
     check_attn_mask_shape), torch 2.8 to 2.15, for inputs without dropout, nesting and causal masks.
     If versions differ, the stricter rule holds here. cuDNN comes first, as it does since torch 2.11

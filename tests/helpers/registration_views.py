@@ -19,8 +19,7 @@ SPIKE = (SIDE // 2, SIDE // 2)
 RGB = (SIDE, SIDE)
 PLANES = 40  # of an exposure
 AROUND = 20  # planes that are recorded before and after the exposure
-# Spikes per plane at full light. No camera has so many. This number is so large that the spikes
-# have hardly any noise.
+# Spikes per plane at full light. A camera has at most 1. With 200, spikes have hardly any noise.
 RATE = 200
 
 

@@ -321,9 +321,8 @@ def interrupted_test(home, tested_folder):
 
 
 def test_a_second_run_writes_no_finished_file_again(interrupted_test):
-    # There are more than five finished files: six frames (all but the second frame of each clip,
-    # whose name is the name of the missing frame), and the files of test0 and test2 in the folder
-    # clips.
+    # The finished files are six frames, and the files of test0 and test2 in the folder clips.
+    # `interrupted_test` leaves out the frame 000001.png of each clip.
     assert len(interrupted_test.times_before) > 5
     for path, time in interrupted_test.times_before.items():
         assert path.stat().st_mtime_ns == time, path

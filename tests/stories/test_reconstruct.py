@@ -2,10 +2,10 @@
 
 The methods tfp, tfi and tfstp compute a grey frame only from the spikes. The method exposure
 computes a frame in colour from a blurry frame and its spikes. Three test clips of 2, 3 and 4 frames
-of 32 x 32 pixels are restored; a frame has 24 planes of 16 x 16 spikes, and plane 12 is the sharp
+of 32 x 32 pixels are restored. A frame has 24 planes of 16 x 16 spikes. Plane 12 is the sharp
 instant.
 
-What is tested: data/reconstruct.py has the methods, models/restore/ the rest of the program.
+What is tested: data/reconstruct.py has the methods, models/restore/ has the rest of the program.
 """
 
 import shutil

@@ -46,10 +46,10 @@ from utils.errors import DataError
 # A size is judged by the mean of this number of planes in the middle of the file. More planes make
 # the mean less noisy, and blur what moves.
 AVERAGED_PLANES = 64
-# Smoothness is the correlation of neighbouring pixels, from -1 to 1 (spike_sizes.py). The smoothest
-# size is taken for the right one only if its smoothness is larger than the smoothness of each other
-# size by more than this. A larger value leaves more files undecided, so the user must give --size.
-# A smaller value would sometimes decide for a wrong size.
+# Least lead in smoothness of the smoothest size over every other size. With a smaller lead, the
+# size is not clear, and the user must give --size. A smaller limit would sometimes take a wrong
+# size for clear. Smoothness is the correlation of neighbouring pixels, from -1 to 1
+# (spike_sizes.py).
 CLEAR_LEAD = 0.05
 # Below this smoothness an image is hardly better than noise, for which the smoothness is 0.
 LEAST_SMOOTHNESS = 0.3

@@ -46,7 +46,7 @@ def register() -> None:
 
 
 class AcceleratorModule(types.ModuleType):
-    """torch.standin: those functions of torch.cuda that torch or our program calls.
+    """torch.standin: the functions of torch.cuda that torch or our program calls.
 
     The argument `device` is an index, a torch.device, a text such as "standin:1", or None for the
     current device. All devices share one memory, so most functions ignore this argument.
@@ -182,9 +182,10 @@ ProcessGroup: Any = dist.ProcessGroup
 class Group(ProcessGroup):
     """Collectives for tensors of the device. Each method runs gloo on copies of the tensors.
 
-    torch calls the method with the name of the collective. The arguments are the same as of gloo's
-    methods. opts: the options of the collective, e.g. which rank broadcasts. All ranks must call
-    the same method.
+    torch calls the method with the name of the collective. gloo's methods have the same arguments.
+    All ranks must call the same method.
+
+    opts: the options of the collective, e.g. which rank broadcasts.
     """
 
     gloo: Any  # the process group that does the work

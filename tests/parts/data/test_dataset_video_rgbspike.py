@@ -647,9 +647,9 @@ def mean_spikes(item):
 
 # The index of a sample is (epoch, number). All samples below are of this epoch. Any epoch would do.
 EPOCH = 1
-# These samples have 11 to 17 % more spikes than expected. In 24 planes a pixel has 6.5 spikes on
-# average, and the planes after its last spike count as the light of almost one more spike. If a
-# camera ignored its threshold, the difference would be 100 %, so 20 % is a safe limit.
+# These samples have 11 to 17 % more spikes than expected, because the planes after the last spike
+# of a pixel count as the light of almost one more spike, and a pixel has 6.5 spikes on average. If
+# a camera ignored its threshold, the difference would be 100 %.
 TOLERANCE = 0.2
 
 
@@ -769,7 +769,7 @@ SPREAD_TFP = {"type": "tfp", "half_window": 2, "num_bins": 3}
 @pytest.mark.parametrize(
     ("key", "value", "representation"),
     [
-        # Raw planes are 0 and 1, whatever the light is. So these keys would have no effect.
+        # Raw planes are 0 and 1 in any light. So these keys would have no effect.
         pytest.param("gamma", 2.2, RAW, id="gamma of raw planes"),
         pytest.param("rate", "match", RAW, id="rate of raw planes"),
         pytest.param("light", "linear", RAW, id="light of raw planes"),

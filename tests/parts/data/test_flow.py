@@ -169,8 +169,8 @@ class FastSpot:
         true_above             difference from the true motion         in the rows above the square
     """
 
-    # Rows and columns around the square, which has 14 x 14 pixels in the middle of 96 x 96 pixels:
-    # 41 to 54, and 7 pixels on each side.
+    # Rows and columns of the square and of 7 pixels around it. The square has the rows and columns
+    # 41 to 54 of 96 x 96 pixels.
     AROUND_SPOT = (slice(34, 62), slice(34, 62))
     # Rows above the square.
     ABOVE = (slice(EDGE, 24), slice(EDGE, -EDGE))

@@ -453,7 +453,7 @@ def test_one_period_for_a_film_that_lacks_frames_is_refused_with_a_table(tmp_pat
 
     error = refusal(*files, exposure={"start": 0.0, "length": 40.0, "period": 40.0})
 
-    # The error proposes a row [start, length] for each frame that is left.
+    # The error proposes a row [first plane, number of planes] for each frame that is left.
     rows = [[40.0 * number, 40.0] for number in numbers_without(first=14, last=15)]
     assert "frames 14 to 15" in error.what
     assert json.dumps({"f": rows}) in error.do

@@ -95,8 +95,9 @@ def sample_frames(samples) -> list[SampleFrame]:
         instants = (sample["gt_instants"].unflatten(1, (K, 3)) * 255).round().int()
         lq = (sample["lq"] * 255).round().int()
         for number in range(3):
-            # Channel 0 counts the spikes in the first half of the exposure, channel 1 those in the
-            # second half. All spikes are in the first half. If time is reversed, it is the second.
+            # Channel 0 counts the spikes in the first half of the exposure, and channel 1 counts
+            # the spikes in the second half. All spikes are in the first half, or in the second half
+            # if time is reversed.
             first_half, second_half = sample["spike"][number].sum((1, 2))
             is_reversed = bool(first_half < second_half)
             frames.append(SampleFrame(instants[number], lq[number], is_reversed))

@@ -558,8 +558,8 @@ def two_dimensions(columns: Columns) -> Columns:
 
 
 def states_of_other_folders(columns: Columns) -> Columns:
-    # There are as many folders as before, but each is "/". The record has two numbers for the state
-    # of a folder.
+    # Replace the name of each folder by "/". The record has two numbers for the state of a folder,
+    # so it has half as many folders.
     folder_count = len(columns["folder_states"]) // 2
     names = folder_count * ["/"]
     return {"folders": text(*names)}
@@ -876,7 +876,7 @@ def test_a_damaged_record_is_not_used(root, damage, suffix):
         record.write_bytes(damage)
 
     assert not is_from_record(checked_at_start(values, root))
-    # This start has written a sound record.
+    # This start has written an undamaged record.
     assert is_from_record(checked_at_start(values, root))
 
 

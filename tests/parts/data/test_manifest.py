@@ -1071,7 +1071,7 @@ def test_pictures_of_every_root_are_kept_in_memory(roots):
 
 def section_for_testing(roots: Sequence[Path]) -> dict[str, Any]:
     """Return a section `datasets.test` for the training clips of these roots."""
-    # `folders_of` replaces the folders of the split "test" by those of the split "train".
+    # `folders_of` replaces the folders of the split "test" by the folders of the split "train".
     return section_of_roots(roots, "test") | folders_of(roots, "train")
 
 

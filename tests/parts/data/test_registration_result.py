@@ -48,7 +48,7 @@ NONE = Decisions(matrix=False, offset=False, share=False)
         pytest.param(
             {"errors": PRECISE, "share": 0.87}, ALL._replace(share=False), id="a large share"
         ),
-        # 1.12 * 97 % are more than all planes, so all planes are read, as before.
+        # 1.12 * 97 % are more than all planes, so all planes are read, as without a fit.
         pytest.param({"share": 0.97}, ALL._replace(share=False), id="a share of nearly all"),
         pytest.param({"errors": (0.3, 0.5, 0.02)}, ALL, id="the matrix is not sure"),
         pytest.param(

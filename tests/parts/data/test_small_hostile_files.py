@@ -141,7 +141,7 @@ def test_a_plane_of_a_small_npz_of_many_planes_does_not_unpack_them_all(tmp_path
 
 def test_a_large_npz_gives_the_planes_of_its_array(tmp_path):
     # The array has 70 MB. An array of up to 64 MB would be kept in memory, and read in another way.
-    # One of 256 values is a spike, because NumPy compresses few spikes five times as fast as many.
+    # Only one of 256 values is a spike, because NumPy compresses few spikes five times faster.
     noise = np.random.default_rng(0).integers(0, 256, (700, 250, 400), np.uint8)
     planes = (noise == 0).astype(np.uint8)
     np.savez_compressed(tmp_path / "a.npz", spk=planes)

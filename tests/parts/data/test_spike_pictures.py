@@ -1,6 +1,6 @@
 """data/motion/spike_pictures.py: the pictures between which optical flow searches.
 
-Each pixel of a stream fires evenly, so the light that a picture shows can be worked out.
+Each pixel of a stream fires at equal intervals, so the light that a picture shows is known.
 """
 
 import numpy as np

@@ -244,9 +244,9 @@ def middles_of_s_vrt(planes: int) -> np.ndarray:
     The file is divided into four equal parts. E.g. for 56 planes, the middles of the parts are 7,
     21, 35 and 49.
 
-    A middle that is too near to an edge of the file is moved, so that at least 20 planes come
-    before it, and at least 19 after it. In a file of 56 planes, 7 becomes 20, and 49 becomes 36:
-    after plane 36 come the 19 planes 37 to 55.
+    A middle that is too near to an edge of the file is moved: at least 20 planes must come before
+    it, and at least 19 after it. In a file of 56 planes, 7 becomes 20, and 49 becomes 36, with the
+    19 planes 37 to 55 after it.
     """
     edges = np.linspace(0, planes, 5)
     middles = (edges[:-1] + edges[1:]) / 2
@@ -320,9 +320,8 @@ def test_a_voxel_bin_that_ends_within_a_plane_has_a_part_of_it():
 
 
 def test_voxel_bins_lie_around_the_centre():
-    # A file of Spk-GoPro has 56 planes for an exposure. If the sharp frame is at plane 24, then 24
-    # planes come before it. So the largest span evenly around it is planes 0 to 48, and planes 49
-    # to 55 are not used.
+    # A file of Spk-GoPro has 56 planes for an exposure. The largest span with its centre at plane
+    # 24 is planes 0 to 48. Planes 49 to 55 are not used.
     spikes = stream(planes=56)
 
     found = represent("voxel", spikes, center=24, num_bins=7)
@@ -392,8 +391,8 @@ def test_tfi_is_one_over_the_interval_around_the_centre(center):
 def tfstp_by_definition(spikes: np.ndarray, tau_d: float, tau_f: float, step: float) -> float:
     """Return the rate of one pixel (T,), spike by spike, by the equations of the synapse.
 
-    A synapse (Tsodyks and Markram) has resources r, and a spike uses the share u of them. During
-    the time t between two spikes both go back to their values at rest, 1 and `step`:
+    A synapse (Tsodyks and Markram) has resources r. A spike uses the fraction u of r. During the
+    time t between two spikes, r and u go back to their values at rest, 1 and `step`:
 
         r <- 1 - (1 - r (1 - u)) exp(-t / tau_d)
         u <- step + (u + step (1 - u) - step) exp(-t / tau_f)
@@ -509,9 +508,9 @@ def test_tfstp_has_the_rate_of_a_pixel_at_its_second_spike(interval):
 def moving_edge(rate: float, planes: int = 161) -> tuple[np.ndarray, np.ndarray]:
     """Return light (planes, 16, 24) of a moving edge, and the spikes that a sensor records.
 
-    The light is 0.8 left of the edge and 0.1 right of it. The edge goes from column 6 to column 18,
-    and is in the middle of its way at plane 80, the middle one of 161 planes. The sharp frame is
-    the light of plane 80, and the blurry frame is the mean light of all planes.
+    The light is 0.8 left of the edge and 0.1 right of it. The edge goes from column 6 at plane 0 to
+    column 18 at plane 160. The sharp frame is the light of plane 80, and the blurry frame is the
+    mean light of all planes.
 
     rate: share of planes in which a pixel in full light fires. For a lower rate, the sensor has a
         higher threshold.

@@ -178,10 +178,10 @@ def test_a_sensor_without_a_rate_or_a_threshold_is_refused(wrong):
 def light_by_definition(spikes: list[int]) -> list[Fraction]:
     """Return the light of each plane of one pixel, exactly.
 
-    Between two spikes, the light of one spike is spread evenly over the interval. Before the first
-    spike and after the last spike, the light is the same as in the neighbouring interval. If the
-    pixel was silent there for longer than this interval, its light is less. With one spike or no
-    spike, each plane has the mean.
+    In an interval of n planes between two spikes, each plane has the light 1 / n. The planes before
+    the first spike have the light of the first interval, and the planes after the last spike have
+    the light of the last interval. If there are more than n such planes, their light is less. With
+    one spike or no spike, each plane has the mean.
     """
     planes = len(spikes)
     fired = [plane for plane, spike in enumerate(spikes) if spike]
@@ -304,10 +304,10 @@ def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(brigh
     #     light               bright           bright    dark         bright   bright
     #     recorded spikes     in most planes   none      none         a spike  in most planes
     #
-    # The light of an interval is assumed to be constant: one threshold, spread evenly over its
-    # planes. With half the threshold, this light gives two spikes. One of them may come in the
-    # bright planes at the ends of the interval. So there are at most two spikes in the dark, and
-    # fewer in some pixels.
+    # The light of an interval is assumed to be constant: one threshold over its n planes, 1 / n per
+    # plane. With half the threshold, this light gives two spikes. One of these spikes may come in
+    # the bright planes at the ends of the interval. So there are at most two spikes in the dark,
+    # and fewer in some pixels.
     in_the_dark = changed[20:39].sum(axis=0)
     assert (in_the_dark <= 2).all()
     assert in_the_dark.mean() < 2.0
@@ -555,7 +555,7 @@ def test_planes_are_dropped_as_often_as_asked(threshold_draws):
 def test_as_many_planes_are_dropped_as_asked(threshold_draws):
     largest_share = max(draw.drop for draw in threshold_draws)
 
-    # Shares are drawn evenly between 0 and 0.2, so the largest of about 200 shares is close to 0.2.
+    # Shares are uniform between 0 and 0.2, so the largest of about 200 shares is close to 0.2.
     assert 0.17 < largest_share <= 0.2
 
 

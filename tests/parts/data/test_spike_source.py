@@ -2,7 +2,7 @@
 
 A source is fixed once it is built. It knows rate, light and timing of the spikes, makes their
 channels, and shows the picture that the channels stand for. The planes of most tests have 2 x 2
-pixels, which fire evenly: 20, 40, 80 and 160 times in 201 planes.
+pixels, which fire at equal intervals: 20, 40, 80 and 160 times in 201 planes.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def source(**options):
 
 
 def even_spikes():
-    """Return planes (201, 2, 2): each pixel fires evenly from the first plane to the last."""
+    """Return planes (201, 2, 2), in which each pixel fires at nearly equal intervals."""
     plane = np.arange(PLANES)[:, None, None]
     count_before = np.floor(plane * COUNTS / PLANES)
     spikes_in_plane = np.diff(count_before, axis=0, append=COUNTS[None])

@@ -47,8 +47,8 @@ PLANES = 48  # number of planes of a frame
 RATE = 0.6
 
 
-# The true position of the second camera relative to the RGB camera. All tests call such a position
-# a place. It is a matrix.
+# The true position of the second camera relative to the RGB camera. In the names of these tests, a
+# place is the matrix of such a position.
 TRUE_TURN = 2.0  # degrees
 TRUE_SHIFT = (2.4, -1.3)  # along x and along y, in pixels of a frame
 
@@ -450,8 +450,8 @@ def test_a_user_s_own_files_are_restored_as_the_test_clip_of_the_option_file(
         *["--gt", home / "rgb/test/c/sharp"],
         *["--spike", home / "second/test/c/spike"],
     ]
-    # These arguments say the same as the option file about the spikes. They also say the same about
-    # tiles: a frame is restored as a whole.
+    # The option file has the same values for the spikes, and for the tiles: a frame is restored as
+    # a whole.
     spikes = [
         *["--spike-size", 30, 40],
         f"spike.calibration={home / 'true.json'}",

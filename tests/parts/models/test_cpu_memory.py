@@ -59,7 +59,7 @@ def counted_bytes(net: VRT, width: int) -> int:
     return sum(found.values())
 
 
-# Name of a network -> its arguments in place of those in SMALL.
+# Name of a network -> its arguments that differ from SMALL.
 CHANGES: dict[str, dict[str, Any]] = {
     "small": {},
     "computed again": {"use_checkpoint_attn": True, "use_checkpoint_ffn": True},

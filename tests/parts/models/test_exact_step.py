@@ -19,9 +19,9 @@ from tests.helpers.exact_step import (
 # of other networks with the gradients of the published network.
 pytestmark = pytest.mark.slow
 
-# The largest accepted error in float32, relative to the largest value of a tensor. The errors of
-# single gradients are 3e-3, because float32 rounds a sampled position to the other side of a pixel,
-# where the derivative is another one.
+# The largest accepted error in float32, relative to the largest value of a tensor. Some gradients
+# have errors of 3e-3: float32 may round a sampled position to the other side of a pixel, and the
+# interpolation has another derivative there.
 LIMIT_OF_OUTPUT = 1e-5
 LIMIT_OF_GRADIENT = 5e-3
 

@@ -209,7 +209,7 @@ def grey_estimates():
 
 
 def set_constant_weights(operator_exposure, values):
-    """Let the softmax of `values` be the weights of the images, whatever the frames and spikes are.
+    """Let the softmax of `values` be the weights of the images, for any frames and spikes.
 
     The layer `weight` of the operator computes the values from frames and spikes. If its matrix is
     zero, its result is its bias.

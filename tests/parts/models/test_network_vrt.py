@@ -4,8 +4,9 @@ The published network made the vectors (tests/helpers/golden.py, tests/data/gold
 weights, an input, and what the published network computes from them. Our network gets the same
 weights and the same input, in float64, and must compute the same.
 
-The gradients of a vector are those of a loss in which each value of the output has another weight
-(`golden.cotangent`). So a gradient is wrong if two values of the output are exchanged.
+The gradients of a vector belong to the loss sum(weights * output), in which each value of the
+output has another weight (`golden.cotangent`). So a gradient is wrong if two values of the output
+are exchanged.
 """
 
 from typing import Any

@@ -274,7 +274,7 @@ class MaskedLoss(nn.Module):
     ],
 )
 def test_a_tensor_that_a_batch_lacks_is_not_replaced_by_the_next_one(missing):
-    # A loss is called with those tensors that the batch has, in the order of `takes`. If the batch
+    # A loss is called with the tensors of `takes` that the batch has, in this order. If the batch
     # lacks the mask, gt would be passed as the argument `mask`.
     with pytest.raises(OptionError, match="takes mask, gt, lq in this order"):
         refuse_missing_targets(MaskedLoss(), missing, batch=("lq", "gt"))

@@ -25,7 +25,7 @@ from utils.options.typed import read_options
 # A representation of spikes as 4 channels, each of which counts the spikes in a quarter of an
 # exposure.
 BINS = {"type": "voxel", "num_bins": 4}
-# Roots of frames that nobody reads.
+# Roots of frames. No test reads them.
 FRAMES = {"dataroot_lq": "none", "dataroot_gt": "none"}
 
 

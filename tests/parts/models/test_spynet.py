@@ -112,7 +112,8 @@ def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
 
     flows = SpyNet()(frames(1, 3, height, width), frames(1, 3, height, width))
 
-    # The first flow has the full resolution. The others have a half, a quarter and an eighth of it.
+    # The first flow has the full height and width. The next flows have a half, a quarter and an
+    # eighth of the height and width.
     sizes = [tuple(flow.shape[2:]) for flow in flows]
     assert sizes == [(height // scale, width // scale) for scale in (1, 2, 4, 8)]
     for flow in flows:

@@ -95,7 +95,7 @@ def random_clip(*shape):
 
 
 def test_all_recordings_of_the_published_code_are_there():
-    # If there were no files, the next test would be skipped, and nobody would notice.
+    # If there were no files, the next test would be skipped without a message.
     assert len(GOLDEN) == 11
 
 

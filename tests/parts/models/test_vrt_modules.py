@@ -1,8 +1,8 @@
 """The modules of the network, compared with reference vectors of the published network.
 
 The vectors are in tests/data/golden/. A vector has the options, the weights and the input of a
-module, and the output and gradients that the published code computes in float64. The gradients are
-those of a loss in which each value of the output has another weight (`golden.cotangent`). The last
+module, and the output and gradients that the published code computes in float64. The gradients
+belong to a loss in which each value of the output has another weight (`golden.cotangent`). The last
 tests use a whole small network. They test its precision in bfloat16, and which layers learn from
 the first step on.
 """

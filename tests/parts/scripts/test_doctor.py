@@ -150,7 +150,7 @@ def options(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def doctor_output(options) -> RankResult:
-    """Give what the doctor prints on two ranks for a sound option file."""
+    """Give what the doctor prints on two ranks for an option file without faults."""
     return run_ranks(2, DOCTOR, "--opt", str(options), limit_s=240)
 
 

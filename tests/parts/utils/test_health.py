@@ -619,11 +619,14 @@ def options_of_runs(home, tmp_path_factory):
     return write_options_of_run(home, tmp_path_factory.mktemp("runs"))
 
 
-# Each start has at most one cause of slowness. If one start had both causes, the slow forward pass
-# would make the wait for data a small share of a step, and the long wait would make the ranks
-# similar. Then the measured values would be near the limits (1.2 times the other ranks, 10 % of the
-# time), and other load on the machine would decide whether a warning comes. In separate starts, the
-# values are far from the limits.
+# Each start has at most one cause of slowness: a slow forward pass, or a wait for data. Each cause
+# has a limit for its warning: 1.2 times the other ranks, and 10 % of the time. With both causes in
+# one start, the measured values would be near the limits:
+#
+#     the slow forward pass would make the wait a smaller share of a step
+#     the wait would make the steps of all ranks more similar
+#
+# In separate starts, the values are far from the limits.
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ def faults(values: dict[str, object]) -> set[str]:
     for error in CHECK.iter_errors(values):
         section = ".".join(str(key) for key in error.absolute_path)
         if error.validator == "additionalProperties":
-            # The error names only the section. The keys at fault are those that the schema of the
+            # The error names only the section. The wrong keys are the keys that the schema of the
             # section does not have.
             assert isinstance(error.schema, dict)
             unknown = error.instance.keys() - error.schema["properties"].keys()

@@ -198,8 +198,7 @@ def test_results_whose_run_json_is_gone_are_not_taken_over(finished_command, out
 
     assert code == EXIT_MOVE_FILES
     assert NOT_OURS in text
-    # The advice is to give another folder, or the folder of the earlier test. The user can tell the
-    # latter by its run.json.
+    # The advice is to give another folder, or the folder of the earlier test, which has a run.json.
     assert "which has a run.json" in text
 
 

@@ -279,8 +279,8 @@ def test_the_log_begins_with_what_is_trained(run):
     # Six lines come before the line of the start.
     first_words = [row.split()[0] for row in run.log[start - 6 : start]]
     assert first_words == ["Task:", "Ranks:", "Data:", "Batch:", "Network:", "Schedule:"]
-    # All lines before the start, also those about the data and the rank, must be among the first
-    # ten lines.
+    # All lines before the start must be among the first ten lines, also the lines about the data
+    # and the rank.
     assert start < 10
 
 

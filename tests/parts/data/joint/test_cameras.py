@@ -267,7 +267,7 @@ def test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations(shifted_c
 
     plain_x, plain_grey = torch.autograd.grad((blurry, spikes), (x, grey), (of_blurry, of_spikes))
     # Only rounding may differ here, too. A value of the adjoint can be a sum of many samples and
-    # far above 1, so the limit is larger than that of B x and S l, and relative.
+    # far above 1. So the limit is relative, and larger than the limit for B x and S l.
     assert torch.allclose(by_x, plain_x, rtol=1e-4, atol=1e-4)
     assert torch.allclose(by_grey, plain_grey, rtol=1e-4, atol=1e-4)
 

@@ -1,9 +1,8 @@
 """data/motion/joint/intervals.py: the intervals between two spikes of a pixel.
 
-A pixel fires when it has collected a fixed amount of light, its threshold. So between two spikes it
-has collected as many thresholds as it has spikes after the first of the two. The caller gives
-edges: instants at which intervals should begin and end. An interval begins and ends at the spikes
-that are nearest to two edges.
+A pixel fires when it has collected a fixed amount of light, its threshold. So from spike 2 to spike
+5 it has collected 3 thresholds. The caller gives edges: instants at which intervals should begin
+and end. An interval begins and ends at the spikes that are nearest to two edges.
 
 Times are counted in planes. A spike in plane p has the time p + 1, the end of its plane.
 """

@@ -58,9 +58,9 @@ def test_the_motion_takes_the_planes_that_were_exposed_and_no_others(tmp_path):
 
     recording = RecordedClip(reader, context=None).read(FRAME)
 
-    # The middle 0.7 of 60 planes were exposed: 42 planes. Half as many are read on each side.
+    # The middle 0.7 of 60 planes were exposed: 42 planes. On each side, 21 more planes are read.
     assert recording.length == 42
     assert recording.begin == 21
     assert len(recording.stream) == 21 + 42 + 21
-    # The channels of a network are made of 1.12 times as many planes: 47.
+    # The channels of a network are made of 1.12 x 42 = 47 planes.
     assert reader.clip.exposures[FRAME].own.count == 47
