@@ -180,8 +180,8 @@ def light_by_definition(spikes: list[int]) -> list[Fraction]:
 
     In an interval of n planes between two spikes, each plane has the light 1 / n. The planes before
     the first spike have the light of the first interval, and the planes after the last spike have
-    the light of the last interval. If there are more than n such planes, their light is less. With
-    one spike or no spike, each plane has the mean.
+    the light of the last interval. If the pixel is silent there for more than n planes, the light
+    is less. With one spike or no spike, each plane has the mean.
     """
     planes = len(spikes)
     fired = [plane for plane, spike in enumerate(spikes) if spike]
