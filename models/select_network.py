@@ -220,10 +220,10 @@ def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
     is_whole = gt_size % scale == 0
     if is_whole and side % multiple == 0 and side >= least_side:
         return
-    # Propose a valid size near `gt_size`. E.g. gt_size 203, scale 4, multiple 8: the side is 50,
-    # the nearest multiple of 8 is 48, and the proposal is 4 * 48 = 192. A side below `least_side`
-    # is not valid, so then propose `least_side`.
-    nearest_side = max(least_side, round(side / multiple) * multiple)
+    # Propose the valid size that is nearest to `gt_size`. E.g. gt_size 210, scale 4, multiple 8: a
+    # valid size is a multiple of 32, and 224 is nearer than 192. A side below `least_side` is not
+    # valid, so then propose `least_side`.
+    nearest_side = max(least_side, round(gt_size / (scale * multiple)) * multiple)
     key = "datasets.train.gt_size"
     raise OptionError(
         what=f"{key} is {gt_size}",

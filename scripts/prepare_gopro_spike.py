@@ -251,8 +251,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     command = parser.parse_args(arguments)
     command.recipe = read_recipe(command)
-    refuse_numbers(command)
+    # A flag without effect is named as such, also if its value is wrong.
     refuse_without_effect(command)
+    refuse_numbers(command)
     return command
 
 

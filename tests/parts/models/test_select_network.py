@@ -108,6 +108,16 @@ def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, whe
     assert message in str(refused.value)
 
 
+def test_a_refusal_proposes_the_nearest_crop_also_if_the_scale_does_not_divide_the_crop():
+    opt = options(size=210)
+
+    # With scale 4, the crop must be a multiple of 4 * 8 = 32. The nearest ones are 192 and 224.
+    with pytest.raises(OptionError) as refused:
+        check_options(opt.netG, opt.datasets, opt.val, scale=4)
+
+    assert refused.value.do == "set it to 224"
+
+
 def test_the_crop_that_a_refusal_proposes_is_taken():
     # With these windows, the side of a crop must be at least 64 pixels (8 windows of 8), and a
     # multiple of 24 (of 6 and of 8).

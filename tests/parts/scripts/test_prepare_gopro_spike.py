@@ -488,6 +488,8 @@ WRONG_INPUT = [
     ("--source {}/raw --interpolate 0", "--interpolate is 0", 2),
     ("--source {}/raw --test-share 1", "--test-share is 1.0", 2),
     ("--source {}/raw --crop 64", "--crop has no effect without --rig", 2),
+    ("--source {}/raw --crop 300", "--crop has no effect without --rig", 2),
+    ("--source {}/raw --rig dim --instants 2", "--instants has no effect with --rig", 2),
     ("--source {}/raw --rig dim --rate 0.2", "--rate has no effect with --rig", 2),
     ("--source {}/raw --rig dimm", "ideal, rig, dim, other or random", 2),
     ("--source {}/raw --rig dim,parallaks=0", "argument 'parallaks'", 2),
