@@ -11,7 +11,7 @@ A finished clip has two folders, each with a record (made.json) of its settings 
 With a rig, two simulated cameras record any video or photograph (data/making/recipe.py). Without a
 rig, the raw frames of a fast video are averaged.
 
-The program runs `plan_clip` in several processes, so its arguments and its result can be pickled.
+The program runs `plan_clip` in several processes, so the arguments and the result can be pickled.
 If a clip cannot be made, `plan_clip` returns the error and does not raise it. So the program can
 show the errors of all clips.
 
@@ -173,8 +173,8 @@ def _files_of(path: Path, raw: FrameSource | None) -> list[Path]:
 def _digest_of(files: list[Path]) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
-    The digits are stored in made.json, so the form of the lines below must stay. With lines of
-    another form, the digits would be others, and no older data set could be continued.
+    The digits are stored in made.json. If the lines below had another form, the digits would
+    change, and older data sets could not be continued. So the form must stay.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -193,7 +193,7 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
     Raises DataError if a folder was not made from this source with this recipe. Such a folder is
     never overwritten.
     """
-    # lexists and not exists, because a broken link must not be replaced either.
+    # lexists is also true for a broken link, which must not be replaced either.
     folders = [folder for folder in job.folders if os.path.lexists(folder)]
     for folder in folders:
         try:
@@ -243,7 +243,8 @@ def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int
 def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
     """Refuse frames if their spike planes would not have whole pixels and whole bytes.
 
-    A plane of a .dat has one bit for each spike pixel, so its number of pixels must divide by 8.
+    A plane of a .dat has one bit for each spike pixel. So the number of spike pixels must be a
+    multiple of 8.
     size: (height, width) of the frames. ratio: RGB pixels along a spike pixel. path: the source.
     """
     height, width = size

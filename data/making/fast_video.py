@@ -85,8 +85,8 @@ def _expose(frames: FrameSource, numbers: range, gamma: float, written: set[int]
     of the sums.
 
     numbers: numbers of the raw frames. gamma: exponent from display values to light.
-    written: indices of the raw frames of the exposure that are returned, e.g. {3} for the fourth
-    one. The other raw frames are not kept, because together they would take much memory.
+    written: indices of the raw frames that are returned, e.g. {3} for the fourth raw frame of the
+    exposure. All raw frames together would take much memory.
     """
     # Linear light of each display value 0 ... 255, as float32.
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
@@ -156,8 +156,7 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
     frame_height, frame_width = frames.size
     height = frame_height // recipe.ratio
     width = frame_width // recipe.ratio
-    # With light "display", the sensor integrates display values. So the exponent from display
-    # values to light is 1.
+    # With light "display", the sensor integrates display values as they are. So the exponent is 1.
     gamma = recipe.gamma if recipe.light == "linear" else 1.0
     light_path = LightPath(grey_light(frames, (height, width), gamma), len(frames), recipe.method)
     sensor = IntegrateAndFire(
@@ -165,8 +164,8 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
         width,
         rate=recipe.rate,
         threshold=recipe.threshold,
-        # The published data were made with this generator. Its key has the seed, and then each byte
-        # of the name of the clip.
+        # The published data were made with this generator. Its key is the seed, followed by the
+        # bytes of the name of the clip.
         rng=published_stream(recipe.seed, *clip.encode()),
         initial_charge=recipe.initial_charge,
         shot_noise=recipe.shot_noise,
@@ -181,8 +180,8 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
             if t <= len(frames) - 1:  # the last raw frame
                 yield sensor.step(light_path.at(t))[None]  # (1, h, w)
 
-    # The exposures must be made in the order of time, because each plane changes the sensor: the
-    # charge that is left after one exposure is the first charge of the next exposure.
+    # The exposures must be made in the order of time, because the charge at the end of an exposure
+    # is the first charge of the next exposure.
     for number in range(len(frames) // average):
         geometry = SpikeGeometry(height, width)
         write_spikes(folder / f"{number:06d}.dat", planes_in(number), geometry)

@@ -2,8 +2,8 @@
 
 A spike camera reads out thousands of planes per second, but a video has only tens or hundreds of
 frames per second. So the light between two frames A and B is interpolated: both frames are moved
-along the optical flow, and then mixed. p is the fraction of the time from A to B that has passed. f
-is the flow from A to B, and g the flow from B to A. Then
+along the optical flow, and then mixed. With the flow f from A to B, the flow g from B to A, and the
+fraction p of the time from A to B that has passed:
 
     light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x))
 
@@ -37,8 +37,8 @@ class _Flows(NamedTuple):
 class LightPath:
     """The light at any time between the frames of a clip.
 
-    Call `at` with increasing times. Times in another order give the same light, but take longer,
-    because only the flows of the last pair of frames are stored.
+    Call `at` with increasing times. Times in another order give the same light, but take longer.
+    The reason: only the flows of the last pair of frames are stored.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class LightPath:
     def _place_of(self, time: float) -> tuple[int, float]:
         """Return the number of the frame A before a time, and p: 0 at A, 1 at the next frame B.
 
-        E.g. the time 2.25 gives (2, 0.25). No frame follows the last frame. So at the time of the
-        last frame, A is the frame before it, and p is 1: with 4 frames, the time 3 gives (2, 1).
+        E.g. the time 2.25 gives (2, 0.25). The last frame has no next frame, so it can only be B:
+        with 4 frames, the time 3 gives (2, 1).
         """
         last_frame = self.count - 1
         time = min(max(time, 0.0), float(last_frame))

@@ -3,10 +3,10 @@
 A layer is the whole photograph, or a piece of the photograph that is nearer to the camera. There
 are three kinds of images:
 
-    sheet   the image of a layer, (H, W): as large as the photograph, and transparent outside of
-            the piece
-    view    the image of the camera, which shows the sheets: FINE * crop pixels along each side
-    crop    the made frame, crop x crop pixels: the view, scaled down by FINE
+    sheet        image of a layer, (H, W): as large as the photograph, and transparent outside of
+                 the piece
+    view         image of the camera, which shows the sheets: FINE * crop pixels along each side
+    made frame   the view, scaled down by FINE: crop x crop pixels
 
 P is the number of planes of the whole clip. A plane is one read-out of the spike camera. A frame
 interval is the time from one frame of the made clip to the next.
@@ -26,9 +26,9 @@ import numpy as np
 
 from data.making.smooth_walk import smooth_walk
 
-# Number of pixels of the view along a side of an RGB pixel of the made frame. So each RGB pixel is
-# a mean of FINE x FINE pixels. With 1, the pixels of the photograph would be visible when the
-# photograph moves.
+# Number of view pixels along a side of a pixel of the made frame. So each pixel of the made frame
+# is the mean of FINE x FINE view pixels. With 1, the pixels of the photograph would be visible when
+# the photograph moves.
 FINE = 2
 # Number of pieces of a photograph that are nearer than the rest. More pieces would hide the rest.
 NEAR_LAYERS = 2
@@ -64,8 +64,8 @@ def draw_camera(
 
     number_of_planes: number of planes P of the whole clip.
     planes_of_interval: number of planes in a frame interval. crop: side of a made frame in pixels.
-    rng: generator of the motion. The order of its draws must not change, because the order decides
-    which scene a seed gives.
+    rng: generator of the motion. The order of its draws must stay, because it decides which scene a
+    seed gives.
     """
     view_side = FINE * crop
     # walk(amplitude) is a random motion (P,) between -amplitude and amplitude. Its periods are 2 to
@@ -77,7 +77,7 @@ def draw_camera(
     shake_y = walk(rng.uniform(2, crop / 6))
     shake = FINE * np.stack([shake_x, shake_y], axis=1)  # in pixels of the view
     # The camera turns by up to 0.1 radians (6 degrees). A person who films hardly changes the zoom.
-    # So the zoom is a constant factor of 1 to 1.3, multiplied by a factor that varies by 8 %.
+    # So the zoom is a constant factor of 1 to 1.3, times a factor that varies by up to 8 %.
     angles = walk(0.1)
     zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))
     # A tilt is at most 0.1 / view_side in x and y. The distance from the middle of the view to an
@@ -114,18 +114,18 @@ def draw_piece(
     light: light of the photograph, (H, W, 3). depth: 1 or 2, where 2 is the nearest.
     shake: (P, 2), motion of the camera in pixels of the view.
     time: (P, 1), time of each plane in frame intervals. view_side: side of the view in pixels.
-    rng: generator of the piece. The order of its draws must not change, because the order decides
-    which scene a seed gives.
+    rng: generator of the piece. The order of its draws must stay, because it decides which scene a
+    seed gives.
     """
     height, width = light.shape[:2]
     size = np.array((width, height))
-    # In the photograph, the piece lies around the point `middle`. In the view, it is shifted by a
-    # random distance, and moves with a constant speed.
+    # The piece is cut from the photograph around the point `middle`. At the time 0, the view shows
+    # it at a random distance from its middle. It moves with a constant speed.
     middle = rng.uniform(0.3, 0.7, 2) * size
     speed = view_side * rng.uniform(-0.05, 0.05, 2)  # pixels per frame interval
     center_at_time_0 = middle + view_side * rng.uniform(-0.3, 0.3, 2)
-    # The shape of the piece is the convex hull of eight random points. The edge of the piece is
-    # blurred (sigma 0.8 pixels), so that the edge has no steps of whole pixels.
+    # The shape of the piece is the convex hull of eight random points. Its edge is blurred (sigma
+    # 0.8 pixels), so that no steps of whole pixels are visible.
     corners = middle + view_side * rng.uniform(-0.2, 0.2, (8, 2))  # (8, 2), x and y
     hull = cv2.convexHull(corners.astype(np.int32))
     transparent = np.zeros((height, width, 1), np.float32)
@@ -146,8 +146,8 @@ def camera_homography(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray
         [sin / zoom,  cos / zoom, 0]
         [tilt[0],     tilt[1],    1]
 
-    It maps a point of the view, counted from the middle of the view, to a point of the sheet,
-    counted from the center of the layer. A homography divides x and y by the third number,
+    It maps a point of the view, relative to the middle of the view, to a point of the sheet,
+    relative to the center of the layer. A homography divides x and y by the third number,
     tilt[0] x + tilt[1] y + 1. So the scale changes along x and y.
 
     angle: in radians. zoom: above 1, objects look larger. tilt: (2,).

@@ -1,14 +1,23 @@
 """Compute the light of a photograph in motion, plane by plane, and the true motion of each pixel.
 
 A plane is one read-out of the spike camera. The camera shakes, zooms, turns and tilts over the
-photograph. Two pieces of the photograph are nearer than the rest: they move more with the camera,
-and also have a motion of their own (data/making/photo_layers.py). The view is the image of the
-camera, and a sheet is the image of a layer. A point of the view shows the point of the sheet at
+photograph. Two pieces of the photograph are nearer than the rest. They move more with the camera,
+and also have a motion of their own (data/making/photo_layers.py).
 
-    sheet point = T(center) C(turn, zoom, tilt) T(-middle of the view) view point
+The view is the image of the camera, before it is scaled down to the made frame. It has FINE x FINE
+pixels for each pixel of the made frame, and FINE is 2. A sheet is the image of a layer, i.e. of the
+whole photograph or of one piece. Three steps find the point of the sheet that a point of the view
+shows:
 
-T(p) adds p to a point, and C is the homography of the camera. Light is linear, float32, 1 at full
-scale.
+    1. Subtract the middle of the view. The result is a point relative to the middle.
+    2. Turn, zoom and tilt the point by the homography C of the camera.
+    3. Add the center: the point of the sheet that lies in the middle of the view.
+
+As a product of matrices, where T(p) adds p, and the first step is on the right:
+
+    sheet point = T(center) C(turn, zoom, tilt) T(-middle) view point
+
+Light is linear, float32, 1 at full scale.
 
 What must stay: every bit of the light and the order of the draws, for the same photograph and seed,
 because made data sets are published, and an interrupted data set is continued later. No test
@@ -40,14 +49,14 @@ from data.making.photo_layers import (
 class PhotoScene:
     """A photograph in motion: the light of each plane, and where each pixel moves.
 
-    picture: the photograph, (H, W, 3) uint8. It is scaled down to a shorter side of FINE * side
-    pixels.
-    side: shorter side of the photograph in pixels of the made frame.
-    count: number of frame intervals (an interval is the time from one made frame to the next).
+    picture: the photograph, (H, W, 3) uint8.
+    side: shorter side of the scaled photograph, in pixels of the made frame. E.g. side 288 gives
+    2 * 288 = 576 pixels of the view. A smaller photograph is not scaled.
+    count: number of frame intervals. An interval is the time from one made frame to the next.
     planes: number of planes in an interval.
     crop: side of a made frame in pixels.
-    rng: generator of the scene. First the camera is drawn (`draw_camera`), then the two pieces, the
-    nearest last (`draw_piece`).
+    rng: generator of the scene. First it draws the camera (`draw_camera`), then the farther piece,
+    then the nearer piece (`draw_piece`).
     """
 
     def __init__(
@@ -59,14 +68,16 @@ class PhotoScene:
         crop: int,
         rng: np.random.Generator,
     ) -> None:
-        light = cv2.LUT(scale_down(picture, FINE * side), LIGHT_OF_DISPLAY_VALUE)  # (H, W, 3)
+        # The photograph is scaled to pixels of the view, and turned into light: (H, W, 3).
+        light = cv2.LUT(scale_down(picture, FINE * side), LIGHT_OF_DISPLAY_VALUE)
         self.crop = crop
-        self.number_of_planes = count * planes  # P
+        self.number_of_planes = count * planes  # P, of the whole clip
         view_side = FINE * crop
 
         # All random numbers are drawn here, before the first plane is painted.
         self._camera = draw_camera(self.number_of_planes, planes, crop, rng)
-        # The time of each plane in frame intervals, from -count / 2 to count / 2: (P, 1).
+        # The time of each plane in frame intervals: (P, 1). 0 is the middle of the clip. E.g. 8
+        # intervals last from -4 to 4.
         share_of_clip = np.arange(self.number_of_planes) / self.number_of_planes  # (P,)
         time = (share_of_clip - 0.5)[:, None] * count
         shake = self._camera.shake
@@ -86,16 +97,17 @@ class PhotoScene:
         """Return how far the scene of each pixel moves from `plane` to `other`.
 
         Returns (crop, crop, 2) float32: x and y in pixels of the made frame. In `plane`, a pixel
-        shows the nearest layer whose opacity is above 1/2 at this pixel. The shift is the shift of
-        this layer, also if a nearer layer hides it in `other`.
+        shows the nearest layer whose opacity is above 1/2 at this pixel. The result is the shift of
+        this layer. In `other`, a nearer layer may hide it, which does not change the shift.
 
         Benchmarks and tests compare with these true motions. With a wrong scale,
         test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in_another fails.
         The test does not notice an error of a few pixels in `points`, because the shifts of
         neighbouring points hardly differ.
         """
-        # The middle of each pixel of the crop, as a point of the view. E.g. with FINE = 2, pixel 0
-        # of the crop covers the pixels 0 and 1 of the view, so its middle is at 0.5.
+        # `points` (crop, crop, 2) are the middles of the pixels of the made frame, in pixels of the
+        # view. E.g. pixel 0 of the made frame covers the pixels 0 and 1 of the view (FINE is 2). So
+        # its middle is 0.5.
         in_crop = np.arange(self.crop)
         y, x = np.meshgrid(in_crop, in_crop, indexing="ij")  # (crop, crop) each
         pixels = np.stack((x, y), axis=-1)  # (crop, crop, 2)
@@ -103,11 +115,12 @@ class PhotoScene:
 
         shifts = np.zeros((self.crop, self.crop, 2), np.float32)
         for layer in self._layers:  # a nearer layer replaces the shifts of the layers behind it
-            # From the view in `plane` to the sheet, and from there to the view in `other`.
+            # Map the points from the view in `plane` to the sheet, and then from the sheet to the
+            # view in `other`.
             on_sheet = cv2.perspectiveTransform(points, self._to_sheet(layer, plane))
             to_other_view = np.linalg.inv(self._to_sheet(layer, other))
             in_other = cv2.perspectiveTransform(on_sheet, to_other_view)
-            of_layer = (in_other - points) / FINE  # in pixels of the crop
+            of_layer = (in_other - points) / FINE  # in pixels of the made frame
             is_shown = opacity_at(layer, on_sheet) > 0.5  # (crop, crop)
             shifts = np.where(is_shown[..., None], of_layer, shifts)
         return shifts.astype(np.float32)
@@ -115,9 +128,11 @@ class PhotoScene:
     def _paint(self, plane: int) -> np.ndarray:
         """Return the view of a plane: the light that the camera sees, (view_side, view_side, 3).
 
-        The layers are painted from the farthest to the nearest. Each layer hides what is behind it,
-        by its opacity: light = (1 - opacity) light_behind + light_of_layer. The light of a layer is
-        already multiplied by the opacity.
+        The layers are painted from the farthest to the nearest:
+
+            light = (1 - opacity) light_behind + light_of_layer
+
+        The light of a layer is already multiplied by the opacity.
         """
         view_side = FINE * self.crop
         # WARP_INVERSE_MAP: the matrix leads from the result (view) to the source (sheet).
@@ -145,6 +160,5 @@ class PhotoScene:
         view_side = FINE * self.crop
         middle_to_origin = translation(-view_side / 2, -view_side / 2)
         x, y = layer.centers[plane]
-        # A product of matrices acts from right to left. First move the middle of the view to 0,
-        # then turn, zoom and tilt, and then move 0 to the center of the layer in this plane.
+        # The three steps in the head of this file, from right to left. (x, y) is the center.
         return translation(x, y) @ turn_and_zoom @ middle_to_origin

@@ -68,9 +68,9 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     text = json.dumps(record, indent=2) + "\n"
     for folder, scratch in zip(job.folders, scratch_folders, strict=True):
         write_whole(scratch / RECORD, text.encode())
-        # An earlier run may have been killed after it had finished one of the two folders. The
-        # finished folder stays, because `plan_clip` has checked that it was made from the same
-        # source with the same recipe.
+        # An earlier run may have been killed after it had finished one of the two folders. This
+        # folder stays: `plan_clip` has checked that it was made from the same source with the same
+        # recipe.
         if os.path.lexists(folder):
             shutil.rmtree(scratch)
         else:

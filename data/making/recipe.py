@@ -26,9 +26,8 @@ from utils.options.section import Section
 from utils.random_streams import random_stream
 
 # Raise this number if the same recipe and source give other files than before. The program refuses
-# to continue a data set of another version, because the data set would have clips of two kinds.
-# Since version 2, a pixel of the simulated sensor keeps its charge modulo the threshold when it
-# fires.
+# to continue a data set of another version, because the clips would be of two kinds. Version 2 has
+# another sensor: a pixel that fires keeps its charge modulo the threshold.
 VERSION = 2
 # Settings that have an effect only without a rig. A setting that is neither in this set nor in
 # ONLY_WITH_RIG is recorded in both cases. `Recipe.record` says what else a new setting needs.
@@ -117,9 +116,9 @@ class Recipe(Section):
         Two recipes with equal records give equal clips. So the record is stored with each clip
         (made.json), and it is compared when a data set is continued.
 
-        If you add a setting, the records of older data sets do not have it. So leave it out of the
-        record while it has its default, as `instants` is left out here. Otherwise older data sets
-        could not be continued.
+        If you add a setting, leave it out of the record while it has its default, as `instants` is
+        left out here. The reason: the records of older data sets do not have the setting, and an
+        older data set can only be continued if the records are equal.
         """
         if self.has_rig:
             without_effect = set(ONLY_WITHOUT_RIG)
@@ -137,8 +136,8 @@ class Recipe(Section):
     def rig_of(self, clip: str) -> Rig:
         """Return the rig that records a clip.
 
-        Without --rig, only the spike camera is simulated. Then the result describes its sensor, and
-        the program reads only the fields `rate` and `light`, for dataset.json.
+        Without --rig, only the spike camera is simulated. Then the program reads only the fields
+        `rate` and `light` of the result, for dataset.json.
         Raises OptionError if --rig names no rig.
         """
         if self.has_rig:
@@ -148,9 +147,11 @@ class Recipe(Section):
     def raw_frames_per_exposure(self, clip: str) -> int:
         """Return the number of raw frames that are averaged to a blurry frame of a clip.
 
-        If the setting `average` is given, it is the result. Otherwise the result is the number in
-        the name of a clip of GoPro, e.g. 7 for GOPR0372_07_00. For other names it is 7, the least
-        number in GoPro.
+        The first of these that applies:
+
+            the setting `average`    if it is given
+            the number in the name   for a clip of GoPro, e.g. 7 for GOPR0372_07_00
+            7                        for other names. It is the least number in GoPro
         """
         if self.average:
             return self.average

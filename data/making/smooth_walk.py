@@ -8,8 +8,8 @@ Tests: tests/parts/data/test_seeds.py
 
 import numpy as np
 
-# Weights of the four sines of a random motion. The sum of the weights is 1. Four sines of different
-# periods give an irregular motion. A single sine would repeat itself.
+# Weights of the four sines of a random motion, with the sum 1. Four sines of different periods give
+# an irregular motion. A single sine would repeat itself.
 WALK_WEIGHTS = (0.4, 0.3, 0.2, 0.1)
 
 
@@ -26,8 +26,8 @@ def smooth_walk(
     planes: number of planes.
     periods: (shortest, longest) allowed period T_i, in planes. The logarithm of each period is
     drawn uniformly.
-    rng: for each sine, first the period and then the phase is drawn. Another order would give other
-    data sets.
+    rng: generator. For each sine, it draws first the period and then the phase. Another order would
+    give other data sets.
     """
     log_shortest, log_longest = np.log(periods)
     t = np.arange(planes)

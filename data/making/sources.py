@@ -3,8 +3,8 @@
     find_sources   finds the sources
     cuts_of        with a rig: chooses the parts of a source that are recorded, one for each clip
 
-The program runs `cuts_of` in several processes, so its arguments and its result can be pickled. If
-a source cannot be used, `cuts_of` returns the error and does not raise it. So the program goes on
+The program runs `cuts_of` in several processes, so the arguments and the result can be pickled. If
+a source cannot be used, `cuts_of` returns the error and does not raise it. So the program continues
 with the other sources.
 
 What must stay: the same source and recipe give the same parts. If the parts must change, raise
@@ -32,8 +32,8 @@ from utils.random_streams import random_stream
 SPLITS = ("train", "test")
 # The shorter side of the scaled frames is at least this many times the side of the crop, so that
 # the crop has room to move. With 1, the crop could not move along the shorter side. With a larger
-# value, frames could not be scaled down as much. Then the motion would have more pixels, and fewer
-# parts of fast videos could be used.
+# value, frames would stay larger. So the motion would have more pixels, and fewer parts of fast
+# videos could be used.
 LEAST_SIDE_PER_CROP = 1.1
 
 
@@ -67,8 +67,8 @@ def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
         roots = [(path, "")]
 
     # Folders of images and videos come first, then photographs. Clips are made and shown in this
-    # order. `clips_in` would warn about image files that it does not read. `also_read` prevents
-    # this warning for photographs, which are read below.
+    # order. `clips_in` warns about image files that it does not read. `also_read` prevents the
+    # warning about photographs, which are read below.
     sources = []
     photo_endings = IMAGE_SUFFIXES if photos else ()
     for root, split in roots:
@@ -106,9 +106,9 @@ def cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut] | DataError:
 def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
     """Return the parts of a source that a rig records. Raises DataError if there are none.
 
-    The parts of a source and a recipe are the same on every machine, because `random_stream` gives
-    the same numbers everywhere. Another order of the draws would give other data sets. Then raise
-    VERSION (recipe.py).
+    The same source and recipe give the same parts on every machine, because `random_stream` gives
+    the same numbers everywhere. Another order of the draws would give other data sets. So if the
+    order must change, raise VERSION (recipe.py).
     """
     # This changes OpenCV in the whole process. The program runs one process on each core, so more
     # threads would compete for the cores.

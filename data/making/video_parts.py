@@ -1,8 +1,8 @@
 """Find the parts of a video that can be interpolated: parts with small motion and one scene.
 
-Optical flow is reliable only for small motions. And if the scene changes between two frames, no
-motion leads from one frame to the other. A "frame interval" is the time from one frame of the made
-clip to the next. An interval may have several frames of the video, which are averaged.
+Optical flow is reliable only for small motions. If the scene changes between two frames, no motion
+leads from one frame to the other. A "frame interval" is the time from one frame of the made clip to
+the next. An interval may have several frames of the video, which are averaged.
 
 What must stay: the parts that are found and the order of the draws, for the same video and seed,
 because made data sets depend on them. If they must change, raise VERSION in data/making/recipe.py.
@@ -22,8 +22,8 @@ from data.making.frame_light import scale_down
 
 # A part of a video has this many frames in addition to the frames of its intervals: one before the
 # first interval and one after the last interval. The reason: the first interval begins between two
-# frames, and the last interval ends between two frames. The light there is interpolated, which
-# needs the frames on both sides.
+# frames, and the last interval ends between two frames. The interpolation there needs the frames on
+# both sides.
 FRAMES_BESIDE = 2
 
 
@@ -58,8 +58,9 @@ def find_cuts(
 ) -> list[Cut]:
     """Return the parts of a video that can be interpolated, without a change of the scene.
 
-    The sharp frame of an interval is in its middle. E.g. with 3 intervals of 1 frame, a part that
-    begins at frame 10 has 5 frames (FRAMES_BESIDE says why there are two more frames):
+    The sharp frame of an interval is in the middle of the interval. E.g. with 3 intervals of 1
+    frame, a part that begins at frame 10 has 5 frames (FRAMES_BESIDE gives the reason for the other
+    two):
 
         frame    10       11       12       13       14
                       |  sharp |  sharp |  sharp |
@@ -78,8 +79,8 @@ def find_cuts(
     least_side, most_side = sides
     side = min(most_side, *frames.size)
     steps = _steps(frames, side)  # in pixels of frames that are scaled to `side`
-    # Motion in pixels is proportional to the side. A step of MOST_STEP pixels in frames of
-    # `least_side` has this many pixels in frames of `side`:
+    # Motion in pixels is proportional to the side. In frames of `side`, a step may be longer than
+    # MOST_STEP, if it is at most MOST_STEP in frames of `least_side`.
     most_step = MOST_STEP * side / least_side
     cuts = []
     first = 0
@@ -93,9 +94,9 @@ def find_cuts(
         cut = Cut(first, frames_in_interval, side)  # the side becomes smaller below, if needed
         steps_of_part = np.array(steps[first : first + cut.frames(intervals) - 1])
 
-        # A part is rejected if one of its steps is longer than allowed, or is a change of the scene
-        # (inf). Then try a part that begins at the frame after the last of these steps. Step i of
-        # the rejected part leads from frame first + i to frame first + i + 1.
+        # A part is rejected if one of its steps is too long, or is a change of the scene (inf).
+        # Step i of the part leads from frame first + i to frame first + i + 1. The next part to try
+        # begins after the last of the wrong steps.
         too_long = np.flatnonzero(steps_of_part > most_step).tolist()
         if too_long:
             first += too_long[-1] + 1
@@ -130,8 +131,9 @@ def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator)
     Returns None if too few frames are left.
 
     wanted: the number that the user gave. None: the number is drawn. most: largest possible number.
-    rng: generator of the number. One number is drawn for each part that is tried, also if the part
-    is rejected later. The order of the draws must stay, because it decides the made data sets.
+    rng: generator of the number. It draws one number for each part that is tried, also for parts
+    that are rejected later. The order of the draws must stay, because it decides the made data
+    sets.
     """
     if wanted is not None:
         return wanted if wanted <= most else None
@@ -141,9 +143,9 @@ def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator)
     return int(drawn)
 
 
-# A "step" is the motion from one frame of a video to the next, in pixels. 95 % of the pixels move
-# less than the step. With 100, a few pixels with a wrong flow would decide the step. With a smaller
-# percentile, a fast object in a still scene would not count.
+# A "step" is the motion from one frame of a video to the next: this percentile of the lengths of
+# the optical flow, in pixels. With 100, a few pixels with a wrong flow would decide the step. With
+# a smaller percentile, a fast object in a still scene would not count.
 STEP_PERCENTILE = 95
 # If the grey levels (0 to 255) of two frames differ by more than this on average, the scene has
 # changed. A smaller value would take fast motion for a change of the scene.

@@ -30,16 +30,14 @@ def video_scene(
 ) -> Iterator[np.ndarray]:
     """Yield the light (crop, crop, 3) float32 of each plane of a cut.
 
-    The crop moves smoothly, as if a person held the camera. The light of the middle plane of each
-    interval, planes // 2, becomes the sharp frame of the made clip. So this light must not be
-    interpolated. Two things ensure this: the middle plane has exactly the time of a frame of the
-    video, and the corner of the crop is on a whole pixel in this plane. If the time or the corner
-    is wrong, test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame fails.
+    The middle plane of each interval, planes // 2, becomes the sharp frame of the made clip. So its
+    light must not be interpolated. Two things ensure this: the middle plane has exactly the time of
+    a frame of the video, and the corner of the crop is on a whole pixel in this plane. If the time
+    or the corner is wrong, test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame fails.
 
     frames: frames of the video. cut: the part of the video.
     count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
-    rng: generator of the motion. The order of its draws must stay, because the order decides the
-    clips.
+    rng: generator of the motion. The order of its draws must stay, because it decides the clips.
     """
 
     def light_of(number: int) -> np.ndarray:
@@ -52,10 +50,10 @@ def video_scene(
     height, width = light_path.at(0.0).shape[:2]
     corners = _corners_of_crop(height, width, crop=crop, count=count, planes=planes, rng=rng)
 
-    # Times are in frames of the cut: frame 1 has the time 1. The first sharp plane gets the time of
-    # the first frame that has half an interval before it: frame 1 for intervals of 1 or 2 frames,
-    # frame 2 for intervals of 3 or 4 frames. E.g. with 88 planes and one frame in an interval,
-    # plane 44 has the time 1, and plane 132 has the time 2.
+    # Times are in frames of the cut: frame 1 has the time 1. The first sharp plane needs half an
+    # interval before it. So it gets the time of frame 1 if an interval has 1 or 2 frames, and the
+    # time of frame 2 if an interval has 3 or 4 frames. E.g. with 88 planes and 1 frame in an
+    # interval, plane 44 has the time 1, and plane 132 has the time 2.
     first_sharp_time = (cut.average + 1) // 2
     first_sharp_plane = planes // 2
     for plane, corner in enumerate(corners):
@@ -83,8 +81,8 @@ def _corners_of_crop(
     corners = np.empty((number_of_planes, 2))
     for axis, most in enumerate(room):
         # A walk between `middle - amplitude` and `middle + amplitude`, with periods of 2 to 8 frame
-        # intervals. The amplitude is at most half of the smaller one of the two rooms. So `middle`
-        # can be drawn such that the crop stays within the frame.
+        # intervals. The amplitude is at most half of the smaller room. So there is a `middle` for
+        # which the crop stays within the frame.
         amplitude = rng.uniform(0.1, 1.0) * min(room) / 2
         periods = (2.0 * planes, 8.0 * planes)
         walk = smooth_walk(rng, number_of_planes, amplitude, periods)

@@ -11,10 +11,10 @@ for each read, up to the last plane that is wanted.
 The header of an array tells its size. This size is compared with the size of the file before the
 values are read.
 
-What must stay: this comparison. Without it, a small file could fill the memory, because its header
-may state an array of any size, and a few compressed bytes may unpack to gigabytes
-(test_an_npz_of_many_arrays_is_refused and the tests beside it). Free to change: how much is kept in
-memory, and how many planes are read at once.
+What must stay: this comparison, because a header may state an array of any size, and a few
+compressed bytes may unpack to gigabytes. Without the comparison, a small file could fill the memory
+(test_an_npz_of_many_arrays_is_refused and the tests beside it).
+Free to change: how much is kept in memory, and how many planes are read at once.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_small_hostile_files.py (small
 files of huge arrays)
@@ -37,8 +37,8 @@ HEAD_BYTES = 2**14
 # Arrays of a .npz up to this size (64 MiB) are kept in memory. Larger arrays are unpacked again for
 # each read. If they were kept, a loader process that reads many files would fill the memory.
 MOST_BYTES_KEPT = 2**26
-# A .npz with more arrays than this is refused if it has no array of the expected name. The header
-# of each array must be unpacked, so a file of very many arrays would take long.
+# A .npz with more arrays than this is refused if it has no array of the expected name. The reason:
+# the header of each array must be unpacked, so a file of very many arrays would take long.
 MOST_ARRAYS = 100
 # Number of planes that are in memory at once if a file is read in parts. More planes need more
 # memory. Fewer planes need more steps in Python. The result does not depend on this number.
@@ -141,8 +141,8 @@ class ArrayFile:
 def find_array(path: Path, name: str) -> ArrayFile:
     """Return the array of a .npy or of a .npz, without reading its values.
 
-    From a .npz, the array called `name` is taken. If no array has this name, the only array with
-    three axes is taken.
+    For a .npz, it is the array called `name`. If no array has this name, it is the only array with
+    three axes.
 
     Only the headers are read: the beginning of a .npy, or of arrays in a .npz.
     Raises OSError, ValueError, and the errors of zipfile and zlib for a damaged file.
@@ -154,8 +154,7 @@ def find_array(path: Path, name: str) -> ArrayFile:
             return _array_in(path, file.read(HEAD_BYTES), path.stat().st_size)
 
     arrays = _arrays_of_zip(path, name)
-    # If an array has the expected name, take it, whatever its shape is. The caller checks the
-    # shape.
+    # An array of the expected name may have any shape here. The caller checks the shape.
     if name in arrays:
         return arrays[name]
     with_three_axes = [array for array in arrays.values() if len(array.shape) == 3]
@@ -233,8 +232,7 @@ def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     else:
         shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
-    # NumPy accepts any tuple as a shape. `type` is used and not isinstance, because isinstance
-    # would accept True as an int.
+    # NumPy accepts any tuple as a shape. `type` is compared, because isinstance(True, int) is true.
     if not all(type(length) is int and length >= 0 for length in shape):
         raise ValueError("a negative length")
     return shape, is_fortran, dtype, file.tell()

@@ -75,9 +75,8 @@ def tfp(
 
     channels = []
     for m in middles:
-        # The window has the planes start ... stop - 1, as far as the stream has them. A window
-        # before plane 0 would get negative numbers, with which a slice counts from the end of the
-        # stream.
+        # The window has the planes start ... stop - 1, as far as the stream has them. max() avoids
+        # negative numbers, with which a slice would count from the end of the stream.
         start = m - half_window
         stop = m + half_window + 1
         window = stream[max(start, 0) : max(stop, 0)]
@@ -91,10 +90,10 @@ def tfp(
 def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
     """Return the middle m of each window of `tfp` with num_bins.
 
-    m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. The
-    limits are as in S-VRT, for networks that were trained with these windows. A window has
-    2 half_window + 1 planes. At the upper limit it has only 2 half_window planes, because its last
-    plane would be plane T, and the last plane of the stream is T - 1.
+    m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. These
+    are the limits of S-VRT, because networks were trained with them. A window has
+    2 half_window + 1 planes. At the upper limit it lacks its last plane, because this would be
+    plane T, and the last plane of the stream is T - 1.
     test_tfp_spread_over_the_file_is_the_formula_of_s_vrt fails for other middles.
     Raises ValueError if the stream has less than 2 half_window planes.
     """

@@ -1,8 +1,8 @@
-"""Give the error of a spike file: what is wrong, where, what was expected, and what to do.
+"""Define the error of a spike file: what is wrong, where, what was expected, and what to do.
 
-All modules of this folder raise `SpikeFileError`. The rest of the project turns it into its own
-DataError (data/cameras/spike_errors.py). `file_errors` turns the errors of damaged files into a
-`SpikeFileError`, so that a caller meets only one class of errors.
+All modules of this folder raise `SpikeFileError`. The rest of the project turns it into a DataError
+(data/cameras/spike_errors.py). `file_errors` turns the errors of damaged files into a
+`SpikeFileError`, so a caller has to handle only one class of errors.
 
 What must stay: random bytes in a file raise SpikeFileError and nothing else. Free to change: the
 words of the errors, together with the tests that quote them.

@@ -141,7 +141,7 @@ def is_array(path: PathLike) -> bool:
 def array_shape(path: PathLike) -> tuple[int, ...] | None:
     """Return (T, h, w) of a file that holds an array, or None for packed planes.
 
-    So a caller without a geometry can find the size of a plane.
+    A caller that has no geometry can take the size of a plane from the result.
     Raises SpikeFileError as `open_spikes`.
     """
     if not is_array(path):
@@ -153,8 +153,8 @@ def array_shape(path: PathLike) -> tuple[int, ...] | None:
 def _map_bytes(path: PathLike) -> np.ndarray:
     """Map a file into memory. Returns its bytes as uint8.
 
-    np.memmap is not used, because it would ask for the state of the file three times, which takes
-    time over a network.
+    np.memmap is not used, because it asks for the state of the file three times. Over a network,
+    this takes time.
     """
     # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -166,11 +166,11 @@ def _map_bytes(path: PathLike) -> np.ndarray:
         # An empty file cannot be mapped.
         return np.empty(0, np.uint8)
     except OSError:
-        # The error of a folder does not name the cause, so raise an error that says: a folder.
+        # This error does not tell that the path is a folder. So raise an error that tells it.
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
-        # A pipe or a device has no planes, so return 0 bytes. The caller refuses 0 bytes, and its
-        # error names the expected size.
+        # A pipe or a device has no planes, so return 0 bytes. The caller refuses 0 bytes with an
+        # error that names the expected size.
         if not os.path.isfile(path):
             return np.empty(0, np.uint8)
         raise
@@ -212,7 +212,7 @@ def write_spikes(
     except BaseException as e:
         # Also after Ctrl-C: leave no half-written file.
         temporary.unlink(missing_ok=True)
-        # The error of a full disk names no file, and messages show the file.
+        # The error of a full disk names no file. So add the file, for the message.
         if isinstance(e, OSError) and e.filename in (None, str(temporary)):
             e.filename = str(path)
         raise

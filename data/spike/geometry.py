@@ -11,7 +11,7 @@ A plane is one read-out of the camera, with one bit for each pixel.
 
 What must stay: the fields of `SpikeGeometry` and its `repr`, because option files, dataset.json and
 digests of runs contain them.
-Free to add: a field at the end, with a default that means what was done before.
+Free to add: a field at the end, with a default that changes nothing.
 
 Tests: tests/parts/data/test_spike_formats.py
 """
@@ -74,7 +74,7 @@ class SpikeGeometry:
         """Return the first four fields, and every other field that is not at its default.
 
         For example "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)". Digests of
-        runs contain this text. So a new field must not change the text while it has its default.
+        runs contain this text. So the text must stay as it is if a new field has its default.
         """
         shown = []
         for index, field in enumerate(dataclasses.fields(self)):

@@ -4,8 +4,8 @@ Packed planes are bits without a header. So any file can be read as packed plane
 would give noise. `refuse_other_format` looks at the first 64 bytes of a file and raises
 SpikeFileError if they are the beginning of another format, or text.
 
-Spikes look like random bits, too. So a rule must be so strict that the spikes of any scene
-practically never fulfil it. Free to add: a mark with as many fixed bits as the marks in MARKS.
+Spikes look like random bits. So a rule must be so strict that the spikes of a scene practically
+never match it. Free to add: a mark with as many fixed bits as the marks in MARKS.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_any_bytes.py
 """
@@ -16,8 +16,8 @@ from .errors import PathLike, SpikeFileError
 
 # Beginning of a file that is no packed planes, as a regular expression -> name of the kind of file.
 # A mark must be long. Random bits of any firing rate match these marks with a probability below
-# 1e-9. A mark of only the first three bytes of a JPEG would be too short: it would match two of
-# 100,000 spike files of a bright scene.
+# 1e-9. The first three bytes of a JPEG alone would be too short a mark: two of 100,000 spike files
+# of a bright scene have these bytes.
 MARKS = {
     rb"\x93NUMPY": "the header of a NumPy array (.npy)",
     # The fifth byte is ten times the version of the zip format, 1.0 to 6.3.
@@ -34,9 +34,8 @@ MARKS = {
     rb"MATLAB 7\.3 MAT-file|\x89HDF\r\n\x1a\n": "the header of an HDF5 or MATLAB 7.3 file",
     rb"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
 }
-# Number of bytes at the beginning of a file that are compared with the marks. All marks are
-# shorter. The same bytes are tested for text. With fewer bytes, spikes would look like text more
-# often.
+# Number of bytes at the beginning of a file that are compared with the marks, and tested for text.
+# All marks are shorter. With fewer bytes, spikes would look like text more often.
 HEAD_BYTES = 64
 
 
@@ -70,10 +69,10 @@ def _content_of(head: bytes) -> str:
 def _is_text(head: bytes) -> bool:
     """Return whether bytes are printable text with more than 6 different characters.
 
-    Bytes with at most 6 different characters may be spikes. The reason: planes of an even scene
-    repeat a few bytes, and these bytes may be codes of characters
-    (test_planes_of_an_even_scene_may_consist_of_codes_of_letters). With a larger limit, short texts
-    such as a table of numbers would be read as spikes.
+    Planes of a scene of constant brightness repeat a few bytes, and these bytes may be codes of
+    characters (test_planes_of_an_even_scene_may_consist_of_codes_of_letters). So bytes with at most
+    6 different characters count as spikes. With a larger limit, short texts such as a table of
+    numbers would count as spikes.
     """
     if len(set(head)) <= 6:
         return False

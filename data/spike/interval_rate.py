@@ -48,8 +48,8 @@ def tfi(
         if len(before) == 0 or len(after) == 0:
             raise ValueError(f"plane {m} has no planes on both sides within 0 to {len(stream) - 1}")
         has_both = before.any(axis=0) & after.any(axis=0)
-        # argmax along time is the index of the first spike. E.g. m = 5, tp = 3 and tn = 7: tp is 2
-        # planes before m, and tn is 1 plane after m + 1. So the interval tn - tp is 2 + 1 + 1 = 4.
+        # argmax along time is the index of the first spike. E.g. m = 5, tp = 3 and tn = 7:
+        # m_minus_tp is 2, tn_minus_next is 1, and the interval tn - tp is 2 + 1 + 1 = 4.
         m_minus_tp = before[::-1].argmax(axis=0)
         tn_minus_next = after.argmax(axis=0)
         interval = m_minus_tp + tn_minus_next + 1

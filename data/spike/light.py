@@ -16,16 +16,16 @@ time p + 1. For example, a pixel with spikes in the planes 3 and 5 of 10 planes:
     light   1/4  1/4  1/4  1/4  1/2  1/2  1/5  1/5  1/5  1/5
 
 Only the interval of the planes 4 and 5 lies completely in the file. The other planes belong to the
-two outer intervals: the first begins before the file, and the last ends after the file. By default,
-an outer interval is taken to be as long as the interval beside it, here 2 planes. But then the
-planes 1 and 7 would have spikes, and they have none. So each outer interval is made just so long
-that its missing spike lies outside of the file: in plane -1 and in plane 10.
+two outer intervals. The spike before the first outer interval and the spike after the last one are
+not in the file. By default, an outer interval is as long as the interval beside it, here 2 planes.
+But then the planes 1 and 7 would have spikes, and they have none. So the outer intervals are made
+longer, until their missing spikes lie outside of the file: in plane -1 and in plane 10.
 
 A pixel with a single spike has the light 1 / T, where T is the number of planes. A pixel without
 spikes has no light.
 
 What must stay: all numbers, bit for bit, because the channels of training samples consist of them.
-Free to change: how they are computed, if it is as fast.
+Free to change: how the numbers are computed, if the speed stays the same.
 
 Tests: tests/parts/data/test_spike_simulate.py (compares every pixel with a plain loop)
 """
@@ -53,8 +53,8 @@ class Intervals:
 def intervals_of(stream: np.ndarray) -> Intervals:
     """Find the intervals of each pixel. The head of this file says how long the outer two are.
 
-    The numbers in the comments below are for the pixel in the head: T = 10, and spikes in the
-    planes 3 and 5. Its intervals go from 0 to 4, from 4 to 6, and from 6 to 11.
+    The comments below show the numbers of the pixel in the head of this file: T = 10, spikes in the
+    planes 3 and 5. Its intervals last from 0 to 4, from 4 to 6, and from 6 to 11.
 
     A pixel with a single spike has only the two outer intervals. Both are T planes long.
     """
@@ -72,18 +72,16 @@ def intervals_of(stream: np.ndarray) -> Intervals:
     #     ends - first    252 252 252   0 252   2 252 252 252 252    smallest above 0: 2
     #     last - ends       6   6   6   2   6   0   6   6   6   6    smallest above 0: 2
     #
-    # A plane without a spike has the end 0. It has 0 - 4 in the first array, which is 252 in uint8,
-    # and 6 - 0 in the second array. Both are larger than the interval, so such a plane is never the
-    # smallest.
+    # A plane without a spike has the end 0. In the first array it is 0 - 4, i.e. 252 in uint8. In
+    # the second array it is 6 - 0. Both numbers are larger than 2, so the minimum ignores them.
     after_first = _smallest_above_0(ends - first)  # from the first spike to the second
     before_last = _smallest_above_0(last - ends)  # from the last spike but one to the last
 
     # From here on, the numbers are signed, because `begin` may be negative.
     first = first.astype(np.int32)
     last = last.astype(np.int32)
-    # True for pixels with a single spike, and also for pixels without a spike (first = last = 0).
-    # The intervals of pixels without a spike do not matter, because the callers set the light of
-    # these pixels to 0.
+    # Mask of the pixels with a single spike. It also has the pixels without a spike
+    # (first = last = 0). Their intervals do not matter, because the callers set their light to 0.
     is_single = first == last
     after_first = np.where(is_single, planes, after_first.astype(np.int32))
     before_last = np.where(is_single, planes, before_last.astype(np.int32))
@@ -101,12 +99,13 @@ def intervals_of(stream: np.ndarray) -> Intervals:
 def _smallest_above_0(numbers: np.ndarray) -> np.ndarray:
     """Return for each pixel the smallest of its numbers that is above 0, (h, w).
 
-    numbers: (t, h, w) unsigned. They are overwritten, which saves time. If all numbers of a pixel
-    are 0, the result is 0.
+    If all numbers of a pixel are 0, the result is 0.
 
-    1 is subtracted before the minimum, and added after it. For an unsigned number, 0 - 1 is the
-    largest number of its type, so a 0 is never the minimum. E.g. in uint8, 0, 8, 12 become
-    255, 7, 11. The minimum is 7, and the result is 8.
+    numbers: (t, h, w) unsigned. They are overwritten, to save time.
+
+    The function subtracts 1, takes the minimum, and adds 1. In an unsigned type, 0 - 1 is the
+    largest number, so it is not the minimum. E.g. in uint8, 0, 8, 12 become 255, 7, 11. The minimum
+    is 7, and the result is 8.
     """
     one = numbers.dtype.type(1)
     numbers -= one
@@ -121,20 +120,24 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
 
     stream: spikes (T, h, w). Returns (T, h, w) float32.
 
-    The light of a plane is 1 / n, where n = b - a is the length of its interval from time a to time
-    b. A running maximum finds a and b of all planes. It is many times as fast as np.where. A
-    running maximum needs numbers above 0, because 0 means "not known yet". But a may be as small as
-    1 - T. And b is the smallest of several times, not the largest. So two other numbers are
-    computed in place of a and b:
+    The interval of a plane lasts from time a to time b. Its length is n = b - a, and the light of
+    the plane is 1 / n. For example, T = 10 and spikes in the planes 3 and 7:
 
-        since_a = a + T            at least 1, because a is at least 1 - T
-        until_b = 2 T + 1 - b      at least 1, because b is at most 2 T. The smallest b has the
-                                   largest until_b
+        plane      0   1   2   3   4   5   6   7   8   9
+        spike                  x               x
+        a          0   0   0   0   4   4   4   4   8   8
+        b          4   4   4   4   8   8   8   8  12  12
+        since_a   10  10  10  10  14  14  14  14  18  18      since_a = a + T
+        until_b   17  17  17  17  13  13  13  13   9   9      until_b = 2 T + 1 - b
+        n          4   4   4   4   4   4   4   4   4   4      n = 3 T + 1 - since_a - until_b
 
-        n = b - a = (2 T + 1 - until_b) - (since_a - T) = 3 T + 1 - since_a - until_b
+    The functions below compute since_a and until_b by a running maximum, because np.where is many
+    times as slow. A running maximum replaces the zeros of an array by the numbers beside them. So
+    these numbers must be above 0:
 
-    For example, T = 10 and spikes in the planes 3 and 7. The interval of the planes 4 ... 7 goes
-    from a = 4 to b = 8. So since_a = 14, until_b = 13, and n = 31 - 14 - 13 = 4.
+        since_a is at least 1, because a is at least 1 - T
+        until_b is at least 1, because b is at most 2 T. The next spike has the smallest b, so it
+        has the largest until_b, and the maximum finds it
     """
     planes = len(stream)
     intervals = intervals_of(stream)
@@ -151,28 +154,24 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
 
 
 def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer]) -> np.ndarray:
-    """Return until_b = 2 T + 1 - b of each plane (T, h, w). b is when its interval ends.
+    """Return until_b = 2 T + 1 - b of each plane (T, h, w), where b is the end of its interval.
 
-    E.g. T = 10 and spikes in the planes 3 and 7. The intervals end at 4, 8 and 12. So the planes
-    0 ... 9 get 17 17 17 17 13 13 13 13 9 9. No interval ends after 2 T, so each number is at least
-    1.
+    The docstring of `plane_light` has an example. The comments below show its numbers.
 
-    end: (h, w), when the interval after the last spike ends.
+    end: (h, w), end of the interval after the last spike.
     number_type: a type that holds 3 T + 1.
     """
     planes = len(stream)
     plane_numbers = np.arange(planes, dtype=number_type)[:, None, None]  # (T, 1, 1)
     # First set the planes with a spike. A spike in plane p ends its interval at b = p + 1, so
-    # until_b = 2 T + 1 - (p + 1) = 2 T - p. E.g. 0 0 0 17 0 0 0 13 0 0.
+    # until_b = 2 T + 1 - (p + 1) = 2 T - p. The example: 0 0 0 17 0 0 0 13 0 0.
     until_b = stream * (number_type(2 * planes) - plane_numbers)  # (T, h, w), 0 without a spike
     # Then set the other planes, from the last to the first. Each plane takes the maximum of its own
-    # number and the number of the plane after it. E.g. the last interval ends at 12, so after the
-    # last plane the number is 21 - 12 = 9:
+    # number and the number of the plane after it. The last interval of the example ends at b = 12.
+    # So the number after the last plane is 21 - 12 = 9:
     #
     #     before     0  0  0 17  0  0  0 13  0  0 |  9    <- read in this direction
     #     after     17 17 17 17 13 13 13 13  9  9 |  9
-    #
-    # Of all later spikes, the next one has the largest number, because its b is the smallest.
     plane_after = (2 * planes + 1 - end).astype(number_type)  # (h, w), after the last plane
     for plane in reversed(until_b):  # `plane` is a view, so until_b itself is changed
         np.maximum(plane_after, plane, out=plane)
@@ -183,35 +182,33 @@ def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer
 def _since_begin(
     stream: np.ndarray, begin: np.ndarray, number_type: type[np.integer]
 ) -> np.ndarray:
-    """Return since_a = a + T of each plane (T, h, w). a is when its interval begins.
+    """Return since_a = a + T of each plane (T, h, w), where a is the start of its interval.
 
-    E.g. T = 10 and spikes in the planes 3 and 7. The intervals begin at 0, 4 and 8. So the planes
-    0 ... 9 get 10 10 10 10 14 14 14 14 18 18. No interval begins before -T + 1, so each number is
-    at least 1.
+    The docstring of `plane_light` has an example. The comments below show its numbers.
 
-    begin: (h, w), when the interval of the first spike begins.
+    begin: (h, w), start of the interval that the first spike ends.
     number_type: a type that holds 3 T + 1.
     """
     planes = len(stream)
-    # First set plane 0 and the planes after a spike. After a spike in plane p - 1, the interval of
-    # plane p begins at a = p, so since_a = p + T. Plane 0 is in the first interval, which begins at
-    # `begin`. E.g. 10 0 0 0 14 0 0 0 18 0.
+    # First set plane 0 and the planes after a spike. Plane 0 is in the first interval, so its
+    # since_a is begin + T. After a spike in plane p - 1, the interval of plane p begins at a = p,
+    # so since_a = p + T. The example: 10 0 0 0 14 0 0 0 18 0.
     plane_0 = (begin + planes).astype(number_type)[None]  # (1, h, w)
     numbers_from_1 = np.arange(1, planes, dtype=number_type)[:, None, None]  # p = 1 ... T - 1
     other_planes = stream[:-1] * (numbers_from_1 + number_type(planes))
     since_a = np.concatenate((plane_0, other_planes))  # (T, h, w), 0 without a spike
     # Then set the other planes, from the first to the last. Each plane takes the maximum of its own
     # number and the number of the plane before it: 10 10 10 10 14 14 14 14 18 18. The pairs are
-    # views of `since_a`. So `since_a` itself is changed, and the next pair has the new number.
+    # views, so `since_a` itself is changed, and the next pair has the new number.
     for plane_before, plane in itertools.pairwise(since_a):
         np.maximum(plane_before, plane, out=plane)
     return since_a
 
 
-# Fractions of an interval are rounded to multiples of 1 / STEPS. A float64 has 53 bits. 32 of them
-# hold the fraction, and 21 are left for the whole part, so sums up to 2^20 are exact. Then the sums
-# of a stream and of the reversed stream are equal to the bit, which test_spike_represent.py checks.
-# With more steps, long sums would be rounded. With fewer steps, fractions would be less exact.
+# Fractions of an interval are rounded to multiples of 1 / STEPS. The significand of a float64 has
+# 53 bits: 32 for the fraction, and 21 for the whole part. So sums up to 2^21 intervals are exact,
+# and the reversed stream gives equal sums (tested in test_spike_represent.py). With more steps,
+# long sums would be rounded. With fewer steps, fractions would be less exact.
 STEPS = 2.0**32
 
 
@@ -221,8 +218,8 @@ def window_light(
     """Return the sum of the light over planes a ... b - 1, for each window (a, b).
 
     Each sum is (h, w) float64, in thresholds. The light of an interval is one threshold. So the sum
-    is the number of intervals in the window, e.g. 2.25 for two whole intervals and a quarter of a
-    third one. The sum is computed as
+    is the number of intervals in the window, e.g. 2.25 for two intervals and a quarter of a third
+    interval. The sum is computed as
 
         light from a to b = light until b - light until a
 
@@ -239,8 +236,8 @@ def window_light(
         times.update(window)
     pieces = list(itertools.pairwise(sorted(times)))
     light_until = _light_until(stream, intervals, pieces)
-    # A pixel without a spike has no light, although fractions of its interval were counted. The
-    # factor is 0 there, and 1 elsewhere.
+    # For a pixel without a spike, `_light_until` has counted fractions of an interval. The factor
+    # `has_spikes` sets its light to 0.
     has_spikes = stream.any(axis=0)
     return [(light_until[b] - light_until[a]) * has_spikes for a, b in windows]
 
@@ -252,17 +249,17 @@ def _light_until(
 
         light until t = number of spikes before t + passed fraction of the interval around t
 
-    At t = 0, a part of the first interval may have passed already. This part is in all sums, so it
-    cancels in the difference of two sums.
+    At t = 0, a fraction of the first interval may have passed already. All sums contain this
+    fraction, so it cancels in the difference of two sums.
 
-    The spikes are counted in integers. Only the fractions are computed in float64, for one plane at
-    each end of a piece, so the function is fast.
+    The function is fast, because it counts the spikes in integers. Only the fractions are computed
+    in float64, once for each end of a piece.
 
     pieces: (a, b) in the order of time. Together they are the whole stream.
     """
     interval_end = _interval_ends(intervals, pieces)
-    # Two arrays (h, w) belong to the present time: `begin`, the start of the interval around this
-    # time, and `spike_count`, the number of spikes before this time.
+    # Two arrays (h, w) for the present time: `begin` is the start of the interval around this time,
+    # and `spike_count` is the number of spikes before this time.
     light_until = {}
     begin = intervals.begin
     spike_count = np.zeros(begin.shape, intervals.ends.dtype)
@@ -281,11 +278,11 @@ def _interval_ends(
 ) -> dict[int, np.ndarray]:
     """Return {time: end of the interval around this time, (h, w)} for the ends of all pieces.
 
-    pieces: (a, b) in the order of time. Together they are the whole stream.
+    The interval around time t ends at the first spike after t. If the piece after t has no spike,
+    the interval also contains the end of this piece. So the pieces are visited from the last to the
+    first, and the result for the end of the piece is taken.
 
-    The interval around time t ends at the first spike after t. If a pixel has no spike in the piece
-    that begins at t, its interval is the interval around the end of this piece. So the pieces are
-    visited from the last to the first.
+    pieces: (a, b) in the order of time. Together they are the whole stream.
     """
     _, end_of_stream = pieces[-1]
     interval_end = {end_of_stream: intervals.end}
@@ -299,8 +296,10 @@ def _interval_ends(
 def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Return the fraction of each pixel's interval that has passed at a time, (h, w) in 0 ... 1.
 
-    begin, end: start and end of the interval of each pixel, (h, w). The fraction is rounded to a
-    multiple of 1 / STEPS, because float64 holds sums of such multiples exactly.
+    The fraction is rounded to a multiple of 1 / STEPS, because float64 holds sums of such multiples
+    exactly.
+
+    begin, end: start and end of the interval of each pixel, (h, w).
     """
     passed = time - begin
     length = end - begin

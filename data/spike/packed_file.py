@@ -8,8 +8,8 @@ find wrong files and wrong options:
        if the geometry has the layout "sps100", and must not have them otherwise (sps100.py).
     3. The size of the file must be a whole number of planes (`planes_in`).
 
-What must stay: published files pass the checks. No check may be left out, because a wrong file or
-option would give noise without an error.
+What must stay: published files pass the checks. All three checks are needed, because without them a
+wrong file or option gives noise without an error.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_any_bytes.py,
 tests/parts/data/test_published_streams.py (published files pass)
@@ -61,8 +61,9 @@ def packed_planes(
 def planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: str) -> int:
     """Return the number of raster planes in a file of `size` bytes.
 
-    Raises SpikeFileError if there is no whole plane, and for bytes after the last whole plane
-    unless `remainder` is "truncate", which leaves these bytes out.
+    remainder: what happens to bytes after the last whole plane: "error" refuses them, "truncate"
+    ignores them.
+    Raises SpikeFileError for refused bytes, and if there is no whole plane.
     """
     planes, bytes_left = divmod(size, geometry.plane_bytes)
     fits = bytes_left == 0 or remainder == "truncate"

@@ -24,8 +24,8 @@ from .geometry import Crop, SpikeGeometry
 def unpack_raster(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
     """Turn packed planes (T, plane_bytes) uint8 into the spikes (T, h, w) uint8 of a crop.
 
-    Only the bytes of the crop are unpacked, which saves time and memory: the unpacked spikes take
-    eight times as many bytes, one for each bit of the file.
+    Unpacked spikes take eight times as much memory, because each bit becomes a byte. So only the
+    bytes of the crop are unpacked.
     """
     planes = packed.shape[0]
     line_bits = geometry.line_width

@@ -47,9 +47,9 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
     """Return how much later than `center` the middle of all windows is, in half planes: 0 or -1.
 
-    E.g. two windows with a spacing of 5 around plane 50 have the middles 47.5 and 52.5, rounded
-    down to 47 and 52. The middle of the two is 49.5, half a plane earlier than plane 50. This
-    happens if the number of windows is even and the spacing is odd.
+    The lag is -1 if the number of windows is even and the spacing is odd. E.g. two windows with a
+    spacing of 5 around plane 50 have the middles 47.5 and 52.5, rounded down to 47 and 52. The mean
+    of 47 and 52 is 49.5, half a plane earlier than plane 50.
     """
     if num_windows % 2 == 1 or spacing is None:
         return 0
@@ -127,9 +127,9 @@ def _spaced_middles(num_windows: int, center: int, spacing: int) -> list[int]:
     """
     middles = []
     for i in range(num_windows):
-        # The distance from the center may be half a plane, e.g. -2.5 and 2.5 in the example. So
-        # compute twice the distance in whole numbers, -5 and 5, and divide it by 2, rounded down:
-        # -3 and 2.
+        # The distances from the center may have a half, e.g. -2.5 and 2.5 in the example. So
+        # compute twice the distances in whole numbers, -5 and 5. Half of them, rounded down, is -3
+        # and 2.
         twice_distance = (2 * i - (num_windows - 1)) * spacing
         middles.append(center + twice_distance // 2)
     return middles
@@ -138,11 +138,10 @@ def _spaced_middles(num_windows: int, center: int, spacing: int) -> list[int]:
 def _spread_middles(num_windows: int, planes: int) -> list[int]:
     """Return the middles of windows of 25 planes that are spread over a file.
 
-    The middles must be symmetric: if m is a middle, planes - 1 - m is a middle, too. If each middle
-    were rounded separately, the middles might not be symmetric. So only the first half of the
-    middles is rounded, and the second half is its mirror image. If the number of windows is odd,
-    the middle window lies around planes // 2. E.g. 3 windows in 56 planes have the middles 12, 28
-    and 43.
+    The middles must be symmetric: if m is a middle, planes - 1 - m is a middle, too. To ensure
+    this, only the first half of the middles is rounded, and the second half is the mirror image of
+    the first half. An odd number of windows has one more window, around planes // 2. E.g. 3 windows
+    in 56 planes have the middles 12, 28 and 43.
     """
     # The first window has the planes 0 ... 24, and the last window has the last 25 planes.
     spread = np.linspace(12, planes - 13, num_windows)

@@ -103,10 +103,10 @@ def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return np.divide(light, reference, out=ratio, where=reference > 0)
 
 
-# Number of spikes n in the exposure at which the confidence of `relative`, n / (n + 4), is 1/2.
-# With n spikes, the error of the light of an exposure is about one spike, i.e. 1/4 of the light for
-# n = 4. A confidence of 1/2 for this error is a choice, and other values were not compared. The
-# value must stay, because networks that were trained with `relative` expect it.
+# Number of spikes in the exposure at which the confidence of `relative` is 1/2. The confidence of n
+# spikes is n / (n + 4). The error of the light of an exposure is about one spike, e.g. 1/4 of the
+# light for n = 4. A confidence of 1/2 for this error was chosen, and other values were not
+# compared. The value must stay, because trained networks expect it.
 SPIKES_OF_HALF_CONFIDENCE = 4.0
 
 
@@ -172,7 +172,7 @@ def relative(
     windows += _equal_parts(first, planes, num_bins)
 
     # The sums of the light over the exposure and over each window, (h, w). The sum over the
-    # exposure is its number of spikes, with fractions of intervals at both ends.
+    # exposure is its number of spikes, with fractions of the intervals at both ends.
     spikes, *lights_of_windows = window_light(stream, [exposure, *windows])
     mean_of_exposure = spikes / planes
     ratios = []
@@ -188,7 +188,7 @@ def _half_windows_in_planes(
 ) -> tuple[list[int], bool]:
     """Return the option half_windows of `relative` in planes, and whether they are whole planes.
 
-    A value below 1 is a share: 0.28 of a half_exposure of 50 planes is 14 planes. A value of 1 or
+    A value below 1 is a fraction of half_exposure: 0.28 of 50 planes is 14 planes. A value of 1 or
     more is a number of planes, so it must be whole.
     """
     halves = []
@@ -205,8 +205,8 @@ def _half_windows_in_planes(
 def _equal_parts(first: int, planes: int, parts: int) -> list[tuple[int, int]]:
     """Divide the planes first ... first + planes - 1 into equal parts. Returns (start, stop) each.
 
-    A plane that lies in two parts counts in both as a whole: 2 parts of the planes 10 ... 14 are
-    the planes 10 ... 12 and 12 ... 14, so (10, 13) and (12, 15).
+    If a plane lies in two parts, both parts get the whole plane. E.g. 2 parts of the planes
+    10 ... 14 are the planes 10 ... 12 and 12 ... 14, so the result is (10, 13) and (12, 15).
     """
     windows = []
     for i in range(parts):

@@ -58,12 +58,11 @@ class Representation:
     # The next three fields are functions of the options, because their results may depend on the
     # options.
     #
-    # The time that the channels show, minus `center`, in half planes. For example, 1 if the
-    # channels show the time between `center` and the next plane. `_center_in_reversed`
-    # (represent.py) needs it to reverse time exactly.
+    # The time that the channels show, minus `center`, in half planes. E.g. TFI at center 5 shows
+    # the time 5.5, so its lag is 1. `_center_in_reversed` (represent.py) needs the lag to reverse
+    # time exactly.
     lag_in_half_planes: Callable[..., int] = _no_lag
-    # Whether the function uses `center`. It does not if its windows are spread over the whole
-    # stream.
+    # Whether the function uses `center`. False if its windows are spread over the whole stream.
     is_centered: Callable[..., bool] = _always
     # How time is reversed. True: the function gets the stream as it is, and its channels are put in
     # reverse order. False: the function gets the reversed stream. True is needed if windows are

@@ -24,7 +24,7 @@ Two rules hold for every representation:
     * Every formula works per pixel. So a crop, a flip or a turn of the planes gives the same crop,
       flip or turn of the channels.
     * Time reversal is exact. A clip that is played backwards has the channels of the reversed
-      stream around the same time. (Plane t of T planes is plane T - 1 - t of the reversed stream.)
+      stream around the same time. Plane t of T planes is plane T - 1 - t of the reversed stream.
 
 What must stay: every number of every representation, because trained networks expect these
 channels. A better formula gets a new name. The names and defaults of options must stay, too,
@@ -78,21 +78,21 @@ def represent(
     rate: spikes per plane at full light. A proportional representation is divided by it, so that
     full light gives 1.
     light: what the sensor integrated, linear light or display values of gamma 2.2.
-    gamma: gamma of the returned channels. 1: linear light, 2.2: display values. It has no effect on
-    a representation that is neither proportional to light nor a ratio of lights, such as "raw".
-    outside: (before, after), numbers of context planes: the planes of the stream that lie before
-    and after the exposure.
+    gamma: gamma of the returned channels. 1: linear light, 2.2: display values. It has no effect if
+    the representation is neither `proportional` nor `is_ratio` (registry.py), e.g. "raw".
+    outside: (before, after), numbers of planes of the stream before and after the exposure, i.e. of
+    context planes.
     Raises ValueError if the stream is too short for the representation.
     """
     chosen = REPRESENTATIONS[name]
     if not chosen.accepts_half_planes:
-        # Take the next plane: 27.5 -> 28. For `exposure` and `relative`, this is exact: the light
-        # of plane 28 was collected between the planes 27 and 28, so around plane 28 they show the
-        # time 27.5.
+        # Take the next plane: 27.5 -> 28. For `exposure` and `relative`, this is exact. They show
+        # the time 27.5 around plane 28, because the light of plane 28 was collected between the
+        # planes 27 and 28.
         center = math.ceil(center)
-    # If takes_context is true, the function also uses planes outside of the exposure. Then it has
-    # the option half_exposure, the number of planes of the exposure before and after the center. If
-    # the user has not set half_exposure, it is computed from `outside`.
+    # If takes_context is true, the function also uses planes outside of the exposure. Its option
+    # half_exposure is the number of planes of the exposure before and after the center. If the user
+    # has not set half_exposure, it is computed from `outside`.
     if chosen.takes_context and options.get("half_exposure") is None:
         options["half_exposure"] = _half_exposure(len(stream), center, outside)
 
@@ -121,8 +121,8 @@ def _channels_in_reverse(
           planes. They get the stream as it is, and their channels are put in reverse order.
 
     The second way is needed because rounding would move the windows in the reversed stream. E.g.
-    the middle of 56 planes is 27.5, which is rounded to plane 28. In the reversed stream it is
-    rounded to plane 28, too. But plane 28 of the reversed stream is plane 27 of the stream.
+    the middle of 56 planes is 27.5. In the stream and in the reversed stream, it is rounded to
+    plane 28. But plane 28 of the reversed stream is plane 27 of the stream.
 
     options: arguments of the function besides stream and center.
     """
@@ -196,9 +196,9 @@ def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> floa
 def channel_count(name: str, **options: Any) -> int:
     """Return S, the number of channels of representation `name` with these options.
 
-    Only the function knows how many channels its options give. So it is run on one pixel without
-    spikes. The stream of this pixel has 8192 planes. Files have a few hundred planes, so 8192
-    planes are enough for any window.
+    Only the function knows how many channels its options give. So it is run on a stream of one
+    pixel without spikes. The stream has 8192 planes, which are enough for any window, because files
+    have a few hundred planes.
     """
     stream = np.zeros((8192, 1, 1), np.uint8)
     center = len(stream) // 2

@@ -37,8 +37,8 @@ def start_of_sps100(data: np.ndarray) -> int | None:
 
     data: the bytes of a file, (n,) uint8. The file need not be a file of an SPS100.
 
-    The first half-line of a plane has the word of line 500 and channel 0. The last whole plane must
-    start with this word, too. Otherwise one plane of random bits could be enough.
+    The first half-line of a plane has the word of line 500 and channel 0. The start of the last
+    whole plane is checked, too, so that the result does not depend on one plane alone.
     """
     half_bytes = SPS100_HALF // 8  # bytes of a half-line, 64
     halves_of_plane = 2 * SPS100_SIDE  # half-lines of a plane, 2000
@@ -74,8 +74,8 @@ def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
         bits 4 ... 13    number of the line
         bits 14 and 15   channel
     """
-    # `view` takes each two bytes as one number. NumPy before 1.23 needs a copy for this, because a
-    # copy has no other bytes between its rows.
+    # `view` takes each two bytes as one number. NumPy before 1.23 needs contiguous bytes for this,
+    # so copy them.
     last_two_bytes = half_lines[:, -2:].copy()  # (2000, 2)
     words = last_two_bytes.view("<u2")[:, 0]  # (2000,), 16 bits each
     line = (words >> 4) & 0x3FF  # 10 bits
@@ -105,9 +105,9 @@ def unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
     """Unpack the crop of planes of an SPS100.
 
     A row is stored as 500 pixels, a word of 12 bits, 500 pixels, and a word. So the row is unpacked
-    as a raster line of 1024 bits. In this line, the columns of the second half come 12 bits later,
-    because of the word before them: column 600 is bit 612. The columns of the crop in both halves
-    are put side by side.
+    as a raster line of 1024 bits. In this line, a word of 12 bits precedes the columns of the
+    second half. E.g. column 600 is bit 612. The columns of the crop in both halves are put side by
+    side.
     """
     # The same planes as raster planes of 1024 columns, words included.
     as_raster = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud)

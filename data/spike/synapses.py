@@ -1,9 +1,9 @@
 """Represent spikes by a model of synapses (TFSTP, texture from short-term plasticity).
 
-Each pixel has a synapse. The state of a synapse follows the time between two spikes of its pixel,
-smoothed over several intervals. So the firing rate can be computed from the state at any plane. The
-docstring of `tfstp` has the equations, and `_Synapses` computes them for all pixels, plane after
-plane.
+Each pixel has a synapse. The state of the synapse depends on the intervals between the spikes of
+the pixel, smoothed over several intervals. So the firing rate can be computed from the state at any
+plane. The docstring of `tfstp` has the equations, and `_Synapses` computes them for all pixels,
+plane after plane.
 
 What must stay: every number, because trained networks expect these channels. A variant with other
 numbers is a new function with a name of its own (docs/extending.md, representation).
@@ -72,8 +72,8 @@ class _Synapses:
 
     E.g. a pixel fires in the planes 3, 7 and 11. At plane 3, its first interval begins. At plane 7,
     the pixel gets the steady state of the interval dt = 4, i.e. the state that no longer changes if
-    all intervals are 4 planes. At plane 11, the equations are applied with dt = 4. The state stays
-    as it is, because it is steady.
+    all intervals are 4 planes. At plane 11, the equations are applied with dt = 4. They give the
+    same state, because the state is steady.
 
     The state of each pixel is (h, w), and changes only where the pixel fires:
 
@@ -112,8 +112,8 @@ class _Synapses:
 
     def add_plane(self, time: int, has_fired: np.ndarray) -> None:
         """Change the state by one plane. has_fired: bool (h, w). Planes come in order of time."""
-        # Bool (h, w): the pixels whose interval ends. For n such pixels, an array that is indexed
-        # with it is (n,).
+        # A mask (h, w) of the n pixels whose interval ends. An array (h, w) that is indexed with
+        # the mask is (n,).
         ends_interval = has_fired & (self.spikes > 0)
         if ends_interval.any():
             index = time - self.last_spike[ends_interval] - 1  # dt - 1

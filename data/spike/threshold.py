@@ -3,28 +3,29 @@
 In training, this makes spikes of many cameras from the recorded spikes of one camera
 (`CameraPerturb` in data/augment.py).
 
-The light L of each plane (light.py) is integrated again. A is the charge of a pixel in new
-thresholds. It begins with a random number between 0 and 1:
+The light L of each plane (light.py) is integrated again. A is the charge of a pixel, in units of
+the new threshold. The first A is a random number between 0 and 1:
 
     A <- A + L / factor + dark        factor: new threshold / old threshold. dark: a dark current
     s = A >= 1                        the spike of the plane
     A <- A - s
 
 A plane has at most one spike, as in the sensor. With a lower threshold, one plane may bring the
-charge of several spikes. Then A is still 1 or more after the spike of the plane was subtracted, and
-three rules say what happens with A:
+charge of several spikes. Then A is still 1 or more after the subtraction. Three rules treat such a
+charge:
 
-    1. If A is less than 2, the whole charge is kept, so the next plane has the second spike. The
-       reason is that a read-out rounds spike times to planes. E.g. constant light of 0.9 spikes per
-       plane gives intervals of 1 and 2 planes, and only the mean interval is right. If A were not
-       kept, the new sensor would fire too rarely.
+    1. If A is less than 2, the whole charge is kept. So the next plane has the second spike. E.g.
+       constant light of 0.9 spikes per plane: the sensor rounds spike times to planes, so the
+       recorded intervals are 1 or 2 planes long. Their light L is 1 or 1/2. Only the mean of L is
+       right, 0.9. If A were not kept, the new sensor would lose charge in the planes with L = 1.
     2. If A is 2 or more, one spike is kept, and all others are lost: A <- 1 + A mod 1.
-    3. If a later plane is darker, the kept spike is dropped before the light of this plane is
-       added: A <- A mod 1. Otherwise a dark plane would fire because of the light before it.
+    3. If a later plane is darker than the plane before it, the kept spike is dropped, A <- A mod 1,
+       and then the light of the darker plane is added. The reason: a dark plane must not fire
+       because of earlier light.
 
-What must stay: all numbers, bit for bit, because training samples consist of them. Another rule or
-order fails test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says. Free to change: how
-the numbers are computed, if it is as fast.
+What must stay: all numbers, bit for bit, because training samples consist of them. With other rules
+or another order, test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says fails.
+Free to change: how the numbers are computed, if the speed stays the same.
 
 Tests: tests/parts/data/test_spike_simulate.py
 """
@@ -33,8 +34,8 @@ import numpy as np
 
 from .light import plane_light
 
-# Number of values of a stream that `change_threshold` computes at a time, because so many values
-# fit into the cache of a core. A larger or a smaller number is slower, and gives the same result.
+# `change_threshold` computes this many values of a stream at a time. They fit into the cache of a
+# core. Larger and smaller numbers are slower. The result does not depend on the number.
 BLOCK = 2**18
 
 
@@ -43,7 +44,7 @@ def change_threshold(
 ) -> np.ndarray:
     """Return the spikes that a sensor with `factor` times the threshold would have recorded.
 
-    E.g. factor 4 gives one spike for four, and factor 0.5 gives two spikes for one.
+    E.g. factor 4 gives a quarter of the spikes, and factor 0.5 gives twice as many spikes.
 
     stream: recorded spikes (T, h, w) uint8.
     rng: the generator of the first charge of each pixel.
@@ -53,9 +54,9 @@ def change_threshold(
     if factor == 1.0 and not dark:
         return stream
     charges = rng.random(stream.shape[1:], dtype=np.float32)  # (h, w), A of each pixel
-    # If the factor is above 1 and there is no dark current, a plane adds less than 1 to a charge
-    # below 1. Then the charge stays below 2, and it is below 1 after a spike. So the three rules in
-    # the head of this file have no effect, and need not be computed.
+    # The three rules in the head of this file treat a charge that is 1 or more after a spike. If
+    # the factor is above 1 and there is no dark current, a plane adds less than 1. Then the charge
+    # is always below 2, and below 1 after a spike. So the rules need not be computed.
     may_reach_two = factor <= 1 or dark > 0
     out = np.empty_like(stream)
     planes, height, width = stream.shape
@@ -66,8 +67,8 @@ def change_threshold(
         charge = charges[block]  # (rows, w), a view
         has_decreased = _has_decreased(light)
 
-        # The array `light` is overwritten twice, to save time: first by what each plane adds to the
-        # charge, and then, in `_collect`, by the number of whole thresholds in the charge.
+        # To save time, the array `light` is overwritten twice: here by the charge that each plane
+        # adds, and in `_collect` by the number of whole thresholds in the charge.
         added = light
         added /= np.float32(factor)
         if dark:
@@ -75,8 +76,8 @@ def change_threshold(
         for added_by_plane, is_darker in zip(added, has_decreased, strict=True):
             _collect(charge, added_by_plane, is_darker, may_reach_two)
         whole_thresholds = added  # 0, 1, 2, ... A pixel with one or more fires.
-        # The comparison writes bool. The array `out` is uint8 in {0, 1}, which has the same bytes
-        # as bool, so a view of `out` is enough.
+        # The comparison writes bool. In memory, False and True are the bytes 0 and 1. So the
+        # comparison can write into a view of `out`.
         spikes = out[:, block].view(bool)
         np.greater_equal(whole_thresholds, np.float32(1.0), out=spikes)
     return out
@@ -90,9 +91,9 @@ def _collect(
     All arrays are (h, w).
 
     charge: charge in thresholds, changed in place.
-    added: what the plane adds to the charge. It is overwritten by the number of whole thresholds in
-    the charge: 0 without a spike, 1 or more with a spike.
-    is_darker: bool, true where the light has decreased. There a kept spike is dropped.
+    added: charge that the plane adds. It is overwritten by the number of whole thresholds in the
+    sum: 0 without a spike, 1 or more with a spike.
+    is_darker: mask of the pixels whose light has decreased. Their kept spikes are dropped.
     may_reach_two: whether the charge may become 2 or more.
     """
     one = np.float32(1.0)
@@ -104,29 +105,28 @@ def _collect(
     whole_thresholds = np.floor(charge, out=added)
     spent = whole_thresholds
     if may_reach_two:
-        # At most one whole threshold is kept after the spike. E.g. a charge of 3.4 has 3 whole
-        # thresholds: one is for the spike, one is lost, and one is kept. So 2 are spent, and 1.4
-        # remains. A charge of 1.4 has 1 whole threshold, which is for the spike. So 1 is spent, and
-        # 0.4 remains.
+        # At most one whole threshold is kept after the spike. Examples:
+        #
+        #     charge 1.4    1 for the spike                       1 is spent, 0.4 remains
+        #     charge 3.4    1 for the spike, 1 lost, 1 kept       2 are spent, 1.4 remains
         for_spike = np.minimum(whole_thresholds, one)  # 0 or 1
         spent = np.maximum(for_spike, whole_thresholds - one)
     charge -= spent
 
 
 def _has_decreased(light: np.ndarray) -> np.ndarray:
-    """Return in which planes the light of a pixel is darker than in the plane before.
+    """Return a mask of the planes in which a pixel is darker than in the plane before.
 
-    The light counts as darker if the interval of the pixel has become longer by more than one
-    plane. A read-out rounds spike times to planes, so a difference of one plane may be rounding.
+    A pixel counts as darker if its interval has become longer by more than one plane. A difference
+    of one plane may be a rounding error, because the sensor rounds spike times to planes.
 
     light: (T, h, w) of `plane_light`. Returns bool (T, h, w).
     """
-    # The length of an interval is 1 / light. So the condition is 1 / now > 1 / before + 1. Both
-    # sides are multiplied by now * before, so that darkness does not divide by 0:
+    # The length of an interval is 1 / light. So the condition is 1 / now > 1 / before + 1. The
+    # light may be 0. To avoid a division by 0, both sides are multiplied by now * before:
     #     before > now * (1 + before)
-    # If the interval is longer by exactly one plane, both sides are equal, and a rounding error
-    # could make the result True. The factor 0.999 makes it False. Plane 0 has no plane before it,
-    # so it stays False.
+    # Both sides are equal if the interval is longer by exactly one plane. Then a rounding error
+    # could give True. The factor 0.999 ensures False. Plane 0 has no plane before it, and is False.
     has_decreased = np.zeros(light.shape, bool)
     before = light[:-1]
     now = light[1:]
