@@ -1,6 +1,6 @@
 """Decide the geometry of a plane, the rate and the calibration: from option or dataset.json.
 
-The option and dataset.json may both give a value. If the two values differ, one of them must be
+The option and dataset.json may both give a value. If the two values differ, one value must be
 wrong, so an error is raised:
 
     option spike.h   "h" in dataset.json   value
@@ -87,9 +87,9 @@ def agreed_geometry(
     data/spike/geometry.py explains them).
     Raises OptionError for wrong sizes.
     """
-    # A calibration file contains the size of the spike planes. This size is used only if neither
-    # the options nor dataset.json give a size. If they give another size, `DatSpikes._calibrate`
-    # refuses the calibration later.
+    # A calibration file contains the size of the spike planes. It is the default: options and
+    # dataset.json come first. If they give another size, `DatSpikes._calibrate` refuses the
+    # calibration later.
     calibrated_height = calibrated_width = None
     if calibration_of_file:
         calibrated_height, calibrated_width = calibration_of_file.calibration.spike_size

@@ -31,9 +31,9 @@ class CalibratedGrid:
     """The grid of a spike camera with a view of its own.
 
     Usually an RGB pixel takes the value at one point, its centre. If spike pixels are smaller than
-    RGB pixels, one point would miss some of the spike pixels that the RGB pixel covers. Then the
-    RGB pixel takes the mean of n x n points, spread evenly over its area. n is the number of spike
-    pixels across an RGB pixel, rounded up.
+    RGB pixels, an RGB pixel covers several spike pixels, and one point would miss some of them.
+    Then the RGB pixel takes the mean of n x n points, spread evenly over its area. n is the number
+    of spike pixels across an RGB pixel, rounded up.
     """
 
     step = 1  # crops of the frame may start at every pixel
@@ -67,9 +67,9 @@ class CalibratedGrid:
         # The last crop and its window, for the next frame of the same sample (`window`).
         self._last: tuple[Crop, CalibratedWindow] | None = None
 
-        # `covered` (H, W) says which pixels of the frame the spike camera sees. `coverage` is the
-        # fraction of these pixels. `region` is a rectangle in which the spike camera sees all
-        # pixels. The crops for training lie in this region.
+        # `covered` (H, W) is a mask of the pixels that the spike camera sees. `coverage` is the
+        # fraction of these pixels. `region` is a rectangle of such pixels: crops for training lie
+        # in it.
         covered = self._covered(Crop(0, 0, *self.size))
         self.coverage = float(covered.mean())
         self.region = usable_region(calibration, covered, path)
@@ -80,9 +80,9 @@ class CalibratedGrid:
         n is the number of spike pixels across the RGB pixel in the middle of the frame, rounded up.
         E.g. 1.7 spike pixels give n = 2, and 0.25 spike pixels give n = 1.
 
-        An excess of up to 0.05 is ignored, so 1.02 spike pixels give n = 1. The reason: the
-        measured scale of two cameras of equal resolution may be 1.02. With n = 2, their channels
-        would be smoother, and would need four times as many points.
+        An excess of up to 0.05 is ignored. E.g. the measured scale of two cameras of equal
+        resolution may be 1.02. It gives n = 1, because n = 2 would make the channels smoother, and
+        need four times as many points.
         """
         height, width = self.size
         middle = Crop(top=(height - 1) // 2, left=(width - 1) // 2, height=1, width=1)
@@ -112,8 +112,8 @@ class CalibratedGrid:
     def window(self, crop: Crop) -> CalibratedWindow:
         """Return the window of a crop of the frame.
 
-        The last window is kept, because all frames of a sample have the same crop, and making a
-        window takes longer than using it.
+        The last window is kept, because all frames of a sample have the same crop. Making a window
+        takes longer than using it.
         """
         # `crop` may be an `Augment` (data/augment.py), i.e. a crop with flips. A window does not
         # depend on the flips, so `place` is the crop without flips.

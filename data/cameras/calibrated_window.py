@@ -64,9 +64,8 @@ def _nearest_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
 def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
     """Return the four spike pixels around each point, with the weights of bilinear interpolation.
 
-    The four pixels are in this order: upper left, upper right, lower left, lower right. The weights
-    of a point do not depend on other points, so an RGB pixel has the same weights, bit for bit, in
-    every crop.
+    The order is upper left, upper right, lower left, lower right. The weights of a point do not
+    depend on other points. So an RGB pixel has the same weights, bit for bit, in every crop.
 
     x, y: (H W,), within the plane.
     """
@@ -74,9 +73,9 @@ def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
     column = x.astype(np.int64)
     right = x - column  # how far the point lies to the right of the upper left pixel, 0 to 1
     below = y - row  # how far the point lies below the upper left pixel, 0 to 1
-    # The last row has no next row. A point on the last row has `below` 0, because `neighbours_of`
-    # has moved all points into the plane. So if `below` is 0, `next_row` is the row itself, and its
-    # weight is 0. The same is done for columns.
+    # Where `below` is 0, `next_row` is the row itself, and its weight is 0. This is needed for
+    # points on the last row, which has no next row. Their `below` is 0, because `neighbours_of` has
+    # moved all points into the plane. The columns are treated in the same way.
     next_row = row + (below > 0)
     next_column = column + (right > 0)
     weights = (
@@ -96,9 +95,10 @@ def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
 
 
 class NumberedNeighbours(NamedTuple):
-    """`Neighbours`, with one number for each spike pixel in place of its row and column."""
+    """`Neighbours`, with a flat index of each spike pixel in place of its row and column."""
 
-    # (k, H W), numbers of the spike pixels in the crop of the spike plane: row * width + column.
+    # (k, H W), indices row * width + column within the crop of the spike plane. E.g. in a crop of
+    # 10 columns, row 2 and column 3 have the index 23.
     numbers: np.ndarray
     weights: np.ndarray  # (k, H W), as in `Neighbours`
 
@@ -107,11 +107,13 @@ class NumberedNeighbours(NamedTuple):
 class CalibratedWindow:
     """One crop of the frame on a `CalibratedGrid`: which spike pixels to read, and how to mix them.
 
-    An RGB pixel is the mean of its points, and each point is interpolated between its spike pixels.
+    An RGB pixel is the mean of its n x n points. Each point is interpolated between the spike
+    pixels around it.
     """
 
     crop: Crop  # the spike pixels to read
-    # For each of the n x n points of an RGB pixel: the spike pixels around the point.
+    # n x n elements. E.g. the first element has the spike pixels around the first point of every
+    # RGB pixel.
     points: tuple[NumberedNeighbours, ...]
     covered: np.ndarray  # (H, W) bool, the RGB pixels that the spike camera sees
 
@@ -119,17 +121,17 @@ class CalibratedWindow:
         """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid.
 
         What must stay: the products of spike pixel and weight are added one by one, in this order.
-        A matrix product may add in another order for another crop. Then the value of the same RGB
-        pixel would differ in its last bits. test_a_crop_is_bit_for_bit_the_crop_of_the_whole
-        compares.
+        The order of the sums in a matrix product may depend on the size of the crop. Then an RGB
+        pixel would have other last bits in another crop, and
+        test_a_crop_is_bit_for_bit_the_crop_of_the_whole would fail.
         """
         count = len(channels)
         pixels = channels.reshape(count, self.crop.height * self.crop.width)  # (S, h w)
         out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
         for point in self.points:
-            # Each RGB pixel has k spike pixels around this point. The loop takes the first spike
-            # pixel of all RGB pixels at once, then the second one of all, and so on. `numbers` and
-            # `weights` are (H W,).
+            # Each RGB pixel has k spike pixels around this point, e.g. 4. In step i of the loop,
+            # `numbers` (H W,) has the i-th spike pixel of every RGB pixel, and `weights` (H W,) has
+            # its weight.
             for numbers, weights in zip(point.numbers, point.weights, strict=True):
                 for channel, out_channel in zip(pixels, out, strict=True):
                     # `out_channel` is a view, so this changes `out`.
@@ -165,8 +167,7 @@ def window_of(points: list[Neighbours], covered: np.ndarray) -> CalibratedWindow
     spike_crop = _rectangle_of(points)
     numbered_points = []
     for point in points:
-        # Spike pixels are numbered row by row within their crop. In a crop of 10 columns, row 2 and
-        # column 3 have the number 23.
+        # The index of a spike pixel within the crop is row * width + column.
         row_in_crop = point.rows - spike_crop.top
         column_in_crop = point.columns - spike_crop.left
         numbers = row_in_crop * spike_crop.width + column_in_crop  # (k, H W)

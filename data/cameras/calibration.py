@@ -100,18 +100,17 @@ class Calibration(Section):
         """Return 16 hex digits that change with every value that has an effect.
 
         Digests are stored with runs and caches. So the digest of an old file must stay when a new
-        key is added to `Calibration`. Therefore a new key enters the digest only if its value is
-        not the default.
+        key is added to `Calibration`: a new key enters the digest only if its value is not the
+        default.
         """
         values = self.plain()
         # `made` has no effect. `tick_hz` is used only to compare two clocks.
         del values["made"]
         del values["tick_hz"]
-        # In a digest, the name "exposure_share" is for the share that is read, which is 1.12 times
-        # the exposure share. The reason is an older version that stored the share that is read
-        # under this name: its runs must find their digests again. With the exposure shares 0.9 and
-        # 1, all planes are read in both cases. So that their digests differ, the digest of 0.9 has
-        # one more entry, "exposed".
+        # In a digest, "exposure_share" is the share that is read: 1.12 times the exposure share. An
+        # older version stored it under this name, and its runs must find their digests again. With
+        # the exposure shares 0.9 and 1, all planes are read. To make the two digests differ, the
+        # digest of 0.9 has one more entry, "exposed".
         if self.share_to_read == 1 and self.exposure_share != 1:
             values["exposed"] = self.exposure_share
         values["exposure_share"] = self.share_to_read
@@ -160,9 +159,9 @@ def scale_of(matrix: np.ndarray) -> float:
 
     matrix: (3, 3), from spike pixels to RGB pixels.
 
-    The determinant of its upper left part is the area of a spike pixel in the frame. The square
-    root of the area is the side: a determinant of 4 means 2 RGB pixels. If one camera is tilted,
-    spike pixels differ a little in size. Then the result is the side of spike pixel (0, 0).
+    The area of a spike pixel in the frame is the determinant of the upper left part. The side is
+    the square root of the area, e.g. 2 for a determinant of 4. If one camera is tilted, spike
+    pixels differ a little in size. Then the result is the side of spike pixel (0, 0).
     """
     # A homography is the same map if all of its values are multiplied by one factor. The division
     # by its last value removes the factor.
@@ -243,7 +242,7 @@ LARGEST_CONDITION = 1e12
 def _refuse_unusable_matrix(calibration: Calibration, path: str) -> None:
     """Raise DataError if the matrix has no inverse, or maps a pixel to infinity."""
     to_rgb = calibration.to_rgb()
-    # "not <" also refuses NaN, because every comparison with NaN is false. ">=" would accept it.
+    # "not <" also refuses NaN, because every comparison with NaN is false. ">=" would accept NaN.
     if not np.linalg.cond(to_rgb) < LARGEST_CONDITION:
         raise DataError(
             what="the matrix of the calibration is singular",

@@ -61,11 +61,11 @@ def read_channels(
     before = exposure.before
     end_of_frame = before + exposure.own.count
     rate = rate_of(spikes, stream[before:end_of_frame], image, window)
-    # The option `spike.rate` is the rate of the real camera. The simulated camera has another rate:
-    # with twice the threshold, a pixel fires half as often. So the rate is multiplied by 0.5. If
-    # the option camera.known_rate is false, the factor is 1, so that the network learns to handle
-    # an unknown threshold. With "match", the rate was measured from the spikes of the simulated
-    # camera, so no factor is needed.
+    # The option `spike.rate` is the rate of the real camera. The simulated camera has another rate.
+    # E.g. with twice the threshold, a pixel fires half as often, so the factor is 0.5. If the
+    # option camera.known_rate is false, the factor is 1: the network learns to handle an unknown
+    # threshold. With "match", no factor is needed, because the rate was measured from the spikes of
+    # the simulated camera.
     if camera and spikes.rate != "match":
         rate *= camera.known_rate_factor
     after = len(stream) - end_of_frame

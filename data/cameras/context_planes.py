@@ -1,9 +1,9 @@
 """Find the planes around the planes of a frame (the option `spike.context`).
 
-A representation may use planes before and after the exposure of a frame, the context. E.g. the
+A representation may use the context: planes before and after the exposure of a frame. E.g. the
 representation "relative" uses the time between two spikes, and the first spike may lie before the
-exposure. `DatSpikes.context` (spike_source.py) is the number of context planes on each side. They
-may lie in the files of other frames, because spike files follow one another in time:
+exposure. `DatSpikes.context` (spike_source.py) is the number of context planes on each side.
+Context planes may lie in the files of other frames, because spike files follow one another in time:
 
     file of the frame before    file of the frame    file of the frame after
     plane -56 ... -1            plane 0 ... 55       plane 56 ... 111
@@ -58,8 +58,8 @@ def with_context(
             # In a piece, planes are counted from the first plane of its own file.
             pieces.append(Piece(file.path, first=first - file.begin, count=end - first))
 
-    # If the first one of the nearby files begins too late, the context before the frame is shorter
-    # than wanted. Then it has only the planes from the start of this file to the frame.
+    # The context before the frame begins at the first plane of the first nearby file, or later. So
+    # it may be shorter than wanted.
     planes_before = min(context, span.first - nearby_files[0].begin)
     return planes_before, tuple(pieces)
 
@@ -67,8 +67,8 @@ def with_context(
 def _nearby_files(files: Sequence[tuple[str, int]], file_index: int) -> list[_NearbyFile]:
     """Return the file with this index, the file before it and the file after it, in this order.
 
-    Files further away are never read. So the context may be shorter than wanted if it is longer
-    than a file.
+    Files further away are never read. So the context on one side is at most the rest of the frame's
+    file and one more file.
     """
     path, planes = files[file_index]
     nearby_files = [_NearbyFile(path, begin=0, end=planes)]

@@ -1,7 +1,7 @@
 """Find the region of the frame from which crops for training are drawn: both cameras see all of it.
 
 A spike camera with a view of its own may see only a part of the frame. The region is a rectangle in
-this part: the rectangle in the calibration file, or the largest rectangle that fits.
+this part. The calibration file gives it, or it is the largest rectangle in this part.
 
 What must stay: which rectangle is the largest, because the crops of a seed are drawn from it. Free:
 how the rectangle is found.
@@ -83,7 +83,7 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     heights = rows[None] - rows[:, None] + 1  # below 1 if row j lies above row i
     areas = np.where(heights > 0, widths * heights, 0)
 
-    # argmax returns the index in the flattened array. unravel_index turns it into (i, j).
+    # argmax returns a flat index. unravel_index turns it into (i, j).
     i, j = np.unravel_index(areas.argmax(), areas.shape)
     if not areas[i, j]:
         return None

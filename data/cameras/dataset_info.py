@@ -82,8 +82,8 @@ class DatasetInfo:
         """Return what is known about the spikes of one clip.
 
         A value of the clip replaces the value for all clips (KEYS_OF_ONE_CLIP). If the clip has no
-        such value, the result is this object itself and not a copy. data/root_spikes.py relies on
-        this: it compares with `is` to find the clips that need settings of their own.
+        such value, the result is this object itself, not a copy. data/root_spikes.py relies on
+        this: it compares with `is` to find clips with values of their own.
         """
         values_of_clip = {}
         for key, value in self.clips.get(clip, {}).items():
@@ -97,8 +97,8 @@ class DatasetInfo:
     def trained_rate(self) -> float | str | None:
         """The spikes per plane at full light, for a network trained on these clips.
 
-        Returns "match" if each clip has a rate of its own. Then the network must get spikes whose
-        rate is measured from the frames (spike.rate "match"). Returns None if the rate is unknown.
+        Returns "match" if each clip has a rate of its own: the rate must then be measured from the
+        frames (spike.rate "match"). Returns None if the rate is unknown.
         """
         if self.rate is not None:
             return self.rate
@@ -112,11 +112,11 @@ class DatasetInfo:
 
         usual: number of planes that most files have. It is used if dataset.json has no number.
 
-        E.g. (56, 49). The last file may be shorter, because the planes after a raw frame are
-        interpolated between this raw frame and the next one, and the last raw frame has no next
-        one. With 8 planes per raw frame, the last 7 planes are missing, so 49 of 56 remain. If
-        sharp frames are `offset` raw frames later than the middle of their exposure, the planes of
-        `offset` raw frames are missing too.
+        E.g. (56, 49). The planes after a raw frame are interpolated between this raw frame and the
+        next raw frame. The last raw frame has no next one, so the last file may be shorter. With 8
+        planes per raw frame, the last 7 planes are missing, and 49 of 56 remain. If sharp frames
+        are `offset` raw frames later than the middle of their exposure, the planes of `offset` raw
+        frames are missing, too.
         """
         values_of_clip = self.clips.get(clip, {})
         planes = usual

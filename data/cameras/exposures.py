@@ -37,15 +37,15 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         first plane of frame i = start + i * period, rounded
         number of planes = length, rounded
 
-    E.g. with 24 frames per second and 20000 planes per second, the period is 833.33 planes, and the
-    frames begin at the planes 0, 833, 1667, 2500, ... Each start is computed from the exact period
-    and then rounded, so rounding errors do not add up. The length is rounded separately from the
-    start, so exposures of equal length have equal numbers of planes.
+    E.g. with 24 frames per second and 20000 planes per second, the period is 833.33 planes. The
+    frames begin at the planes 0, 833, 1667, 2500, ... Each start is computed from the exact period,
+    so rounding errors do not add up. The length is rounded separately from the start, so exposures
+    of equal length have equal numbers of planes.
     """
 
     start: Start = 0.0
     # The default 0.0 means that `rows` is given in place of length and period. 0.0 is below the
-    # limit of the type Length, but pydantic checks only values that are given.
+    # limit of the type Length, which is allowed, because pydantic does not check defaults.
     length: Length = 0.0
     # The type is Length, because its limit excludes 0. With a period of 0, a file would hold
     # infinitely many frames.
@@ -79,8 +79,8 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         # Begin with a number that is certainly not too large: the number of whole periods between
         # the end of the first exposure and the end of the file. E.g. in a file of 100 planes, with
         # exposures of 20 planes every 25 planes, 80 planes are left after the first exposure. They
-        # are 3 whole periods. The loop below could also begin with 1 frame, but then it would take
-        # long for a file of a billion planes.
+        # are 3 whole periods. If the loop below began with 1 frame, it would take long for a file
+        # of a billion planes.
         first, count = self.planes_of(0, offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / self.period), 1)

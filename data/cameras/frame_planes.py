@@ -35,17 +35,17 @@ def exposures_of(
 ) -> tuple[Exposure, ...]:
     """Return the planes of each frame of a clip, and check that they can be used.
 
-    All errors of the planes are found here, before a run starts. E.g. the files lack planes, or the
-    planes are too few for the representation. `read_channels` (channels_of_frame.py) relies on this
-    check.
+    All errors of the planes are found here, before a run starts: e.g. the files lack planes, or a
+    frame has too few planes for the representation. `read_channels` (channels_of_frame.py) relies
+    on this check.
 
     clip: name of the clip.
     files: (path, number of planes) of each spike file: one file for each frame, or one file for the
     whole clip.
     frames: number of frames.
-    times: the times of the frames, or None if they are not known. The times are used if one file
-    holds the whole clip. They divide its planes among the frames. If the option spike.exposure
-    lists the planes, the times are only compared with the option.
+    times: the times of the frames; None if they are not known. If one file holds the whole clip,
+    the times divide its planes among the frames. If the option spike.exposure lists the planes, the
+    times are only compared with the option.
 
     Raises OptionError if the plane of the sharp frame is unknown, and DataError for planes that
     do not fit.
@@ -66,9 +66,9 @@ def exposures_of(
         exposure = _exposure(spikes, clip, files, file_index, span)
         exposures.append(exposure)
 
-        # Try whether the representation can be made of the planes. A trial takes longer than the
-        # rest of this loop. The result depends only on the number of planes and on the center. Most
-        # exposures of a clip have the same two values, so each pair of values is tried once.
+        # Try whether the representation can be made of the planes. The result depends only on the
+        # number of planes and on the center, which are the same for most frames of a clip. A trial
+        # takes longer than the rest of this loop, so each pair of values is tried once.
         count_and_center = (span.count, exposure.center)
         if count_and_center not in tried:
             tried.add(count_and_center)

@@ -7,10 +7,10 @@ planes belong to which frame (`FrameTimes.plane_ranges`). One of three functions
     times_of_names   from the numbers in the file names of frames (data/cameras/name_times.py)
     even_times       if nothing is known: equal distances between the frames are assumed
 
-Times are exact fractions, because sums of floating-point numbers would be rounded, and a frame
-could get the planes of its neighbour. If the times are not sure, the result has a `doubt`, a clause
-such as "the numbers in the names of the frames do not rise". data/cameras/timing.py then refuses
-the clip and asks the user for the exposures.
+Times are exact fractions, because sums of floating-point numbers are rounded. With rounded times, a
+frame could get a plane of its neighbour. If the times are not sure, the result has a `doubt`: the
+reason in words, such as "the numbers in the names of the frames do not rise".
+data/cameras/timing.py then refuses the clip and asks the user for the exposures.
 
 What must stay: the planes of each frame, for clips that are accepted today, because these planes
 decide the samples of a run. The words of a `doubt` may change, because no program reads them; tests
@@ -61,8 +61,7 @@ class FrameTimes:
     """
 
     starts: tuple[Fraction, ...]  # when each frame begins
-    # When each frame ends. It is the start of the next frame, unless frames are missing between the
-    # two.
+    # When each frame ends. If no frame is missing after it, this is the start of the next frame.
     ends: tuple[Fraction, ...]
     begin: Fraction  # when the whole clip begins, missing frames included
     end: Fraction  # when the whole clip ends
@@ -116,11 +115,11 @@ class FrameTimes:
     def until(self, end: Fraction) -> "FrameTimes":
         """Return the times of the same clip, with the end that another clock measured.
 
-        A film does not say how long its last frame lasts, but the number of planes does. So the
-        last frame of the result lasts until `end`, but not longer than the longest frame.
+        A film does not say how long its last frame lasts. The number of planes says it. So the last
+        frame of the result lasts until `end`, but at most as long as the longest frame.
 
-        The two clocks contradict each other if `end` is not after the start of the last frame, or
-        is more than two frame lengths after it. Then the result has a doubt.
+        If `end` is not after the start of the last frame, or more than two frame lengths after this
+        start, the two clocks contradict each other. Then the result has a doubt.
 
         end: the end of the clip by the other clock (the planes), in the unit of `starts`.
         """
@@ -162,13 +161,13 @@ def _are_even(starts: Sequence[Fraction]) -> bool:
     """Return whether times have equal distances, up to the rounding of a clock."""
     if len(starts) < 2:
         return True
-    # A film file rounds each time to a tick of its clock, e.g. to 1/1000 s. So a time may be off by
-    # a tick.
+    # A film file rounds each time to a tick of its clock, e.g. to 1/1000 s. So the error of a time
+    # is up to one tick.
     tick = _tick(starts)
     period = (starts[-1] - starts[0]) / (len(starts) - 1)
     steps = steps_between(starts)
-    # If the times are numbers of frames (0, 1, 2), the tick is 1, a whole frame. A difference of a
-    # whole frame is no rounding but a missing frame, so at most half a period is allowed.
+    # If the times are numbers of frames (0, 1, 2), the tick is 1. A difference of 1 is then a
+    # missing frame and no rounding. So at most half a period is allowed.
     allowed_difference = min(tick, period / 2)
     if max(steps) - min(steps) > allowed_difference:
         return False
@@ -260,8 +259,8 @@ def _ends_in_film(
         if gap_index < len(gap_starts):
             end = min(gap_starts[gap_index], next_start)
         ends.append(end)
-    # The film does not tell how long the last frame lasts, because most encoders write an arbitrary
-    # number there. So we assume that the last frame lasts as long as the frame before it.
+    # Most encoders write an arbitrary length of the last frame. So assume that it lasts as long as
+    # the frame before it.
     length_before = ends[-1] - starts[-2]
     ends.append(starts[-1] + length_before)
     return tuple(ends)

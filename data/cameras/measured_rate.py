@@ -5,8 +5,8 @@ mean brightness of the blurry frame, is the rate at full light (brightness 1):
 
     rate = mean spikes per plane / mean brightness        e.g. 0.2 / 0.4 = 0.5
 
-So neither the threshold nor the gain of the spike camera must be known: both are contained in the
-rate. The means are over the pixels that both cameras see.
+The threshold and the gain of the spike camera need not be known, because the rate contains both.
+The means are over the pixels that both cameras see.
 
 What must stay: the measured rate, because channels are divided by it, and trained networks expect
 these channels. test_spike_source.py and test_dataset_video_rgbspike.py (in tests/parts/data) notice
@@ -23,10 +23,10 @@ from data.spike.pictures import LUMA, to_linear
 
 # Display value 0 ... 255 -> linear light 0 ... 1, (256,) float32.
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
-# A firing rate or brightness below its limit is replaced by the limit. Otherwise planes without a
-# spike would give the rate 0, and a black frame would divide by 0. If anything can be seen in a
-# clip, its firing rate and brightness are far above the limits. Larger limits would change the
-# channels of dim clips.
+# A firing rate or brightness below its limit is replaced by the limit. Without the limits, planes
+# without a spike would give the rate 0, and a black frame would divide by 0. If anything can be
+# seen in a clip, its firing rate and brightness are far above the limits. Larger limits would
+# change the channels of dim clips.
 LEAST_FIRING_RATE = 1e-4  # spikes per plane
 LEAST_BRIGHTNESS = 1e-3  # of 1
 

@@ -22,8 +22,8 @@ from data.cameras.frame_times import FrameTimes, Gap, even_times, steps_between,
 from utils.name_order import are_values
 
 # If neighbouring numbers usually differ by at least this number, they are times in microseconds or
-# nanoseconds, and do not count frames. At 1000 frames per second, two frames are 1000 microseconds
-# apart.
+# nanoseconds, not numbers of frames. E.g. at 1000 frames per second, two frames are 1000
+# microseconds apart.
 LEAST_STAMP = 1000
 
 
@@ -52,8 +52,8 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
     have_fractions = any(number.denominator > 1 for number in numbers)
     are_times = step >= LEAST_STAMP or have_fractions
     if not are_times and step > 1:
-        # The names 0, 2, 4 are names of every second frame, so the frames 1 and 3 are missing.
-        # Therefore the usual distance is 1 and not 2.
+        # E.g. the names 0, 2, 4 show that the frames 1 and 3 are missing. So the usual distance is
+        # 1, although the names differ by 2.
         step = Fraction(1)
     gaps = _gaps(numbers, steps, step)
     ends = _ends(numbers, steps, step)
@@ -125,9 +125,8 @@ def _have_doubtful_order(stems: Sequence[str]) -> bool:
 # E.g. the names 1, 2, 4 have the distances 1 and 2, and the usual distance is 1. So the frames end
 # at 2, 3 and 5, and frame 3 is missing.
 
-# If the distance of two neighbours is more than this many usual distances, a frame is missing
-# between them. A distance of up to 1.5 is no gap, because the time stamps of a camera may be off by
-# almost half a distance.
+# If two neighbours are more than this many usual distances apart, a frame is missing between them.
+# The limit is 1.5, because the time stamps of a camera may be off by almost half a distance.
 MOST_DISTANCES_WITHOUT_GAP = Fraction(3, 2)
 
 

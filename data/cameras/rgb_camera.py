@@ -51,9 +51,8 @@ class RgbCamera:
 
     def __post_init__(self) -> None:
         """Raise ValueError if a row is exposed outside of the frame interval."""
-        # Time from the start of the first row to the end of the last row, in frame intervals. By a
-        # rounding error, a sum that should be 1 may be larger. So an excess of 1e-9 is allowed. It
-        # has no effect on the frames.
+        # Time from the start of the first row to the end of the last row, in frame intervals. It is
+        # at most 1. An excess of 1e-9 is allowed, because of rounding errors.
         length_of_all_rows = self.exposure * (1 + self.rolling)
         if self.exposure <= 0 or length_of_all_rows > 1 + 1e-9:
             raise ValueError(
@@ -105,9 +104,9 @@ class RgbCamera:
     def weights(self, rows: int, planes: int) -> np.ndarray:
         """Return the weight of each plane in each row of the blurry frame, (planes, rows, 1, 1).
 
-        The weight is the part of the plane's time during which the row is exposed, divided by the
-        length of the exposure. So the weights of a row add up to 1. With a rolling shutter, lower
-        rows are exposed later.
+        The weight is the fraction of the plane's time during which the row is exposed, divided by
+        the length of the exposure in planes. So the weights of a row add up to 1. With a rolling
+        shutter, lower rows are exposed later.
 
         E.g. 8 planes and the exposure 0.5: each row is exposed for 4 planes. Without rolling, the
         planes 2 ... 5 have the weight 1/4 in each row. With rolling 0.5, the last row is exposed 2

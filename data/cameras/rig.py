@@ -131,8 +131,8 @@ class Rig(RgbCamera):
     def random(cls, rng: np.random.Generator) -> "Rig":
         """Draw the fields in RANGES. The other fields keep their defaults."""
         values = draw_values(rng)
-        # The seed of the rig's noise must be drawn after the values. If it were drawn first, the
-        # values would be other numbers, and existing data sets could not be made again.
+        # The seed of the rig's noise must be drawn after the values. Another order of the draws
+        # gives other values, and existing data sets could not be made again.
         return cls(**values, seed=int(rng.integers(2**31)))
 
     def matrix(self, spike_size: Size, rgb_size: Size) -> np.ndarray:
@@ -171,8 +171,8 @@ class Rig(RgbCamera):
 
         lights: (H, W, 3) each. spike_size: (h, w), the size of the sensor.
         """
-        # The positions of the points depend on the size of the lights, and all lights have the size
-        # of the first one. So the positions are computed once, from the first light.
+        # The positions of the points depend on the size of the lights. All lights have one size, so
+        # the positions are computed once, from the first light.
         lights = iter(lights)
         first = next(lights, None)
         if first is None:
@@ -281,13 +281,14 @@ class Rig(RgbCamera):
         planes: number of planes, and so of lights, in a frame interval.
         spike_size: (h, w), the size of a spike plane.
         """
-        # Each light is needed twice, for the frame and for the spikes. But the lights are too large
-        # to keep them all, and an iterator can be read only once. So `self.spikes` takes the lights
-        # one by one from `_exposed`. `_exposed` adds each light to the frame before it passes the
-        # light on. At the end of an interval, `_exposed` appends the two frames of the interval to
-        # `frames`. With a negative time offset, the spikes of this interval come after lights of
-        # later intervals were read. Then the frames of several intervals wait, so `frames` is a
-        # queue.
+        # Each light is needed twice: for the frame and for the spikes. All lights together are too
+        # large for the memory, so each light is read once:
+        #
+        #     lights -> _exposed: adds the light to the frame -> spikes: a plane of spikes
+        #
+        # At the end of an interval, `_exposed` appends the two frames of the interval to `frames`.
+        # `frames` is a queue, because frames may have to wait for their spikes: with a negative
+        # time offset, the spikes of an interval need lights of later intervals.
         frames: deque[tuple[np.ndarray, np.ndarray]] = deque()
         stream = self.spikes(self._exposed(lights, planes, frames), spike_size)
         while True:
@@ -308,15 +309,14 @@ class Rig(RgbCamera):
         for light_number, light in enumerate(lights):
             plane = light_number % planes  # number of the plane within its interval
             if plane == 0:
-                # An interval begins. From here on, `exposure` is the weighted sum of the lights of
-                # the interval so far.
+                # An interval begins. `exposure` is the weighted sum of its lights so far.
                 weights = self.weights(rows=len(light), planes=planes)
                 exposure = np.zeros(light.shape, np.float32)
             if plane == planes // 2:
                 sharp = self.develop(light)
-            # If `sum_gamma` is 1, `values_to_average` returns the light itself. If `sum_gamma` is
-            # 2.2, it returns display values. The weights of a row add up to 1, so the sum over all
-            # planes of the interval is a mean. `light_of_average` turns the mean back into light.
+            # `values_to_average` returns the light itself, or display values if `sum_gamma` is 2.2.
+            # The weights of a row add up to 1, so the sum over all planes is a mean.
+            # `light_of_average` turns this mean back into light.
             exposure += weights[plane] * self.values_to_average(light)
             if plane == planes - 1:
                 blurry = self.frame(self.light_of_average(exposure), rng)
@@ -329,8 +329,7 @@ class Rig(RgbCamera):
         spike_size, rgb_size: (height, width) of a spike plane and of a frame.
         The key `made` records the rig: `Rig(**made["rig"])` is equal to this rig.
         """
-        # In existing records the seed comes first, but it is the last field of `asdict`. So it is
-        # written first here.
+        # In existing records the seed comes first. In `asdict` it comes last. So put it first.
         fields = {"seed": self.seed, **asdict(self)}
         return Calibration(
             matrix=self.matrix(spike_size, rgb_size).tolist(),

@@ -9,11 +9,11 @@ A fit takes seconds for each clip. Two things save time:
     * The ranks of a run share the work: each rank fits some of the clips, and then all ranks get
       all results.
     * Rank 0 writes each result to <path.root>/.preflight/calibration_<key>.json, where later starts
-      read it. The key changes if the user changes files or options, so that an old result is not
-      read again. The key does not notice a change of the fit itself: then raise FORMAT.
+      read it. If the user changes files or options, the key changes, so an old result is not read.
+      If you change the fit itself, raise FORMAT, because the key does not contain the code.
 
 A function marked "Collective" exchanges data between ranks: every rank must call it, in the same
-order. If a rank leaves out such a call, all other ranks wait for it in vain.
+order. If a rank leaves out such a call, all other ranks hang.
 
 What must stay: the fields of a kept result and their meanings, unless FORMAT gets a new number. The
 choice of the compared frames and the rounding in `_calibration_of` must stay, too, because they
@@ -103,8 +103,8 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     is_main = utils_dist.is_main_process()
     begin = time.monotonic()
 
-    # Only rank 0 reads and writes the files of results, so the list is empty on other ranks. But
-    # every rank must call `_kept_results`, which sends the results of rank 0 to all ranks.
+    # Only rank 0 reads and writes the files of results, so this list is empty on other ranks.
+    # `_kept_results` sends the results of rank 0 to all ranks, so every rank must call it.
     kept_files: list[Path | None] = []  # the file for the result of each clip
     if is_main:
         kept_files = [_file_for_result(clip, files) for clip in clips]
@@ -254,10 +254,9 @@ def _calibration_of(clip: Clip, result: FitResult) -> Calibration:
     is_applied = result.is_applied
     size = (clip.spikes.geometry.height, clip.spikes.geometry.width)
     matrix = result.matrix if is_applied.matrix else nominal_matrix(size, clip.size)
-    # The exposure share is rounded to nine digits, because `Calibration.share_to_read` is computed
-    # from it: 1.12 times the exposure share, rounded to 3 digits. With fewer than nine digits, the
-    # third digit of this product would sometimes change. Then the digest of an existing run would
-    # change, too.
+    # The exposure share has nine digits, because `Calibration.share_to_read` is 1.12 times this
+    # value, rounded to 3 digits. With fewer than nine digits, the third digit would sometimes
+    # change, and with it the digest of an existing run.
     exposure_share = round(min(result.share, 1.0), 9) if is_applied.share else 1.0
     return Calibration(
         matrix=matrix[:2].round(5).tolist(),
@@ -284,8 +283,7 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     compared = _compared_frames(clip)
     names = _names_of_read_files(clip, compared, files)
     stamps = [stamp(name) for name in dict.fromkeys(names)]  # each name once, in this order
-    # A stamp is (size, time of change), or (0, 0) for a file that is not on this machine. If no
-    # file is on this machine, nobody would notice that a clip has changed.
+    # A stamp is (size, time of change), or (0, 0) for a file that is not on this machine.
     has_file = any(file_stamp != (0, 0) for file_stamp in stamps)
     if not has_file:
         return None
@@ -335,8 +333,8 @@ def _read_result(path: Path | None) -> FitResult | None:
 def _write_result(result: FitResult, path: Path | None) -> None:
     """Write a result to its file, if it has one.
 
-    An existing file is never overwritten: a result is only written if `_read_result` could not read
-    the file, so another program may have written the file.
+    An existing file is never overwritten, because another program may have written it:
+    `_read_result` could not read it.
     """
     if path is None or path.exists():
         return
@@ -344,5 +342,5 @@ def _write_result(result: FitResult, path: Path | None) -> None:
     try:
         write_whole(path, text.encode())
     except DataError as e:
-        # A full disk costs only the time of the next fit, so the run goes on.
+        # Without the file, a later run must fit the clip again. This run needs no file.
         logger.info("the calibration cannot be kept: %s", e)

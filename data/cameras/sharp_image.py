@@ -47,10 +47,10 @@ def sharp_image(
 # A channel is near if its distance from the sharp moment, in planes, is at most the smallest
 # distance plus this number.
 #
-# A channel of a "proportional" representation (e.g. "voxel") is proportional to the light, so it is
-# a picture. Then only the nearest channel is taken, or the two channels on both sides of the sharp
-# moment. The distances of these two differ by at most half a plane, which comes from rounding. A
-# larger number would blur the picture.
+# A channel of a "proportional" representation (e.g. "voxel") is a picture, because it is
+# proportional to the light. So only the nearest channel is taken, or two channels if the sharp
+# moment lies between them. The distances of these two differ by at most half a plane, because of
+# rounding. A larger number would blur the picture.
 MORE_PLANES_IF_PROPORTIONAL = 0.51
 # A channel of another representation (e.g. "raw") is a single plane, with too few spikes for a
 # picture. So channels that are up to 10 planes further away are averaged with the nearest channel.
@@ -138,13 +138,13 @@ def image_of_ratios(
     half_windows: the option of this name. light: what the sensor integrated. gamma: gamma of the
     channels.
     """
-    # If there are several windows, take the channel of the window with the middle length. E.g. for
-    # the half_windows (12, 2, 6) it is channel 2, whose half_window is 6.
+    # Take the channel of the window with the middle length. E.g. for the half_windows (12, 2, 6) it
+    # is channel 2, whose half_window is 6.
     by_length = np.argsort(half_windows)
     middle_window = by_length[len(by_length) // 2]
-    # The sensor integrated light ** (1 / sensor_gamma), i.e. display values or the light itself.
-    # `represent` has raised all channels to the power sensor_gamma / gamma. Undo this power, so
-    # that r and c are again the values that were computed from the spikes.
+    # The sensor integrated light ** (1 / sensor_gamma): display values, or the light itself.
+    # `represent` has raised all channels to the power sensor_gamma / gamma. Undo this power. Then r
+    # and c are the values that were computed from the spikes.
     sensor_gamma = DISPLAY_GAMMA if light == "display" else 1.0
     exponent = gamma / sensor_gamma
     channels = channels.astype(np.float64)  # the confidence may be close to 1

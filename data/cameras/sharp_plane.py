@@ -48,8 +48,8 @@ def sharp_plane(
 def middle_of_read_planes(span: Span) -> float:
     """Return the middle of the planes that are read.
 
-    It is the center for representations that ignore the center. The middle of all planes of the
-    frame, `span.middle`, cannot be used, because it may be a plane that the file lacks.
+    It is the center for representations that ignore the center. `span.middle`, the middle of all
+    planes of the frame, may be a plane that the file lacks.
     """
     last = span.origin + span.count - 1
     return (span.origin + last) / 2

@@ -39,8 +39,8 @@ Window = ScaledWindow | CalibratedWindow
 Grid = ScaledGrid | CalibratedGrid
 logger = logging.getLogger(__name__)
 
-# If the spike camera sees less than this fraction of a frame, the clip is refused, because the rest
-# of the frame has only repeated edge pixels of the spike plane.
+# If the spike camera sees less than this fraction of a frame, the clip is refused. The reason: the
+# rest of the frame shows only repeated edge pixels of the spike plane.
 LEAST_COVERAGE = 0.5
 
 

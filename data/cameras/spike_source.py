@@ -112,9 +112,8 @@ class DatSpikes:
     # values.
     rate: float | Literal["match"]
     light: Literal["linear", "display"]
-    # Whether rate and light are known, i.e. whether the section or dataset.json gives the value. A
-    # value also counts as known if the representation ignores it, because then no code needs the
-    # value.
+    # Whether rate and light are known: the section or dataset.json gives the value, or the
+    # representation ignores the value, so no code needs it.
     is_rate_known: bool
     is_light_known: bool
 
@@ -199,10 +198,9 @@ class DatSpikes:
             without_effect=chosen.without_effect,
         )
 
-        # Where the spike pixels lie on a frame. The fields are first set as without a calibration,
-        # and `_calibrate` then sets the calibration of a file. With "auto", self_calibration.py
-        # later makes a copy for each clip (`changed`), with the calibration of this clip.
-        # --spike-size and spike.h arrive in `geometry` above, and spike.calibration arrives here.
+        # Where the spike pixels lie on a frame. The fields are first set as without a calibration.
+        # Then `_calibrate` sets the calibration of a file. With "auto", self_calibration.py later
+        # makes a copy for each clip (`changed`), with the calibration of this clip.
         self._set(
             interpolation=cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST,
             is_auto=calibration == "auto",
@@ -214,8 +212,7 @@ class DatSpikes:
             self._calibrate(calibration_of_file.calibration, calibration_of_file.path)
 
         # Refuse keys that have no effect on the representation. `is_set` says for each key whether
-        # the section gives a value other than the default. The defaults of `__init__` are repeated
-        # here, so a changed default must be changed in both places.
+        # its value is not the default. If you change a default of `__init__`, change it here, too.
         is_set = {
             "rate": rate is not None,
             "light": light is not None,
@@ -250,7 +247,6 @@ class DatSpikes:
             rate=agreed_rate(rate, info),
             light=agreed_value("light", light, info, default="linear"),
         )
-        # A value that the representation ignores counts as known, because no code needs the value.
         is_rate_given = rate is not None or info.rate is not None
         is_light_given = light is not None or info.light is not None
         self._set(

@@ -104,28 +104,29 @@ def are_pixel_centres(places: np.ndarray, rgb_size: Size) -> bool:
 def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
     """Delay views (h, w) in time: result p is the view at the time p - offset.
 
-    E.g. with offset 2, result 10 is view 8. If the offset is no whole number, the result is a
-    weighted mean of two neighbours: with offset 1.25, result 10 is 0.75 * view 9 + 0.25 * view 8.
-    With a negative offset, the results are later views. There are as many results as views. At a
-    time before the first view, the result is the first view. At a time after the last view, the
-    result is the last view.
+        offset 2       result 10 is view 8
+        offset 1.25    result 10 is 0.75 * view 9 + 0.25 * view 8, a weighted mean
+        offset -3      result 10 is view 13
+
+    There are as many results as views. At times before the first view, the result is the first
+    view. At times after the last view, the result is the last view.
     """
     # Result p is a mean of two views:
-    #     later view     p - whole,      with the weight 1 - share
-    #     earlier view   p - whole - 1,  with the weight share
+    #     later view     number p - whole,      weight 1 - share
+    #     earlier view   number p - whole - 1,  weight share
     # E.g. offset 1.25: whole = 1, share = 0.25. Offset -2.5: whole = -3, share = 0.5.
     whole = int(np.floor(offset))
     share = np.float32(offset - whole)
 
-    # With whole > 0, result p needs the views p - delay - 1 and p - delay, so these are kept. With
-    # whole < 0, result p needs a later view, so nothing is yielded for p until view p + ahead is
-    # read. After the last view there is no later view, so the last view is repeated. `recent` has
-    # the last delay + 2 views, oldest first. Its first two are the earlier and the later view of
-    # the mean:
+    # `recent` has the last delay + 2 views, oldest first. Result p is the mean of its first two
+    # views. With a negative offset, result p needs a later view, so it is yielded after view
+    # p + ahead was read. Table of the views when result p is yielded:
     #
     #     offset   delay   ahead   newest view   recent
     #     1.25     1       0       p             p - 2, p - 1, p
     #     -2.5     0       3       p + 3         p + 2, p + 3
+    #
+    # Near the end, there is no view p + ahead. So the last view is repeated.
     delay = max(whole, 0)
     ahead = max(-whole, 0)
     recent: deque[np.ndarray] = deque(maxlen=delay + 2)
@@ -138,8 +139,8 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
         if number >= ahead:
             earlier = recent[0]
             later = recent[1]
-            # With a whole offset (share 0), yield the view itself, without the rounding errors of a
-            # mean.
+            # If the offset is a whole number (share 0), yield the view itself. A mean would have
+            # rounding errors.
             if share:
                 yield (1 - share) * later + share * earlier
             else:

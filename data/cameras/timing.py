@@ -121,9 +121,9 @@ class Timing:
     # is for every clip without a key of its own. None if the option is not given. Then each frame
     # has a file, or a clip has one file, which `plane_ranges` divides by the times of the frames.
     exposures: dict[str, Exposures] | None = None
-    # Two values of the calibration. Digests of runs contain the repr of `Timing`, and also the
-    # whole calibration. So the repr need not show the two values, and it does not show `share`. But
-    # it shows `offset`, because the digests of existing runs were made with it.
+    # Two values of the calibration. Digests of runs contain the calibration, so the repr of
+    # `Timing` need not show them. It leaves out `share`. It shows `offset`, because the digests of
+    # existing runs were made with it.
     offset: float = 0.0
     share: float = field(default=1.0, repr=False)
 
@@ -189,9 +189,9 @@ class Timing:
         # `times.doubt` says why the times are not sure, "" if they are sure.
         if times.doubt:
             raise unknown_times(clip, times, first, count)
-        # The names 1, 2, 4 show that frame 3 is missing. But the names do not tell how much time
-        # passed from frame 2 to frame 4. It may be twice the usual time between two frames, or
-        # another time. Only a film has time stamps, which tell it.
+        # The names 1, 2, 4 show that frame 3 is missing. But they do not tell how much time passed
+        # from frame 2 to frame 4: it may be another time than twice the usual time. Only the time
+        # stamps of a film tell it.
         if times.gaps and not times.is_film:
             raise unknown_times(clip, times, first, count)
         # Without a film or without `tick_hz`, nothing else tells the length of the clip.
@@ -223,14 +223,14 @@ class Timing:
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)
         first, end = of_frame.middle_part(self.share)
         # The offset may move planes out of the file. Leave such planes out. But if the user gave
-        # the numbers of the planes, keep all planes, so that the frame is refused below: the
-        # numbers of the user may be wrong.
+        # the numbers of the planes, these numbers may be wrong. Then keep all planes, so that the
+        # frame is refused below.
         has_numbers_of_user = self.exposures is not None or self.count is not None
         if not has_numbers_of_user:
             first = min(max(first, 0), planes)
             end = min(end, planes)
-        # After a large negative offset, `end` may be below 0. Then `end <= first` is true, because
-        # no plane is left.
+        # If no plane is left, `end <= first` is true. This includes an `end` below 0, which a large
+        # negative offset gives.
         if first < 0 or end <= first or end > planes:
             raise self._outside(clip, frame, first, end, planes)
         # `origin` is the number of the first plane that is read. `middle` is the middle of all

@@ -50,13 +50,14 @@ class UnknownPlanes(DataError):
 def error_for_all_clips(errors: Sequence[UnknownPlanes]) -> DataError:
     """Return one error for several clips, which proposes one `spike.exposure` for all clips.
 
-    Without this, a user would correct one clip, start again, and meet the error of the next clip.
+    With one error for each clip, a user would correct one clip, start again, and get the error of
+    the next clip.
 
     errors: the errors of the clips, at least one.
     """
     first = errors[0]
-    # An UnknownPlanes has one `clip` and one `proposal`, so the error for several clips is a
-    # DataError. The error for a single clip is a DataError, too, so that callers get one class.
+    # An UnknownPlanes is for one clip, so the error for several clips is a DataError. The error for
+    # a single clip is a DataError, too, so that callers get one class.
     if len(errors) == 1:
         return DataError(first.what, first.where, first.expected, first.do)
     proposals = {error.clip: error.proposal for error in errors}
@@ -130,8 +131,8 @@ def _rows_by_seconds(times: FrameTimes, first: int, tick_hz: float) -> list[list
     first: the plane at the start of the film. tick_hz: planes per second.
     """
     rows = []
-    # The times are fractions. The product of a fraction and a float is a float, which is rounded.
-    # So turn `tick_hz` into a fraction, too. Then only the results are rounded.
+    # The times are fractions. The product of a fraction and a float would be a rounded float. So
+    # turn `tick_hz` into a fraction, too. Then only the results are rounded.
     for start, end in zip(times.starts, times.ends, strict=True):
         begin = (start - times.begin) * Fraction(tick_hz)  # planes since the first one
         length = (end - start) * Fraction(tick_hz)

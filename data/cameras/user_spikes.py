@@ -2,12 +2,12 @@
 
 A network expects channels of a known rate (spikes per plane at full light) and light ("linear"
 light or "display" values). A user's spikes may come without these two values. Then `user_spikes`
-assumes the most likely value:
+assumes:
 
     light   the light of the training
-    rate    if the training had a rate: measured from the brightness of the frames. Otherwise 1,
-            because the network learned from firing rates that were not divided by a rate, or its
-            training is not known. A warning says which rate is assumed
+    rate    measured from the brightness of the frames ("match"), if the training had a rate. If the
+            training had no rate, or is not known, the rate is 1: the firing rates are not divided.
+            A warning says which rate is assumed
 
 `user_spikes` also reads the spikes for a formula (--method). There the rate is never unknown,
 because data/formula_spikes.py has already set an unknown rate to "match", with a warning of its

@@ -6,9 +6,9 @@ changes. The change of a round is
     step = -(H + P)^-1 (g + P p)                                  (k,)
 
 H (k, k) and g (k,) are sums over the pixels of all views (equations.py). P and p come from the
-priors: a time is probably near its nominal value, i.e. the value in the files. P (k, k) is diagonal
-and has the weight of each prior. p (k,) has the present distance of each time from its nominal
-value. The k = 12 unknowns are
+priors, which say that a time is probably near its nominal value, i.e. the value in the files:
+P (k, k) is diagonal and has the weights of the priors, and p (k,) has the present distances of the
+times from their nominal values. The k = 12 unknowns are
 
     4 changes of the matrix          right, down, larger, turned
     3 times of the exposure          middle, length, roll (how much later lower rows are exposed)
@@ -95,8 +95,8 @@ def _set_time_errors(
     if middle.is_fitted:
         estimate.error_by_offset = middle.shift_per_plane * offset_error
     else:
-        # The middle was kept, so the error of the offset is the standard deviation of its prior. If
-        # the offset is wrong, the matrix was found with this wrong offset, and the two together
+        # The middle was kept, so the error of the offset is the standard deviation of its prior.
+        # The matrix was found with this offset. If the offset is wrong, the two together still
         # match the clip. So the error of the offset adds nothing to the error of the matrix.
         offset_error = SPREAD_OFFSET
         estimate.error_by_offset = 0.0
@@ -119,8 +119,8 @@ def _priors(
     """
     P = np.zeros(len(H))
     p = np.zeros(len(H))
-    # Weights so large that the step of a value is -p. So the middle goes back to its nominal value,
-    # and the matrix (p = 0) stays.
+    # With these large weights, the step of a value is -p: the middle goes back to its nominal
+    # value, and the matrix (p = 0) stays.
     strong = KEEPING_WEIGHT * np.diag(H)
     if estimate.fits_times:
         spread_of_length = SPREAD_SHARE * estimate.nominal_planes
@@ -149,10 +149,10 @@ def step_within_limits(
 
         step_f = -A_ff^-1 (gradient_f + A_fl step_l)
 
-    Why solve again? The first solution of the other values belongs to the large step of the time,
-    which is not made. E.g. in a slow pan, a longer exposure looks like a sharper lens, and the
-    length would step by 200 planes. Without solving again, the matrix moved by 10 pixels back and
-    forth, round by round.
+    The reason: the first solution of the other values belongs to the large step of the time, which
+    is not made. E.g. in a slow pan, a longer exposure looks like a sharper lens, and the first step
+    of the length was 200 planes. When the equations were not solved again, the matrix moved by 10
+    pixels back and forth, round by round.
 
     A: H + P, (k, k). gradient: g + P p, (k,).
     limits: smallest and largest step of each time, (3,) each, or (0,) each if no times are fitted.

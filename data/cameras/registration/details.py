@@ -1,9 +1,9 @@
 """Compute the details of spikes and frames, which a round of the fit compares.
 
-A round improves the matrix and the times of the estimate once (rounds.py). "Details" are what a
-band-pass filter keeps of an image: structures between sigma and 8 sigma pixels. The filter removes
-slow changes of brightness, and the noise of single pixels. A view (a frame and its spikes) has, at
-the present matrix and times of the estimate:
+A round improves the matrix and the times of the estimate once (rounds.py). "Details" are an image
+after a band-pass filter: structures between sigma and 8 sigma pixels. The filter removes slow
+changes of brightness, and the noise of single pixels. At the present matrix and times, a view (a
+frame and its spikes) has two kinds of details:
 
     s  (h, w)       details of the summed spikes of the exposure
     F  (h, w, 5)    details of five features of the frame, at the points of the frame to which the
@@ -65,8 +65,8 @@ def frame_features(estimate: Estimate, sigma: float) -> list[Features]:
         sigma_in_frame^2 + 1/12 = (sigma^2 + 1/12) scale^2
 
     scale is the number of RGB pixels per spike pixel. sigma is in spike pixels, and sigma_in_frame
-    in RGB pixels. The variances of two blurs add up. A pixel has an area, which blurs, too: 1/12 is
-    the variance of a square of side 1.
+    in RGB pixels. A pixel blurs by its area: 1/12 is the variance of a square of side 1. The
+    variances of two blurs add up.
     """
     scale = scale_of(estimate.matrix)
     variance = (sigma**2 + 1 / 12) * scale**2 - 1 / 12
@@ -104,8 +104,8 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     reach = pair.reach(start, end)
     if estimate.fits_times and reach < LEAST_REACH:
         return None
-    # If the times are not fitted, nothing uses the rates at start and end. But the reach must not
-    # be 0, because it is a divisor.
+    # The reach is a divisor, so it must not be 0. This matters only if the times are not fitted.
+    # Then nothing uses the rates at start and end.
     reach = max(reach, 1.0)
     every = _distance_of_pixels(sigma)
 
@@ -114,9 +114,9 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
     around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
 
-    # The positions of every `every`-th spike pixel in the frame. In the arrays (h, w) of these
-    # positions, neighbours are `every` spike pixels apart. So details of `sigma` spike pixels are
-    # `sigma / every` elements large.
+    # The positions of every `every`-th spike pixel in the frame, (h, w) each. Neighbours in these
+    # arrays are `every` spike pixels apart. So details of `sigma` spike pixels have a size of
+    # `sigma / every` elements.
     u, v = _places_in_frame(estimate.matrix, exposure_counts.shape, every)
     features_at_places = _details_at(features.values, u, v, sigma_in_places=sigma / every)
     is_compared = _compared_pixels(
@@ -235,8 +235,8 @@ def _noise(
                                     v: variance of a spike count, the mean over the pixels
 
     The divisor comes from the blur: a Gaussian of `sigma` divides the variance of independent noise
-    by 4 pi sigma^2. v is different for the two fields of the result: for `of_sums` it is the
-    variance of the count of the whole exposure, and for `of_ends` of the count of 2 reach planes.
+    by 4 pi sigma^2. The count of `of_sums` is over the whole exposure. The count of `of_ends` is
+    over 2 reach planes.
 
     exposure_counts: spikes of the exposure, (h, w). length: length of the exposure in planes.
     is_compared: the compared pixels. sigma: size of the details in spike pixels.
@@ -245,8 +245,8 @@ def _noise(
     # A blur of 3 pixels removes most of the noise of the counts. The result is used as the expected
     # firing rate of each pixel.
     rates = np.maximum(blur(exposure_counts, 3.0), 0) / length  # (h, w), spikes per plane
-    # n / (4 pi sigma^2), as np.float64, so that the division in `_noise_of_times` (equations.py) is
-    # in float64. A Python number divided by an np.float32 would be an np.float32.
+    # n / (4 pi sigma^2). A Python number divided by an np.float32 would be an np.float32. So this
+    # is an np.float64, which keeps the division in `_noise_of_times` (equations.py) in float64.
     blurred_pixels = np.float64(is_compared.sum() / (4 * np.pi * sigma**2))
     return Noise(
         of_sums=blurred_pixels * variance_of_counts(rates, planes=length),
@@ -257,13 +257,13 @@ def _noise(
 def variance_of_counts(rates: np.ndarray, planes: float) -> float:
     """Return the variance of the spike counts of a number of planes, the mean over the pixels.
 
-    A pixel adds up light. Only its charge at the beginning is random. Suppose that 4.3 spikes are
-    expected. Then the pixel counts 4 spikes, and with the probability p = 0.3 a fifth spike. So the
-    variance of the count is the variance of the fifth spike, p (1 - p) = 0.21.
+    A pixel adds up light, and only its first charge is random. E.g. if 4.3 spikes are expected, the
+    pixel counts 4 spikes, and with the probability p = 0.3 a fifth spike. So the variance of the
+    count is the variance of the fifth spike, p (1 - p) = 0.21.
 
     rates: spikes per plane of each pixel, (h, w).
     """
-    p = rates * planes % 1  # the part behind the point: 0.3 of 4.3
+    p = rates * planes % 1  # the fractional part: 0.3 of 4.3
     return float((p * (1 - p)).mean())
 
 
@@ -294,7 +294,7 @@ def _details_at(
 
 
 def _odd(x: float) -> int:
-    """Return the odd number at or above the whole part of x: 48.7 -> 49, 47.2 -> 47.
+    """Return the smallest odd number at or above the integer part of x: 48.7 -> 49, 47.2 -> 47.
 
     The side of a box filter must be odd, so that the box has a middle pixel.
     """

@@ -15,11 +15,11 @@ J' is the transpose of J. Without priors and limits, the step of the round is -H
 
 Besides H and g, a round needs two corrections, because J and r are noisy:
 
-    pull    The frame cannot explain some parts of a scene, whatever the length of the exposure is.
-            In g, these parts ask for a shorter exposure although the length is right. What they add
+    pull    The frame cannot explain some parts of a scene at any length of the exposure. In g,
+            these parts ask for a shorter exposure although the length is right. Their contribution
             to g is subtracted (`_pull_of_misfit`)
-    noise   The noise of the spikes makes the diagonal of H larger, as motion does. This part stays
-            in H. times.py needs its size, so it is returned, too (`_noise_of_times`)
+    noise   The noise of the spikes makes the diagonal of H larger, as motion does. H stays as it
+            is. The size of this addition is returned for times.py (`_noise_of_times`)
 
 What must stay: H and g, and the order of their sums, because they decide the bits of each result.
 test_a_camera_is_found_from_a_start_that_is_off notices if the pull is missing, and
@@ -109,9 +109,9 @@ def _jacobian(
 
 
 # The plane is cut into TILES x TILES tiles. times.py computes the errors of the times from the
-# spread of what the tiles add to g, because it takes two tiles as independent. Pixels near one
-# another have similar errors, e.g. all pixels of one moving object. So these pixels should lie in
-# one tile. With smaller tiles, the computed errors would be too small.
+# contributions of the tiles to g. It takes two tiles as independent. Pixels near one another have
+# similar errors, e.g. all pixels of one moving object. So these pixels should lie in one tile. With
+# smaller tiles, the computed errors would be too small.
 TILES = 4
 
 
@@ -133,13 +133,13 @@ def _pull_of_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: floa
 
         pull = square / L        square: the sum of w misfit^2; L: length of the exposure
 
-    The residuals have two parts: noise, and misfit. Misfit is what the frame cannot explain,
-    whatever the length is, e.g. an object of another depth. The spikes are summed over the
-    exposure. So with twice the planes, the misfit is twice as large. Least squares wants a small
-    misfit, so it would shorten the exposure although its length is right.
+    The residuals have two parts: noise and misfit. Misfit is what the frame cannot explain at any
+    length, e.g. an object of another depth. The spikes are summed over the exposure, so with twice
+    the planes, the misfit is twice as large. To make the misfit small, least squares would shorten
+    the exposure although its length is right.
 
-    g is half of the derivative of the sum of w r^2. The misfit is proportional to L, so its square
-    is c L^2 with a constant c. Half of the derivative by L is c L, which is square / L.
+    g is half of the derivative of the sum of w r^2. The misfit is proportional to L, so the square
+    is c L^2 with a constant c. Half of the derivative by L is c L, i.e. square / L.
 
     E.g. L is 50 and the square is 200. With 1 % more planes (0.5), the misfit grows by 1 %, and the
     square by about 2 %, which is 4. So the square grows by 8 per plane. The half is the pull:
@@ -167,7 +167,7 @@ def _noise_of_times(details: Details, w: np.ndarray) -> np.ndarray:
     rate_noise = mean_weight * details.noise.of_ends / (4 * details.reach**2)
     of_middle = 2  # a difference of two rates has twice the variance of one rate
     of_length = 0.5  # half of a sum of two rates has half the variance
-    of_roll = 1  # no result depends on the noise of the roll, so any number will do
+    of_roll = 1  # any number, because no result depends on the noise of the roll
     return rate_noise * np.array((of_middle, of_length, of_roll))
 
 

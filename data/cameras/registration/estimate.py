@@ -77,8 +77,8 @@ class Estimate:
         number_of_changes = MODELS[model] if model else 0
         self.changes = CHANGES[:number_of_changes]  # (k, 3, 3)
         self.nominal_planes = pairs[0].count
-        # Whether the times are fitted. If the streams have no planes around the exposure, the times
-        # keep their nominal values.
+        # Whether the times are fitted. If no stream has enough planes around the exposure, the
+        # times keep their nominal values.
         self.fits_times = any(pair.has_room() for pair in pairs)
         height, width = pairs[0].sums.shape[1:]
         self.coordinates = coordinates_of(height, width)

@@ -40,7 +40,7 @@ class Explanation:
 # this limit, and 0.17 planes without a limit.
 HUBER_DEVIATIONS = 2.5
 # Standard deviation of normal noise, divided by the median of the absolute values of the noise. So
-# the median, which a few large residuals hardly change, gives the standard deviation.
+# the median gives the standard deviation. A few large residuals hardly change the median.
 DEVIATION_OF_MEDIAN = 1.4826
 
 
@@ -108,8 +108,8 @@ def shared_noise(explanation: Explanation, sigma: float, every: int) -> float:
     """Return the variance of a residual, times the number of compared pixels that share its noise.
 
     A round sums over pixels as if the noise of each pixel were independent. But the blur correlates
-    the noise of neighbours, so n pixels tell less than n independent pixels. To make up for this,
-    priors and variances of shifts are computed with this larger noise.
+    the noise of neighbours, so n pixels tell less than n independent pixels. Therefore priors and
+    variances of shifts are computed with this larger noise.
 
     sigma: sigma of the blur, in spike pixels. every: distance of the compared pixels.
     """

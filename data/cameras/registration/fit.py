@@ -4,10 +4,10 @@
 exposure. `data/cameras/self_calibration.py` calls it for `spike.calibration` "auto", and
 `scripts/calibrate.py` for recordings of a calibration.
 
-Idea. The sum of the spikes of an exposure, mapped to the RGB camera, shows the same as the blurry
-frame. If the matrix or the times are wrong, the sum and the frame differ. So the fit looks for the
-matrix and the times with the smallest difference, by Gauss-Newton. All modules of this folder
-(listed in its `__init__.py`) use the same symbols. For one spike pixel, they are
+The idea: the sum of the spikes of an exposure, mapped to the RGB camera, shows the same as the
+blurry frame. If the matrix or the times are wrong, the sum and the frame differ. So the fit looks
+for the matrix and the times with the smallest difference, by Gauss-Newton. All modules of this
+folder (listed in its `__init__.py`) use the same symbols. For one spike pixel, they are
 
     M  the matrix (3, 3) that maps the spike pixel to a point of the frame
     s  the details of the summed spikes of the pixel
@@ -75,13 +75,12 @@ def fit(
     most_offset: largest offset that is searched, in planes.
     """
     # Large planes and their frames are binned: factor x factor pixels become one. E.g. a plane of
-    # 1000 x 1000 pixels has the factor 3. The factor is 1 for planes of up to MOST_PIXELS pixels.
+    # 1000 x 1000 pixels has the factor 3. Planes of up to MOST_PIXELS pixels have the factor 1.
     height, width = views[0].stream.shape[1:]
     factor = int(np.ceil(np.sqrt(height * width / MOST_PIXELS)))
     pairs = [Pair(view, factor, light) for view in views]
-    # `nominal_matrix` maps the pixels of a coarse grid to a fine grid. So it also maps binned
-    # pixels to pixels. Planes and frames are binned by the same factor, so the same matrix is used
-    # for both.
+    # `nominal_matrix` maps the pixels of a coarse grid to a fine grid, e.g. binned pixels to
+    # pixels. Planes and frames are binned by the same factor, so one matrix serves both.
     to_pixel = nominal_matrix(spike=(1, 1), rgb=(factor, factor))  # binned pixel -> pixel
     to_binned = np.linalg.inv(to_pixel)
     # From right to left: binned spike pixel -> spike pixel -> RGB pixel -> binned RGB pixel.

@@ -77,8 +77,8 @@ def motions_of_places(changes: np.ndarray, places: np.ndarray) -> np.ndarray:
 
     changes: (k, 3, 3). places: (t, 3), homogeneous coordinates x, y, z with z = 1.
     """
-    # A change adds to x, y and z of a place the product of the change and (x, y, z). So, with the
-    # coordinates i and j, moved[t, k, i] = sum over j of changes[k, i, j] places[t, j].
+    # A change (3, 3) times (x, y, z) is the motion of a place. With the coordinates i and j,
+    # moved[t, k, i] = sum over j of changes[k, i, j] places[t, j].
     moved = np.einsum("kij,tj->tki", changes, places)  # (t, k, 3)
     dx_dy = moved[..., :2]  # (t, k, 2)
     dz = moved[..., 2:]  # (t, k, 1)

@@ -61,7 +61,7 @@ def coordinates_of(height: int, width: int) -> Coordinates:
     row, column = np.mgrid[:height, :width].astype(np.float32)  # of each pixel
     x = (column - center_x) / half_side
     y = (row - center_y) / half_side
-    # A matrix that does the same as the two lines above. After the division, its last row is 0 0 1.
+    # The two lines above as a matrix. After the division, its last row is 0 0 1.
     from_pixels = np.array([[1, 0, -center_x], [0, 1, -center_y], [0, 0, half_side]]) / half_side
     return Coordinates(x, y, half_side, from_pixels)
 

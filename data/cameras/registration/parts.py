@@ -103,9 +103,9 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
 
         error^2 = variance of both shifts + mean(x^2 + y^2) * variance of the other changes
 
-    error^2 is a mean over the points (x, y) of the plane. A shift moves all points alike. Any other
-    change moves a point in proportion to its distance from the middle. The square of this distance
-    is x^2 + y^2.
+    error^2 is a mean over the points (x, y) of the plane. A shift moves all points by the same
+    distance. Any other change moves a point in proportion to its distance from the middle. The
+    square of this distance is x^2 + y^2.
     """
     x = estimate.coordinates.x
     y = estimate.coordinates.y
@@ -162,10 +162,10 @@ def _sums_of_parts(part_of_pixel: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.bincount(part_of_pixel, values, minlength=PARTS**2)
 
 
-# Limits of `usable_parts`. They are low on purpose, because a part with weak texture gets a large
-# variance in `_shifts`, and so a small weight. With limits of 0, H of a part may have no inverse.
-# Larger limits would leave out parts that still tell something. lab/calibration_trials.py shows
-# whether the fits become less exact.
+# Limits of `usable_parts`. They are low, because a part with weak texture has a large variance in
+# `_shifts` and gets a small weight. With limits of 0, H of a part may have no inverse. Larger
+# limits would leave out useful parts. lab/calibration_trials.py shows whether the fits become less
+# exact.
 LEAST_PIXELS_OF_PART = 0.3  # fraction of the pixels of the largest part
 LEAST_TEXTURE_OF_PART = 1e-3  # fraction of the median texture of the parts that have any
 # Least value of l1 l2 / (l1 + l2)^2. l1 and l2 are the two eigenvalues of H, the strengths of the
@@ -228,12 +228,11 @@ def _variance_from_spread(
         m_vt = H_t^-1 (g_vt + H_vt d_t)                      (2,)
         variance = n / (n - 1) sum over v of m_vt m_vt'      n: number of views, at least 2
 
-    The term in brackets is the gradient of view v at the common shift d_t. So m_vt says how far
-    this view would move the shift, and is 0 if the view agrees with the common shift. The sign of
-    m_vt does not matter, because only squares are used. The squares are added and not averaged,
-    because the common shift is the sum of what the views add to it, and the variance of a sum is
-    the sum of the variances. n / (n - 1) is the usual correction for a mean (here the shift d) that
-    was fitted to the same views.
+    The term in brackets is the gradient of view v at the common shift d_t. So m_vt is how far this
+    view would move the shift. It is 0 if the view agrees with the common shift. Its sign does not
+    matter, because only squares are used. The squares are added, because the common shift is a sum
+    of contributions of the views, and the variance of a sum is the sum of the variances.
+    n / (n - 1) is the usual correction, because the shift d was fitted to the same views.
 
     H, g: (v, t, 2, 2) and (v, t, 2). inverse: H_t^-1 (t, 2, 2). shifts: d (t, 2).
     """

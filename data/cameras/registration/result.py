@@ -121,11 +121,11 @@ class FitResult:
     def is_applied(self) -> Decisions:
         """Return for each value whether it is applied to the clip, in place of the start value.
 
-        A change must be at least three times its error, and not below the least change
+        A change must be at least three times its error, and at least the least change
         (LEAST_CHANGE_PX, LEAST_CHANGE_PLANES, LEAST_CHANGE_SHARE). The offset and the share must
-        also be sure. The matrix need not be sure, because a matrix that moved by three times its
-        error is nearer to the truth than the start. This was measured: it was true for all of 50
-        random pairs of cameras.
+        also be sure. The matrix need not be sure: a matrix that moved by three times its error is
+        nearer to the truth than the start. This was measured on 50 random pairs of cameras, and was
+        true for all of them.
 
         test_cameras_that_are_aligned_stay_as_they_are notices if too much is applied.
         """
@@ -133,8 +133,8 @@ class FitResult:
         least_moved = max(LEAST_CHANGE_PX, LEAST_CHANGE_IN_ERRORS * self.matrix_error)
         least_offset = max(LEAST_CHANGE_PLANES, LEAST_CHANGE_IN_ERRORS * self.offset_error)
         least_shortening = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * self.share_error)
-        # Use the share that is read, and not the exposure share. E.g. with an exposure share of
-        # 0.9, all planes are read, as at the start. So applying it would change nothing.
+        # Compare the share that is read. E.g. with an exposure share of 0.9, all planes are read,
+        # as at the start. So applying it would change nothing.
         shortened_by = 1 - self.share_to_read
         return Decisions(
             matrix=self.is_matrix_found and self.moved >= least_moved,

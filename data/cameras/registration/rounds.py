@@ -114,9 +114,9 @@ CLEARLY_BETTER = 1.1
 def _fits_clearly_better(estimate: Estimate, than: Estimate) -> bool:
     """Return whether an estimate explains the spikes clearly better than another one.
 
-    E.g. with the first estimate, the frames explain 99 % of the spikes' details, and with the other
-    one 98.8 %. So 1 % and 1.2 % are unexplained. 1.2 is more than CLEARLY_BETTER times 1, so the
-    first estimate is clearly better.
+    E.g. the first estimate explains 99 % of the spikes' details, and the other estimate explains
+    98.8 %. So 1 % and 1.2 % are unexplained. 1.2 is more than CLEARLY_BETTER times 1, so the first
+    estimate is clearly better.
     """
     unexplained = 1 - estimate.explained
     unexplained_by_other = 1 - than.explained
@@ -147,9 +147,8 @@ def after_all_rounds(estimate: Estimate) -> Estimate:
     # The last rounds change the matrix only.
     if not estimate.is_matrix_fixed:
         run_rounds(estimate, sigma=FINE_SIGMA, rounds=4)
-    # Compute `explained` again. So far it belongs to the estimate before the last step on all
-    # pixels, but it must belong to the final estimate. The size of the details must be the same for
-    # all estimates that are compared.
+    # So far, `explained` belongs to the estimate before the last step on all pixels. Compute it for
+    # the final estimate. All compared estimates need the same size of the details.
     estimate.explained = explained_share(estimate, TIME_SIGMA)
     return estimate
 
@@ -165,8 +164,8 @@ def _without_rounds(estimate: Estimate) -> Estimate:
 # count as sure (SURE_WITHIN_... in result.py). With larger limits, the rounds would stop before the
 # values are exact. With smaller limits, more rounds would run and change nothing.
 SMALL_SHIFT = 0.003
-# For a time, the unit is a plane. In rounds on the finest details, no time changes. There it is the
-# limit for the amounts of the fifth and of later changes of the matrix ("wider", ...).
+# In rounds on all pixels, a limit for the times, in planes. In rounds on parts, a limit for the
+# amounts of the fifth and later changes of the matrix ("wider", ...).
 SMALL_CHANGE = 0.03
 
 

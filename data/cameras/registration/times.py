@@ -8,14 +8,14 @@ shorter exposure shows less blur, as a sharper lens does.
 The symbols are as in fit.py. The residuals are the details of the spikes minus the details that the
 frame predicts. The unknowns are four changes of the matrix M, the times, and the coefficients of
 the features of the frame. J has a column for each unknown: the derivatives of the residuals by this
-unknown. W has the weights of the residuals. Let c be the column of a time. In a pan, the column of
-the middle is nearly a linear combination of the columns of the changes of M. So we measure how far
-c is from the nearest linear combination of the columns of M and of the coefficients:
+unknown. W has the weights of the residuals. In a pan, the column of the middle is nearly a linear
+combination of the columns of the changes of M. So we measure how far the column c of a time is from
+the nearest linear combination of the columns of M and of the coefficients:
 
     own(time) = |c - nearest linear combination|^2 / |c|^2
 
-    0    other unknowns together have the same effect on the residuals as the time: the clip cannot
-         tell them apart
+    0    other unknowns together have the same effect on the residuals as the time, so the clip does
+         not determine the time
     1    the other unknowns together have no similar effect
 
 The noise of the spikes makes both squares larger, so `_own_part` subtracts the noise from both.
@@ -111,10 +111,9 @@ class OwnPart(NamedTuple):
     def is_above(self, limit: float) -> bool:
         """Return whether own = left / whole is above a limit between 0 and 1.
 
-        If the column is nearly only noise, `whole` may be 0 or negative, and a division would give
-        a wrong result. So this compares without a division. Then the result is False, as it should
-        be. The reason: `left` is at most `whole`, and a `whole` of 0 or below is at most
-        limit * whole. So `left` is not above limit * whole.
+        If the column is nearly only noise, `whole` may be 0 or negative. Then the result must be
+        False, and a division would give a wrong result. The product gives False: `left` is at most
+        `whole`, and a `whole` of 0 or below is at most limit * whole.
         """
         return self.left > limit * self.whole
 
@@ -155,8 +154,8 @@ def time_errors(
     equations: the sums H and g of the round. A: H with the priors, (k, k).
     """
     middle_and_length = slice(MIDDLE_COLUMN, LENGTH_COLUMN + 1)
-    # Noise in the columns of J makes H larger, as if the clip showed more motion. So errors that
-    # are computed from H are too small. They are divided by the fraction of H that is motion.
+    # Noise in the columns of J makes H larger, as if the clip showed more motion. So the errors
+    # that follow from H are too small. Divide them by the fraction of H that is motion.
     with_noise = np.diag(equations.H)[middle_and_length]
     without_noise = with_noise - equations.time_noise[:2]
     # Without motion, the fraction may be 0 or below. Then the limit 1e-3 makes the errors a
@@ -165,10 +164,9 @@ def time_errors(
     errors = _standard_errors(equations.of_tiles, A)  # (k,)
     middle_error, length_error = errors[middle_and_length] / motion
 
-    # `removed_pull` was subtracted from g (equations.py). If it had not been subtracted, it would
-    # have changed the length by removed_pull / H. A part of the pull may come from a wrong length
-    # after all. How large this part is, is not known. So half of the change is added to the error.
-    # 1e-9 prevents a division by 0.
+    # `removed_pull` was subtracted from g (equations.py). Without the subtraction, the length would
+    # have changed by removed_pull / H. An unknown part of the pull may come from a wrong length. So
+    # half of this change is added to the error. 1e-9 prevents a division by 0.
     length_error += 0.5 * equations.removed_pull / max(float(without_noise[1]), 1e-9)
     return float(middle_error), float(length_error) / estimate.nominal_planes
 

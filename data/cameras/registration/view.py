@@ -153,7 +153,7 @@ def _cumulative_sums(stream: np.ndarray) -> np.ndarray:
     With these sums, the number of spikes in any range of planes is one difference.
     """
     planes, height, width = stream.shape
-    # The sums are the largest array of a fit. So take the smaller type if it holds the largest sum.
+    # The sums are the largest array of a fit. So use the smaller type if it holds the largest sum.
     largest_sum = planes * int(stream.max())
     sum_type = np.uint16 if largest_sum < 2**16 else np.uint32
     sums = np.zeros((planes + 1, height, width), sum_type)
@@ -172,8 +172,8 @@ def _mend_pixels(sums: np.ndarray) -> None:
     # third as often. The margin of 8 spikes is for dark pixels, whose counts differ by chance.
     is_wrong = (total > 3 * usual + 8) | (total < usual / 3 - 8)
     for y, x in np.argwhere(is_wrong):
-        # The 3 x 3 pixels around (y, x): rows y - 1 ... y + 1. At an edge of the plane, they are
-        # fewer. Wrong neighbours that come before (y, x) are already replaced.
+        # The 3 x 3 pixels around (y, x), fewer at an edge of the plane. Wrong neighbours that come
+        # before (y, x) are already replaced.
         top = max(y - 1, 0)
         left = max(x - 1, 0)
         around = sums[:, top : y + 2, left : x + 2]  # (T + 1, 3, 3)
