@@ -35,8 +35,8 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     samples_per_step 2 and P = 5 3 0 4 2 1: G is 4, so there is one global batch, 5 3 0 4. Rank 0
     gets 5 and 0, rank 1 gets 3 and 4.
 
-    Persistent workers have a copy of the dataset. They would not see an epoch that is set later in
-    the main process. So each index comes with its epoch.
+    Each index comes with its epoch, because persistent workers have a copy of the dataset. They
+    would not see an epoch that is set later in the main process.
 
     What must stay: the result for each seed, epoch and G, because runs resume within an epoch.
 

@@ -201,7 +201,7 @@ class Source:
         """
         warnings = []
         path = self.meta_info_file
-        # `meta` is None although a path is given only in one case: the path is one of KAIR_LISTS,
+        # A path is given, but there is no list. This happens only if the path is one of KAIR_LISTS
         # and the file is missing.
         if path and self.meta is None:
             what = (

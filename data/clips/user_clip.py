@@ -57,8 +57,8 @@ def user_clip(
     spikes: how the spikes are read. If one file holds the planes of all frames, its
     `Timing.plane_ranges` says which planes belong to which frame. `spike` and `spikes` are given
     together, or neither of them.
-    trained: properties of the training spikes. A property that is unknown for the user's spikes is
-    taken from them.
+    trained: properties of the training spikes. If a property of the user's spikes is unknown, the
+    property of the training spikes is used.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises DataError if frames, sharp frames and spikes do not belong together.
     """
@@ -118,8 +118,8 @@ def _checked_clip(
     """
     check = ClipCheck(name, source, listing, sizes=sizes)
     with spike_errors_as_data_errors():
-        # A data set may have a meta file, which lists the frames of each clip. A user's clip has
-        # none. With None, all frames of `listing` belong to the clip.
+        # None: all frames of `listing` belong to the clip. Only a data set may have a meta file,
+        # which lists the frames of each clip.
         clip = check.run(meta_entry=None)
     if clip is None or check.problems:
         raise problems_error([source], check.problems)

@@ -89,9 +89,9 @@ def record_stream(
 
     rate: `Sensor.rate` of the camera. None: it is drawn.
     """
-    # From near darkness, with about 2 spikes in the 88 planes of an exposure at full light, up to
-    # nearly a spike in every plane. Draw the rate even if `rate` is given, because all later draws
-    # depend on this draw.
+    # The lowest rate is near darkness: full light gives about 2 spikes in the 88 planes of an
+    # exposure. The highest rate gives a spike in nearly every plane. Draw the rate even if `rate`
+    # is given, because all later draws depend on this draw.
     drawn_rate = log_uniform(rng, 0.02, 0.95)
     if rate is None:
         rate = drawn_rate
@@ -104,8 +104,8 @@ def record_stream(
     # The flaws of the camera; the fields of `Sensor` say what they are.
     jitter = rng.uniform(0, 0.05)
     pattern = rng.uniform(0, 0.05)
-    # A camera of display values gets up to ten times the dark charge. Its charges in dim light are
-    # larger as well: 0.002 of full light has a display value of about 0.06.
+    # A camera of display values gets up to ten times the dark charge, because its other charges in
+    # dim light are larger, too: 0.002 of full light has a display value of about 0.06.
     dark = rng.uniform(0, 0.02 if is_display else 0.002)
     sensor = Sensor(rate=rate, is_display=is_display, jitter=jitter, pattern=pattern, dark=dark)
     on_sensor = light

@@ -64,8 +64,9 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         runs: dict[str, Callable[[], Any]] = {
             "OpenCV decodes the PNGs": lambda: [cv2.imread(path) for path in pngs]
         }
-        # All ways take the number of their next sample from one counter. So no way reads the
-        # sample that another way has just read, whose files are still in the page cache.
+        # All ways take the number of their next sample from one counter. So no way reads the sample
+        # that another way has just read. The files of all ways are in the page cache, because they
+        # have just been written.
         counter = count()
         for name, dataset in datasets.items():
             runs[name] = partial(_read_next_sample, dataset, counter)

@@ -47,9 +47,8 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
         running.wait_for("Iter: 1,", rank=0, limit_s=120)
         (process,) = running.processes
         process.send_signal(first)
-        # The first signal waits for the end of the step, which never comes. Two signals that are on
-        # their way at the same time may arrive in any order, or as one. So the second signal is
-        # sent until the run ends.
+        # The first signal waits for the end of the step, which never comes. The second signal may
+        # arrive before the first one, or together with it. So send it again until the run ends.
         deadline = time.monotonic() + 10
         while process.poll() is None and time.monotonic() < deadline:
             process.send_signal(second)
@@ -138,10 +137,12 @@ def test_a_signal_saves_and_ends_a_run(tmp_path, signals, program):
 # ---- The bits of a resumed run ----
 
 
-# seed: decides when the run is struck, and which ranks are struck (`interrupt` in
-# tests/faults/runs.py). struck: these ranks. The network "odd" is one convolution. A tiny VRT takes
-# five times as long, so only `make slow` has it here. In `make test`,
-# test_resume_gives_the_same_weights_as_no_interruption resumes a VRT on one rank.
+# `interrupt` (tests/faults/runs.py) interrupts the run. seed: chooses the time and the ranks that
+# are interrupted. struck: the names of these ranks.
+#
+# The network "odd" is one convolution. A tiny VRT takes five times as long, so only `make slow` has
+# it here. In `make test`, test_resume_gives_the_same_weights_as_no_interruption resumes a VRT on one
+# rank.
 @pytest.mark.parametrize(
     ("network", "how", "seed", "struck"),
     [

@@ -26,8 +26,8 @@ class FailedRank(NamedTuple):
 class Round:
     """A barrier at which each rank reports success or failure.
 
-    Each rank calls `arrive`. After that, `wait` returns the same outcome on all ranks. The keys of
-    a round named "round/7":
+    Each rank calls `arrive`. Once all have arrived, `wait` returns the same outcome on all ranks.
+    The keys of a round named "round/7":
 
         round/7/arrived   number of ranks that have arrived
         round/7/failed    "3 2": rank 3 failed with exit code 2, and no lower rank failed; empty if

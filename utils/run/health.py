@@ -212,8 +212,8 @@ class Health:
 
         psnr: mean PSNR of the validation, in dB.
         """
-        # Leave out a validation that cannot be compared with others. Case 1: there is no loss since
-        # the last validation, because a resumed run repeats a validation. Case 2: the PSNR is not
+        # Leave out a validation that cannot be compared with others. Case 1: a resumed run repeats
+        # the validation. No step was made before it, so there is no loss. Case 2: the PSNR is not
         # finite. Perfect frames have the PSNR Inf, and broken frames NaN.
         if not self.losses or not math.isfinite(psnr):
             return

@@ -52,9 +52,9 @@ def orientation(frame: Any) -> Orientation:
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:
-        # PyAV fails if data that it does not know, such as Exif, lies beside the frame. The angle
-        # can still be read. It counts counter-clockwise, as TURNS does, and may be negative: -90
-        # degrees are three quarter turns.
+        # PyAV fails if the frame has side data that it does not know, such as Exif. The angle can
+        # still be read. It counts counter-clockwise, as TURNS does. It may be negative: -90 degrees
+        # are three quarter turns.
         quarter_turns = round(frame.rotation / 90)
         return TURNS[quarter_turns % 4]
     if matrix is None:

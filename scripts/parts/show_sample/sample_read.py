@@ -66,7 +66,7 @@ def read_sample(dataset: Any, wanted: Wanted) -> Sample:
 
 
 def sample_of_any_set(dataset: Any, wanted: Wanted) -> BareSample:
-    """Read from another kind of data set a sample of training, or the first frames of a clip."""
+    """Read a sample of training, or the first frames of a test clip, from any kind of data set."""
     split, index, epoch = wanted
     title = f"Sample {index} of datasets.{split}"
     if split == "train":
@@ -93,7 +93,7 @@ def stack_frames(frames: list[dict[str, Any]]) -> dict[str, Any]:
 def refuse_missing_sample(dataset: Any, wanted: Wanted) -> None:
     """Raise OptionError if the data set has no sample of this index and epoch."""
     split, index, epoch = wanted
-    # A test set of another kind has no length, but a reader for each clip.
+    # A test set of another kind need not have a length. Count its readers, one for each clip.
     count = len(dataset.readers() if split == "test" else dataset)
     if 0 <= index < count and epoch >= 0:
         return

@@ -129,8 +129,8 @@ def _name_of(geometry: SpikeGeometry) -> str:
     """Return the name of a candidate, e.g. "250 x 400".
 
     The name is "250 x 400 + 16" if 16 columns without image are at the end of each row, and
-    "1000 x 1000 (SPS100)" for the camera of this name. The columns without image are called head
-    columns, but they are at the end of a row (`SpikeGeometry` in data/spike/geometry.py).
+    "1000 x 1000 (SPS100)" for the camera of this name. The columns without image are the
+    `head_columns` of `SpikeGeometry` (data/spike/geometry.py).
     """
     extra = ""
     if geometry.head_columns:

@@ -845,7 +845,7 @@ quick = settings(max_examples=60, deadline=None, database=None)
 def representations(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """Draw (name, options) of any registered representation.
 
-    The options suit files of 30 planes around plane 15.
+    The options suit files of 31 planes around plane 15.
     """
     offsets = draw(st.lists(st.integers(-5, 5), min_size=1, max_size=3))
     options = {

@@ -67,8 +67,8 @@ def test_what_is_in_use_or_too_small_for_the_network_is_not_offered():
         # smallest side that it takes.
         gt_size=256,
         scale=4,
-        # With one frame less, clips would have the fewest frames that the network takes. The advice
-        # always leaves one frame more than that.
+        # The network takes 3 frames or more, and the advice always leaves one frame more. So it
+        # does not propose fewer than these 4 frames.
         frames=4,
         least_frames=3,
         no_checkpoint_attn_blocks=[9],
