@@ -141,8 +141,7 @@ def test_a_signal_saves_and_ends_a_run(tmp_path, signals, program):
 # are interrupted. struck: the names of these ranks.
 #
 # The network "odd" is one convolution. A tiny VRT takes five times as long, so only `make slow` has
-# it here. In `make test`, test_resume_gives_the_same_weights_as_no_interruption resumes a VRT on one
-# rank.
+# it here. test_resume_gives_the_same_weights_as_no_interruption resumes a VRT on one rank.
 @pytest.mark.parametrize(
     ("network", "how", "seed", "struck"),
     [
