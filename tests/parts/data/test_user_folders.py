@@ -93,8 +93,7 @@ def lines_about_what_is_left_out(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_frames_of_a_kind_that_is_not_read_are_named(tmp_path, caplog):
     for number in range(2):
         write_png(tmp_path / f"{number}.png", np.zeros((32, 48)))
-    # The first three are pictures of cameras and phones. Nobody takes the other files for a
-    # picture.
+    # The first two are pictures of cameras and phones. Nobody takes the other files for a picture.
     for name in ("10.heic", "2.cr2", "note.txt", ".hidden.heic", "spikes.dat"):
         (tmp_path / name).touch()
 
