@@ -161,7 +161,7 @@ def scale_of(matrix: np.ndarray) -> float:
 
     The area of a spike pixel in the frame is the determinant of the upper left part. The side is
     the square root of the area, e.g. 2 for a determinant of 4. If one camera is tilted, spike
-    pixels differ a little in size. Then the result is the side of spike pixel (0, 0).
+    pixels differ a little in size. Then the result is about the side of spike pixel (0, 0).
     """
     # A homography is the same map if all of its values are multiplied by one factor. The division
     # by its last value removes the factor.

@@ -12,6 +12,8 @@ SPIKES_OF_PICTURE = 3 spikes. With n spikes in the exposure, this is
 
     share = 3 / n          at least LEAST_PICTURE and at most MOST_PICTURE
 
+A pixel that is darker than the median pixel has the window of the median pixel (`_rates_at`).
+
 E.g. a star moves through a dark sky. Pixels near the star have short windows, so the star is sharp.
 Pixels of the dark sky have long windows, so they have little noise.
 
@@ -75,8 +77,8 @@ SPIKES_OF_PICTURE = 3.0
 # (`motion_times` in shifts.py), which are about an eighth (0.125) apart. So the shortest windows do
 # not overlap.
 LEAST_PICTURE = 0.11
-# A window has at most this share of the planes of the exposure. Dark pixels have this window. A
-# larger value would blur, and a smaller value would leave more noise.
+# A window has at most this share of the planes of the exposure. A larger value would blur, and a
+# smaller value would leave more noise.
 MOST_PICTURE = 0.4
 # The number of spikes of an exposure is a divisor. If it is 0, it counts as this number.
 LEAST_DIVISOR = 1e-6

@@ -280,7 +280,10 @@ def names_of(module: str, tree: ast.Module) -> Names:
 
 
 def assigned_in(statement: ast.stmt) -> list[ast.expr]:
-    """Return the targets of an assignment: [a, b] of `a = b = 1`, [a] of `a: int = 1`."""
+    """Return what a statement assigns to.
+
+    E.g. [a, b] of `a = b = 1`, and [a] of `a: int = 1`, `a += 1` and `for a in b`.
+    """
     if isinstance(statement, ast.Assign):
         return statement.targets
     if isinstance(statement, (ast.AnnAssign, ast.AugAssign, ast.For)):
