@@ -93,8 +93,8 @@ class VideoReader:
         if index in self._kept:
             return self._kept[index]
 
-        # Index of the first frame that is kept. If decoding begins again below, the frames before it
-        # are decoded but not converted.
+        # Index of the first frame that is kept. If decoding begins again below, the frames before
+        # it are decoded but not converted.
         first_kept = index
         is_behind = index < self._next_index  # the decoder has passed this frame already
         if self._frames is None or is_behind:
