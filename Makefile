@@ -23,7 +23,7 @@ demo: $(VENV)/.installed
 # The script itself looks whether the set is there, complete and its own: a file that exists would not tell.
 sample: $(VENV)/.installed
 	@$(VENV)/bin/python scripts/make_sample_data.py
-	@./launch_train.sh 1 $(SAMPLE)
+	@./launch_train.sh 1 $(SAMPLE) $(SAMPLE_OPTIONS)
 	@$(VENV)/bin/python scripts/compare_runs.py experiments/$(basename $(notdir $(SAMPLE))) --at-least 3
 
 # The steps of a run from its data to its checkpoint, each where it would be seen first; `make test` has all the rest.

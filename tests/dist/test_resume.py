@@ -5,7 +5,7 @@ So the tests can compare the samples of several starts with the order of one ran
 
 A step has ranks x batch x accumulated samples. `batch` is the number of samples of a batch, and
 `accumulated` is the number of batches that a rank takes in a step. E.g. 2 ranks, batch 2 and
-accumulated 1 are 4 samples.
+accumulated 1 are 4 samples. With train.global_batch_size 4, the program chooses `accumulated`.
 
 The table of `Starts` has the starts that most tests look at. Each depends on the starts before it,
 so a new start must be added at the end.
@@ -31,12 +31,19 @@ FILE_UNUSABLE = 3
 
 
 def run(
-    options: Path, *overrides: str, ranks: int, until: int, batch: int, accumulated: int
+    options: Path, *overrides: str, ranks: int, until: int, batch: int, accumulated: int | None
 ) -> RankResult:
-    """Train until step `until` of the run."""
+    """Train until step `until` of the run.
+
+    accumulated: None: as many batches as a step of 4 samples needs.
+    """
+    if accumulated is None:
+        samples_of_step = "train.global_batch_size=4"
+    else:
+        samples_of_step = f"train.accumulation_steps={accumulated}"
     steps = (
         f"train.total_iter={until}",
-        f"train.accumulation_steps={accumulated}",
+        samples_of_step,
         f"datasets.train.dataloader_batch_size={batch}",
     )
     # debug.every=1: print the samples of each step.
@@ -113,7 +120,7 @@ def starts(tmp_path_factory) -> Starts:
 
     run_to_1 = run(options, ranks=2, until=1, batch=2, accumulated=1)
     other_to_2 = run(options, *other, ranks=4, until=2, batch=1, accumulated=1)
-    other_to_3 = run(options, *other, ranks=1, until=3, batch=2, accumulated=2)
+    other_to_3 = run(options, *other, ranks=1, until=3, batch=2, accumulated=None)
     step_of_run = runs.latest_checkpoint(options, "run")["step"]
     step_of_other = runs.latest_checkpoint(options, "other")["step"]
 
@@ -165,6 +172,12 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks(starts):
     # An epoch has 8 samples, which are two steps. So step 3 is in the second epoch.
     expected = samples_of_one_rank(starts.options, epochs=2)
     assert samples[1] + samples[2] + samples[3] == expected[:12]
+
+
+def test_a_step_has_the_samples_of_global_batch_size(starts):
+    assert starts.other_to_3.exit_codes == [0], starts.other_to_3.text
+    assert "2 a rank x 1 ranks x 2 accumulated = 4;" in starts.other_to_3.text
+    assert [len(keys) for keys in samples_of_steps(starts.other_to_3).values()] == [4]
 
 
 def test_a_start_on_another_number_of_ranks_says_once_what_differs(starts):

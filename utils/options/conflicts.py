@@ -68,6 +68,26 @@ def refuse_static_graph(
         )
 
 
+def refuse_other_accumulation(
+    train: TrainOptions, accumulation_steps: int, samples_per_batch: int
+) -> None:
+    """Raise OptionError if the user wants another accumulation_steps than global_batch_size needs.
+
+    accumulation_steps: what global_batch_size needs.
+    samples_per_batch: number of samples that all ranks together take at once.
+    """
+    is_written = "accumulation_steps" in train.model_fields_set
+    if is_written and train.accumulation_steps != accumulation_steps:
+        raise OptionError(
+            what=f"train.accumulation_steps is {train.accumulation_steps}, but "
+            f"train.global_batch_size {train.global_batch_size} needs {accumulation_steps}: all "
+            f"ranks together take {samples_per_batch} at once",
+            where="train.accumulation_steps",
+            expected="one of the two options",
+            do="leave train.accumulation_steps out, or write train.global_batch_size=null",
+        )
+
+
 def refuse_endless_run(train: TrainOptions) -> None:
     """Raise OptionError if neither a number of steps nor a number of epochs ends the run."""
     if train.total_iter is None and train.epochs is None:

@@ -29,6 +29,7 @@ Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py
 
 import hashlib
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -193,6 +194,35 @@ class Options(Section):
         ranks: number of processes.
         """
         return kair_keys.note_on_totals(self.kair_totals, self.datasets.train, ranks)
+
+    def for_ranks(self, ranks: int) -> "Options":
+        """Return the options of a training on this number of ranks, with train.accumulation_steps.
+
+        If train.global_batch_size is set, accumulation_steps follows from it: the number of batches
+        with which a step of all ranks comes nearest to it. E.g. for 8 samples, in batches of 1:
+
+            4 ranks    2 batches, 8 samples
+            3 ranks    3 batches, 9 samples
+            16 ranks   1 batch, 16 samples
+
+        Raises OptionError if the user has written another value of accumulation_steps, too.
+
+        ranks: number of processes of the training.
+        """
+        wanted = self.train.global_batch_size
+        loader = self.datasets.train
+        if wanted is None or loader is None:
+            return self
+        samples_per_batch = ranks * loader.dataloader_batch_size
+        # Of two values that are equally near, take the smaller one: 2.5 becomes 2.
+        nearest = math.ceil(wanted / samples_per_batch - 0.5)
+        accumulation_steps = max(1, nearest)
+        conflicts.refuse_other_accumulation(self.train, accumulation_steps, samples_per_batch)
+        conflicts.refuse_static_graph(
+            self.use_static_graph, self.find_unused_parameters, accumulation_steps
+        )
+        train = self.train.model_copy(update={"accumulation_steps": accumulation_steps})
+        return self.model_copy(update={"train": train})
 
     # ---- Values that contradict one another ----
 

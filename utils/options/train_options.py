@@ -50,6 +50,13 @@ class TrainOptions(Section):
         ge=1,
         description="Epochs after which the run stops, if total_iter does not stop it earlier.",
     )
+    global_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="Samples of an optimizer step on all ranks together. accumulation_steps is "
+        "then chosen so that a step comes as near to it as the ranks allow; null: "
+        "accumulation_steps as written.",
+    )
     accumulation_steps: int = Field(1, ge=1, description="Batches per optimizer step.")
 
     G_lossfn_weight: float = Field(1.0, gt=0, description="Factor of the loss.")

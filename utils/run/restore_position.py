@@ -283,6 +283,6 @@ def _other_data_or_batch(
         expected="the same clips, frames, sizes, dataset.json and calibration, and "
         f"{per_step_then} samples a step, as before",
         do="bring the files back, and choose ranks x datasets.train.dataloader_batch_size x "
-        f"train.accumulation_steps = {per_step_then}; or, to continue with the present ones from a "
-        f"new epoch: --resume {path}",
+        f"train.accumulation_steps = {per_step_then} (train.global_batch_size chooses the last "
+        f"one); or, to continue with the present ones from a new epoch: --resume {path}",
     )

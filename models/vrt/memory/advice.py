@@ -92,8 +92,12 @@ def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> s
     fewer = batch // 2
     while batch % fewer != 0:
         fewer -= 1
+    fewer_at_a_time = f"datasets.train.dataloader_batch_size={fewer}"
+    if train.global_batch_size is not None:
+        # The number of micro-batches follows from this option (Options.for_ranks).
+        return fewer_at_a_time
     micro_batches = train.accumulation_steps * batch // fewer
-    return f"datasets.train.dataloader_batch_size={fewer} train.accumulation_steps={micro_batches}"
+    return f"{fewer_at_a_time} train.accumulation_steps={micro_batches}"
 
 
 def _checkpointing_everywhere(netG: Section) -> str:

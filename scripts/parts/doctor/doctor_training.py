@@ -51,7 +51,7 @@ def check_training(argv: list[str]) -> list[Finding]:
 
     opt = made_on_all_ranks(
         "options",
-        lambda: main_train_vrt.read_options(argv),
+        lambda: main_train_vrt.read_options(argv).for_ranks(utils_dist.get_world_size()),
         lambda opt: f"{opt.opt_path} is valid",
         findings,
     )

@@ -235,7 +235,7 @@ for_each_machine = pytest.mark.parametrize(
 
 @for_each_machine
 def test_the_file_for_a_card_takes_the_published_batch(gpus, card):
-    opt = read(file_for(gpus, card))
+    opt = read(file_for(gpus, card)).for_ranks(gpus)
 
     clips = options_of_part(opt.datasets.train).dataloader_batch_size
     assert clips == clips_at_once(gpus, card)
@@ -264,7 +264,7 @@ def test_the_file_for_a_card_changes_only_memory_and_precision(gpus, card):
     opt = read(file_for(gpus, card))
     published = read(Path(f"{GOPRO}_rgbspike.json"))
 
-    allowed = {"amp", "accumulation_steps"}
+    allowed = {"amp", "global_batch_size"}
     assert opt.train.model_dump(exclude=allowed) == published.train.model_dump(exclude=allowed)
     # Give both networks the same values of the keys about memory.
     memory = {"checkpoint": None, "memory_budget_gb": None}
@@ -320,12 +320,12 @@ def test_the_options_for_small_cards_keep_the_published_batch_within_the_card(ro
     # if the memory is short.
     options = [
         option,
-        f"train.accumulation_steps={BATCH // gpus}",
         "val.num_frame_testing=auto",
         "val.size_patch_testing=auto",
     ]
 
-    opt = main_train_vrt.read_options(["--opt", str(file_for(gpus=8, card=24)), *options])
+    file = file_for(gpus=8, card=24)
+    opt = main_train_vrt.read_options(["--opt", str(file), *options]).for_ranks(gpus)
 
     clips = options_of_part(opt.datasets.train).dataloader_batch_size
     assert gpus * clips * opt.train.accumulation_steps == BATCH

@@ -34,14 +34,26 @@ class AnyNetwork(Section):
 
 
 def advice(
-    batch=4, accumulation=1, gt_size=192, frames=6, amp=False, least_frames=2, scale=1, **netG
+    batch=4,
+    accumulation=1,
+    global_batch_size=None,
+    gt_size=192,
+    frames=6,
+    amp=False,
+    least_frames=2,
+    scale=1,
+    **netG,
 ):
     """Return the option lines that would make a step with these options smaller.
 
     least_frames: fewest frames that the network takes. netG: keys of the network.
     """
     data = Data(dataloader_batch_size=batch, gt_size=gt_size, num_frame=frames)
-    train = TrainOptions(accumulation_steps=accumulation, amp=AmpOptions(enable=amp))
+    train = TrainOptions(
+        accumulation_steps=accumulation,
+        global_batch_size=global_batch_size,
+        amp=AmpOptions(enable=amp),
+    )
     spec = InputSpec(stride=8, least_size=(64, 64), least_frames=least_frames, scale=scale)
     return suggest_changes(train, data, AnyNetwork(**netG), spec)
 
@@ -56,6 +68,12 @@ def test_every_way_out_is_an_option_line():
         "datasets.train.gt_size=144",  # 3/4 of 192
         "datasets.train.num_frame=5",
     ]
+
+
+def test_with_global_batch_size_a_smaller_batch_is_enough():
+    fewer_clips, *_ = advice(batch=4, global_batch_size=8)
+
+    assert fewer_clips == "datasets.train.dataloader_batch_size=2"
 
 
 def test_what_is_in_use_or_too_small_for_the_network_is_not_offered():
