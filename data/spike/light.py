@@ -16,10 +16,10 @@ time p + 1. For example, a pixel with spikes in the planes 3 and 5 of 10 planes:
     light   1/4  1/4  1/4  1/4  1/2  1/2  1/5  1/5  1/5  1/5
 
 Only the interval of the planes 4 and 5 lies completely in the file. The other planes belong to the
-two outer intervals. The spike before the first outer interval and the spike after the last one are
-not in the file. By default, an outer interval is as long as the interval beside it, here 2 planes.
-But then the planes 1 and 7 would have spikes, and they have none. So the outer intervals are made
-longer, until their missing spikes lie outside of the file: in plane -1 and in plane 10.
+two outer intervals. Each of these lacks one of its two spikes, which lies outside of the file. By
+default, an outer interval is as long as the interval beside it, here 2 planes. But then the planes
+1 and 7 would have spikes, and they have none. So the outer intervals are extended until the missing
+spikes lie outside of the file, in plane -1 and in plane 10.
 
 A pixel with a single spike has the light 1 / T, where T is the number of planes. A pixel without
 spikes has no light.
@@ -46,8 +46,8 @@ class Intervals:
     # (T, h, w): the end of the interval (plane + 1) if the plane has a spike, else 0. The type is
     # the smallest unsigned type that holds T, for speed.
     ends: np.ndarray
-    begin: np.ndarray  # (h, w) int32, when the interval of the first spike begins: at most 0
-    end: np.ndarray  # (h, w) int32, when the interval after the last spike ends: at least T + 1
+    begin: np.ndarray  # (h, w) int32, start of the first interval: at most 0
+    end: np.ndarray  # (h, w) int32, end of the last interval: at least T + 1
 
 
 def intervals_of(stream: np.ndarray) -> Intervals:
@@ -63,36 +63,36 @@ def intervals_of(stream: np.ndarray) -> Intervals:
     plane_ends = np.arange(1, planes + 1, dtype=np.min_scalar_type(planes))
     # (T, h, w) unsigned, 0 without a spike. E.g. 0 0 0 4 0 6 0 0 0 0.
     ends = stream * plane_ends[:, None, None]
-    first = _smallest_above_0(ends.copy())  # (h, w), the end at the first spike: 4
-    last = ends.max(axis=0)  # (h, w), the end at the last spike: 6
+    first_end = _smallest_above_0(ends.copy())  # (h, w), the end at the first spike: 4
+    last_end = ends.max(axis=0)  # (h, w), the end at the last spike: 6
 
-    # The lengths of the intervals beside the two outer intervals, `after_first` and `before_last`.
-    # They are the smallest numbers above 0 in two arrays:
+    # The lengths of the intervals beside the two outer intervals are the smallest numbers above 0
+    # in two arrays:
     #
-    #     ends - first    252 252 252   0 252   2 252 252 252 252    smallest above 0: 2
-    #     last - ends       6   6   6   2   6   0   6   6   6   6    smallest above 0: 2
+    #     ends - first_end    252 252 252   0 252   2 252 252 252 252    smallest above 0: 2
+    #     last_end - ends       6   6   6   2   6   0   6   6   6   6    smallest above 0: 2
     #
-    # A plane without a spike has the end 0. In the first array it is 0 - 4, i.e. 252 in uint8. In
-    # the second array it is 6 - 0. Both numbers are larger than 2, so the minimum ignores them.
-    after_first = _smallest_above_0(ends - first)  # from the first spike to the second
-    before_last = _smallest_above_0(last - ends)  # from the last spike but one to the last
+    # A plane without a spike has the end 0, which gives 0 - 4 = 252 in uint8 in the first array,
+    # and 6 - 0 = 6 in the second. Both are larger than 2, so they do not change the minimum.
+    length_after_first = _smallest_above_0(ends - first_end)  # from the first spike to the second
+    length_before_last = _smallest_above_0(last_end - ends)  # from the last but one to the last
 
     # From here on, the numbers are signed, because `begin` may be negative.
-    first = first.astype(np.int32)
-    last = last.astype(np.int32)
-    # Mask of the pixels with a single spike. It also has the pixels without a spike
-    # (first = last = 0). Their intervals do not matter, because the callers set their light to 0.
-    is_single = first == last
-    after_first = np.where(is_single, planes, after_first.astype(np.int32))
-    before_last = np.where(is_single, planes, before_last.astype(np.int32))
+    first_end = first_end.astype(np.int32)
+    last_end = last_end.astype(np.int32)
+    # Mask of the pixels with a single spike, which have no interval beside the outer two. It also
+    # has the pixels without a spike (both ends are 0), whose light the callers set to 0.
+    is_single = first_end == last_end
+    length_after_first = np.where(is_single, planes, length_after_first.astype(np.int32))
+    length_before_last = np.where(is_single, planes, length_before_last.astype(np.int32))
     # The spike before the first one is not in the file, so the first interval begins at 0 or
-    # earlier, and has at least `first` planes. E.g. max(2, 4) = 4.
-    first_length = np.maximum(after_first, first)
+    # earlier, and has at least `first_end` planes. E.g. max(2, 4) = 4.
+    first_length = np.maximum(length_after_first, first_end)
     # The spike after the last one is not in the planes 0 ... T - 1, so it ends its interval at
     # T + 1 or later. E.g. max(2, 11 - 6) = 5.
-    last_length = np.maximum(before_last, planes + 1 - last)
-    begin = (first - first_length).astype(np.int32)  # e.g. 4 - 4 = 0
-    end = (last + last_length).astype(np.int32)  # e.g. 6 + 5 = 11
+    last_length = np.maximum(length_before_last, planes + 1 - last_end)
+    begin = (first_end - first_length).astype(np.int32)  # e.g. 4 - 4 = 0
+    end = (last_end + last_length).astype(np.int32)  # e.g. 6 + 5 = 11
     return Intervals(ends, begin, end)
 
 
@@ -103,9 +103,9 @@ def _smallest_above_0(numbers: np.ndarray) -> np.ndarray:
 
     numbers: (t, h, w) unsigned. They are overwritten, to save time.
 
-    The function subtracts 1, takes the minimum, and adds 1. In an unsigned type, 0 - 1 is the
-    largest number, so it is not the minimum. E.g. in uint8, 0, 8, 12 become 255, 7, 11. The minimum
-    is 7, and the result is 8.
+    In an unsigned type, 0 - 1 is the largest number. So the function subtracts 1, takes the
+    minimum, and adds 1. E.g. in uint8, 0, 8, 12 become 255, 7, 11. The minimum is 7, and the result
+    is 8.
     """
     one = numbers.dtype.type(1)
     numbers -= one
@@ -120,24 +120,23 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
 
     stream: spikes (T, h, w). Returns (T, h, w) float32.
 
-    The interval of a plane lasts from time a to time b. Its length is n = b - a, and the light of
-    the plane is 1 / n. For example, T = 10 and spikes in the planes 3 and 7:
+    The interval of a plane lasts from time a to time b, so its light is 1 / (b - a). A spike gives
+    a of the next plane and b of its own plane. The other planes are filled: a forward in time, b
+    backward. For example, T = 10 and spikes in the planes 3 and 7:
 
-        plane      0   1   2   3   4   5   6   7   8   9
-        spike                  x               x
-        a          0   0   0   0   4   4   4   4   8   8
-        b          4   4   4   4   8   8   8   8  12  12
-        since_a   10  10  10  10  14  14  14  14  18  18      since_a = a + T
-        until_b   17  17  17  17  13  13  13  13   9   9      until_b = 2 T + 1 - b
-        n          4   4   4   4   4   4   4   4   4   4      n = 3 T + 1 - since_a - until_b
+        plane          0   1   2   3   4   5   6   7   8   9
+        spike                      x               x
+        a              0   0   0   0   4   4   4   4   8   8
+        b              4   4   4   4   8   8   8   8  12  12
+        shifted_a     10  10  10  10  14  14  14  14  18  18      shifted_a = a + T
+        mirrored_b    17  17  17  17  13  13  13  13   9   9      mirrored_b = 2 T + 1 - b
 
-    The functions below compute since_a and until_b by a running maximum, because np.where is many
-    times as slow. A running maximum replaces the zeros of an array by the numbers beside them. So
-    these numbers must be above 0:
+    Both fills are a running maximum, which is many times as fast as np.where. The planes to be
+    filled are 0 at first. So the maximum needs numbers above 0 that never decrease in the direction
+    of the fill. a and b are not such numbers, but shifted_a and mirrored_b are: in a pixel with
+    spikes, a is at least 1 - T, and b is at most 2 T. The length of the interval is then
 
-        since_a is at least 1, because a is at least 1 - T
-        until_b is at least 1, because b is at most 2 T. The next spike has the smallest b, so it
-        has the largest until_b, and the maximum finds it
+        b - a = 3 T + 1 - shifted_a - mirrored_b
     """
     planes = len(stream)
     intervals = intervals_of(stream)
@@ -145,18 +144,45 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     largest = 3 * planes + 1
     number_type = np.int16 if largest <= np.iinfo(np.int16).max else np.int32
 
-    since_a = _since_begin(stream, intervals.begin, number_type)  # (T, h, w)
-    until_b = _until_end(stream, intervals.end, number_type)
-    lengths = number_type(largest) - since_a - until_b  # n
+    shifted_a = _shifted_begins(stream, intervals.begin, number_type)  # (T, h, w)
+    mirrored_b = _mirrored_ends(stream, intervals.end, number_type)
+    lengths = number_type(largest) - shifted_a - mirrored_b  # b - a
     # A pixel without spikes has the light 0.
     has_spikes = intervals.ends.any(axis=0)
     return has_spikes.astype(np.float32) / lengths.astype(np.float32)
 
 
-def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer]) -> np.ndarray:
-    """Return until_b = 2 T + 1 - b of each plane (T, h, w), where b is the end of its interval.
+def _shifted_begins(
+    stream: np.ndarray, begin: np.ndarray, number_type: type[np.integer]
+) -> np.ndarray:
+    """Return shifted_a = a + T of each plane (T, h, w), where a is the start of its interval.
 
-    The docstring of `plane_light` has an example. The comments below show its numbers.
+    The comments below show the numbers of the example in `plane_light`.
+
+    begin: (h, w), start of the interval that the first spike ends.
+    number_type: a type that holds 3 T + 1.
+    """
+    planes = len(stream)
+    # First set plane 0, which is in the first interval, and the planes after a spike. After a spike
+    # in plane p - 1, the interval of plane p begins at a = p. The example: 10 0 0 0 14 0 0 0 18 0.
+    plane_0 = (begin + planes).astype(number_type)[None]  # (1, h, w)
+    numbers_from_1 = np.arange(1, planes, dtype=number_type)[:, None, None]  # p = 1 ... T - 1
+    other_planes = stream[:-1] * (numbers_from_1 + number_type(planes))
+    shifted_a = np.concatenate((plane_0, other_planes))  # (T, h, w), 0 without a spike
+    # Then fill forward: each plane takes the maximum of its own number and the number of the plane
+    # before it. The example: 10 10 10 10 14 14 14 14 18 18. `pairwise` gives views, so the loop
+    # changes `shifted_a` itself, and the next pair has the new number.
+    for plane_before, plane in itertools.pairwise(shifted_a):
+        np.maximum(plane_before, plane, out=plane)
+    return shifted_a
+
+
+def _mirrored_ends(
+    stream: np.ndarray, end: np.ndarray, number_type: type[np.integer]
+) -> np.ndarray:
+    """Return mirrored_b = 2 T + 1 - b of each plane (T, h, w), where b is the end of its interval.
+
+    The comments below show the numbers of the example in `plane_light`.
 
     end: (h, w), end of the interval after the last spike.
     number_type: a type that holds 3 T + 1.
@@ -164,45 +190,19 @@ def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer
     planes = len(stream)
     plane_numbers = np.arange(planes, dtype=number_type)[:, None, None]  # (T, 1, 1)
     # First set the planes with a spike. A spike in plane p ends its interval at b = p + 1, so
-    # until_b = 2 T + 1 - (p + 1) = 2 T - p. The example: 0 0 0 17 0 0 0 13 0 0.
-    until_b = stream * (number_type(2 * planes) - plane_numbers)  # (T, h, w), 0 without a spike
-    # Then set the other planes, from the last to the first. Each plane takes the maximum of its own
-    # number and the number of the plane after it. The last interval of the example ends at b = 12.
-    # So the number after the last plane is 21 - 12 = 9:
+    # mirrored_b = 2 T + 1 - (p + 1) = 2 T - p. The example: 0 0 0 17 0 0 0 13 0 0.
+    mirrored_b = stream * (number_type(2 * planes) - plane_numbers)  # (T, h, w), 0 without a spike
+    # Then fill backward: each plane takes the maximum of its own number and the number of the plane
+    # after it. The last interval of the example ends at b = 12, so the number after the last plane
+    # is 21 - 12 = 9:
     #
     #     before     0  0  0 17  0  0  0 13  0  0 |  9    <- read in this direction
     #     after     17 17 17 17 13 13 13 13  9  9 |  9
     plane_after = (2 * planes + 1 - end).astype(number_type)  # (h, w), after the last plane
-    for plane in reversed(until_b):  # `plane` is a view, so until_b itself is changed
+    for plane in reversed(mirrored_b):  # `plane` is a view, so the loop changes `mirrored_b`
         np.maximum(plane_after, plane, out=plane)
         plane_after = plane
-    return until_b
-
-
-def _since_begin(
-    stream: np.ndarray, begin: np.ndarray, number_type: type[np.integer]
-) -> np.ndarray:
-    """Return since_a = a + T of each plane (T, h, w), where a is the start of its interval.
-
-    The docstring of `plane_light` has an example. The comments below show its numbers.
-
-    begin: (h, w), start of the interval that the first spike ends.
-    number_type: a type that holds 3 T + 1.
-    """
-    planes = len(stream)
-    # First set plane 0 and the planes after a spike. Plane 0 is in the first interval, so its
-    # since_a is begin + T. After a spike in plane p - 1, the interval of plane p begins at a = p,
-    # so since_a = p + T. The example: 10 0 0 0 14 0 0 0 18 0.
-    plane_0 = (begin + planes).astype(number_type)[None]  # (1, h, w)
-    numbers_from_1 = np.arange(1, planes, dtype=number_type)[:, None, None]  # p = 1 ... T - 1
-    other_planes = stream[:-1] * (numbers_from_1 + number_type(planes))
-    since_a = np.concatenate((plane_0, other_planes))  # (T, h, w), 0 without a spike
-    # Then set the other planes, from the first to the last. Each plane takes the maximum of its own
-    # number and the number of the plane before it: 10 10 10 10 14 14 14 14 18 18. The pairs are
-    # views, so `since_a` itself is changed, and the next pair has the new number.
-    for plane_before, plane in itertools.pairwise(since_a):
-        np.maximum(plane_before, plane, out=plane)
-    return since_a
+    return mirrored_b
 
 
 # Fractions of an interval are rounded to multiples of 1 / STEPS. The significand of a float64 has
