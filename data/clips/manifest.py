@@ -218,7 +218,10 @@ def problems_error(
     lists_of_clips: list[str] = []  # from which the user can remove a clip
     for source in sources:
         roots += source.roots().values()
-        lists_of_clips.append(f"the meta list {source.meta}" if source.meta else "the folders")
+        if source.meta_file:
+            lists_of_clips.append(f"the meta list {source.meta_file}")
+        else:
+            lists_of_clips.append("the folders")
     # A problem may have advice of its own (`do`). The usual advice is for all other problems.
     advice = [problem.do for problem in problems if problem.do]
     if len(advice) < len(problems):

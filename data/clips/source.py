@@ -4,10 +4,14 @@ A data root is a set of folders, one for each kind of file: blurry frames ("lq")
 ("gt"), several sharp frames of each exposure ("gt_instants"), and spike files ("spike"). A dataset
 makes a `Source` of its options (data/clip_sources.py). `list_source` lists the files.
 
+A meta file is a list of the clips that belong to the data set. KAIR, the program in which VRT was
+published, comes with a few meta files. Option files of KAIR name them by paths within KAIR
+(KAIR_LISTS in data/clips/meta_file.py), so such a file is often missing here.
+
 What must stay: the order of `Source.kinds`, because names of stored results depend on it.
 Free to add: a field of `Source`. If it changes the result of the data check, add it to
-`digest_of_options` in data/clips/kept.py, too. Otherwise a result that was stored for another value
-would be used.
+`digest_of_options` in data/clips/kept.py, too. Without this entry, a result that was stored for
+another value would be used.
 Free to change: the texts of errors, together with the tests that compare them.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
@@ -79,7 +83,7 @@ class Source:
     dataroot_gt_instants: str | None = None
     dataroot_spike: str | None = None
     lq_folder: str = "blur"  # name of the folder with the blurry frames, within each clip
-    meta_info_file: str | None = None  # path of the list of clips. None: all clips in the folders
+    meta_info_file: str | None = None  # path of the meta file. None: all clips in the folders
     # Format of the number in a frame's name: "08d" -> 00000000. None: names of any form.
     filename_tmpl: str | None = None
     filename_ext: str = "png"  # ending of the frames' names
@@ -92,8 +96,9 @@ class Source:
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     # Clips in the folders that are not part of the data set.
     excluded_clips: frozenset[str] = frozenset()
-    # Whether lq and gt may be the same files. They may if noise is added to lq, or if lq and gt are
-    # different frames of the same folders. Otherwise the network would learn to change nothing.
+    # Whether lq and gt may be the same files: because noise is added to lq, or because lq and gt
+    # are different frames of the same folders. In any other case, a network would learn to change
+    # nothing.
     may_share_frames: bool = False
     # Whether the data set is Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size. Only listed
     # clips are read.
@@ -165,10 +170,11 @@ class Source:
     # ---- The list of clips ------------------------------------------------------------------
 
     @property
-    def meta(self) -> str | None:
-        """The file with the list of clips. None if the clips of all folders are used.
+    def meta_file(self) -> str | None:
+        """Path of the meta file. None: the clips of all folders are used.
 
-        All folders are also used if the file is one of KAIR's lists and is missing.
+        A missing meta file of KAIR counts as None, because it would name all clips of a training
+        set. Any other path is returned, also if there is no such file: reading it raises the error.
         """
         path = self.meta_info_file
         if path in KAIR_LISTS and not os.path.exists(path):
@@ -177,20 +183,18 @@ class Source:
 
     @cached_property
     def meta_entries(self) -> dict[str, list[Any]] | None:
-        """{clip: [number of frames, number of the first frame]} of the meta file.
+        """{clip: [number of frames, number of the first frame]} of the meta file, or None.
 
         E.g. {"000": [100, "0"]}. The number of the first frame is a text, as it is written in the
-        file. It is "0" if the file leaves it out. Returns None if there is no meta file.
+        file, and "0" if the file leaves it out. Returns None if there is no meta file.
 
-        The result is stored in the index of a clip cache. A later start reads the meta file again
-        and compares the new result with the index. The index is JSON, which has lists and no
-        tuples. So the values must be lists.
+        The values are lists and not tuples, because the index of a clip cache stores them as JSON,
+        and a later start compares the stored entries with the entries of the meta file.
         Raises DataError, which names the line.
         """
-        path = self.meta
-        if path is None:
+        if self.meta_file is None:
             return None
-        return read_meta_file(path, needs_list=self.septuplets)
+        return read_meta_file(self.meta_file, needs_list=self.septuplets)
 
     # ---- Texts of messages ------------------------------------------------------------------
 
@@ -201,32 +205,36 @@ class Source:
         """
         warnings = []
         path = self.meta_info_file
-        # A path is given, but there is no list. This happens only if the path is one of KAIR_LISTS
-        # and the file is missing.
-        if path and self.meta is None:
+        # Only a list of KAIR can be missing here (`meta_file`).
+        if path and self.meta_file is None:
             what = (
                 f"the list of the clips is missing: all {clip_count} in the folders are used, "
                 f"KAIR's list has {KAIR_LISTS[path]}"
             )
             warnings.append(Problem("meta_info_file", what, path))
-        if self.excluded_clips:
-            # Name the clips that are left out. `excluded_clips` may have clips that are not in the
-            # data. So a clip is named only if the meta file lists it. Without a meta file, it is
-            # named only if it has a folder.
-            if self.meta_entries is None:
-                names = set(list_source(self, ("lq",))["lq"])
-            else:
-                names = set(self.meta_entries)
-            left_out = sorted(self.excluded_clips & names)
-            if left_out:
-                number_of_all = clip_count + len(left_out)
-                what = (
-                    f"{len(left_out)} of {number_of_all} clips are left out, "
-                    f"{', '.join(left_out)}: KAIR trains on them; "
-                    "to do the same, set val_partition to null"
-                )
-                warnings.append(Problem("val_partition", what, self.dataroot_lq))
+        left_out = self._left_out_clips()
+        if left_out:
+            number_of_all = clip_count + len(left_out)
+            what = (
+                f"{len(left_out)} of {number_of_all} clips are left out, "
+                f"{', '.join(left_out)}: KAIR trains on them; "
+                "to do the same, set val_partition to null"
+            )
+            warnings.append(Problem("val_partition", what, self.dataroot_lq))
         return warnings
+
+    def _left_out_clips(self) -> list[str]:
+        """Return the names of the clips that `excluded_clips` takes out of the data set.
+
+        `excluded_clips` may also name clips that are not in the data.
+        """
+        if not self.excluded_clips:
+            return []
+        if self.meta_entries is None:
+            names = set(list_source(self, ("lq",))["lq"])
+        else:
+            names = set(self.meta_entries)
+        return sorted(self.excluded_clips & names)
 
     def wanted_files(self) -> str:
         """Return in words which files every clip must have.
@@ -247,8 +255,8 @@ class Source:
         A line for each kind of file, for example "\\n    <root>/<clip>/[spike/]<frame>.dat". The
         folder in brackets may be left out.
         """
-        # The pieces of a line: the name of a clip, the name of a frame, and a remark behind the
-        # path. E.g. "<root>/<clip>/<frame>.png", or "<root>/00001/0001/im1.png  ... im7".
+        # A line has a clip, a frame and a remark, e.g. "<root>/00001/0001/im1.png  ... im7". In
+        # "<root>/<clip>/<frame>.png" the remark is empty.
         clip = "<clip>"
         frame = "<frame>"
         if self.filename_tmpl:
@@ -262,8 +270,8 @@ class Source:
         for kind_name, kind in self.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
             file_name = f"{frame}_<instant>" if kind_name == "gt_instants" else frame
             lines.update(self._paths_of_kind(kind, clip, file_name, remark))
-        if self.meta:
-            lines[self.meta] = f"a line for each clip: {clip} <frames> (<height>,<width>,3)"
+        if self.meta_file:
+            lines[self.meta_file] = f"a line for each clip: {clip} <frames> (<height>,<width>,3)"
         text = ""
         for path, remark_on_path in lines.items():
             # rstrip removes the two spaces if there is no remark.
