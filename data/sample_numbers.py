@@ -69,11 +69,8 @@ class SampleNumbers:
     def serial_number(self, epoch: int, position: int) -> int:
         """Return the serial number of the sample at a position of an epoch.
 
-        The share of a root says how many of its samples an epoch takes. The next epoch continues
-        with the next sample of the root. So over many epochs all samples of a root are used equally
-        often.
-
-        E.g. two roots with the serial numbers 0 ... 2 and 3 ... 7 give 2 and 6 samples to an epoch:
+        Each epoch continues where the epoch before has stopped in each root, so over many epochs all
+        samples of a root are used equally often. E.g. two roots with the serial numbers 0 ... 2 and 3 ... 7 give 2 and 6 samples to an epoch:
 
             epoch 0   0 1   3 4 5 6 7 3
             epoch 1   2 0   4 5 6 7 3 4
@@ -87,8 +84,8 @@ class SampleNumbers:
         first, end = first_and_end(self.epoch_begins, root)
         first_serial, end_serial = first_and_end(self.begins_of_roots, root)
 
-        # Number of samples that the root has given before this position, in all epochs. After the
-        # last sample of the root, its first sample comes again.
+        # The samples that the root has given before this position. The modulo begins again with the
+        # first sample of the root after the last.
         in_earlier_epochs = (epoch + later_epochs) * (end - first)
         in_this_epoch = position - first
         samples_of_root = end_serial - first_serial
@@ -111,9 +108,8 @@ def _samples_of_roots(shares: list[float], samples: int) -> list[int]:
     """
     # Cumulative shares, as fractions of 1: [1, 3] -> [0.25, 1].
     share_at_ends = np.cumsum(shares) / sum(shares)
-    # `ends` are the positions in an epoch at which the roots end: [2, 8] for 8 samples. Round the
-    # ends and not the counts, because the sum of rounded counts could differ from `samples`. The
-    # last end is always `samples`.
+    # The positions in an epoch at which the roots end: [2, 8] for 8 samples. The ends are rounded
+    # and not the counts, because the sum of rounded counts could differ from `samples`.
     ends = np.rint(share_at_ends * samples).astype(int)
     counts = np.diff(ends, prepend=0).tolist()
     if 0 in counts:
@@ -134,30 +130,29 @@ def frames_to_play(
     clip_length: number of frames of the clip. first: first frame. interval: distance between
     frames. count: number of frames of the sample. is_reversed: whether it is played backwards.
 
-    A clip that is too short is played back and forth, again and again. A place is a position in
-    one such round, from the first frame to the last frame and back. E.g. a clip of 3 frames has 4
-    places, and then place 0 comes again:
+    A clip that is too short is played back and forth. The period is one round, from the first frame
+    to the last and back, and the phase is the position within a round. E.g. a clip of 3 frames has
+    the period 4:
 
-        place      0   1   2   3          0 ...
-        frame      0   1   2   1          0 ...
-        direction  forward ->  <- back    forward ...
+        phase      0   1   2   3       0 ...
+        frame      0   1   2   1       0 ...
+                   forward ->  <- back
     """
-    # Number of places: clip_length - 1 steps forward, and as many steps back. A single frame has
-    # one place.
+    # clip_length - 1 steps forward, and as many back. A single frame has the period 1.
     period = max(2 * (clip_length - 1), 1)
-    places = [(first + i * interval) % period for i in range(count)]
+    phases = [(first + i * interval) % period for i in range(count)]
     if is_reversed:
-        places.reverse()
+        phases.reverse()
 
     frames = []
     backwards = []
-    for place in places:
-        # The last frame, clip_length - 1, is still on the way forward.
-        is_way_back = place >= clip_length
-        frame = period - place if is_way_back else place  # 3 frames: place 3 is frame 4 - 3 = 1
+    for phase in phases:
+        # The last frame, clip_length - 1, still belongs to the way forward.
+        is_on_way_back = phase >= clip_length
+        # E.g. phase 3 of the period 4 is frame 4 - 3 = 1.
+        frame = period - phase if is_on_way_back else phase
         frames.append(frame)
-        # Time runs backwards on the way back of a sample that is played forward, and on the way
-        # forward of a reversed sample
+        # A reversed sample exchanges the two ways: time runs backwards on the way forward
         # (test_on_the_way_back_the_planes_of_each_frame_are_reversed).
-        backwards.append(is_way_back != is_reversed)
+        backwards.append(is_on_way_back != is_reversed)
     return frames, backwards
