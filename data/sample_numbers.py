@@ -69,8 +69,9 @@ class SampleNumbers:
     def serial_number(self, epoch: int, position: int) -> int:
         """Return the serial number of the sample at a position of an epoch.
 
-        Each epoch continues where the epoch before has stopped in each root, so over many epochs all
-        samples of a root are used equally often. E.g. two roots with the serial numbers 0 ... 2 and 3 ... 7 give 2 and 6 samples to an epoch:
+        Each epoch continues where the epoch before has stopped in each root, so over many epochs
+        all samples of a root are used equally often. E.g. two roots with the serial numbers 0 ... 2
+        and 3 ... 7 give 2 and 6 samples to an epoch:
 
             epoch 0   0 1   3 4 5 6 7 3
             epoch 1   2 0   4 5 6 7 3 4
