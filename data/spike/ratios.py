@@ -150,25 +150,18 @@ def relative(
     most_planes = min(center - 1, len(stream) - 1 - center)
     if half_exposure is None:
         half_exposure = most_planes
-    halves, are_whole = _half_windows_in_planes(half_windows, half_exposure)
-    # Each window must be shorter than the exposure, and the exposure must lie in the stream.
-    are_inside = bool(halves) and min(halves) >= 0 and max(halves) < half_exposure
-    fits_stream = half_exposure <= most_planes
-    if not are_whole or not are_inside or not fits_stream or num_bins < 0:
-        raise ValueError(
-            f"half_windows are {list(half_windows)}, half_exposure is {half_exposure}, num_bins is "
-            f"{num_bins}, expected half_windows of 0 or more (whole or below 1) and less than "
-            f"half_exposure, half_exposure of at most {most_planes}, num_bins of 0 or more"
-        )
-    # E.g. center 28, half_exposure 27 and half_windows (2, 6, 12): the exposure is the planes
-    # 1 ... 55, and the windows are 26 ... 30, 22 ... 34 and 16 ... 40.
+    _check_windows(half_windows, half_exposure, most_planes, num_bins)
 
     # Each window is (start, stop), with the planes start ... stop - 1. First come the windows
-    # around the sharp frame, then the equal parts of the exposure.
+    # around the sharp frame, then the equal parts of the exposure. E.g. center 28, half_exposure 27
+    # and half_windows (2, 6, 12): the exposure is the planes 1 ... 55, and the windows are
+    # 26 ... 30, 22 ... 34 and 16 ... 40.
+    windows = []
+    for half in _half_windows_in_planes(half_windows, half_exposure):
+        windows.append((center - half, center + half + 1))
     first = center - half_exposure
     planes = 2 * half_exposure + 1
     exposure = (first, first + planes)
-    windows = [(center - half, center + half + 1) for half in halves]
     windows += _equal_parts(first, planes, num_bins)
 
     # The sums of the light over the exposure and over each window, (h, w). The sum over the
@@ -183,23 +176,45 @@ def relative(
     return np.stack((*ratios, confidence)).astype(np.float32)
 
 
-def _half_windows_in_planes(
-    half_windows: tuple[int | float, ...] | list[int | float], half_exposure: int
-) -> tuple[list[int], bool]:
-    """Return the option half_windows of `relative` in planes, and whether they are whole planes.
+HalfWindows = tuple[int | float, ...] | list[int | float]
+
+
+def _check_windows(
+    half_windows: HalfWindows, half_exposure: int, most_planes: int, num_bins: int
+) -> None:
+    """Raise ValueError for windows that `relative` cannot take.
+
+    Each window must be shorter than the exposure, and the exposure must lie in the stream.
+
+    most_planes: largest half_exposure that the stream allows. The other arguments are options of
+    `relative`.
+    """
+    # A value below 1 is a fraction, so it need not be whole.
+    are_whole = all(half < 1 or half % 1 == 0 for half in half_windows)
+    halves = _half_windows_in_planes(half_windows, half_exposure)
+    are_inside = bool(halves) and min(halves) >= 0 and max(halves) < half_exposure
+    fits_stream = half_exposure <= most_planes
+    if not are_whole or not are_inside or not fits_stream or num_bins < 0:
+        raise ValueError(
+            f"half_windows are {list(half_windows)}, half_exposure is {half_exposure}, num_bins is "
+            f"{num_bins}, expected half_windows of 0 or more (whole or below 1) and less than "
+            f"half_exposure, half_exposure of at most {most_planes}, num_bins of 0 or more"
+        )
+
+
+def _half_windows_in_planes(half_windows: HalfWindows, half_exposure: int) -> list[int]:
+    """Return the option half_windows of `relative` in planes.
 
     A value below 1 is a fraction of half_exposure: 0.28 of 50 planes is 14 planes. A value of 1 or
-    more is a number of planes, so it must be whole.
+    more is a number of planes.
     """
     halves = []
-    are_whole = True
     for half in half_windows:
         if half < 1:
             halves.append(round(half * half_exposure))
         else:
             halves.append(int(half))
-            are_whole = are_whole and half % 1 == 0
-    return halves, are_whole
+    return halves
 
 
 def _equal_parts(first: int, planes: int, parts: int) -> list[tuple[int, int]]:
