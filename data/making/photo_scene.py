@@ -6,14 +6,16 @@ and also have a motion of their own (data/making/photo_layers.py).
 
 The view is the image of the camera, before it is scaled down to the made frame. It has FINE x FINE
 pixels for each pixel of the made frame, and FINE is 2. A sheet is the image of a layer, i.e. of the
-whole photograph or of one piece. Three steps find the point of the sheet that a point of the view
-shows:
+whole photograph or of one piece. Three steps lead from a point of the view to the point of the
+sheet that it shows. E.g. the view has 384 x 384 pixels, the zoom is 2, and the point (500, 300) of
+the sheet, the center, lies in the middle of the view:
 
-    1. Subtract the middle of the view. The result is a point relative to the middle.
-    2. Turn, zoom and tilt the point by the homography C of the camera.
-    3. Add the center: the point of the sheet that lies in the middle of the view.
+                                                                 point of the view (212, 192)
+    1. Subtract the middle of the view, here (192, 192).             (20, 0)
+    2. Apply the homography C of the camera: turn, zoom, tilt.       (10, 0)
+    3. Add the center.                                               (510, 300)
 
-As a product of matrices, where T(p) adds p, and the first step is on the right:
+As a product of matrices, where T(p) adds p:
 
     sheet point = T(center) C(turn, zoom, tilt) T(-middle) view point
 
@@ -21,7 +23,7 @@ Light is linear, float32, 1 at full scale.
 
 What must stay: every bit of the light and the order of the draws, for the same photograph and seed,
 because made data sets are published, and an interrupted data set is continued later. No test
-notices a change of the last bits. So compare the lights of a few seeds before and after a change of
+notices a change of the last bits, so compare the lights of a few seeds before and after you change
 the arithmetic. If the light must change, raise VERSION in data/making/recipe.py.
 
 Tests: tests/parts/data/test_seeds.py, tests/parts/scripts/test_prepare_gopro_spike.py
@@ -105,24 +107,22 @@ class PhotoScene:
         The test does not notice an error of a few pixels in `points`, because the shifts of
         neighbouring points hardly differ.
         """
-        # `points` (crop, crop, 2) are the middles of the pixels of the made frame, in pixels of the
-        # view. E.g. pixel 0 of the made frame covers the pixels 0 and 1 of the view (FINE is 2). So
-        # its middle is 0.5.
         in_crop = np.arange(self.crop)
         y, x = np.meshgrid(in_crop, in_crop, indexing="ij")  # (crop, crop) each
         pixels = np.stack((x, y), axis=-1)  # (crop, crop, 2)
+        # The middle of each pixel of the made frame, in pixels of the view. E.g. pixel 0 of the
+        # made frame covers the pixels 0 and 1 of the view, whose middle is 0.5.
         points = pixels * FINE + (FINE - 1) / 2
 
         shifts = np.zeros((self.crop, self.crop, 2), np.float32)
         for layer in self._layers:  # a nearer layer replaces the shifts of the layers behind it
-            # Map the points from the view in `plane` to the sheet, and then from the sheet to the
-            # view in `other`.
-            on_sheet = cv2.perspectiveTransform(points, self._to_sheet(layer, plane))
-            to_other_view = np.linalg.inv(self._to_sheet(layer, other))
-            in_other = cv2.perspectiveTransform(on_sheet, to_other_view)
-            of_layer = (in_other - points) / FINE  # in pixels of the made frame
+            # View in `plane` -> sheet -> view in `other`.
+            on_sheet = cv2.perspectiveTransform(points, self._view_to_sheet(layer, plane))
+            sheet_to_other = np.linalg.inv(self._view_to_sheet(layer, other))
+            in_other = cv2.perspectiveTransform(on_sheet, sheet_to_other)
+            shifts_of_layer = (in_other - points) / FINE  # in pixels of the made frame
             is_shown = opacity_at(layer, on_sheet) > 0.5  # (crop, crop)
-            shifts = np.where(is_shown[..., None], of_layer, shifts)
+            shifts = np.where(is_shown[..., None], shifts_of_layer, shifts)
         return shifts.astype(np.float32)
 
     def _paint(self, plane: int) -> np.ndarray:
@@ -135,13 +135,13 @@ class PhotoScene:
         The light of a layer is already multiplied by the opacity.
         """
         view_side = FINE * self.crop
-        # WARP_INVERSE_MAP: the matrix leads from the result (view) to the source (sheet).
+        # WARP_INVERSE_MAP: the matrix leads from the result (view) to the source image (sheet).
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
         canvas = np.zeros((view_side, view_side, 3), np.float32)
         for layer in self._layers:
             seen = cv2.warpPerspective(
                 layer.sheet,
-                self._to_sheet(layer, plane),
+                self._view_to_sheet(layer, plane),
                 (view_side, view_side),
                 flags=flags,
                 borderMode=layer.border,
@@ -151,14 +151,17 @@ class PhotoScene:
             canvas = canvas * (1 - opacity) + light_of_layer
         return canvas
 
-    def _to_sheet(self, layer: Layer, plane: int) -> np.ndarray:
-        """Return the homography (3, 3) from a point of the view to a point of the sheet."""
+    def _view_to_sheet(self, layer: Layer, plane: int) -> np.ndarray:
+        """Return the homography (3, 3) from a point of the view to a point of the sheet.
+
+        The head of this file has the product of matrices.
+        """
         camera = self._camera
-        turn_and_zoom = camera_homography(
+        view_side = FINE * self.crop
+        x, y = layer.centers[plane]
+        to_middle = translation(-view_side / 2, -view_side / 2)
+        turn_zoom_tilt = camera_homography(
             camera.angles[plane], camera.zooms[plane], camera.tilts[plane]
         )
-        view_side = FINE * self.crop
-        middle_to_origin = translation(-view_side / 2, -view_side / 2)
-        x, y = layer.centers[plane]
-        # The three steps in the head of this file, from right to left. (x, y) is the center.
-        return translation(x, y) @ turn_and_zoom @ middle_to_origin
+        to_center = translation(x, y)
+        return to_center @ turn_zoom_tilt @ to_middle
