@@ -9,8 +9,7 @@ point of the scene in frame b, e.g. the flow (3, 0) to a point 3 pixels to the r
 warps frame b to frame a.
 
 What must stay: the arithmetic, and the order of the four pixels, because the released weights rely
-on them. tests/parts/models/test_spynet.py notices both. Free to change: how a position is
-computed.
+on them. tests/parts/models/test_spynet.py notices both. Free to change: how a position is computed.
 """
 
 from functools import lru_cache
@@ -43,13 +42,13 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
     grid = torch.stack((columns, rows), dim=3)  # (n, h, w, 2)
 
     if padding == "border" and in_cpu_form(grid):
-        # If a coordinate is NaN, torch's backward writes to a random address, which ends the
+        # If a coordinate is NaN, torch's backward pass writes to a random address, which ends the
         # process (pytorch issue 24823). So replace NaN by 0, the middle of the image. The flow
-        # itself stays NaN. So the loss is NaN, and the step is skipped.
+        # itself stays NaN, so the loss is NaN and the training skips the step.
         grid = torch.where(grid.isnan(), 0.0, grid)
     if padding == "border" and lacks_border_padding(grid):
-        # Move positions outside the image onto its border. Then padding by zeros gives the same as
-        # padding by the border.
+        # Move positions outside the image onto its border. Afterwards padding by zeros gives the
+        # same values as padding by the border.
         grid = grid.clamp(-1.0, 1.0)
         padding = "zeros"
     sampled = F.grid_sample(
@@ -61,29 +60,49 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
 def nearest4(x: Tensor, flow: Tensor) -> Tensor:
     """Return the four pixels around each pixel plus `flow`: (n, c, h, w) -> (n, 4c, h, w).
 
-    E.g. a pixel at x = 5 with the flow (0.3, 0): columns 5 and 6. The four pixels are not
-    interpolated, because the first convolution of the network takes all of them.
+    E.g. the pixel in column 5 and row 2, with the flow (0.3, 0.6), leads to (5.3, 2.6): columns 5
+    and 6, rows 2 and 3. The values are not interpolated, because the first convolution of the
+    network takes all four.
 
-    The order is part of the released weights: (floor x, floor y), (floor x, ceil y),
-    (ceil x, floor y), (ceil x, ceil y). Pixels outside the image are 0. Only x gets a gradient.
+    The order is upper left, lower left, upper right, lower right. The released weights rely on it.
+    Pixels outside the image are 0. Only x gets a gradient.
     """
-    n, c, height, width = x.shape
+    height, width = x.shape[-2:]
     positions = _positions(flow.detach())
-    # Clamp the positions, so that their integers cannot overflow. -1 and `width` are outside.
+    # Without this clamp a huge flow would overflow the integers below. The columns -1 and `width`,
+    # and the rows -1 and `height`, still count as outside.
     positions_x = positions[:, 0].clamp(-1, width)
     positions_y = positions[:, 1].clamp(-1, height)
+    # Columns and rows of the four pixels, (n, h, w) each.
+    left = positions_x.floor().long()
+    right = positions_x.ceil().long()
+    upper = positions_y.floor().long()
+    lower = positions_y.ceil().long()
+
     pixels = x.flatten(2)  # (n, c, h w)
-    corners = []
-    for column in (positions_x.floor().long(), positions_x.ceil().long()):
-        for row in (positions_y.floor().long(), positions_y.ceil().long()):
-            is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-            # `gather` takes indices of pixels, counted row by row. For a pixel outside, take the
-            # index of a border pixel, and set the value to 0 afterwards.
-            index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)  # (n, h, w)
-            index = index.view(n, 1, -1).expand(-1, c, -1)  # (n, c, h w)
-            corner = pixels.gather(2, index).view(n, c, height, width)
-            corners.append(corner * is_inside.unsqueeze(1))
+    corners = (
+        _pixels_at(pixels, left, upper),
+        _pixels_at(pixels, left, lower),
+        _pixels_at(pixels, right, upper),
+        _pixels_at(pixels, right, lower),
+    )
     return torch.cat(corners, dim=1)
+
+
+def _pixels_at(pixels: Tensor, column: Tensor, row: Tensor) -> Tensor:
+    """Return the pixels at whole positions, (n, c, h, w). A pixel outside the image is 0.
+
+    pixels: the images, (n, c, h w), row by row.
+    column, row: the position that each output pixel reads, (n, h, w), int64.
+    """
+    n, c, _ = pixels.shape
+    height, width = column.shape[-2:]
+    is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    # For a position outside the image, read a pixel of the border, and set it to 0 afterwards.
+    index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)  # (n, h, w)
+    index = index.view(n, 1, -1).expand(-1, c, -1)  # (n, c, h w): the same pixel in each channel
+    read = pixels.gather(2, index).view(n, c, height, width)
+    return read * is_inside.unsqueeze(1)
 
 
 def _positions(flow: Tensor) -> Tensor:

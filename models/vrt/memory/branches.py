@@ -48,7 +48,7 @@ def owners_of_branches(net: nn.Module) -> list[Any]:
 
 
 class MeasuredBranches:
-    """Measures the branches of modules. Modules that are alike are measured once."""
+    """Measures the branches of modules. Modules of the same kind and size are measured once."""
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
@@ -62,13 +62,19 @@ class MeasuredBranches:
         """
         kind = _kind(owner, x)
         if kind not in self.bytes_of_kind:
-            # `requires_grad_` changes x in place, so that a gradient flows back to it, as in
-            # training.
-            self.bytes_of_kind[kind] = _measure_flags(self.net, owner, x.requires_grad_())
-        flops = _flops_of_block(owner, x) if isinstance(owner, Block) else _flops_of_mlp(owner, x)
+            x.requires_grad_()  # as in training, where a gradient flows back to the input
+            self.bytes_of_kind[kind] = _measure_flags(self.net, owner, x)
+        if isinstance(owner, Block):
+            flops_of_branches = _flops_of_block(owner, x)
+        else:
+            flops_of_branches = _flops_of_mlp(owner, x)
+        # One entry per flag in each of the three lists.
+        bytes_of_branches = self.bytes_of_kind[kind]
         branches = []
-        for flag, size, work in zip(owner.FLAGS, self.bytes_of_kind[kind], flops, strict=True):
-            branches.append(Branch(owner, flag, size, work))
+        for flag, saved, flops in zip(
+            owner.FLAGS, bytes_of_branches, flops_of_branches, strict=True
+        ):
+            branches.append(Branch(owner, flag, saved, flops))
         return branches
 
 
@@ -79,29 +85,33 @@ def _kind(owner: Any, x: Tensor) -> tuple[Any, ...]:
     """
     kind: tuple[Any, ...] = (type(owner), tuple(x.shape), x.dtype)
     if isinstance(owner, Block):
-        # Only a block with a shift has masks.
+        # The shift counts, because only a block with a shift has masks.
         shift = owner.shift if any(owner.shift) else None
         kind += (owner.window, shift, owner.attn.mutual, owner.attn.heads)
     return kind
 
 
 def _measure_flags(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
-    """Return the bytes that autograd saves in addition if a flag of `owner` is cleared.
+    """Return, for each flag of `owner`, the bytes that autograd saves in addition if it is cleared.
 
-    The flags are cleared one by one, and are set again at the end. E.g. 10 MB with all flags set,
-    40 MB without the first flag, 60 MB without both flags -> [30 MB, 20 MB].
+    All flags are set at first. They are cleared one by one, and are set again at the end. E.g.
+    10 MB with all flags set, 40 MB without the first flag, 60 MB without both -> [30 MB, 20 MB].
     """
-    totals = []
-    for flag in (None, *owner.FLAGS):  # None: all flags are set
-        if flag is not None:
-            setattr(owner, flag, False)
-        with saved_bytes(net) as sizes:
-            owner(x)
-        totals.append(sum(sizes.values()))
+    totals = [_bytes_of_forward(net, owner, x)]
+    for flag in owner.FLAGS:
+        setattr(owner, flag, False)
+        totals.append(_bytes_of_forward(net, owner, x))
     for flag in owner.FLAGS:
         setattr(owner, flag, True)
-    # Never below 0: a branch may save less memory if it is not recomputed.
+    # At least 0, because a branch may save less memory if it is not recomputed.
     return [max(0, after - before) for before, after in pairwise(totals)]
+
+
+def _bytes_of_forward(net: nn.Module, module: nn.Module, x: Tensor) -> int:
+    """Return the bytes that autograd saves in one forward pass of a module of `net`."""
+    with saved_bytes(net) as sizes:
+        module(x)
+    return sum(sizes.values())
 
 
 def _flops_of_mlp(mlp: GatedMlp, x: Tensor) -> list[float]:
@@ -118,26 +128,27 @@ def _flops_of_block(block: Block, x: Tensor) -> list[float]:
     """
     attn = block.attn
     batch, *size, channels = x.shape
-    # The attention computes whole windows, with padding. A window that is larger than the clip is
-    # as large as the clip.
-    window = [min(length, most) for length, most in zip(size, block.window, strict=True)]
-    padded_tokens = batch
-    for length, window_length in zip(size, window, strict=True):
-        windows = math.ceil(length / window_length)
-        padded_tokens *= windows * window_length
     tokens = batch * math.prod(size)
+    # The attention computes whole windows, so its tokens include the padding.
+    padded_tokens = batch
+    window = []
+    for length, largest in zip(size, block.window, strict=True):
+        window_length = min(length, largest)  # a window is never larger than the clip
+        window_count = math.ceil(length / window_length)
+        padded_tokens *= window_count * window_length
+        window.append(window_length)
 
-    # Linear layers: a token takes a multiplication and an addition for each weight.
+    # Linear layers: each token takes one multiplication and one addition per weight.
     attn_weights = _weights_in_layers(attn)
     mlp_weights = _weights_in_layers(block.mlp)
-    # Self attention has two products, q k^T and p v. In each product a token takes a multiplication
-    # and an addition for each channel and each token of its window. Mutual attention has two more
-    # products. Each is half as large, because a token meets only the other frame of the window. So
-    # both count as one product: 3 in all.
+    # Self attention has two products, q k^T and p v. In each product, a token takes one
+    # multiplication and one addition per channel and token of its window. Mutual attention has two
+    # more products of half the size, because a token meets only the tokens of the other frame.
+    # Together these count as one more product.
     products = 3 if attn.mutual else 2
     tokens_of_window = math.prod(window)
-    in_products = products * tokens_of_window * channels
-    attention_flops = padded_tokens * 2.0 * (attn_weights + in_products)
+    multiplications_per_token = attn_weights + products * tokens_of_window * channels
+    attention_flops = padded_tokens * 2.0 * multiplications_per_token
     mlp_flops = tokens * 2.0 * mlp_weights
     return [attention_flops, mlp_flops]
 

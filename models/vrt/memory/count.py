@@ -36,10 +36,9 @@ class MemoryUse(NamedTuple):
 
     # The branches of this module.
     branches: list[Branch]
-    # Bytes that autograd has saved by the end of the module's forward pass, if all branches are
-    # recomputed: by this module and all modules before it. They are in use during the module's
-    # backward pass. The tensors of later modules are free again, because backward goes from the
-    # last module to the first.
+    # Bytes that this module and all modules before it have saved for backward, if all branches are
+    # recomputed. They are still in use during the module's backward pass. The tensors of later
+    # modules are free by then, because backward goes from the last module to the first.
     saved: int
     # Additional bytes that the module's backward pass allocates on a GPU.
     transient: int = 0
@@ -53,8 +52,8 @@ def count_memory_use(net: nn.Module, run: Callable[[], Any]) -> list[MemoryUse]:
     Returns the memory in use during the backward pass of each module, in the order of the forward
     pass. The last entry is the end of the forward pass, and has no branches.
     """
-    # `forked_generators` restores torch's random generators at the end. So the training draws the
-    # same numbers as without this run.
+    # `forked_generators` restores torch's random generators at the end, so that the training draws
+    # the same numbers as without this run.
     first_parameter = next(net.parameters())
     with devices.forked_generators(first_parameter.device), torch.enable_grad():
         passes, saved_at_end = _run_with_all_recomputed(net, run)
@@ -62,7 +61,7 @@ def count_memory_use(net: nn.Module, run: Callable[[], Any]) -> list[MemoryUse]:
         uses = []
         for module, x, saved in passes:
             if isinstance(module, DeformAlign):
-                # No branches, but its backward pass allocates much.
+                # An alignment has no branches, but its backward pass allocates much memory.
                 use = MemoryUse([], saved, alignment_transient(module, x))
             else:
                 transient = block_transient(module, x) if isinstance(module, Block) else 0
@@ -89,7 +88,7 @@ def _run_with_all_recomputed(
     forward pass, and the bytes that autograd has saved at the end.
     """
     owners = owners_of_branches(net)
-    aligns = [module for module in net.modules() if isinstance(module, DeformAlign)]
+    alignments = [module for module in net.modules() if isinstance(module, DeformAlign)]
     passes: list[_ForwardPass] = []
     with ExitStack() as stack:
         # Fills up during the run: address of a saved storage -> its bytes.
@@ -103,8 +102,8 @@ def _run_with_all_recomputed(
 
         for owner in owners:
             for flag in owner.FLAGS:
-                setattr(owner, flag, True)
-        for module in (*owners, *aligns):
+                setattr(owner, flag, True)  # backward recomputes this branch
+        for module in (*owners, *alignments):
             hook = module.register_forward_hook(note)
             stack.callback(hook.remove)
         run()

@@ -1,11 +1,12 @@
-"""Give each token the number of its region, which the attention kernels read instead of a mask.
+"""Number the regions of a window, so that the attention kernels need no mask.
 
-Tokens of one region attend to each other, tokens of two regions do not. So one number for each
-token is enough. A mask would be a T x T matrix for a window of T tokens.
+The tokens of a window belong to regions. Two tokens may attend to each other only if they are in
+the same region. So the kernels read one number per token, the number of its region, instead of a
+T x T mask for a window of T tokens.
 
 What must stay: two tokens have the same number if the mask allows them to attend to each other, and
 different numbers otherwise. tests/parts/models/test_triton.py has cases with masks. Free to change:
-the numbers.
+which number a region has.
 """
 
 from functools import lru_cache
@@ -16,9 +17,8 @@ from torch import Tensor
 from models.vrt.chunk import Span
 
 
-# 256 results: windows.window_chunks caches 128 plans of chunks, and each plan may need two tables
-# here, one for self attention and one for mutual attention. With fewer results, tables would be
-# made again.
+# 256 results: windows.window_chunks caches 128 plans, and each plan may need two tables, one for
+# self attention and one for mutual attention.
 @lru_cache(maxsize=256)
 # The tables are saved for backward. torch does not save tensors that are made in inference mode, so
 # this mode is off here.
@@ -33,18 +33,24 @@ def mask_table(
     mutual: whether the two frames of a window attend to each other. Then each frame counts as a
         window: n in the shapes below is twice the number of windows in `spans`.
 
-    Returns (region_row, regions), both int32. regions (rows, T) has a row for each span: the number
-    of the region of each token. region_row (n,) has for each window the number of its row in
-    `regions`. E.g. two spans of 3 and 2 windows: region_row is 0 0 0 1 1. Both tensors are cached,
-    so do not change them.
+    Returns (region_row, regions), both int32:
+
+        regions     (rows, T), one row per span: for each token, the number of its region
+        region_row  (n,): for each window, its row in `regions`. E.g. for a span of 3 windows and a
+                    span of 2 windows: 0 0 0 1 1
+
+    Both tensors are cached: do not modify them.
     """
     if all(span.mask is None for span in spans):
         return None, None
-    regions = [_regions_of_tokens(span.mask, tokens).to(device, torch.int32) for span in spans]
     frames_of_window = 2 if mutual else 1
-    windows_of_spans = torch.tensor([(span.stop - span.start) * frames_of_window for span in spans])
-    region_row = torch.arange(len(spans)).repeat_interleave(windows_of_spans)
-    return region_row.to(device, torch.int32), torch.stack(regions)
+    regions = []
+    region_row = []
+    for row, span in enumerate(spans):
+        regions.append(_regions_of_tokens(span.mask, tokens).to(device, torch.int32))
+        window_count = (span.stop - span.start) * frames_of_window
+        region_row += window_count * [row]
+    return torch.tensor(region_row, dtype=torch.int32, device=device), torch.stack(regions)
 
 
 def _regions_of_tokens(mask: Tensor | None, tokens: int) -> Tensor:
@@ -58,7 +64,7 @@ def _regions_of_tokens(mask: Tensor | None, tokens: int) -> Tensor:
     """
     if mask is None:
         return torch.zeros(tokens)
-    # Tokens of one region have the same row of the mask. The first 0 in the row is the first token
-    # of the region.
-    attends = mask[:tokens, :tokens] == 0
-    return attends.float().argmax(1)
+    is_same_region = mask[:tokens, :tokens] == 0  # (T, T)
+    # In the row of a token, the first True is the first token of its region. argmax finds the first
+    # of several equal maxima.
+    return is_same_region.float().argmax(1)
