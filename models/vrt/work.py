@@ -1,15 +1,15 @@
-"""What is computed chunk by chunk: a `Work`, for chunks.InChunks.
+"""Describe what chunks.InChunks computes chunk by chunk: a `Work`.
 
-A chunk is a few windows of tokens, or a slice of consecutive tokens. A Work says what to compute,
-for which chunks, with which weights:
+A chunk is a few windows of tokens, or a slice of consecutive tokens. A `Work` says what to compute,
+for which chunks and with which weights:
 
-    work = Work(hidden, chunks, names)              what to compute, for which tokens
+    work = Work(hidden, chunks, names)
     y = InChunks.apply(x, work, *weights)           weights in the order of `names`
 
-What must stay: the order of the chunks (`Work.pieces`). Results on the tape (tape.py) have no names
-and are found by this order, and the last bits of the gradients depend on it.
+What must stay: the order of the chunks (`Work.pieces`). The tape (tape.py) relies on this order,
+because its results have no names, and the last bits of the gradients depend on it.
 tests/parts/models/test_block.py notices a wrong gradient, but no change of last bits. Free to
-change: how a Work keeps its factors.
+change: how a `Work` keeps its factors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,22 +22,21 @@ from models.vrt.chunk import Chunk
 from models.vrt.stochastic_depth import Factors
 
 Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer lacks
-# Names (`Block.weights`) of the weights that `cast` leaves in float32: the weights of the two layer
-# norms of a block, and the bias of its attention. They are added to float32 values, or the operator
-# that uses them casts them itself. A weight whose name is missing here is cast to the dtype of the
-# tokens, without an error.
-FLOAT32 = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
+# Names of the weights that `cast` leaves in float32: the two layer norms of a block, and the bias
+# of its attention (`Block.weights`). They are added to float32 values, or the operator that uses
+# them casts them itself. All other weights are cast to the dtype of the tokens. A name that is
+# missing here causes no error: its weight is cast, too.
+FLOAT32_WEIGHTS = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
 
 
 def cast(weights: Weights, dtype: torch.dtype) -> Weights:
-    """Return a new table, with the weights of linear layers in `dtype`.
+    """Return a new dictionary, with all weights but FLOAT32_WEIGHTS in `dtype`.
 
-    The weights named in FLOAT32 stay as they are. A weight that has the dtype already is not
-    copied.
+    A weight that has this dtype already is not copied.
     """
     result: Weights = {}
     for name, weight in weights.items():
-        if weight is None or name in FLOAT32:
+        if weight is None or name in FLOAT32_WEIGHTS:
             result[name] = weight
         else:
             result[name] = weight.to(dtype)
@@ -55,24 +54,23 @@ class Piece(NamedTuple):
 class Work(NamedTuple):
     """What is computed for each chunk: y + factor * (h fc2^T + fc2_bias).
 
-    `hidden` returns y and h. A Block and a GatedMlp both end with a linear layer, fc2. The
-    gradients of fc2 follow from h, so backward need not compute fc2 again. For this reason fc2 is
-    not in `hidden`.
+    `hidden` returns y and h. It leaves out fc2, the linear layer at the end of a Block and of a
+    GatedMlp. The gradients of fc2 follow from h, so backward need not compute fc2 again.
 
     To run another kind of layer in chunks, give a new `hidden`, with its chunks and names. Backward
-    calls `hidden` again, and it must compute the same numbers. So it may draw no random numbers and
-    may keep no state.
+    calls `hidden` again and expects the same numbers, so `hidden` must not draw random numbers or
+    keep any state.
     """
 
     # hidden(tokens, chunk, factors, weights, tape) -> (y, h). See tape.Tape for the tape.
-    # y: the residual, or None for 0. h: the input of the last layer, or None to leave it out.
+    # y: the residual, or None for 0. h: the input of fc2, or None to leave fc2 out.
     hidden: Callable[..., tuple[Tensor | None, Tensor | None]]
     # The chunks of each sample. Together they hold each token once.
     chunks: Sequence[Chunk]
     # The names of the weights, in the order in which InChunks.apply takes them. "fc2" and
     # "fc2_bias" must be among them.
     names: tuple[str, ...]
-    # Factors of the two branches in stochastic depth, one of:
+    # Factors of stochastic depth for the two branches, in one of three forms:
     #   [[attention, MLP], ...]     two numbers per sample (on a CPU)
     #   Tensor (2, tokens, 1)       one column per branch, for all tokens (on a GPU)
     #   None                        every factor is 1
@@ -84,7 +82,7 @@ class Work(NamedTuple):
     keeps_attention: bool = False
 
     def pieces(self, samples: int) -> Iterator[Piece]:
-        """Yield all chunks of all samples. Forward and backward must use this same order.
+        """Yield all chunks of all samples, in the order that forward and backward must share.
 
         samples: number of samples in the batch.
         """

@@ -1,10 +1,11 @@
 """The attention of a block: its parameters, and how it computes the tokens of a window.
 
-For tokens u (positions, C), a position for each token of each window:
+The input is u (positions, C), the tokens of all windows. The layer computes
 
     self attention      softmax(scale q k^T + bias + mask) v among the T tokens of a window
-    mutual attention    the same for u + positions, without bias, between the two frames of a
-                        window: a token of one frame attends to the T / 2 tokens of the other frame
+    mutual attention    the same without bias, between the two frames of a window: a token of one
+                        frame attends to the T / 2 tokens of the other frame. A table of positions
+                        (sines of the row and column) is added to u before
     result              proj(self), or proj(mutual, self) if the layer has both
 
 Letters: T tokens in a window, C channels, C/heads channels of a head.
@@ -58,15 +59,15 @@ class WindowAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.mutual = mutual
-        # The published factor of the logits is 1 / sqrt(channels of a head). With this factor the
-        # logits of wide heads are about as large as the logits of narrow heads. The option qk_scale
-        # replaces the factor, unless the option is None or 0.
+        # The published factor of the logits is 1 / sqrt(channels of a head), so that wide heads
+        # have about as large logits as narrow heads. The option qk_scale replaces it, unless the
+        # option is None or 0.
         channels_of_head = dim // heads
         self.scale = qk_scale or channels_of_head**-0.5
 
         # The table has one row for each offset between two tokens of a window. Along an axis of n
-        # tokens an offset is one of the 2 n - 1 numbers from -(n - 1) to n - 1. E.g. a window of
-        # 6 x 8 x 8 tokens has 11 x 15 x 15 offsets.
+        # tokens there are 2 n - 1 offsets, from -(n - 1) to n - 1. E.g. a window of 6 x 8 x 8
+        # tokens has 11 x 15 x 15 offsets.
         offsets = math.prod(2 * length - 1 for length in window)
         self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)  # as published
@@ -99,18 +100,19 @@ class WindowAttention(nn.Module):
             u, "qkv_self", chunk, w, tape, is_plain, bias=w["bias"], mutual=False
         )  # (positions, C)
         if self.mutual:
-            # Each frame has T / 2 tokens. Add the sines of its row and column to each token:
-            # w["positions"] is (1, T / 2, C).
-            positions_per_frame = chunk.positions_per_window // 2
-            by_frame = u.view(-1, positions_per_frame, u.shape[1])  # (2 x windows, T / 2, C)
-            placed = (by_frame + w["positions"]).view_as(u)  # (positions, C)
+            # Add to each token the sines of its row and column in the frame. A window has two
+            # frames of T / 2 tokens.
+            tokens_of_frame = chunk.positions_per_window // 2
+            by_frame = u.view(-1, tokens_of_frame, u.shape[1])  # (2 x windows, T / 2, C)
+            sines = w["positions"]  # (1, T / 2, C)
+            with_sines = (by_frame + sines).view_as(u)  # (positions, C)
             # Output 0 has the queries of frame 1, and the keys and values of frame 0. So it is the
             # content of frame 0, moved to its positions in frame 1. Output 1 is the content of
             # frame 1, moved to its positions in frame 0.
-            mutual = self._attend(
-                placed, "qkv_mut", chunk, w, tape, is_plain, bias=None, mutual=True
+            mutual_out = self._attend(
+                with_sines, "qkv_mut", chunk, w, tape, is_plain, bias=None, mutual=True
             )  # (positions, C)
-            out = torch.cat((mutual, out), dim=1)  # (positions, 2 C), as `proj` takes it
+            out = torch.cat((mutual_out, out), dim=1)  # (positions, 2 C), as `proj` takes it
         return F.linear(out, w["proj"], w["proj_bias"])  # (positions, C)
 
     def _attend(
@@ -174,15 +176,15 @@ class WindowAttention(nn.Module):
         tokens: T, the number of tokens in a window.
         """
         # The index is for the full window. If a clip is smaller than the window, its windows have
-        # fewer tokens, T. They use the first T rows and columns of the index, as in the published
-        # network. If the clip is smaller in height or width, these entries are for other offsets
-        # than the T tokens have. But with another index, the released weights would give other
-        # frames for such clips.
+        # fewer tokens, and use the first T rows and columns of the index. If the clip is smaller in
+        # height or width, these entries belong to other offsets than the T tokens have. The
+        # published network does the same, and with another index the released weights would restore
+        # such clips differently.
         index = self.relative_position_index[:tokens, :tokens].reshape(-1)  # (T T,)
         rows = self.relative_position_bias_table.index_select(0, index)  # (T T, heads)
         bias = rows.view(tokens, tokens, -1).permute(2, 0, 1)  # (heads, T, T)
-        # `permute` leaves a last axis with gaps in memory, and the fused kernels reject such a
-        # bias. So copy the numbers into their new order.
+        # Copy the numbers into their new order, because the fused kernels reject a bias whose last
+        # axis has gaps in memory.
         return bias.contiguous()
 
     def _load_from_state_dict(
